@@ -1,0 +1,71 @@
+"""Every error a user can see: one class for each kind of mistake.
+
+All derive from :class:`FusecError`. A message names the user's file and line where one is known, the
+operation, the shapes and dtypes, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fusec.ir.graph import Location
+
+
+class FusecError(Exception):
+    """Base of every error that fusec raises on purpose.
+
+    ``location`` is the user's file and line, or None where the mistake has no one line.
+    """
+
+    def __init__(self, message: str, location: Location | None = None) -> None:
+        self.location = location
+        super().__init__(f"{location}: {message}" if location is not None else message)
+
+
+class TypeRuleError(FusecError, TypeError):
+    """Operands whose shapes or dtypes do not fit the operation."""
+
+
+class CaptureError(FusecError):
+    """The function can't be captured as one graph."""
+
+
+class DataDependentError(CaptureError):
+    """Python control flow, or a shape, depends on the values of a traced tensor."""
+
+
+class UnsupportedOpError(CaptureError):
+    """An operation that fusec does not know and may not run through the library."""
+
+
+class SignatureError(FusecError, TypeError):
+    """Arguments that do not fit what was compiled: rank, shape, dtype, device or count."""
+
+
+class TargetError(FusecError):
+    """The device or toolchain named by a target is missing or can't run this code."""
+
+
+class ParseError(FusecError, ValueError):
+    """IR text that is not well formed; the message gives line and column of the text."""
+
+
+class VerifyError(FusecError, AssertionError):
+    """IR that breaks an invariant: a bug in fusec. Names the pass and prints the op."""
+
+
+class LoweringError(FusecError):
+    """A group that no kernel family can express. The fusion pass must not have made it."""
+
+
+class CodegenError(FusecError):
+    """A generated kernel did not compile."""
+
+
+class ArtifactError(FusecError):
+    """An artefact file that is truncated, tampered with, of another format or for another machine."""
+
+
+class CacheError(FusecError):
+    """The on-disk cache can't be read or written."""

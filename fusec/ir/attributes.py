@@ -1,0 +1,173 @@
+"""Attribute records of ops: frozen, typed, and all that an op knows beyond its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fusec.ir.types import Dim, DType, TensorType
+
+if TYPE_CHECKING:
+    from fusec.ir.graph import Graph
+
+Scalar = bool | int | float | complex
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Base of all attribute records, and the record of an op that has none."""
+
+
+NO_ATTRIBUTES = Attributes()
+
+
+@dataclass(frozen=True)
+class ConstantAttributes(Attributes):
+    """A 0-d constant."""
+
+    value: Scalar
+    dtype: DType
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class IotaAttributes(Attributes):
+    """``result[i0, i1, ...] = i_axis``."""
+
+    shape: tuple[Dim, ...]
+    axis: int
+    dtype: DType
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class CastAttributes(Attributes):
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class ReduceAttributes(Attributes):
+    """Axes that are reduced away (never kept), ascending and not negative."""
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ArgReduceAttributes(Attributes):
+    """The axis that is searched and dropped; the result is the first i64 index of the extreme (of a NaN, if any)."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class ScanAttributes(Attributes):
+    """Running reduction along an axis."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class DotAttributes(Attributes):
+    """A contraction. The result's axes are: batch axes, then the free axes of the left, then of the right.
+
+    ``dtype`` is the result's dtype; None means the operands'. Half types accumulate in f32.
+    """
+
+    lhs_contract: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+    lhs_batch: tuple[int, ...] = ()
+    rhs_batch: tuple[int, ...] = ()
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True)
+class PermuteAttributes(Attributes):
+    """``result axis k = operand axis permutation[k]``."""
+
+    permutation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShapeAttributes(Attributes):
+    """The result's shape: of reshape (row-major order kept) and broadcast (NumPy's rule, aligned at the right)."""
+
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class SliceAttributes(Attributes):
+    """``result[i] = operand[start + i*step]``, one triple an axis.
+
+    Starts and stops are normalised: not negative, within the extent. A step may be negative; then
+    ``stop`` is exclusive downwards and may be -1.
+    """
+
+    starts: tuple[Dim, ...]
+    stops: tuple[Dim, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StridedAttributes(Attributes):
+    """``result[i...] = flat(operand)[offset + sum(i*strides)]``; flat is row-major, strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class WindowsAttributes(Attributes):
+    """Sliding windows: axis ``axis`` becomes the window's number, a new last axis the place in the window.
+
+    ``result[..., w, ..., j] = operand[..., w*step + j, ...]``.
+    """
+
+    axis: int
+    size: int
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class ConcatAttributes(Attributes):
+    axis: int
+
+
+@dataclass(frozen=True)
+class PadAttributes(Attributes):
+    """Elements added before and after each axis; the second operand is the 0-d fill value."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GatherAttributes(Attributes):
+    """The axis of the first operand that the second (integer indices, never negative) picks from."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class ExternAttributes(Attributes):
+    """A library call that fusec does not open.
+
+    ``target`` names it (``aten.sort.stable``, ``numpy.sort``). ``arguments`` is the text of a Python tuple
+    and dict of its arguments, ``$0``, ``$1``, ... standing for the operands. ``reason`` says why it is not compiled.
+    """
+
+    target: str
+    arguments: str
+    types: tuple[TensorType, ...]
+    reason: str = ""
+
+
+FusedKind = Literal["map", "row", "gemm", "attention", "library"]
+
+
+@dataclass(frozen=True)
+class FusedAttributes(Attributes):
+    """A group of ops that is one kernel: the body's inputs stand for the operands, its outputs for the results."""
+
+    kind: FusedKind
+    body: Graph

@@ -1,0 +1,499 @@
+"""Index arithmetic: integer expressions over symbols, kept in one simplified, interned form.
+
+Dimensions (``B``), loop variables and the index maps of views are all of this kind. An expression is a
+sum ``c + k1*a1 + k2*a2 + ...`` of integer multiples of atoms; an atom is a symbol, a floor division, a
+remainder, a minimum, a maximum or a product of atoms. Building one simplifies it with the ranges of the
+symbols in it, so a reshape and its inverse cancel. Equal expressions are the same object.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, TypeVar, Union
+
+from fusec.errors import ParseError
+
+Index = Union[int, "Expr"]
+Range = tuple[int | None, int | None]
+"""Inclusive lower and upper bound; None is unbounded."""
+
+E = TypeVar("E", bound="Expr")
+
+INT32_MAX = 2**31 - 1
+
+
+class Expr:
+    """An interned integer expression. Compare with ``is`` or ``==``; both mean the same."""
+
+    __slots__ = ("__weakref__", "_bounds", "key")
+    _table: ClassVar[dict[object, Expr]] = {}
+    key: tuple[object, ...]
+
+    def __add__(self, other: Index) -> Index:
+        return add(self, other)
+
+    def __radd__(self, other: Index) -> Index:
+        return add(other, self)
+
+    def __sub__(self, other: Index) -> Index:
+        return add(self, mul(other, -1))
+
+    def __rsub__(self, other: Index) -> Index:
+        return add(other, mul(self, -1))
+
+    def __mul__(self, other: Index) -> Index:
+        return mul(self, other)
+
+    def __rmul__(self, other: Index) -> Index:
+        return mul(other, self)
+
+    def __neg__(self) -> Index:
+        return mul(self, -1)
+
+    def __floordiv__(self, other: Index) -> Index:
+        return floordiv(self, other)
+
+    def __mod__(self, other: Index) -> Index:
+        return mod(self, other)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> tuple[Callable[[str], Index], tuple[str]]:
+        raise TypeError("index expressions are saved as text, not pickled")
+
+
+class Symbol(Expr):
+    """A named integer with an inclusive range."""
+
+    __slots__ = ("hi", "lo", "name")
+    name: str
+    lo: int | None
+    hi: int | None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Sum(Expr):
+    """``constant + sum(coefficient * atom)``, the atoms in a fixed order and no coefficient 0."""
+
+    __slots__ = ("constant", "terms")
+    constant: int
+    terms: tuple[tuple[Expr, int], ...]
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for atom, k in self.terms:
+            text = str(atom) if abs(k) == 1 else f"{abs(k)}*{atom}"
+            sign = "-" if k < 0 else "+"
+            parts.append(f"{sign} {text}" if parts else (f"-{text}" if k < 0 else text))
+        if self.constant or not parts:
+            sign = "-" if self.constant < 0 else "+"
+            parts.append(f"{sign} {abs(self.constant)}" if parts else str(self.constant))
+        return parts[0] if len(parts) == 1 and parts[0].isidentifier() else f"({' '.join(parts)})"
+
+
+class FloorDiv(Expr):
+    """``floor(value / divisor)``."""
+
+    __slots__ = ("divisor", "value")
+    value: Expr
+    divisor: Index
+
+    def __str__(self) -> str:
+        return f"({self.value} // {self.divisor})"
+
+
+class Mod(Expr):
+    """``value - divisor * floor(value / divisor)``, in ``[0, divisor)``."""
+
+    __slots__ = ("divisor", "value")
+    value: Expr
+    divisor: Index
+
+    def __str__(self) -> str:
+        return f"({self.value} % {self.divisor})"
+
+
+class Extremum(Expr):
+    """The minimum or maximum of two expressions."""
+
+    __slots__ = ("a", "b", "largest")
+    a: Index
+    b: Index
+    largest: bool
+
+    def __str__(self) -> str:
+        return f"{'max' if self.largest else 'min'}({self.a}, {self.b})"
+
+
+class Product(Expr):
+    """A product of atoms, none of them a number."""
+
+    __slots__ = ("factors",)
+    factors: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        return "*".join(map(str, self.factors))
+
+
+def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
+    full = (cls, *key)
+    found = Expr._table.get(full)
+    if found is None:
+        found = cls()
+        found.key = full
+        for name, value in fields.items():
+            setattr(found, name, value)
+        found = Expr._table.setdefault(full, found)
+    assert isinstance(found, cls)
+    return found
+
+
+def symbol(name: str, lo: int | None = 0, hi: int | None = None) -> Symbol:
+    """The symbol of this name and inclusive range. Two ranges of one name are two symbols."""
+    return _intern(Symbol, (name, lo, hi), name=name, lo=lo, hi=hi)
+
+
+def _terms(e: Index) -> tuple[int, dict[Expr, int]]:
+    if isinstance(e, int):
+        return e, {}
+    if isinstance(e, Sum):
+        return e.constant, dict(e.terms)
+    return 0, {e: 1}
+
+
+def _make_sum(constant: int, terms: dict[Expr, int]) -> Index:
+    terms = {a: k for a, k in terms.items() if k != 0}
+    if any(isinstance(a, Mod) for a in terms):
+        constant, terms = _join_remainders(constant, terms)
+    if not terms:
+        return constant
+    if constant == 0 and len(terms) == 1:
+        ((atom, k),) = terms.items()
+        if k == 1:
+            return atom
+    ordered = tuple(sorted(terms.items(), key=lambda item: str(item[0])))
+    return _intern(Sum, (constant, tuple((id(a), k) for a, k in ordered)), constant=constant, terms=ordered)
+
+
+def _join_remainders(constant: int, terms: dict[Expr, int]) -> tuple[int, dict[Expr, int]]:
+    """``k*c*(x // c) + k*(x % c) => k*x``, which undoes a reshape."""
+    for atom, k in list(terms.items()):
+        if not isinstance(atom, Mod) or not isinstance(atom.divisor, int) or atom not in terms:
+            continue
+        quotient = floordiv(atom.value, atom.divisor)
+        q_constant, q_terms = _terms(quotient)
+        if q_terms and all(terms.get(a) == k * atom.divisor * qk for a, qk in q_terms.items()):
+            rest = {a: v for a, v in terms.items() if a not in q_terms and a is not atom}
+            base = _make_sum(constant - k * atom.divisor * q_constant, rest)
+            return _terms(add(base, mul(atom.value, k)))
+    return constant, terms
+
+
+def add(a: Index, b: Index) -> Index:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    ca, ta = _terms(a)
+    cb, tb = _terms(b)
+    for atom, k in tb.items():
+        ta[atom] = ta.get(atom, 0) + k
+    return _make_sum(ca + cb, ta)
+
+
+def sub(a: Index, b: Index) -> Index:
+    return add(a, mul(b, -1))
+
+
+def mul(a: Index, b: Index) -> Index:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if isinstance(a, int):
+        a, b = b, a
+    assert isinstance(a, Expr)
+    if isinstance(b, int):
+        constant, terms = _terms(a)
+        return _make_sum(constant * b, {atom: k * b for atom, k in terms.items()})
+    ca, ta = _terms(a)
+    cb, tb = _terms(b)
+    total: Index = ca * cb
+    for x, kx in ta.items():
+        total = add(total, mul(x, kx * cb))
+        for y, ky in tb.items():
+            total = add(total, mul(_product(x, y), kx * ky))
+    for y, ky in tb.items():
+        total = add(total, mul(y, ky * ca))
+    return total
+
+
+def _product(x: Expr, y: Expr) -> Expr:
+    factors: list[Expr] = []
+    for e in (x, y):
+        factors.extend(e.factors if isinstance(e, Product) else (e,))
+    ordered = tuple(sorted(factors, key=str))
+    return _intern(Product, tuple(map(id, ordered)), factors=ordered)
+
+
+def _split(e: Index, divisor: int) -> tuple[Index, Index]:
+    """``e = divisor * quotient + rest`` with as much in the quotient as divides evenly."""
+    constant, terms = _terms(e)
+    whole = {a: k // divisor for a, k in terms.items() if k % divisor == 0}
+    rest = {a: k for a, k in terms.items() if k % divisor != 0}
+    return _make_sum(constant // divisor, whole), _make_sum(constant % divisor, rest)
+
+
+def floordiv(a: Index, b: Index) -> Index:
+    """Floor division, as Python's ``//``. ZeroDivisionError for a divisor of 0."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if not isinstance(b, int):
+        if a == b:
+            return 1
+        assert isinstance(a, int | Expr)
+        if isinstance(a, int):
+            a = _intern(Sum, (a, ()), constant=a, terms=())
+        return _intern(FloorDiv, (id(a), id(b)), value=a, divisor=b)
+    if b == 1:
+        return a
+    if b < 0:
+        return floordiv(mul(a, -1), -b)
+    quotient, rest = _split(a, b)
+    lo, hi = bounds(rest)
+    if lo is not None and hi is not None and lo // b == hi // b:
+        return add(quotient, lo // b)
+    assert isinstance(rest, Expr)
+    if isinstance(rest, FloorDiv) and isinstance(rest.divisor, int):
+        return add(quotient, floordiv(rest.value, rest.divisor * b))
+    return add(quotient, _intern(FloorDiv, (id(rest), b), value=rest, divisor=b))
+
+
+def mod(a: Index, b: Index) -> Index:
+    """Remainder with the divisor's sign, as Python's ``%``."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if not isinstance(b, int):
+        if a == b:
+            return 0
+        if isinstance(a, int):
+            a = _intern(Sum, (a, ()), constant=a, terms=())
+        return _intern(Mod, (id(a), id(b)), value=a, divisor=b)
+    if b in (1, -1):
+        return 0
+    if b < 0:
+        return mul(mod(mul(a, -1), -b), -1)
+    _, rest = _split(a, b)
+    lo, hi = bounds(rest)
+    if lo is not None and hi is not None and lo // b == hi // b:
+        return sub(rest, (lo // b) * b)
+    assert isinstance(rest, Expr)
+    if isinstance(rest, Mod) and isinstance(rest.divisor, int) and rest.divisor % b == 0:
+        return mod(rest.value, b)
+    return _intern(Mod, (id(rest), b), value=rest, divisor=b)
+
+
+def minimum(a: Index, b: Index) -> Index:
+    return _extremum(a, b, largest=False)
+
+
+def maximum(a: Index, b: Index) -> Index:
+    return _extremum(a, b, largest=True)
+
+
+def _extremum(a: Index, b: Index, *, largest: bool) -> Index:
+    lo, hi = bounds(sub(a, b))
+    if lo is not None and lo >= 0:
+        return a if largest else b
+    if hi is not None and hi <= 0:
+        return b if largest else a
+    first, second = sorted((a, b), key=str)
+    key = tuple(x if isinstance(x, int) else id(x) for x in (first, second))
+    return _intern(Extremum, (largest, *key), a=first, b=second, largest=largest)
+
+
+def bounds(e: Index) -> Range:
+    """Inclusive lower and upper bound of ``e`` over the ranges of its symbols."""
+    if isinstance(e, int):
+        return e, e
+    cached: Range | None = getattr(e, "_bounds", None)
+    if cached is None:
+        cached = _bounds(e)
+        e._bounds = cached
+    return cached
+
+
+def _bounds(e: Expr) -> Range:
+    match e:
+        case Symbol():
+            return e.lo, e.hi
+        case Sum():
+            lo: int | None = e.constant
+            hi: int | None = e.constant
+            for atom, k in e.terms:
+                alo, ahi = bounds(atom)
+                if k < 0:
+                    alo, ahi = ahi, alo
+                lo = None if lo is None or alo is None else lo + k * alo
+                hi = None if hi is None or ahi is None else hi + k * ahi
+            return lo, hi
+        case FloorDiv():
+            lo, hi = bounds(e.value)
+            if not isinstance(e.divisor, int):
+                return (0 if lo is not None and lo >= 0 else None), None
+            return (None if lo is None else lo // e.divisor), (None if hi is None else hi // e.divisor)
+        case Mod():
+            _, hi = bounds(e.divisor)
+            return 0, (None if hi is None else hi - 1)
+        case Extremum():
+            pairs = [bounds(e.a), bounds(e.b)]
+            return _extremum_bound([p[0] for p in pairs], e.largest, True), _extremum_bound(
+                [p[1] for p in pairs], e.largest, False
+            )
+        case Product():
+            return _product_bounds([bounds(f) for f in e.factors])
+    raise AssertionError(type(e))
+
+
+def _extremum_bound(ends: list[int | None], largest: bool, lower: bool) -> int | None:
+    known = [x for x in ends if x is not None]
+    if len(known) == 2:
+        return max(known) if largest else min(known)
+    one_is_enough = largest == lower  # a lower bound of max, or an upper bound of min
+    return known[0] if known and one_is_enough else None
+
+
+def _product_bounds(parts: list[Range]) -> Range:
+    lo, hi = parts[0]
+    for nlo, nhi in parts[1:]:
+        if lo is None or nlo is None or lo < 0 or nlo < 0:
+            return None, None
+        lo = lo * nlo
+        hi = None if hi is None or nhi is None else hi * nhi
+    return lo, hi
+
+
+def symbols_of(e: Index) -> set[Symbol]:
+    """Every symbol in ``e``."""
+    match e:
+        case int():
+            return set()
+        case Symbol():
+            return {e}
+        case Sum():
+            return {s for atom, _ in e.terms for s in symbols_of(atom)}
+        case FloorDiv() | Mod():
+            return symbols_of(e.value) | symbols_of(e.divisor)
+        case Extremum():
+            return symbols_of(e.a) | symbols_of(e.b)
+        case Product():
+            return {s for f in e.factors for s in symbols_of(f)}
+    raise AssertionError(type(e))
+
+
+def substitute(e: Index, replacements: Mapping[Symbol, Index]) -> Index:
+    """``e`` with symbols replaced, simplified again."""
+    match e:
+        case int():
+            return e
+        case Symbol():
+            return replacements.get(e, e)
+        case Sum():
+            total: Index = e.constant
+            for atom, k in e.terms:
+                total = add(total, mul(substitute(atom, replacements), k))
+            return total
+        case FloorDiv():
+            return floordiv(substitute(e.value, replacements), substitute(e.divisor, replacements))
+        case Mod():
+            return mod(substitute(e.value, replacements), substitute(e.divisor, replacements))
+        case Extremum():
+            a, b = substitute(e.a, replacements), substitute(e.b, replacements)
+            return _extremum(a, b, largest=e.largest)
+        case Product():
+            result: Index = 1
+            for f in e.factors:
+                result = mul(result, substitute(f, replacements))
+            return result
+    raise AssertionError(type(e))
+
+
+def evaluate(e: Index, values: Mapping[str, int]) -> int:
+    """The integer that ``e`` is when each symbol has the value given by its name. KeyError if one is missing."""
+    result = substitute(e, {s: values[s.name] for s in symbols_of(e)})
+    assert isinstance(result, int)
+    return result
+
+
+def coefficient(e: Index, s: Symbol) -> int | None:
+    """``k`` when ``e = k*s + rest`` and the rest does not contain ``s``; None when ``e`` is not linear in it."""
+    _, terms = _terms(e)
+    if any(s in symbols_of(atom) for atom in terms if atom is not s):
+        return None
+    return terms.get(s, 0)
+
+
+def linearize(indices: Iterable[Index], shape: Iterable[Index]) -> Index:
+    """The row-major flat index of a multi-index."""
+    flat: Index = 0
+    for i, extent in zip(indices, shape, strict=True):
+        flat = add(mul(flat, extent), i)
+    return flat
+
+
+def delinearize(flat: Index, shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The row-major multi-index of a flat index known to be in range. The inverse of :func:`linearize`."""
+    result: list[Index] = []
+    rest = flat
+    for position in range(len(shape) - 1, -1, -1):
+        extent = shape[position]
+        if position == 0:
+            result.append(rest)
+        else:
+            result.append(mod(rest, extent))
+            rest = floordiv(rest, extent)
+    if shape and shape[0] == 1:
+        result[-1] = 0
+    return tuple(reversed(result))
+
+
+def needs_int64(*extremes: Index) -> bool:
+    """True when any of the expressions can pass the range of a signed 32-bit integer."""
+    for e in extremes:
+        lo, hi = bounds(e)
+        if lo is None or hi is None or hi > INT32_MAX or lo < -INT32_MAX - 1:
+            return True
+    return False
+
+
+def parse_index(text: str, lookup: Callable[[str], Index]) -> Index:
+    """Reads what ``str`` writes. ``lookup`` gives the symbol of a name. ParseError on anything else."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ParseError(f"not an index expression: {text!r}") from None
+    return _from_ast(tree, text, lookup)
+
+
+_BINARY: dict[type[ast.operator], Callable[[Index, Index], Index]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
+}
+
+
+def _from_ast(node: ast.expr, text: str, lookup: Callable[[str], Index]) -> Index:
+    match node:
+        case ast.Constant(value=int() as number):
+            return number
+        case ast.Name(id=name):
+            return lookup(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return mul(_from_ast(operand, text, lookup), -1)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_from_ast(left, text, lookup), _from_ast(right, text, lookup))
+        case ast.Call(func=ast.Name(id="min" | "max" as which), args=[a, b]):
+            return _extremum(_from_ast(a, text, lookup), _from_ast(b, text, lookup), largest=which == "max")
+    raise ParseError(f"not an index expression: {text!r}")
