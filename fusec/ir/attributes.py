@@ -162,6 +162,55 @@ class ExternAttributes(Attributes):
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class GeluAttributes(Attributes):
+    """``none`` is the exact form with erf, ``tanh`` its approximation (Hendrycks and Gimpel, 2016)."""
+
+    approximate: Literal["none", "tanh"] = "none"
+
+
+@dataclass(frozen=True)
+class AxisAttributes(Attributes):
+    """The axis along which a softmax sums to one; not negative."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class VarAttributes(Attributes):
+    """Variance over ``axes`` (dropped), divided by ``n - correction``."""
+
+    axes: tuple[int, ...]
+    correction: float = 0.0
+
+
+@dataclass(frozen=True)
+class NormAttributes(Attributes):
+    """A normalisation over the last axes ``axes``; ``eps`` is added to the variance or mean square."""
+
+    axes: tuple[int, ...]
+    eps: float
+
+
+@dataclass(frozen=True)
+class EinsumAttributes(Attributes):
+    """An explicit equation such as ``bij,bjk->bik``; ellipses already expanded."""
+
+    equation: str
+
+
+@dataclass(frozen=True)
+class SdpaAttributes(Attributes):
+    """Scaled dot-product attention. ``scale`` None is ``1/sqrt(head size)``.
+
+    ``causal`` masks key ``j > i`` (aligned at the top left); ``grouped`` lets keys have fewer heads than queries.
+    """
+
+    causal: bool = False
+    scale: float | None = None
+    grouped: bool = False
+
+
 FusedKind = Literal["map", "row", "gemm", "attention", "library"]
 
 
