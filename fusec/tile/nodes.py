@@ -1,0 +1,154 @@
+"""The tile IR: one fused kernel as a small closed tree.
+
+A statement works on a *domain*, a few iterators, and says what happens at each of its points. On a CPU
+the last iterator of a domain is the one whose points lie on vector lanes; on a GPU a domain is a block.
+Scratch buffers hold tiles. Nothing here knows threads, registers or barriers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Union
+
+from fusec.ir.index import Index, Symbol
+from fusec.tile.scalar import Buffer, Load, ScalarExpr
+
+ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
+"""max and min propagate NaN, as the graph's reductions do."""
+
+
+@dataclass(frozen=True)
+class Iter:
+    """``var`` runs over ``[0, extent)``, and where ``limit`` is given only over ``[0, min(extent, limit))``.
+
+    ``limit`` may depend on outer loop variables; it is how a last, smaller tile is said. It may be negative
+    or 0 (nothing runs).
+    """
+
+    var: Symbol
+    extent: int
+    limit: Index | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Independent points, run in parallel in any order. Always a kernel's outermost statement."""
+
+    iters: tuple[Iter, ...]
+    body: Block
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``for var in range(start, stop, step)``, in order."""
+
+    var: Symbol
+    start: Index
+    stop: Index
+    step: int
+    body: Block
+
+
+@dataclass(frozen=True)
+class If:
+    """Runs ``body`` where the condition (a bool scalar of index values only) holds, else ``orelse``."""
+
+    condition: ScalarExpr
+    body: Block
+    orelse: Block = ()
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """Scratch memory for the rest of the enclosing block, its contents not defined."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class Map:
+    """``target[index] = value`` at every point of the domain, ``target`` a tile buffer.
+
+    ``value`` may load ``target`` at the same index. Points are independent.
+    """
+
+    domain: tuple[Iter, ...]
+    target: Buffer
+    index: tuple[Index, ...]
+    value: ScalarExpr
+
+
+@dataclass(frozen=True)
+class Store:
+    """Like Map, into a parameter. The value is converted to the buffer's dtype (round to nearest even)."""
+
+    domain: tuple[Iter, ...]
+    target: Buffer
+    index: tuple[Index, ...]
+    value: ScalarExpr
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """``target[index] = op(target[index], value)`` over the domain; ``index`` uses only some of its iterators.
+
+    With ``fresh`` the target need not be set before: it starts from the op's identity.
+    The accumulation runs in the target's dtype, in any order.
+    """
+
+    domain: tuple[Iter, ...]
+    target: Buffer
+    index: tuple[Index, ...]
+    op: ReduceOp
+    value: ScalarExpr
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k."""
+
+    rows: int
+    columns: int
+    unroll: int = 1
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``accumulator[m, n] += sum over k of a[m, k] * b[k, n]`` on a tile.
+
+    ``m``, ``n``, ``k`` are iterators; the subscripts of the three buffers are written in their symbols.
+    With ``fresh`` the accumulator starts from zero. Reads of ``a`` and ``b`` beyond the limit of ``m`` or
+    ``n`` do not happen unless the buffer is a tile (whose padding may hold anything); the accumulator there
+    may be left with anything. On a CPU ``b`` and the accumulator have stride 1 along ``n``.
+    """
+
+    m: Iter
+    n: Iter
+    k: Iter
+    accumulator: Load
+    a: Load
+    b: Load
+    fresh: bool
+    registers: RegisterTile
+
+
+Statement = Union[Grid, Loop, If, Alloc, Map, Store, Reduce, Dot]
+Block = tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its parameters in call order (outputs last), its body and what it is for.
+
+    ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
+    what it computes and the least it must move, for the roofline.
+    """
+
+    name: str
+    kind: str
+    parameters: tuple[Buffer, ...]
+    outputs: int
+    body: Block
+    flops: int = 0
+    bytes: int = 0

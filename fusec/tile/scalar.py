@@ -1,0 +1,153 @@
+"""Scalar expressions: what a kernel computes at one point of its domain.
+
+A graph's chain of elementwise ops becomes one such tree, its views folded into the index of each load.
+Operation names are those of the graph's elementwise ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Union
+
+from fusec.ir.attributes import Scalar
+from fusec.ir.index import Expr, Index, Symbol, substitute, symbols_of
+from fusec.ir.types import DType, i64
+
+Space = Literal["parameter", "tile"]
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory that a kernel reads or writes.
+
+    parameter: a tensor argument; its pointer is that of element (0, 0, ...).
+    tile: scratch of one grid point, alive from its Alloc to the end of the enclosing block.
+    Strides are in elements, may be 0 or negative for parameters, and need not be ordered.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    space: Space = "parameter"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to one past the last that can be addressed; for a tile, its size."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if s > 0)
+
+
+@dataclass(frozen=True)
+class Const:
+    """A literal of a given type."""
+
+    value: Scalar
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class IndexValue:
+    """An index expression used as a number (from ``iota`` and masks)."""
+
+    index: Index
+    dtype: DType = i64
+
+
+@dataclass(frozen=True)
+class Load:
+    """One element of a buffer. A subscript is an index expression, or a scalar (a gather's loaded index)."""
+
+    buffer: Buffer
+    index: tuple[Subscript, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An elementwise op on scalars. ``cast`` converts its one argument to ``dtype``.
+
+    Half-precision arguments are computed in f32 and rounded only by a ``cast`` or a store.
+    """
+
+    op: str
+    args: tuple[ScalarExpr, ...]
+    dtype: DType
+
+
+ScalarExpr = Union[Const, IndexValue, Load, Apply]
+Subscript = Union[int, Expr, ScalarExpr]
+
+def walk(e: ScalarExpr) -> Iterator[ScalarExpr]:
+    """Every node of the tree, parents first. A shared node is visited once per use."""
+    yield e
+    if isinstance(e, Apply):
+        for a in e.args:
+            yield from walk(a)
+    elif isinstance(e, Load):
+        for i in e.index:
+            if not isinstance(i, int | Expr):
+                yield from walk(i)
+
+
+def loads(e: ScalarExpr) -> list[Load]:
+    """The distinct loads of the tree, in order of first appearance."""
+    return list(dict.fromkeys(n for n in walk(e) if isinstance(n, Load)))
+
+
+def symbols_in(e: ScalarExpr) -> set[Symbol]:
+    """Every index symbol that the value of ``e`` depends on."""
+    found: set[Symbol] = set()
+    for node in walk(e):
+        if isinstance(node, IndexValue):
+            found |= symbols_of(node.index)
+        elif isinstance(node, Load):
+            for i in node.index:
+                if isinstance(i, int | Expr):
+                    found |= symbols_of(i)
+    return found
+
+
+def rewrite(e: ScalarExpr, change: Callable[[ScalarExpr], ScalarExpr | None]) -> ScalarExpr:
+    """The tree with nodes replaced: ``change`` sees each node first and returns its replacement, or None to go on."""
+    replaced = change(e)
+    if replaced is not None:
+        return replaced
+    match e:
+        case Apply():
+            args = tuple(rewrite(a, change) for a in e.args)
+            return e if args == e.args else Apply(e.op, args, e.dtype)
+        case Load():
+            index = tuple(i if isinstance(i, int | Expr) else rewrite(i, change) for i in e.index)
+            return e if index == e.index else Load(e.buffer, index)
+        case _:
+            return e
+
+
+def reindex(e: ScalarExpr, replacements: dict[Symbol, Index]) -> ScalarExpr:
+    """The tree with index symbols replaced in every load and index value."""
+
+    def change(node: ScalarExpr) -> ScalarExpr | None:
+        match node:
+            case IndexValue():
+                return IndexValue(substitute(node.index, replacements), node.dtype)
+            case Load():
+                return Load(
+                    node.buffer,
+                    tuple(
+                        substitute(i, replacements) if isinstance(i, int | Expr) else reindex(i, replacements)
+                        for i in node.index
+                    ),
+                )
+            case _:
+                return None
+
+    return rewrite(e, change)
