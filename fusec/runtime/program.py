@@ -1,0 +1,132 @@
+"""A compiled graph as data: its memory slots, its kernels and the steps that run them.
+
+The passes make a program, the runtime runs it, an artefact stores it. It holds no pointers and no code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Union
+
+from fusec.ir.attributes import ExternAttributes, Scalar
+from fusec.ir.graph import Graph, Location, Port
+from fusec.ir.types import TensorType
+from fusec.tile.nodes import Kernel
+
+SlotKind = Literal["input", "output", "workspace", "packed", "extern", "view", "constant"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor that exists while a program runs.
+
+    input: argument number ``source`` of the graph, with the strides it was captured with.
+    output: fresh memory that the caller will own, with ``strides``.
+    workspace: scratch of one call, contiguous; may share memory with others whose lives do not meet.
+    packed: a rearranged copy of inputs, kept between calls while its sources do not change.
+    extern: made by a library call, contiguous.
+    view: the same memory as slot ``source``, ``offset`` elements after that slot's first element, with ``strides``.
+    constant: one element, ``value``.
+    Strides and offsets are in elements.
+    """
+
+    name: str
+    kind: SlotKind
+    type: TensorType
+    strides: tuple[int, ...]
+    source: int = -1
+    offset: int = 0
+    value: Scalar | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Runs a kernel; ``arguments`` are slots in the order of the kernel's parameters."""
+
+    kernel: str
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Runs a kernel that fills the packed slot (its last argument) from inputs.
+
+    Needed only when a source's memory or version changed since the last run. ``cacheable`` is False when a
+    source is an argument, which no version counter guards: then it runs on every call.
+    """
+
+    kernel: str
+    arguments: tuple[int, ...]
+    cacheable: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """A library call on ``arguments`` (slots) that fills ``results`` (extern slots)."""
+
+    attributes: ExternAttributes
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    location: Location | None = None
+
+
+Step = Union[Launch, Pack, Call]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A fusion that was not made: the rule, why, and where the user wrote it."""
+
+    rule: str
+    reason: str
+    location: Location | None = None
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What ``explain`` and ``inspect`` say of one kernel.
+
+    ``fused`` are the user's ops in it (name and location); ``schedule`` its tile sizes by name;
+    ``predicted`` the cost model's time in seconds; ``limit`` the roofline's time in seconds;
+    ``bound`` what limits it (``compute``, ``memory``, ``launch``).
+    """
+
+    kernel: str
+    kind: str
+    fused: tuple[tuple[str, Location | None], ...]
+    schedule: tuple[tuple[str, int | str], ...]
+    flops: int
+    bytes: int
+    predicted: float
+    limit: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """Slots, kernels and steps. ``outputs`` are slots, one per graph output, in order.
+
+    ``output_ports[k].mutates`` names an input that must receive output ``k`` in place, after all steps.
+    """
+
+    name: str
+    target: str
+    slots: tuple[Slot, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    input_ports: tuple[Port, ...]
+    output_ports: tuple[Port, ...]
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    reports: tuple[KernelReport, ...] = ()
+    declined: tuple[Declined, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The result of the pipeline: IR text after each pass, the graph of kernels, and the program."""
+
+    stages: dict[str, str]
+    graph: Graph
+    program: Program
+    seconds: dict[str, float] = field(default_factory=dict)
