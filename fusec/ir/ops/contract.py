@@ -1,0 +1,148 @@
+"""Contractions: dot, and the composites that become one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusec.errors import TypeRuleError
+from fusec.ir.attributes import Attributes, DotAttributes, EinsumAttributes
+from fusec.ir.ops.definition import (
+    NUMBER,
+    Array,
+    Arrays,
+    OpDef,
+    Types,
+    define,
+    is_half,
+    require_axes,
+    require_kind,
+    require_same_dtype,
+    show,
+    widened,
+)
+from fusec.ir.ops.shapes import broadcast_shapes
+from fusec.ir.types import Dim, TensorType
+
+
+def _dot_rule(types: Types, attributes: DotAttributes) -> Types:
+    lhs, rhs = types
+    require_same_dtype(types)
+    require_kind(types, NUMBER)
+    require_axes((*attributes.lhs_batch, *attributes.lhs_contract), lhs)
+    require_axes((*attributes.rhs_batch, *attributes.rhs_contract), rhs)
+    for left, right, what in (
+        (attributes.lhs_contract, attributes.rhs_contract, "contracted"),
+        (attributes.lhs_batch, attributes.rhs_batch, "batch"),
+    ):
+        if len(left) != len(right) or any(lhs.shape[i] != rhs.shape[j] for i, j in zip(left, right)):
+            raise TypeRuleError(
+                f"{what} axes {list(left)} of {lhs} and {list(right)} of {rhs} must pair up with equal extents"
+            )
+    free = [lhs.shape[i] for i in free_axes(lhs.rank, attributes.lhs_batch, attributes.lhs_contract)]
+    free += [rhs.shape[i] for i in free_axes(rhs.rank, attributes.rhs_batch, attributes.rhs_contract)]
+    shape = [lhs.shape[i] for i in attributes.lhs_batch] + free
+    return (TensorType(attributes.dtype or lhs.dtype, tuple(shape), lhs.device),)
+
+
+def free_axes(rank: int, batch: tuple[int, ...], contract: tuple[int, ...]) -> list[int]:
+    """The axes of a dot's operand that are neither batch nor contracted, ascending."""
+    return [i for i in range(rank) if i not in batch and i not in contract]
+
+
+def _dot(arrays: Arrays, attributes: DotAttributes) -> Array:
+    result_type = arrays[0].dtype if attributes.dtype is None else attributes.dtype.numpy
+    lhs, rhs = widened(arrays)
+    wide = np.result_type(lhs.dtype, np.zeros(0, result_type).astype(np.float32 if is_half(lhs) else result_type).dtype)
+    return contract(lhs.astype(wide), rhs.astype(wide), attributes).astype(result_type, copy=False)
+
+
+def contract(lhs: Array, rhs: Array, attributes: DotAttributes) -> Array:
+    """The contraction in the arrays' dtype, as one batched matrix product."""
+    lhs_free = free_axes(lhs.ndim, attributes.lhs_batch, attributes.lhs_contract)
+    rhs_free = free_axes(rhs.ndim, attributes.rhs_batch, attributes.rhs_contract)
+    batch = [lhs.shape[i] for i in attributes.lhs_batch]
+    rows = [lhs.shape[i] for i in lhs_free]
+    columns = [rhs.shape[i] for i in rhs_free]
+    depth = int(np.prod([lhs.shape[i] for i in attributes.lhs_contract], dtype=np.int64))
+    m, n = int(np.prod(rows, dtype=np.int64)), int(np.prod(columns, dtype=np.int64))
+    a = lhs.transpose(*attributes.lhs_batch, *lhs_free, *attributes.lhs_contract).reshape(*batch, m, depth)
+    b = rhs.transpose(*attributes.rhs_batch, *attributes.rhs_contract, *rhs_free).reshape(*batch, depth, n)
+    return np.asarray(a @ b).reshape(*batch, *rows, *columns)
+
+
+def _matmul_rule(types: Types, _: Attributes) -> Types:
+    lhs, rhs = types
+    require_same_dtype(types)
+    require_kind(types, NUMBER)
+    if not lhs.rank or not rhs.rank:
+        raise TypeRuleError(f"{show(types)}: a matrix product needs operands of one axis or more; use mul")
+    inner = rhs.shape[0] if rhs.rank == 1 else rhs.shape[-2]
+    if lhs.shape[-1] != inner:
+        raise TypeRuleError(
+            f"{show(types)}: the last axis of the left ({lhs.shape[-1]}) must equal "
+            f"the {'only' if rhs.rank == 1 else 'last but one'} axis of the right ({inner})"
+        )
+    batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+    rows = lhs.shape[-2:-1] if lhs.rank > 1 else ()
+    columns = rhs.shape[-1:] if rhs.rank > 1 else ()
+    return (lhs.with_shape([*batch, *rows, *columns]),)
+
+
+def _matmul(arrays: Arrays, _: Attributes) -> Array:
+    lhs, rhs = widened(arrays)
+    return np.asarray(np.matmul(lhs, rhs)).astype(arrays[0].dtype, copy=False)
+
+
+def _linear_rule(types: Types, _: Attributes) -> Types:
+    x, w = types[:2]
+    require_same_dtype(types)
+    require_kind(types, NUMBER)
+    if w.rank != 2 or not x.rank or x.shape[-1] != w.shape[1]:
+        raise TypeRuleError(
+            f"input {x} and weight {w} do not fit: the weight must be [out, in], in the input's last axis"
+        )
+    if len(types) == 3 and types[2].shape != (w.shape[0],):
+        raise TypeRuleError(f"bias {types[2]} must have the shape [{w.shape[0]}] of the weight's first axis")
+    return (x.with_shape([*x.shape[:-1], w.shape[0]]),)
+
+
+def _linear(arrays: Arrays, _: Attributes) -> Array:
+    x, w, *bias = widened(arrays)
+    result = np.matmul(x, w.T)
+    return np.asarray(result + bias[0] if bias else result).astype(arrays[0].dtype, copy=False)
+
+
+def _einsum_rule(types: Types, attributes: EinsumAttributes) -> Types:
+    require_same_dtype(types)
+    require_kind(types, NUMBER)
+    left, arrow, right = attributes.equation.partition("->")
+    terms = left.split(",")
+    letters = "".join([*terms, right])
+    if not arrow or (letters and not (letters.isascii() and letters.isalpha())):
+        raise TypeRuleError(f"equation {attributes.equation!r} must be explicit, of letters only, such as 'ij,jk->ik'")
+    if len(terms) != len(types) or any(len(term) != t.rank for term, t in zip(terms, types)):
+        raise TypeRuleError(f"equation {attributes.equation!r} does not fit operands {show(types)}: one letter an axis")
+    extents: dict[str, Dim] = {}
+    for term, t in zip(terms, types):
+        for letter, extent in zip(term, t.shape):
+            if extents.setdefault(letter, extent) != extent:
+                raise TypeRuleError(
+                    f"equation {attributes.equation!r}: {letter!r} is both {extents[letter]} and {extent} in {show(types)}"
+                )
+    if len(set(right)) != len(right) or any(letter not in extents for letter in right):
+        raise TypeRuleError(f"equation {attributes.equation!r}: each result letter must be in an operand, and once")
+    return (types[0].with_shape([extents[letter] for letter in right]),)
+
+
+def _einsum(arrays: Arrays, attributes: EinsumAttributes) -> Array:
+    result = np.einsum(attributes.equation, *widened(arrays), optimize=len(arrays) > 2)
+    return np.asarray(result).astype(arrays[0].dtype, copy=False)
+
+
+DOT_OPS: tuple[OpDef, ...] = (define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot),)
+
+CONTRACTION_COMPOSITES: tuple[OpDef, ...] = (
+    define("linear", "composite", Attributes, (2, 3), _linear_rule, _linear),
+    define("matmul", "composite", Attributes, (2, 2), _matmul_rule, _matmul),
+    define("einsum", "composite", EinsumAttributes, (1, None), _einsum_rule, _einsum),
+)
