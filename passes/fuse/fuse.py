@@ -1,0 +1,155 @@
+"""The fusion pass: a partition of the graph into kernels, largest structures first."""
+
+from __future__ import annotations
+
+from math import prod
+
+from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.graph import Graph, Op
+from fusec.passes.fuse.attention import match_attention
+from fusec.passes.fuse.grow import Log, grow_consumers, grow_producers, seed, seed_reduction
+from fusec.passes.fuse.partition import Group, Partition, build_fused_graph, view_position
+from fusec.runtime.program import Declined
+
+CHEAP_FLOPS = 4
+"""Elementwise ops of at most this many flops are recomputed rather than stored."""
+
+
+def fuse(graph: Graph, log: Log | None = None) -> Graph:
+    """Groups ops into ``fused`` ops of kind attention, gemm, row and map.
+
+    ``log`` receives every fusion that was considered and declined.
+    """
+    note: Log = log or (lambda declined: None)
+    partition = Partition(graph)
+    fuse_attention(partition, note)
+    fuse_gemms(partition, note)
+    fuse_rows(partition, note)
+    fuse_maps(partition, note)
+    return build_fused_graph(partition)
+
+
+def fuse_attention(partition: Partition, log: Log) -> None:
+    """dot → maps → softmax over the row → dot, as one online loop."""
+    for op in partition.graph.ops:
+        if op.name != "dot" or op in partition.owner:
+            continue
+        found = match_attention(partition.graph, op, partition)
+        if isinstance(found, Declined):
+            if found.reason:
+                log(found)
+            continue
+        group = Group("attention", op.result.type.static_shape)
+        partition.add(group, found.ops)
+        group.anchors.append(op)
+        group.position[op.result] = group.identity
+        grow_consumers(partition, group, log)
+        scores = [v for inner in found.score_ops for v in inner.operands]
+        grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
+
+
+def fuse_gemms(partition: Partition, log: Log) -> None:
+    """A dot with what follows it at the same points, and cheap maps that only it reads."""
+    for op in partition.graph.ops:
+        if op.name != "dot" or op in partition.owner:
+            continue
+        group = Group("gemm", op.result.type.static_shape)
+        seed(partition, group, op)
+        grow_consumers(partition, group, log)
+        assert isinstance(op.attributes, DotAttributes)
+        if not op.attributes.lhs_batch:
+            grow_producers(partition, group, _dense, list(op.operands))
+        outside = [v for inner in group.ops if inner is not op for v in inner.operands]
+        grow_producers(partition, group, lambda p, n=op.result.type.size: p.result.type.size >= n, outside)
+
+
+def _dense(op: Op) -> bool:
+    """A dot's operand is packed once, so computing it on the way costs nothing more; concatenations would not vectorise."""
+    return op.definition.kind == "elementwise"
+
+
+def fuse_rows(partition: Partition, log: Log) -> None:
+    """Reductions over the same rows, and the maps before, between and after them: each row is read once."""
+    for op in partition.graph.ops:
+        if op.definition.kind != "reduce" or op in partition.owner:
+            continue
+        assert isinstance(op.attributes, ReduceAttributes)
+        group = Group("row", op.operands[0].type.static_shape)
+        seed_reduction(partition, group, op)
+        _place_producers(partition, group, op)
+        grow_consumers(partition, group, log)
+        _join_siblings(partition, group)
+        size = prod(group.domain)
+        grow_producers(partition, group, lambda p, n=size: p.result.type.size * 2 >= n or p.definition.flops <= CHEAP_FLOPS)
+
+
+def _place_producers(partition: Partition, group: Group, op: Op) -> None:
+    """Takes in the maps that make the reduction's operand, even when others read them too: they become outputs."""
+    stack = [op.operands[0]]
+    while stack:
+        value = stack.pop()
+        producer = partition.producers.get(value)
+        if producer is None or producer in partition.owner:
+            continue
+        if producer in partition.free:
+            if producer.definition.kind == "view":
+                _place_below_view(group, producer)
+                if producer.operands[0] in group.position:
+                    stack.append(producer.operands[0])
+            continue
+        if producer.definition.kind != "elementwise" or value not in group.position:
+            continue
+        if partition.would_cycle(group.ops, producer):
+            continue
+        partition.add(group, [producer])
+        for operand in producer.operands:
+            if operand.type.static_shape == value.type.static_shape:
+                group.position.setdefault(operand, group.position[value])
+                stack.append(operand)
+
+
+def _place_below_view(group: Group, op: Op) -> None:
+    """A view read at the domain's points places its operand when it only reorders them."""
+    if op.name not in ("reshape", "permute") or op.result not in group.position:
+        return
+    source = op.operands[0]
+    trial = Group("row", source.type.static_shape)
+    position = view_position(op, trial.identity)
+    if position is not None and source.type.static_shape == group.domain and position == trial.identity:
+        group.position[source] = group.position[op.result]
+
+
+def _join_siblings(partition: Partition, group: Group) -> None:
+    """Another reduction of the same rows of a value that this group reads joins it."""
+    read = {v for inner in group.ops for v in partition.sources(inner)}
+    for op in partition.graph.ops:
+        if op in partition.owner or op.definition.kind != "reduce":
+            continue
+        assert isinstance(op.attributes, ReduceAttributes)
+        if op.operands[0].type.static_shape != group.domain or op.attributes.axes != group.reduced:
+            continue
+        if op.operands[0] in read and group.position.get(op.operands[0], group.identity) == group.identity:
+            if partition.would_cycle(group.ops, op):
+                continue
+            group.position[op.operands[0]] = group.identity
+            kept = tuple(i for axis, i in enumerate(group.identity) if axis not in op.attributes.axes)
+            group.position[op.result] = kept
+            group.anchors.append(op)
+            partition.add(group, [op])
+
+
+def fuse_maps(partition: Partition, log: Log) -> None:
+    """What is left: chains of maps over one shape, with the maps that only they read inlined."""
+    for op in partition.graph.ops:
+        if op in partition.owner or op in partition.free or op.definition.kind not in ("elementwise", "data"):
+            continue
+        group = Group("map", op.result.type.static_shape)
+        seed(partition, group, op)
+        grow_consumers(partition, group, log)
+        _drop_inner_views(partition, group)
+        grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS)
+
+
+def _drop_inner_views(partition: Partition, group: Group) -> None:
+    """Positions outside the group's own values serve only while it grows."""
+    group.position = {v: p for v, p in group.position.items() if partition.producers.get(v) in group.ops}

@@ -1,0 +1,133 @@
+"""Growing a group: consumers fold into its stores (epilogue), producers into its loads (prologue)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import Graph, Op, Value
+from fusec.passes.fuse.partition import (
+    Group,
+    Partition,
+    Position,
+    broadcast_position,
+    elementwise_position,
+    view_position,
+)
+from fusec.runtime.program import Declined
+
+POINTWISE = ("elementwise", "data")
+"""Kinds whose results can be computed one element at a time."""
+
+Log = Callable[[Declined], None]
+
+
+def seed(partition: Partition, group: Group, anchor: Op) -> None:
+    """Starts a group from its anchor, whose result covers the domain."""
+    group.anchors.append(anchor)
+    group.position[anchor.result] = group.identity
+    partition.add(group, [anchor])
+
+
+def seed_reduction(partition: Partition, group: Group, anchor: Op) -> None:
+    """Starts a row group from a reduction: its operand covers the domain."""
+    assert isinstance(anchor.attributes, ReduceAttributes)
+    group.reduced = anchor.attributes.axes
+    group.position[anchor.operands[0]] = group.identity
+    _place_reduction(group, anchor)
+    partition.add(group, [anchor])
+
+
+def _place_reduction(group: Group, op: Op) -> None:
+    assert group.reduced is not None
+    group.anchors.append(op)
+    kept = tuple(i for axis, i in enumerate(group.identity) if axis not in group.reduced)
+    group.position[op.result] = kept
+
+
+def grow_consumers(partition: Partition, group: Group, log: Log) -> None:
+    """Absorbs, in graph order, every op that continues the group's values at the same points."""
+    for op in partition.graph.ops:
+        if op in group.ops or not any(v in group.position for v in op.operands):
+            continue
+        if op in partition.free:
+            _follow_view(op, group)
+        elif op not in partition.owner:
+            _try_consumer(partition, group, op, log)
+
+
+def _follow_view(op: Op, group: Group) -> None:
+    if op.definition.kind != "view" or op.result in group.position:
+        return
+    position = view_position(op, group.position[op.operands[0]])
+    if position is None and op.name == "broadcast" and group.reduced is not None:
+        position = broadcast_position(op, group)
+    if position is not None:
+        group.position[op.result] = position
+
+
+def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
+    position = _consumer_position(group, op)
+    if position is None:
+        return
+    if partition.would_cycle(group.ops, op):
+        log(Declined(f"{op.name} into {group.kind}", "it also reads a value that another kernel makes from this one",
+                     op.location))
+        return
+    if op.definition.kind == "reduce":
+        _place_reduction(group, op)
+    else:
+        group.position[op.result] = position
+    partition.add(group, [op])
+
+
+def _consumer_position(group: Group, op: Op) -> Position | None:
+    kind = op.definition.kind
+    if kind == "elementwise":
+        return elementwise_position(op, group)
+    if kind == "reduce" and group.reduced is not None:
+        assert isinstance(op.attributes, ReduceAttributes)
+        whole = op.operands[0].type.static_shape == group.domain and op.attributes.axes == group.reduced
+        return () if whole and group.position.get(op.operands[0]) == group.identity else None
+    return None
+
+
+def grow_producers(
+    partition: Partition, group: Group, allowed: Callable[[Op], bool], entries: list[Value] | None = None
+) -> None:
+    """Absorbs, against graph order, pointwise ops that only this group reads.
+
+    ``allowed`` vetoes an op (too dear to recompute). ``entries`` limits it to producers of these values.
+    """
+    reachable: set[Op] | None = None
+    if entries is not None:
+        reachable = set()
+        for value in entries:
+            _mark(partition, value, reachable)
+    for op in reversed(partition.graph.ops):
+        if op in partition.owner or op in partition.free or op.definition.kind not in POINTWISE:
+            continue
+        if reachable is not None and op not in reachable:
+            continue
+        consumers = partition.compute_consumers(op)
+        if not consumers or partition.escapes(op) or not allowed(op):
+            continue
+        if all(c in group.ops for c in consumers):
+            partition.add(group, [op])
+
+
+def _mark(partition: Partition, value: Value, found: set[Op]) -> None:
+    for source in partition._sources_of(value):
+        op = partition.producers.get(source)
+        if op is not None and op not in found and op.definition.kind in POINTWISE and op not in partition.owner:
+            found.add(op)
+            for operand in op.operands:
+                _mark(partition, operand, found)
+
+
+def computed_once(graph: Graph, group: Group, op: Op) -> bool:
+    """True when reading ``op`` inside the group computes each of its elements at most about once."""
+    size = 1
+    for n in group.domain:
+        size *= n
+    return op.result.type.size * 2 >= size

@@ -1,0 +1,270 @@
+"""A partition of a graph's ops into groups, each of which becomes one kernel.
+
+*Free* ops belong to no group: views, constants, iota, and elementwise ops over only those. They cost nothing
+and are copied into each group that reads through them. All other ops are *compute* ops; each has one owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.index import Index
+from fusec.ir.ops import OPS
+from fusec.passes.lower.inline import broadcast_index, fresh_index, pure, reshape_index
+
+Position = tuple[Index, ...]
+
+
+@dataclass(eq=False)
+class Group:
+    """Ops that will run as one kernel over one domain.
+
+    ``domain`` is the shape of the anchor's iteration space and ``identity`` a symbol for each of its axes.
+    ``position[v]`` is the index of ``v`` that belongs to a domain point, for values computed in the group
+    and for views of them.
+    """
+
+    kind: FusedKind
+    domain: tuple[int, ...]
+    ops: set[Op] = field(default_factory=set)
+    position: dict[Value, Position] = field(default_factory=dict)
+    reduced: tuple[int, ...] | None = None
+    anchors: list[Op] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.identity: Position = fresh_index("d", self.domain)
+
+
+class Partition:
+    """Who owns which op, and the questions that fusions ask of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.uses = graph.uses()
+        self.order = {op: k for k, op in enumerate(graph.ops)}
+        self.owner: dict[Op, Group] = {}
+        self.groups: list[Group] = []
+        self.outputs = set(graph.outputs)
+        self.free: set[Op] = set()
+        for op in graph.ops:
+            if self._is_free(op):
+                self.free.add(op)
+        self._compute_consumers: dict[Op, tuple[Op, ...]] = {}
+
+    def _is_free(self, op: Op) -> bool:
+        kind = op.definition.kind
+        if kind in ("view", "create"):
+            return True
+        return kind == "elementwise" and op.name != "copy" and self.is_index_only(op)
+
+    def is_index_only(self, op: Op) -> bool:
+        """True when nothing but constants and iota reaches the op."""
+        return all(self._index_only_value(v) for v in op.operands)
+
+    def _index_only_value(self, value: Value) -> bool:
+        op = self.producers.get(value)
+        if op is None:
+            return False
+        if op.definition.kind == "create":
+            return True
+        return op in self.free and self.is_index_only(op)
+
+    def source(self, value: Value) -> Value:
+        """The value in memory that ``value`` is a view of: itself when it is not a view."""
+        op = self.producers.get(value)
+        while op is not None and op.definition.kind == "view":
+            value = op.operands[0]
+            op = self.producers.get(value)
+        return value
+
+    def sources(self, op: Op) -> Iterator[Value]:
+        """What the op reads that is in memory or computed by another compute op, through free ops."""
+        for operand in dict.fromkeys(op.operands):
+            yield from self._sources_of(operand)
+
+    def _sources_of(self, value: Value) -> Iterator[Value]:
+        op = self.producers.get(value)
+        if op is None or op not in self.free:
+            yield value
+            return
+        for operand in dict.fromkeys(op.operands):
+            yield from self._sources_of(operand)
+
+    def compute_consumers(self, op: Op) -> tuple[Op, ...]:
+        """Compute ops that read the op's results, through free ops."""
+        if op not in self._compute_consumers:
+            found: dict[Op, None] = {}
+            stack = list(op.results)
+            while stack:
+                for user in self.uses[stack.pop()]:
+                    if user in self.free:
+                        stack.extend(user.results)
+                    else:
+                        found[user] = None
+            self._compute_consumers[op] = tuple(found)
+        return self._compute_consumers[op]
+
+    def escapes(self, op: Op) -> bool:
+        """True when a result of the op, or a view of it, is an output of the graph."""
+        stack = list(op.results)
+        while stack:
+            value = stack.pop()
+            if value in self.outputs:
+                return True
+            stack.extend(r for user in self.uses[value] if user in self.free for r in user.results)
+        return False
+
+    def add(self, group: Group, ops: Iterable[Op]) -> None:
+        for op in ops:
+            group.ops.add(op)
+            self.owner[op] = group
+        if group not in self.groups:
+            self.groups.append(group)
+
+    def merge(self, group: Group, other: Group) -> None:
+        """Moves all ops of ``other`` into ``group``."""
+        self.groups.remove(other)
+        self.add(group, other.ops)
+
+    def would_cycle(self, members: set[Op], added: Op) -> bool:
+        """True when ``added`` can't join ``members``: something it reads depends on them from outside."""
+        targets: set[Op] = set()
+        for value in self.sources(added):
+            producer = self.producers.get(value)
+            if producer is not None and producer not in members:
+                targets |= self._unit(producer)
+        return bool(targets) and self._reaches(members, targets, added)
+
+    def unit_name(self, op: Op) -> int:
+        """A number for the op's group (or the op alone): the place of its first op in the graph."""
+        return min(self.order[u] for u in self._unit(op))
+
+    def _unit(self, op: Op) -> set[Op]:
+        group = self.owner.get(op)
+        return group.ops if group is not None else {op}
+
+    def _reaches(self, members: set[Op], targets: set[Op], added: Op) -> bool:
+        last = max(self.order[t] for t in targets)
+        seen: set[Op] = set(members)
+        stack = [c for m in members for c in self.compute_consumers(m)]
+        while stack:
+            op = stack.pop()
+            if op in seen or op is added:
+                continue
+            if op in targets:
+                return True
+            unit = self._unit(op)
+            seen |= unit
+            if min(self.order[u] for u in unit) > last:
+                continue
+            stack.extend(c for u in unit for c in self.compute_consumers(u))
+        return False
+
+
+def view_position(op: Op, position: Position) -> Position | None:
+    """Where a view's result lies when its operand lies at ``position``; None when the view drops or repeats points."""
+    if isinstance(op.attributes, PermuteAttributes):
+        return tuple(position[axis] for axis in op.attributes.permutation)
+    if op.name == "reshape":
+        source, target = op.operands[0].type.static_shape, op.result.type.static_shape
+        return pure(reshape_index(position, source, target))
+    return None
+
+
+def elementwise_position(op: Op, group: Group) -> Position | None:
+    """Where an elementwise op's result lies in the group's domain; None when its operands don't agree."""
+    shape = op.result.type.static_shape
+    inside = [v for v in op.operands if v in group.position]
+    candidates = [group.position[v] for v in inside if v.type.static_shape == shape]
+    if shape == group.domain:
+        candidates.append(group.identity)
+    for candidate in candidates[:1]:
+        if all(broadcast_index(candidate, v.type.static_shape) == group.position[v] for v in inside):
+            return candidate
+    return None
+
+
+def broadcast_position(op: Op, group: Group) -> Position | None:
+    """A broadcast view of a row's value, spread over the domain again."""
+    operand = op.operands[0]
+    if op.result.type.static_shape != group.domain:
+        return None
+    matches = broadcast_index(group.identity, operand.type.static_shape) == group.position[operand]
+    return group.identity if matches else None
+
+
+def build_fused_graph(partition: Partition) -> Graph:
+    """The graph of kernels: every group becomes one ``fused`` op, in an order that respects what each reads."""
+    graph = partition.graph
+    units = nx.DiGraph()
+    for op in graph.ops:
+        units.add_node(partition.unit_name(op))
+    for op in graph.ops:
+        values = partition.sources(op) if op in partition.owner else op.operands
+        for value in values:
+            producer = partition.producers.get(value)
+            if producer is not None and partition.unit_name(producer) != partition.unit_name(op):
+                units.add_edge(partition.unit_name(producer), partition.unit_name(op))
+    ops: list[Op] = []
+    for name in nx.lexicographical_topological_sort(units):
+        first = graph.ops[name]
+        group = partition.owner.get(first)
+        ops.append(first if group is None else fused_op(partition, group))
+    return _without_dead_free(graph.with_ops(ops), partition)
+
+
+def _without_dead_free(graph: Graph, partition: Partition) -> Graph:
+    live = set(graph.outputs)
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if op.name != "fused" and op in partition.free and not any(r in live for r in op.results):
+            continue
+        kept.append(op)
+        live.update(op.operands)
+    return graph.with_ops(reversed(kept))
+
+
+def fused_op(partition: Partition, group: Group) -> Op:
+    """One group as a ``fused`` op whose body holds its ops and the free ops they read through."""
+    needed: dict[Op, None] = {}
+    inputs: dict[Value, None] = {}
+
+    def visit(value: Value) -> None:
+        producer = partition.producers.get(value)
+        if producer is None or (producer not in group.ops and producer not in partition.free):
+            inputs[value] = None
+            return
+        if producer not in needed:
+            for operand in producer.operands:
+                visit(operand)
+            needed[producer] = None
+
+    for op in sorted(group.ops, key=partition.order.__getitem__):
+        for operand in op.operands:
+            visit(operand)
+        needed[op] = None
+    body_ops = sorted(needed, key=partition.order.__getitem__)
+    outputs = [r for op in body_ops if op in group.ops for r in op.results if _is_read_outside(partition, group, r)]
+    body = Graph(outputs[0].name if outputs else "body", tuple(inputs), tuple(outputs), tuple(body_ops))
+    last = body_ops[-1]
+    return Op(OPS["fused"], tuple(inputs), FusedAttributes(group.kind, body), tuple(outputs), last.location)
+
+
+def _is_read_outside(partition: Partition, group: Group, value: Value) -> bool:
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if current in partition.outputs:
+            return True
+        for user in partition.uses[current]:
+            if user in partition.free:
+                stack.extend(user.results)
+            elif user not in group.ops:
+                return True
+    return False

@@ -1,0 +1,262 @@
+"""From values to scalar expressions: views become index maps, chains of elementwise ops become one tree.
+
+``Inliner.at(value, index)`` is the value's element at ``index`` as a scalar expression over what is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import (
+    CastAttributes,
+    ConcatAttributes,
+    ConstantAttributes,
+    GatherAttributes,
+    IotaAttributes,
+    PadAttributes,
+    PermuteAttributes,
+    SliceAttributes,
+    StridedAttributes,
+    WindowsAttributes,
+)
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import (
+    Expr,
+    Index,
+    Symbol,
+    add,
+    delinearize,
+    linearize,
+    maximum,
+    minimum,
+    mul,
+    sub,
+    symbol,
+)
+from fusec.ir.types import DType, bool_, i64
+from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
+
+Subscripts = tuple[Subscript, ...]
+Leaf = Callable[[Subscripts], ScalarExpr]
+"""How to read one value that is in memory, at an index."""
+
+
+def fresh_index(prefix: str, shape: tuple[int, ...]) -> tuple[Symbol, ...]:
+    """One symbol an axis, each with exactly the range of its axis."""
+    return tuple(symbol(f"{prefix}{k}", 0, max(n - 1, 0)) for k, n in enumerate(shape))
+
+
+def pure(index: Subscripts) -> tuple[Index, ...]:
+    """The subscripts as index expressions; LoweringError where one is a loaded value (a gather's)."""
+    result: list[Index] = []
+    for i in index:
+        if not isinstance(i, int | Expr):
+            raise LoweringError("a view of a gathered index can't be folded into a load")
+        result.append(i)
+    return tuple(result)
+
+
+def view_index(op: Op, index: Subscripts) -> Subscripts:
+    """The operand's index that a view op's result reads at ``index``."""
+    source = op.operands[0].type.static_shape
+    target = op.result.type.static_shape
+    match op.attributes:
+        case PermuteAttributes(permutation=permutation):
+            back: list[Subscript] = [0] * len(source)
+            for k, axis in enumerate(permutation):
+                back[axis] = index[k]
+            return tuple(back)
+        case SliceAttributes(starts=starts, steps=steps):
+            return tuple(_affine(i, start, step) for i, start, step in zip(index, starts, steps))
+        case WindowsAttributes(axis=axis, step=step):
+            place = pure((index[-1],))[0]
+            return tuple(
+                add(mul(pure((i,))[0], step), place) if k == axis else i for k, i in enumerate(index[:-1])
+            )
+        case StridedAttributes(strides=strides, offset=offset):
+            flat: Index = offset
+            for i, stride in zip(pure(index), strides, strict=True):
+                flat = add(flat, mul(i, stride))
+            return delinearize(flat, source)
+    if op.name == "broadcast":
+        return broadcast_index(index, source)
+    if op.name == "reshape":
+        return reshape_index(index, target, source)
+    raise LoweringError(f"{op.name} is not a view that fusec knows", op.location)
+
+
+def _affine(i: Subscript, start: object, step: int) -> Subscript:
+    assert isinstance(start, int | Expr)
+    if step == 1 and start == 0:
+        return i
+    return add(mul(pure((i,))[0], step), start)
+
+
+def broadcast_index(index: Subscripts, source: tuple[int, ...]) -> Subscripts:
+    """NumPy's rule: aligned at the right, an axis of extent 1 is read at 0."""
+    own = index[len(index) - len(source) :]
+    return tuple(0 if n == 1 else i for i, n in zip(own, source, strict=True))
+
+
+def reshape_index(index: Subscripts, target: tuple[int, ...], source: tuple[int, ...]) -> Subscripts:
+    """The source index with the same place in row-major order; runs of equal axes pass through untouched."""
+    if _squeezed(target) == _squeezed(source):
+        kept = iter(i for i, n in zip(index, target) if n != 1)
+        return tuple(0 if n == 1 else next(kept) for n in source)
+    result: list[Subscript] = []
+    for t, s in _matching_runs(target, source):
+        if len(t) == 1 and len(s) == 1:
+            result.append(index[t[0]])
+            continue
+        flat = linearize(pure(tuple(index[k] for k in t)), [target[k] for k in t])
+        result.extend(delinearize(flat, tuple(source[k] for k in s)))
+    return tuple(result)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _matching_runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Splits two shapes of equal size into the shortest runs of axes with equal products."""
+    if 0 in a:
+        return [(list(range(len(a))), list(range(len(b))))]
+    runs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        left, right = [], []
+        pa = pb = 1
+        if i < len(a):
+            left, pa, i = [i], a[i], i + 1
+        if j < len(b):
+            right, pb, j = [j], b[j], j + 1
+        while pa != pb:
+            if pa < pb:
+                left.append(i)
+                pa, i = pa * a[i], i + 1
+            else:
+                right.append(j)
+                pb, j = pb * b[j], j + 1
+        runs.append((left, right))
+    return runs
+
+
+class Inliner:
+    """Expands values of one graph into scalar expressions.
+
+    ``producers`` gives the op that makes a value; ``leaves`` how to read those that are in memory.
+    A value with neither is an error of the caller (LoweringError).
+    """
+
+    def __init__(self, producers: Mapping[Value, Op], leaves: Mapping[Value, Leaf]) -> None:
+        self._producers = producers
+        self.leaves = dict(leaves)
+        self._memo: dict[tuple[Value, Subscripts], ScalarExpr] = {}
+
+    def add_leaf(self, value: Value, leaf: Leaf) -> None:
+        """From now on ``value`` is read from memory."""
+        self.leaves[value] = leaf
+        self._memo.clear()
+
+    def at(self, value: Value, index: Subscripts) -> ScalarExpr:
+        """The element of ``value`` at ``index``."""
+        key = (value, index)
+        if key not in self._memo:
+            self._memo[key] = self._expand(value, index)
+        return self._memo[key]
+
+    def _expand(self, value: Value, index: Subscripts) -> ScalarExpr:
+        leaf = self.leaves.get(value)
+        if leaf is not None:
+            return leaf(index)
+        op = self._producers.get(value)
+        if op is None:
+            raise LoweringError(f"{value} is not in memory")
+        kind = op.definition.kind
+        if kind == "view":
+            return self.at(op.operands[0], view_index(op, index))
+        if kind == "elementwise":
+            return self._elementwise(op, index)
+        match op.attributes:
+            case ConstantAttributes(value=number, dtype=dtype):
+                return Const(number, dtype)
+            case IotaAttributes(axis=axis, dtype=dtype):
+                return _index_number(index[axis], dtype)
+            case GatherAttributes(axis=axis) if op.name == "gather":
+                return self._gather(op, index, axis)
+            case GatherAttributes(axis=axis):
+                picked = self.at(op.operands[1], index)
+                return self.at(op.operands[0], (*index[:axis], picked, *index[axis + 1 :]))
+            case ConcatAttributes(axis=axis):
+                return self._concat(op, index, axis)
+            case PadAttributes():
+                return self._pad(op, pure(index), op.attributes)
+        raise LoweringError(f"{op.name} can't be computed one element at a time", op.location)
+
+    def _elementwise(self, op: Op, index: Subscripts) -> ScalarExpr:
+        args = tuple(self.at(v, broadcast_index(index, v.type.static_shape)) for v in op.operands)
+        if op.name == "copy":
+            return args[0]
+        if isinstance(op.attributes, CastAttributes) and isinstance(args[0], Const):
+            return Apply("cast", args, op.attributes.dtype)
+        return Apply(op.name, args, op.result.type.dtype)
+
+    def _gather(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
+        source, indices = op.operands
+        count = indices.type.rank
+        picked = self.at(indices, index[axis : axis + count])
+        return self.at(source, (*index[:axis], picked, *index[axis + count :]))
+
+    def _concat(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
+        place = pure((index[axis],))[0]
+        result: ScalarExpr | None = None
+        stop = op.result.type.static_shape[axis]
+        for piece in reversed(op.operands):
+            extent = piece.type.static_shape[axis]
+            start = stop - extent
+            stop = start
+            if extent == 0:
+                continue
+            inside = minimum(maximum(sub(place, start), 0), extent - 1)
+            element = self.at(piece, (*index[:axis], inside, *index[axis + 1 :]))
+            result = (
+                element
+                if result is None
+                else Apply("select", (_less(place, start + extent), element, result), element.dtype)
+            )
+        if result is None:
+            raise LoweringError("a concatenation of nothing", op.location)
+        return result
+
+    def _pad(self, op: Op, index: tuple[Index, ...], attributes: PadAttributes) -> ScalarExpr:
+        source, fill = op.operands
+        inside: list[Index] = []
+        conditions: list[ScalarExpr] = []
+        for i, low, high, n in zip(index, attributes.low, attributes.high, source.type.static_shape):
+            place = sub(i, low)
+            if low == 0 and high == 0:
+                inside.append(place)
+                continue
+            inside.append(minimum(maximum(place, 0), n - 1))
+            if low:
+                conditions.append(Apply("ge", (IndexValue(place), Const(0, i64)), bool_))
+            if high:
+                conditions.append(_less(place, n))
+        value = self.at(source, tuple(inside))
+        condition = conditions[0] if conditions else Const(True, bool_)
+        for c in conditions[1:]:
+            condition = Apply("logical_and", (condition, c), bool_)
+        return Apply("select", (condition, value, self.at(fill, ())), value.dtype)
+
+
+def _less(place: Index, bound: int) -> ScalarExpr:
+    return Apply("lt", (IndexValue(place), Const(bound, i64)), bool_)
+
+
+def _index_number(i: Subscript, dtype: DType) -> ScalarExpr:
+    if isinstance(i, int | Expr):
+        if dtype.is_integer:
+            return IndexValue(i, dtype)
+        return Apply("cast", (IndexValue(i, i64),), dtype)
+    return Apply("cast", (i,), dtype)
