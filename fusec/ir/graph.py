@@ -148,14 +148,14 @@ class Builder:
         self._ops: list[Op] = []
         self._taken: set[str] = set()
         self._next_suffix: dict[str, int] = {}
-        self._constants: dict[tuple[str, DType], Value] = {}
+        self._constants: dict[tuple[str, DType, str], Value] = {}
 
     def unique(self, name: str | None) -> str:
         """A name not yet used in this graph, as near to ``name`` as can be."""
         base = name or "t"
         candidate = base if name else f"{base}0"
         while candidate in self._taken:
-            count = self._next_suffix.get(base, 0 if name is None else 0) + 1
+            count = self._next_suffix.get(base, 0) + 1
             self._next_suffix[base] = count
             candidate = f"{base}_{count}" if name else f"{base}{count}"
         self._taken.add(candidate)
@@ -199,8 +199,8 @@ class Builder:
         return result
 
     def constant(self, value: Scalar, dtype: DType, device: str = "cpu") -> Value:
-        """A 0-d constant; the same value and dtype give the same op."""
-        key = (repr(value), dtype)
+        """A 0-d constant; the same value, dtype and device give the same op."""
+        key = (repr(value), dtype, device)
         if key not in self._constants:
             attributes = ConstantAttributes(value, dtype, device)
             self._constants[key] = self.emit("constant", attributes=attributes, as_name="c")

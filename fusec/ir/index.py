@@ -29,6 +29,7 @@ class Expr:
     __slots__ = ("__weakref__", "_bounds", "key")
     _table: ClassVar[dict[object, Expr]] = {}
     key: tuple[object, ...]
+    _bounds: Range
 
     def __add__(self, other: Index) -> Index:
         return add(self, other)

@@ -127,7 +127,8 @@ def _einsum_rule(types: Types, attributes: EinsumAttributes) -> Types:
         for letter, extent in zip(term, t.shape):
             if extents.setdefault(letter, extent) != extent:
                 raise TypeRuleError(
-                    f"equation {attributes.equation!r}: {letter!r} is both {extents[letter]} and {extent} in {show(types)}"
+                    f"equation {attributes.equation!r}: {letter!r} is both {extents[letter]} and {extent} "
+                    f"in {show(types)}"
                 )
     if len(set(right)) != len(right) or any(letter not in extents for letter in right):
         raise TypeRuleError(f"equation {attributes.equation!r}: each result letter must be in an operand, and once")

@@ -39,9 +39,10 @@ def _constant_rule(_: Types, attributes: ConstantAttributes) -> Types:
     if not fits:
         raise TypeRuleError(f"{value!r} is not a value of {dtype}; convert it first")
     if dtype.is_integer and isinstance(value, int):
-        info = np.iinfo(dtype.numpy)
-        if not info.min <= value <= info.max:
-            raise TypeRuleError(f"{value} is out of the range of {dtype}, {info.min} to {info.max}")
+        low = 0 if dtype.kind == "uint" else -(1 << dtype.bits - 1)
+        high = low + (1 << dtype.bits) - 1
+        if not low <= value <= high:
+            raise TypeRuleError(f"{value} is out of the range of {dtype}, {low} to {high}")
     return (TensorType(dtype, (), attributes.device),)
 
 

@@ -33,9 +33,7 @@ def _reduction(
         require_kind(types, kinds)
         require_axes(attributes.axes, t, ascending=True)
         if not has_identity and any(t.shape[a] == 0 for a in attributes.axes):
-            raise TypeRuleError(
-                f"{t} has no elements along axes {list(attributes.axes)}, and {name} of none is undefined"
-            )
+            raise TypeRuleError(f"{t} is empty along axes {list(attributes.axes)}: {name} of nothing is undefined")
         return (t.with_shape(without_axes(t, attributes.axes)),)
 
     def reference(arrays: Arrays, attributes: ReduceAttributes) -> Array:
@@ -51,7 +49,7 @@ def _search(name: str, function: Callable[..., Array]) -> OpDef:
         require_kind(types, ORDERED)
         require_axes((attributes.axis,), t)
         if t.shape[attributes.axis] == 0:
-            raise TypeRuleError(f"{t} has no elements along axis {attributes.axis}, and {name} of none is undefined")
+            raise TypeRuleError(f"{t} is empty along axis {attributes.axis}: {name} of nothing is undefined")
         return (t.with_shape(without_axes(t, (attributes.axis,))).with_dtype(i64),)
 
     def reference(arrays: Arrays, attributes: ArgReduceAttributes) -> Array:

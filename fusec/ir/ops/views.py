@@ -81,9 +81,7 @@ def _slice_rule(types: Types, attributes: SliceAttributes) -> Types:
         least, beyond = (0, extent) if step > 0 else (-1, sub(extent, 1))
         empty = first == last or _slice_extent(start, stop, step) == 0
         if step == 0 or _below(first, least) or (_below(beyond, last) and not empty):
-            raise TypeRuleError(
-                f"slice {start}:{stop}:{step} is out of axis {axis} of {t}; clamp it to the extent first"
-            )
+            raise TypeRuleError(f"slice {start}:{stop}:{step} leaves axis {axis} of {t}; clamp it to the extent first")
     return (t.with_shape([_slice_extent(*triple) for triple in triples]),)
 
 
@@ -96,7 +94,8 @@ def _below(a: Dim, b: Dim) -> bool:
 def _slice(arrays: Arrays, attributes: SliceAttributes) -> Array:
     index: list[slice] = []
     for start, stop, step in zip(static(attributes.starts), static(attributes.stops), attributes.steps):
-        index.append(slice(start, None if stop < 0 else stop, step))
+        empty = start >= stop if step > 0 else start <= stop
+        index.append(slice(0, 0) if empty else slice(start, None if stop < 0 else stop, step))
     return np.asarray(arrays[0][tuple(index)])
 
 
