@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType, FrameType
 
 import fusec
@@ -99,7 +100,7 @@ def _stores_after(code: CodeType) -> dict[int, str]:
     """Instruction offset → the name that the next instruction stores to, or :data:`RETURNED`."""
     table: dict[int, str] = {}
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOP")]
-    for here, following in zip(instructions, instructions[1:]):
+    for here, following in pairwise(instructions):
         if following.opname.startswith(_STORES):
             name = following.argval[0] if isinstance(following.argval, tuple) else following.argval
             table[here.offset] = str(name)

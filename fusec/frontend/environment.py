@@ -1,0 +1,203 @@
+"""What a traced function read besides its tensors, so that a changed closure cell, global or attribute is seen.
+
+While the function runs, a profile hook notes which of the user's code objects ran and with which arguments.
+Afterwards their bytecode says which globals, closure cells and attribute names they read. From those roots the
+values are walked, and each becomes a guard: a scalar by value and type, a function by its code and defaults, an
+object by identity (held weakly) with the attributes that were read. The guards are compiled to one Python function,
+so that checking costs some tens of nanoseconds each.
+
+Values after the run are what is guarded. Tensors are not: the frontends lift them by reference.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any
+
+from fusec.frontend.guards import GuardWriter, Names
+from fusec.frontend.source import is_user_file
+
+_ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+
+
+class Environment:
+    """The guards of one capture.
+
+    ``holds()`` is True while everything that the capture read is as it was then. It is a plain function, fast and
+    safe to call from any thread.
+    """
+
+    __slots__ = ("_count", "_explain", "holds")
+
+    def __init__(self, writer: GuardWriter) -> None:
+        self.holds: Callable[[], bool] = writer.compile_check()
+        self._explain = writer.explain
+        self._count = writer.count
+
+    def __len__(self) -> int:
+        """Number of guards."""
+        return self._count
+
+    def why_changed(self) -> str:
+        """The first thing found changed, such as ``global SCALE: was 2.0, now 3.0``; empty when nothing is."""
+        return self._explain()
+
+
+class Recorder:
+    """Notes the user's code that runs in this thread while it is entered as a context."""
+
+    def __init__(self, root: Callable[..., object], args: Iterable[object]) -> None:
+        self._root = root
+        self._args = list(args)
+        self._frames: dict[tuple[int, int], tuple[CodeType, dict[str, object]]] = {}
+        self._seen: dict[int, object] = {}
+        self._pins: list[tuple[str, Callable[[], object], object]] = []
+        self._previous: Any = None
+        root_code = getattr(unwrap(root), "__code__", None)
+        self._root_file = root_code.co_filename if root_code is not None else ""
+
+    def __enter__(self) -> Recorder:
+        self._previous = sys.getprofile()
+        sys.setprofile(self._make_hook())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        sys.setprofile(None)
+        if hasattr(self._previous, "enable"):  # a C profiler such as cProfile.Profile
+            self._previous.enable()
+        elif self._previous is not None:
+            sys.setprofile(self._previous)
+        self._previous = None
+
+    def _make_hook(self) -> Callable[[FrameType, str, object], None]:
+        theirs: dict[str, bool] = {self._root_file: True}
+        chained = self._previous if callable(self._previous) else None
+        frames = self._frames
+        seen = self._seen
+
+        def hook(frame: FrameType, event: str, arg: object) -> None:
+            if event == "call":
+                code = frame.f_code
+                mine = theirs.get(code.co_filename)
+                if mine is None:
+                    mine = theirs[code.co_filename] = is_user_file(code.co_filename)
+                if mine:
+                    frames.setdefault((id(code), id(frame.f_globals)), (code, frame.f_globals))
+                    if code.co_argcount:
+                        values = frame.f_locals
+                        for name in code.co_varnames[: code.co_argcount]:
+                            value = values.get(name)
+                            seen[id(value)] = value
+            if chained is not None:
+                chained(frame, event, arg)
+
+        return hook
+
+    def pin(self, path: str, read: Callable[[], object], value: object) -> None:
+        """Guards the contents of a value that the capture took as a constant, such as an array used as a shape."""
+        self._pins.append((path, read, value))
+
+    def finish(self, *, is_tensor: Callable[[object], bool]) -> Environment:
+        """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead."""
+        loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
+        root_function = unwrap(self._root)
+        if isinstance(root_function, FunctionType):
+            code = root_function.__code__
+            self._frames.setdefault((id(code), id(root_function.__globals__)), (code, root_function.__globals__))
+            loads.setdefault((id(code), id(root_function.__globals__)), _Loads(code))
+        names = Names(
+            attributes=frozenset().union(*(entry.attributes for entry in loads.values())),
+            executed={key[0] for key in self._frames},
+        )
+        writer = GuardWriter(names, is_tensor)
+        for path, read, value in self._pins:
+            writer.pin(path, read, value)
+        self._visit_roots(writer)
+        for key, (_, namespace) in self._frames.items():
+            original = getattr(namespace, "original", namespace)
+            for name in sorted(loads[key].globals):
+                writer.visit_global(original, name)
+        self._visit_cells(writer, loads)
+        self._visit_seen(writer)
+        return Environment(writer)
+
+    def _visit_roots(self, writer: GuardWriter) -> None:
+        root = self._root
+        owner = getattr(root, "__self__", None)
+        if owner is not None:
+            writer.visit_object(owner, "self")
+        if isinstance(root, FunctionType):
+            writer.visit_held(root, root.__qualname__)
+        elif owner is None:
+            writer.visit_object(root, "self")
+        for position, value in enumerate(self._args):
+            writer.visit_object(value, f"argument {position}")
+
+    def _visit_cells(self, writer: GuardWriter, loads: Mapping[tuple[int, int], _Loads]) -> None:
+        """Cells of functions that ran but that no name led to, such as those kept by a decorator's wrapper."""
+        inner = {id(c) for code, _ in self._frames.values() for c in code.co_consts if isinstance(c, CodeType)}
+        for key, (code, _) in self._frames.items():
+            if key[0] in writer.functions_visited or key[0] in inner or not loads[key].cells - {"__class__"}:
+                continue
+            for candidate in gc.get_referrers(code):
+                if isinstance(candidate, FunctionType) and candidate.__code__ is code:
+                    writer.visit_held(candidate, candidate.__qualname__)
+
+    def _visit_seen(self, writer: GuardWriter) -> None:
+        """Objects whose methods ran but that no name led to. One made during the run is dropped: it is gone by now."""
+        references: list[weakref.ref[object]] = []
+        for value in self._seen.values():
+            try:
+                references.append(weakref.ref(value))
+            except TypeError:
+                continue
+        self._seen.clear()
+        value = None
+        for reference in references:
+            value = reference()
+            if value is not None and not isinstance(value, FunctionType | type):
+                writer.visit_object(value, type(value).__qualname__)
+
+
+class _Loads:
+    """Names of globals, cells and attributes that a code object reads."""
+
+    __slots__ = ("attributes", "cells", "globals")
+
+    def __init__(self, code: CodeType) -> None:
+        self.globals: set[str] = set()
+        self.cells: set[str] = set()
+        self.attributes: set[str] = set()
+        by_name = False
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in _GLOBAL_LOADS:
+                self.globals.add(instruction.argval)
+                by_name = by_name or instruction.argval == "getattr"
+            elif instruction.opname in _ATTRIBUTE_LOADS:
+                self.attributes.add(instruction.argval)
+            elif instruction.opname in _CELL_LOADS and instruction.argval in code.co_freevars:
+                self.cells.add(instruction.argval)
+        if by_name:
+            self.attributes.update(c for c in code.co_consts if isinstance(c, str))
+
+
+def unwrap(function: Callable[..., object]) -> object:
+    """The plain function under a bound method."""
+    return getattr(function, "__func__", function)
+
+
+def record_environment(root: Callable[..., object], args: Iterable[object] = ()) -> Recorder:
+    """A context in which ``root(*args)`` is to be run once; then ``finish`` gives what the run read.
+
+    A profiler that is set stays set and is called along. Only the thread that enters is watched.
+    """
+    return Recorder(root, args)

@@ -1,0 +1,428 @@
+"""Guards: a walk over values that a capture read, written out as one Python function that checks them again."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from fusec.frontend.source import is_user_file
+
+_SINGLETONS = (None, True, False, Ellipsis, NotImplemented)
+_SCALARS = (int, float, complex, str, bytes)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the code that ran can read: attribute names, and the ids of the code objects that ran."""
+
+    attributes: frozenset[str]
+    executed: set[int]
+
+
+@dataclass
+class _Guard:
+    """Lines that set ``variable`` and check it; ``{fail}`` stands for what a failed check returns."""
+
+    lines: list[str]
+    variable: str
+    path: str
+    was: str
+
+
+@dataclass
+class GuardWriter:
+    """Walks values from their roots and writes a guard for each one met.
+
+    A value is checked after the one it was reached through, so each check starts from the live parent. Objects
+    are kept by weak reference where they can be; a cycle ends at an object already visited.
+    """
+
+    names: Names
+    is_tensor: Callable[[object], bool]
+    functions_visited: set[int] = field(default_factory=set)
+    _guards: list[_Guard] = field(default_factory=list)
+    _bound: dict[str, object] = field(default_factory=dict)
+    _bound_ids: dict[int, str] = field(default_factory=dict)
+    _visited: set[int] = field(default_factory=set)
+    _roots: set[tuple[int, str]] = field(default_factory=set)
+    _temporaries: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._guards)
+
+    # Roots
+
+    def visit_global(self, namespace: dict[str, object], name: str) -> None:
+        """Guards a global name of a module's namespace; a builtin is guarded against being shadowed."""
+        if (id(namespace), name) in self._roots:
+            return
+        self._roots.add((id(namespace), name))
+        where = self._bind(namespace)
+        if name in namespace:
+            self._visit(f"{where}[{name!r}]", namespace[name], f"global {name}")
+        else:
+            test = f"if {name!r} in {where}: return {{fail}}"
+            self._guards.append(_Guard([test], "None", f"global {name}", "a builtin"))
+
+    def visit_object(self, value: object, path: str) -> None:
+        """Guards the attributes of an object that the call itself identifies, such as ``self``."""
+        if _is_plain(value) or id(value) in self._visited or self.is_tensor(value):
+            return
+        if isinstance(value, tuple | list | dict | set | frozenset | np.ndarray):
+            return
+        self._visit(self._bind_weakly(value) or self._bind(value), value, path)
+
+    def visit_held(self, function: FunctionType, path: str) -> None:
+        """Guards a function's code, defaults and cells."""
+        if id(function) not in self._visited:
+            self._visit(self._bind(function), function, path)
+
+    def pin(self, path: str, read: Callable[[], object], value: object) -> None:
+        """Guards the contents of what ``read`` gives."""
+        self._snapshot(f"{self._bind(read)}()", value, path)
+
+    # The walk
+
+    def _visit(self, expression: str, value: object, path: str) -> None:
+        kind = type(value)
+        if any(value is s for s in _SINGLETONS):
+            self._check(expression, "{v} is not " + repr(value), path, value)
+        elif kind in _SCALARS:
+            self._scalar(expression, value, path)
+        elif self.is_tensor(value):
+            return
+        elif _is_plain(value) and kind is not tuple:
+            known = self._bind(value)
+            self._check(
+                expression,
+                f"{{v}} is not {known} and (type({{v}}) is not type({known}) or {{v}} != {known})",
+                path,
+                value,
+            )
+        elif isinstance(value, tuple | list | dict | set | frozenset):
+            self._container(expression, value, path)
+        elif isinstance(value, FunctionType):
+            self._function(expression, value, path)
+        elif isinstance(value, types.MethodType):
+            v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
+            self._visit(f"{v}.__func__", value.__func__, path)
+            self._visit(f"{v}.__self__", value.__self__, f"{path}.__self__")
+        elif isinstance(value, functools.partial):
+            v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
+            for part in ("func", "args", "keywords"):
+                self._visit(f"{v}.{part}", getattr(value, part), f"{path}.{part}")
+        elif isinstance(value, np.ndarray) or _is_torch_tensor(value):
+            self._snapshot(expression, value, path)
+        else:
+            self._object(expression, value, path)
+
+    def _scalar(self, expression: str, value: Any, path: str) -> None:
+        known = self._bind(value)
+        kind = type(value).__name__
+        differs = f"{{v}} != {known}" if value else f"repr({{v}}) != {repr(value)!r}"
+        if value != value:
+            differs = "{v} == {v}"
+        self._check(expression, f"{{v}} is not {known} and (type({{v}}) is not {kind} or {differs})", path, value)
+
+    def _container(self, expression: str, value: Any, path: str) -> None:
+        kind = self._bind(type(value))
+        parts = list(value.values()) if isinstance(value, dict) else list(value)
+        if isinstance(value, set | frozenset) or all(_is_plain(p) for p in parts):
+            shallow = self._bind(_copy_plain(value))
+            same = self._bind(_same_plain)
+            test = f"type({{v}}) is not {kind} or not {same}({{v}}, {shallow})"
+            self._check(expression, test, path, value)
+            return
+        test = f"type({{v}}) is not {kind} or len({{v}}) != {len(parts)}"
+        if isinstance(value, dict):
+            keys = self._bind(list(value))
+            test += f" or list({{v}}) != {keys}"
+        v = self._check(expression, test, path, value)
+        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        if not isinstance(value, tuple):
+            if id(value) in self._visited:
+                return
+            self._visited.add(id(value))
+        for key, part in items:
+            accessor = repr(key) if isinstance(key, int | str) and type(key) in (int, str) else self._bind(key)
+            self._visit(f"{v}[{accessor}]", part, f"{path}[{key!r}]")
+
+    def _snapshot(self, expression: str, value: Any, path: str) -> None:
+        """An array used as a constant: its contents count."""
+        if not isinstance(value, np.ndarray) and not _is_torch_tensor(value):
+            self._visit(expression, value, path)
+            return
+        copy = value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
+        test = f"not {self._bind(_same_array)}({{v}}, {self._bind(copy)})"
+        self._check(expression, test, path, f"{type(value).__name__}{tuple(value.shape)}")
+
+    def _function(self, expression: str, function: FunctionType, path: str) -> None:
+        code = function.__code__
+        if not is_user_file(code.co_filename) and id(code) not in self.names.executed:
+            self._identity(expression, function, path)
+            self._wrapped(expression, function, path)
+            return
+        test = f"type({{v}}) is not {self._bind(FunctionType)} or {{v}}.__code__ is not {self._bind(code)}"
+        for part in ("__defaults__", "__kwdefaults__", "__closure__"):
+            held = getattr(function, part)
+            test += f" or {{v}}.{part} is not {'None' if held is None else self._bind(held)}"
+        v = self._check(expression, test, path, function)
+        if id(function) in self._visited:
+            return
+        self._visited.add(id(function))
+        self.functions_visited.add(id(code))
+        if id(code) in self.names.executed:
+            for position, value in enumerate(function.__defaults__ or ()):
+                if not _is_plain(value):  # a plain default is fixed by the identity of the tuple
+                    self._visit(f"{v}.__defaults__[{position}]", value, f"{path}.__defaults__[{position}]")
+            for name, value in (function.__kwdefaults__ or {}).items():
+                self._visit(f"{v}.__kwdefaults__[{name!r}]", value, f"{path} default {name}")
+            self._cells(function, code)
+        self._wrapped(v, function, path)
+
+    def _cells(self, function: FunctionType, code: CodeType) -> None:
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if name == "__class__" or (id(cell), name) in self._roots:
+                continue
+            self._roots.add((id(cell), name))
+            try:
+                contents = cell.cell_contents
+            except ValueError:  # not yet assigned
+                continue
+            self._visit(f"{self._bind(cell)}.cell_contents", contents, f"closure {name}")
+
+    def _wrapped(self, expression: str, value: object, path: str) -> None:
+        inner = getattr(value, "__dict__", {}).get("__wrapped__")
+        if inner is not None and id(inner) not in self._visited:
+            self._visit(f"{expression}.__wrapped__", inner, path)
+
+    def _object(self, expression: str, value: Any, path: str) -> None:
+        v = self._identity(expression, value, path)
+        if id(value) in self._visited:
+            return
+        self._visited.add(id(value))
+        if isinstance(value, ModuleType):
+            if is_user_file(getattr(value, "__file__", None) or "<frozen"):
+                for name in sorted(self.names.attributes & value.__dict__.keys()):
+                    self._visit(f"{v}.{name}", value.__dict__[name], f"{path}.{name}")
+        elif isinstance(value, type):
+            self._class_attributes(v, value, value, path)
+        elif _is_nn_module(value):
+            self._module(v, value, path)
+        else:
+            self._attributes(v, value, self.names.attributes, path)
+            self._wrapped(v, value, path)
+
+    def _attributes(self, v: str, value: Any, wanted: Iterable[str], path: str) -> None:
+        """Attributes of the instance itself, then those of its class and slots."""
+        own = getattr(value, "__dict__", {})
+        for name in sorted(wanted):
+            if name in own:
+                found = inspect.getattr_static(type(value), name, None)
+                plain = name.isidentifier() and not hasattr(found, "__set__")
+                access = f"{v}.{name}" if plain else f"{v}.__dict__[{name!r}]"
+                self._visit(access, own[name], f"{path}.{name}")
+        if _is_user_class(type(value)):
+            self._class_attributes(v, type(value), value, path)
+
+    def _class_attributes(self, v: str, cls: type, value: object, path: str) -> None:
+        """What the names that were read mean in a class: constants, methods, properties, slots."""
+        own = getattr(value, "__dict__", {}) if value is not cls else {}
+        owner = v if value is cls else self._bind(cls)
+        for name in sorted(self.names.attributes):
+            holder = next((c for c in cls.__mro__ if name in c.__dict__), None)
+            if holder is None or name in own or not _is_user_class(holder):
+                continue
+            found = holder.__dict__[name]
+            if isinstance(found, _CELL_DESCRIPTORS):
+                if value is not cls and hasattr(value, name):
+                    self._visit(f"{v}.{name}", getattr(value, name), f"{path}.{name}")
+            elif isinstance(found, classmethod | staticmethod):
+                self._visit(f"{self._bind(holder)}.__dict__[{name!r}].__func__", found.__func__, f"{path}.{name}")
+            elif isinstance(found, property | functools.cached_property):
+                getter = "fget" if isinstance(found, property) else "func"
+                access = f"{self._bind(holder)}.__dict__[{name!r}].{getter}"
+                self._visit(access, getattr(found, getter), f"{path}.{name}")
+            elif isinstance(found, FunctionType) or not hasattr(found, "__get__"):
+                self._visit(f"{owner}.{name}", found, f"{path}.{name}")
+
+    def _module(self, v: str, module: Any, path: str) -> None:
+        """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""
+        self._check(f"{v}.training", f"{{v}} is not {module.training}", f"{path}.training", module.training)
+        for hooks in _HOOKS:
+            held = getattr(module, hooks)
+            self._check(f"{v}.{hooks}", f"len({{v}}) != {len(held)}", f"{path}.{hooks}", len(held))
+        own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
+        if _is_user_class(type(module)):
+            own &= self.names.attributes
+            self._attributes(v, module, own | {n for n in self.names.attributes if n in module.__dict__}, path)
+        else:
+            plain = {name for name in own if _is_plain(module.__dict__[name])}
+            self._attributes(v, module, plain, path)
+        children = module._modules
+        keys = self._bind(list(children))
+        test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
+        held_children = self._check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
+        for name, child in children.items():
+            self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
+
+    def _identity(self, expression: str, value: object, path: str) -> str:
+        weak = None if isinstance(value, ModuleType | type) else self._bind_weakly(value)
+        if weak is None:
+            return self._check(expression, f"{{v}} is not {self._bind(value)}", path, value)
+        if weak == expression:  # reached through the reference itself: alive is enough
+            return self._check(expression, "{v} is None", path, value)
+        return self._check(expression, f"{{v}} is None or {{v}} is not {weak}", path, value)
+
+    # Code
+
+    def _bind(self, value: object) -> str:
+        """A name for a constant of the generated code; the value is kept alive by it."""
+        name = self._bound_ids.get(id(value))
+        if name is None:
+            name = self._bound_ids[id(value)] = f"o{len(self._bound)}"
+            self._bound[name] = value
+        return name
+
+    def _bind_weakly(self, value: object) -> str | None:
+        """An expression for the value that does not keep it alive; None for a type without weak references."""
+        try:
+            reference = weakref.ref(value)
+        except TypeError:
+            return None
+        return f"{self._bind(reference)}()"
+
+    def _check(self, expression: str, failed: str, path: str, value: object) -> str:
+        v = f"v{self._temporaries}"
+        self._temporaries += 1
+        test = failed.replace("{v}", v)
+        lines = [f"{v} = {expression}", f"if {test}: return {{fail}}"]
+        self._guards.append(_Guard(lines, v, path, _brief(value)))
+        return v
+
+    def _compile(self, body: list[str]) -> Callable[[], Any]:
+        names = ", ".join(self._bound)
+        text = "\n".join([f"def make({names}):", "    def check():", *("        " + line for line in body)])
+        namespace: dict[str, Any] = {}
+        exec(compile(text + "\n    return check\n", "<fusec guards>", "exec"), namespace)
+        made: Callable[[], Any] = namespace["make"](**self._bound)
+        return made
+
+    def compile_check(self) -> Callable[[], bool]:
+        """The function that is True while every guard holds."""
+        if not self._guards:
+            return _always
+        lines = ["    " + line.replace("{fail}", "False") for guard in self._guards for line in guard.lines]
+        return self._compile(["try:", *lines, "    return True", "except Exception:", "    return False"])
+
+    def explain(self) -> str:
+        """Which guard fails first, with the value then and now; empty when all hold."""
+        lines = ["at = 0", "try:"]
+        for position, guard in enumerate(self._guards):
+            failed = f"{position}, {guard.variable}"
+            lines += [f"    at = {position}", *("    " + g.replace("{fail}", failed) for g in guard.lines)]
+        lines += ["    return None", "except Exception as error:", "    return at, error"]
+        found = self._compile(lines)()
+        if found is None:
+            return ""
+        position, now = found
+        guard = self._guards[position]
+        if isinstance(now, Exception):
+            return f"{guard.path}: was {guard.was}, now gone"
+        return f"{guard.path}: was {guard.was}, now {_brief(now)}"
+
+
+def _always() -> bool:
+    return True
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, FunctionType):
+        code = value.__code__
+        return f"function {value.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+    if isinstance(value, type | ModuleType):
+        return f"{type(value).__name__} {value.__name__}"
+    if _is_plain(value) or isinstance(value, list | dict | tuple | set | frozenset):
+        text = repr(value)
+        return text if len(text) <= 80 else text[:77] + "..."
+    return f"{type(value).__qualname__} at {id(value):#x}"
+
+
+def _is_plain(value: object) -> bool:
+    """An immutable value that compares by value: number, string, dtype, device, enum member, slice, range."""
+    kind = type(value)
+    if kind in _SCALARS or any(value is s for s in _SINGLETONS):
+        return True
+    if isinstance(value, np.dtype | np.generic | enum.Enum | range | slice):
+        return True
+    if kind.__module__ == "torch":
+        return kind.__name__ in ("dtype", "device", "layout", "memory_format", "Size")
+    return kind is tuple and all(_is_plain(part) for part in value)  # type: ignore[attr-defined]
+
+
+def _copy_plain(value: Any) -> Any:
+    return value if isinstance(value, tuple | frozenset) else value.copy()
+
+
+def _same_plain(now: Any, then: Any) -> bool:
+    """Equal, with equal types and signs of zero, part by part. Sets compare as sets."""
+    if now is then:
+        return True
+    if isinstance(then, set | frozenset):
+        return bool(now == then)
+    if now != then:
+        return False
+    if isinstance(then, dict):
+        return list(now) == list(then) and all(map(_same_part, now.values(), then.values()))
+    return all(map(_same_part, now, then))
+
+
+def _same_part(now: Any, then: Any) -> bool:
+    if now is then:
+        return True
+    if type(now) is not type(then):
+        return False
+    if isinstance(then, tuple):
+        return len(now) == len(then) and all(map(_same_part, now, then))
+    return repr(now) == repr(then) if isinstance(then, float | complex) else bool(now == then)
+
+
+def _same_array(now: Any, then: Any) -> bool:
+    if type(now) is not type(then) or now.shape != then.shape or now.dtype != then.dtype:
+        return False
+    if isinstance(then, np.ndarray):
+        return bool(np.array_equal(now, then, equal_nan=then.dtype.kind in "fc"))
+    return bool(((now == then) | ((now != now) & (then != then))).all())
+
+
+def _is_torch_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_nn_module(value: object) -> bool:
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and isinstance(value, nn.Module)
+
+
+def _is_user_class(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    if module is None:
+        return True
+    if cls.__module__ == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    return file is not None and is_user_file(file)
