@@ -1,0 +1,20 @@
+"""Many spellings, one form: composites opened into primitives, contractions into ``dot``, views composed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusec.passes.canonicalize.attention import ATTENTION_RULES
+from fusec.passes.canonicalize.composites import COMPOSITE_RULES
+from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
+from fusec.passes.rewrite import Rule, rewrite
+
+from fusec.ir.graph import Graph
+from fusec.runtime.program import Declined
+
+RULES: tuple[Rule, ...] = (*COMPOSITE_RULES, *CONTRACTION_RULES, *ATTENTION_RULES)
+
+
+def canonicalize(graph: Graph, *, log: Callable[[Declined], None] | None = None) -> Graph:
+    """Afterwards the graph holds no composite op; ``log`` gets what was declined, and why."""
+    return rewrite(graph, RULES, log=log)

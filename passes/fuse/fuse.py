@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import prod
 
-from fusec.ir.attributes import DotAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Op
 from fusec.passes.fuse.attention import match_attention
 from fusec.passes.fuse.grow import Log, grow_consumers, grow_producers, seed, seed_reduction
 from fusec.passes.fuse.partition import Group, Partition, build_fused_graph, view_position
+
+from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.graph import Graph, Op
 from fusec.runtime.program import Declined
 
 CHEAP_FLOPS = 4
@@ -34,7 +35,7 @@ def fuse_attention(partition: Partition, log: Log) -> None:
     for op in partition.graph.ops:
         if op.name != "dot" or op in partition.owner:
             continue
-        found = match_attention(partition.graph, op, partition)
+        found = match_attention(partition, op)
         if isinstance(found, Declined):
             if found.reason:
                 log(found)
@@ -80,7 +81,9 @@ def fuse_rows(partition: Partition, log: Log) -> None:
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         size = prod(group.domain)
-        grow_producers(partition, group, lambda p, n=size: p.result.type.size * 2 >= n or p.definition.flops <= CHEAP_FLOPS)
+        grow_producers(
+            partition, group, lambda p, n=size: p.result.type.size * 2 >= n or p.definition.flops <= CHEAP_FLOPS
+        )
 
 
 def _place_producers(partition: Partition, group: Group, op: Op) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Graph, Op, Value
 from fusec.passes.fuse.partition import (
     Group,
     Partition,
@@ -14,6 +12,9 @@ from fusec.passes.fuse.partition import (
     elementwise_position,
     view_position,
 )
+
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import Graph, Op, Value
 from fusec.runtime.program import Declined
 
 POINTWISE = ("elementwise", "data")
@@ -71,8 +72,13 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     if position is None:
         return
     if partition.would_cycle(group.ops, op):
-        log(Declined(f"{op.name} into {group.kind}", "it also reads a value that another kernel makes from this one",
-                     op.location))
+        log(
+            Declined(
+                f"{op.name} into {group.kind}",
+                "it also reads a value that another kernel makes from this one",
+                op.location,
+            )
+        )
         return
     if op.definition.kind == "reduce":
         _place_reduction(group, op)

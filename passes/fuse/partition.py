@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import networkx as nx
+from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index
 
 from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
-from fusec.passes.lower.inline import broadcast_index, fresh_index, pure, reshape_index
 
 Position = tuple[Index, ...]
 
@@ -197,6 +197,24 @@ def broadcast_position(op: Op, group: Group) -> Position | None:
         return None
     matches = broadcast_index(group.identity, operand.type.static_shape) == group.position[operand]
     return group.identity if matches else None
+
+
+def positions_of(body: Graph, group: Group) -> dict[Value, Position]:
+    """Completes ``group.position`` over the body, as fusion did when it made the group."""
+    for op in body.ops:
+        if op.result in group.position or not any(v in group.position for v in op.operands):
+            continue
+        kind = op.definition.kind
+        position: Position | None = None
+        if kind == "view":
+            position = view_position(op, group.position[op.operands[0]])
+            if position is None and op.name == "broadcast" and group.reduced is not None:
+                position = broadcast_position(op, group)
+        elif kind == "elementwise":
+            position = elementwise_position(op, group)
+        if position is not None:
+            group.position[op.result] = position
+    return group.position
 
 
 def build_fused_graph(partition: Partition) -> Graph:

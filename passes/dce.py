@@ -1,0 +1,17 @@
+"""Dead code: ops whose results nothing reads."""
+
+from __future__ import annotations
+
+from fusec.ir.graph import Graph, Op, Value
+
+
+def dce(graph: Graph) -> Graph:
+    """The graph without the ops that no output depends on. Ops have no effects, so that goes for library calls too."""
+    live: set[Value] = set(graph.outputs)
+    kept: list[Op] = []
+    for op in reversed(graph.ops):
+        if live.isdisjoint(op.results):
+            continue
+        kept.append(op)
+        live.update(op.operands)
+    return graph if len(kept) == len(graph.ops) else graph.with_ops(reversed(kept))

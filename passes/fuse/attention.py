@@ -1,0 +1,168 @@
+"""Attention, derived: dot → maps → softmax over the row → dot.
+
+The match is on structure alone. What happens to the scores between the first product and the softmax (scale,
+bias, mask, soft cap, anything pointwise) is carried along, not recognised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.passes.fuse.partition import Partition
+
+from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.graph import Op, Value
+from fusec.runtime.program import Declined
+
+RULE = "dot(softmax(maps(dot(q, k))), v) => attention"
+_REORDERING = ("permute", "reshape", "broadcast")
+
+
+@dataclass(frozen=True)
+class AttentionMatch:
+    """The parts of an attention.
+
+    scores: the softmax's argument; score_dot makes it through score_ops. axis: of the scores, that is normalised.
+    normalized: the value ``exp(scores - max) / sum``; weights: what the second dot reads, a view or cast of it.
+    weights_side: which operand of value_dot the weights are. ops: everything that becomes the kernel.
+    """
+
+    score_dot: Op
+    score_ops: tuple[Op, ...]
+    scores: Value
+    axis: int
+    normalized: Value
+    value_dot: Op
+    weights_side: int
+    ops: frozenset[Op]
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    scores: Value
+    axis: int
+    ops: tuple[Op, ...]
+
+
+def match_attention(partition: Partition, value_dot: Op) -> AttentionMatch | Declined:
+    """The attention that ends in ``value_dot``. A Declined with an empty reason when it looks nothing like one."""
+    nearest = Declined(RULE, "", value_dot.location)
+    for side in (0, 1):
+        found = _match_side(partition, value_dot, side)
+        if isinstance(found, AttentionMatch):
+            return found
+        if found.reason:
+            nearest = found
+    return nearest
+
+
+def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatch | Declined:
+    def no(reason: str) -> Declined:
+        return Declined(RULE, reason, value_dot.location)
+
+    assert isinstance(value_dot.attributes, DotAttributes)
+    weights = value_dot.operands[side]
+    passed, normalized = _strip(partition, weights)
+    divide = partition.producers.get(normalized)
+    if divide is None or divide.name != "div":
+        return no("")
+    softmax = _match_softmax(partition, divide)
+    if softmax is None:
+        return no("")
+    if len(value_dot.attributes.lhs_contract) != 1:
+        return no("the second product contracts more than one axis")
+    products = _products_above(partition, softmax.scores)
+    if len(products) != 1:
+        return no(f"{len(products)} products of the scores' size feed the softmax; exactly one is needed")
+    score_dot = products[0]
+    between = _between(partition, score_dot, softmax.scores)
+    ops = frozenset(
+        (score_dot, value_dot, divide, *between, *softmax.ops, *(p for p in passed if p not in partition.free))
+    )
+    for op in ops:
+        if op is value_dot:
+            continue
+        if op in partition.owner:
+            return no(f"{op.result} is already part of another kernel")
+        if partition.escapes(op):
+            return no(f"{op.result} is also an output, so it must be stored whole")
+        others = [c for c in partition.compute_consumers(op) if c not in ops]
+        if others:
+            return no(f"{op.result} is also read by {others[0].name} ({others[0].location or 'unknown line'})")
+    return AttentionMatch(score_dot, tuple(between), softmax.scores, softmax.axis, normalized, value_dot, side, ops)
+
+
+def _strip(partition: Partition, value: Value) -> tuple[list[Op], Value]:
+    """Walks up through views, casts and copies."""
+    passed: list[Op] = []
+    op = partition.producers.get(value)
+    while op is not None and (op.name in _REORDERING or op.name in ("cast", "copy")):
+        passed.append(op)
+        value = op.operands[0]
+        op = partition.producers.get(value)
+    return passed, value
+
+
+def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
+    """``div(exp(sub(s, max(s))), sum(exp(...)))`` over one axis."""
+    exponentials, total = divide.operands
+    sum_op = _producer(partition, _strip(partition, total)[1], "reduce_sum")
+    exp_op = _producer(partition, exponentials, "exp")
+    if sum_op is None or exp_op is None or sum_op.operands[0] is not exponentials:
+        return None
+    sub_op = _producer(partition, exp_op.operands[0], "sub")
+    if sub_op is None:
+        return None
+    scores, peak = sub_op.operands
+    max_op = _producer(partition, _strip(partition, peak)[1], "reduce_max")
+    if max_op is None or max_op.operands[0] is not scores:
+        return None
+    if max_op.attributes != sum_op.attributes:
+        return None
+    assert isinstance(sum_op.attributes, ReduceAttributes)
+    if len(sum_op.attributes.axes) != 1 or scores.type.shape != exponentials.type.shape:
+        return None
+    return _Softmax(scores, sum_op.attributes.axes[0], (sum_op, exp_op, sub_op, max_op))
+
+
+def _producer(partition: Partition, value: Value, name: str) -> Op | None:
+    op = partition.producers.get(value)
+    return op if op is not None and op.name == name else None
+
+
+def _products_above(partition: Partition, scores: Value) -> list[Op]:
+    """Dots of the scores' size that reach them through pointwise ops and views."""
+    found: dict[Op, None] = {}
+    seen: set[Value] = set()
+    stack = [scores]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        op = partition.producers.get(value)
+        if op is None:
+            continue
+        if op.name == "dot":
+            if value.type.size == scores.type.size:
+                found[op] = None
+        elif op in partition.free or op.definition.kind == "elementwise":
+            stack.extend(op.operands)
+    return list(found)
+
+
+def _between(partition: Partition, start: Op, end: Value) -> list[Op]:
+    """The compute ops on the ways from ``start`` to ``end``, in graph order."""
+    reached: dict[Value, bool] = {start.result: True}
+
+    def reaches(value: Value) -> bool:
+        if value not in reached:
+            op = partition.producers.get(value)
+            passes = op is not None and (op in partition.free or op.definition.kind == "elementwise")
+            reached[value] = False
+            reached[value] = passes and op is not None and any([reaches(v) for v in op.operands])
+        return reached[value]
+
+    reaches(end)
+    ops = {partition.producers[v] for v, yes in reached.items() if yes and v in partition.producers}
+    return sorted((op for op in ops if op not in partition.free and op is not start), key=partition.order.__getitem__)

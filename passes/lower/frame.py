@@ -1,0 +1,202 @@
+"""What lowering a group starts from: its buffers, its inliner and the positions of its outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from fusec.passes.fuse.partition import Group, Position
+from fusec.passes.inline import Inliner, Leaf, Subscripts
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import DotAttributes, FusedAttributes
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.index import Expr, Index, Symbol, coefficient, substitute
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads
+
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills."""
+
+    kernel: Kernel
+    sources: tuple[Value, ...]
+    packed: Buffer
+
+
+@dataclass(frozen=True)
+class LoweredGroup:
+    """A group's kernel, what to pass for each of its parameters, and the packing that comes first."""
+
+    kernel: Kernel
+    arguments: tuple[Value | Buffer, ...]
+    packs: tuple[PackPlan, ...]
+    schedule: tuple[tuple[str, int | str], ...]
+
+
+class Frame:
+    """One fused op being lowered.
+
+    ``strides`` gives the layout in memory, in elements, of each operand and result.
+    """
+
+    def __init__(self, op: Op, strides: Mapping[Value, Strides], name: str) -> None:
+        assert isinstance(op.attributes, FusedAttributes)
+        self.op = op
+        self.body: Graph = op.attributes.body
+        self.name = name
+        self.producers = self.body.producers()
+        self._taken: set[str] = set()
+        self.buffers: dict[Value, Buffer] = {}
+        for value in (*self.body.inputs, *self.body.outputs):
+            if value not in self.buffers:
+                self.buffers[value] = Buffer(
+                    _identifier(value.name, self._taken), value.type.dtype, value.type.static_shape, strides[value]
+                )
+        self.inliner = Inliner(self.producers, {v: self._leaf(v) for v in self.body.inputs})
+        self.extra: list[Buffer] = []
+        self.packs: list[PackPlan] = []
+
+    def _leaf(self, value: Value) -> Leaf:
+        buffer = self.buffers[value]
+        return lambda index: Load(buffer, index)
+
+    def name_of(self, value: Value) -> str:
+        """A name for scratch memory that holds ``value``, not used by another buffer of the kernel."""
+        return self.unique(value.name)
+
+    def unique(self, name: str) -> str:
+        return _identifier(name, self._taken)
+
+    def anchors(self, name: str) -> list[Op]:
+        return [op for op in self.body.ops if op.name == name]
+
+    def finish(self, kind: str, body: Block, schedule: Iterable[tuple[str, int | str]] = ()) -> LoweredGroup:
+        """The kernel, with only the parameters that its body uses, outputs last."""
+        used = buffers_in(body)
+        value_of = {b: v for v, b in self.buffers.items()}
+        outputs = [self.buffers[v] for v in self.body.outputs]
+        inputs = [self.buffers[v] for v in self.body.inputs if self.buffers[v] in used]
+        packed = [b for b in self.extra if b in used]
+        parameters = (*inputs, *packed, *outputs)
+        kernel = Kernel(self.name, kind, parameters, len(outputs), body, group_flops(self.body), group_bytes(self.body))
+        arguments = tuple(value_of.get(b, b) for b in parameters)
+        return LoweredGroup(kernel, arguments, tuple(self.packs), tuple(schedule))
+
+    def input_of(self, buffer: Buffer) -> Value:
+        """The body input that a parameter buffer stands for."""
+        for value in self.body.inputs:
+            if self.buffers[value] is buffer:
+                return value
+        raise LoweringError(f"{buffer} is not an input of {self.name}")
+
+
+def _identifier(name: str, taken: set[str]) -> str:
+    base = re.sub(r"\W", "_", name)
+    if not base or base[0].isdigit():
+        base = f"v{base}"
+    candidate, count = base, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{base}_{count}"
+    taken.add(candidate)
+    return candidate
+
+
+def place(position: Position, group: Group, domain: tuple[Index, ...]) -> tuple[Index, ...]:
+    """A position with the group's own symbols replaced by the index of a domain point."""
+    table = {s: d for s, d in zip(group.identity, domain, strict=True) if isinstance(s, Symbol)}
+    return tuple(substitute(i, table) for i in position)
+
+
+def expect_index(value: Value, wanted: tuple[Index, ...], element: ScalarExpr) -> Leaf:
+    """A leaf that is ``element``, and only at the index that the domain point has."""
+
+    def leaf(index: Subscripts) -> ScalarExpr:
+        if tuple(index) != wanted:
+            raise LoweringError(f"{value} is read at {index} where its kernel has it at {wanted}")
+        return element
+
+    return leaf
+
+
+def statements(block: Block) -> Iterable[Statement]:
+    """Every statement of the block and of the blocks inside it."""
+    for s in block:
+        yield s
+        if isinstance(s, Grid | Loop):
+            yield from statements(s.body)
+        elif isinstance(s, If):
+            yield from statements(s.body)
+            yield from statements(s.orelse)
+
+
+def buffers_in(block: Block) -> set[Buffer]:
+    """Every buffer that the block reads or writes."""
+    found: set[Buffer] = set()
+    for s in statements(block):
+        match s:
+            case Map() | Store() | Reduce():
+                found.add(s.target)
+                found.update(x.buffer for x in loads(s.value))
+            case Dot():
+                found.update(x.buffer for x in (s.accumulator, s.a, s.b))
+            case Alloc():
+                found.add(s.buffer)
+            case _:
+                pass
+    return found
+
+
+def group_flops(body: Graph) -> int:
+    """Floating-point operations of a group's body."""
+    total = 0
+    for op in body.ops:
+        total += op_flops(op)
+    return total
+
+
+def op_flops(op: Op) -> int:
+    """Operations of one op: two a multiply-add, the table's hint for an elementwise op, one an element reduced."""
+    if isinstance(op.attributes, DotAttributes):
+        shape = op.operands[0].type.static_shape
+        return 2 * op.result.type.size * prod(shape[a] for a in op.attributes.lhs_contract)
+    kind = op.definition.kind
+    if kind == "elementwise":
+        return op.definition.flops * op.result.type.size
+    if kind == "reduce":
+        return op.operands[0].type.size
+    return 0
+
+
+def group_bytes(body: Graph) -> int:
+    """The least that a group must move: each input read once, each output written once."""
+    return sum(v.type.nbytes for v in (*body.inputs, *body.outputs))
+
+
+def is_linear(load: Load, symbols: Iterable[Symbol]) -> bool:
+    """True when the load's address is linear in each of the symbols."""
+    return all(address_step(load, s) is not None for s in symbols)
+
+
+def address_step(load: Load, s: Symbol) -> int | None:
+    """Elements between the load's addresses at neighbouring values of ``s``; None when that is no constant."""
+    total = 0
+    for i, stride in zip(load.index, load.buffer.strides, strict=True):
+        if not isinstance(i, int | Expr):
+            return None
+        k = coefficient(i, s)
+        if k is None:
+            flat: Index = 0
+            for j, st in zip(load.index, load.buffer.strides):
+                if not isinstance(j, int | Expr):
+                    return None
+                flat = flat + j * st
+            return coefficient(flat, s)
+        total += k * stride
+    return total

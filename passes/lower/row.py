@@ -1,0 +1,247 @@
+"""A row kernel: reductions over the same rows, and the maps around them, while the row is in cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.inline import Subscripts
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
+from fusec.passes.schedule.row import RowSchedule
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import Index, Symbol, add, delinearize, minimum, mul, sub, substitute, symbol, symbols_of
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType, f32
+from fusec.tile.nodes import Alloc, Block, Grid, Iter, Loop, Map, Reduce, ReduceOp, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, reindex, walk
+
+_OPS: dict[str, ReduceOp] = {
+    "reduce_sum": "sum",
+    "reduce_prod": "prod",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_any": "any",
+    "reduce_all": "all",
+}
+KEEP_ABOVE_FLOPS = 4
+"""A value read by a later phase is kept in scratch when computing it again costs more than this."""
+
+
+@dataclass(frozen=True)
+class _Space:
+    """The loop structure: ``row`` is a loop variable, ``reduced`` an iterator, ``lane`` one of kept elements or None.
+
+    ``shift`` turns the lane's tight symbol into block and lane. ``point`` is the domain point they make.
+    """
+
+    row: Symbol
+    reduced: Iter
+    lane: Iter | None
+    shift: dict[Symbol, Index]
+    point: tuple[Index, ...]
+    kept: tuple[Index, ...]
+
+    @property
+    def whole(self) -> tuple[Iter, ...]:
+        return (self.reduced,) if self.lane is None else (self.reduced, self.lane)
+
+    @property
+    def row_domain(self) -> tuple[Iter, ...]:
+        if self.lane is None:
+            return (Iter(symbol("one", 0, 0), 1),)
+        return (self.lane,)
+
+    @property
+    def row_index(self) -> tuple[Index, ...]:
+        return (0,) if self.lane is None else (self.lane.var,)
+
+    @property
+    def whole_index(self) -> tuple[Index, ...]:
+        return (self.reduced.var, *self.row_index)
+
+
+def lower_row(frame: Frame, schedule: RowSchedule) -> LoweredGroup:
+    """Each task takes some rows; each row is reduced and mapped phase by phase."""
+    anchors = [op for op in frame.body.ops if op.definition.kind == "reduce"]
+    shape = anchors[0].operands[0].type.static_shape
+    assert isinstance(anchors[0].attributes, ReduceAttributes)
+    axes = anchors[0].attributes.axes
+    group = Group("row", shape, reduced=axes)
+    group.position[anchors[0].operands[0]] = group.identity
+    for op in anchors:
+        group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in axes)
+    for value in frame.body.outputs:
+        if value.type.static_shape == shape and value not in group.position:
+            group.position[value] = group.identity
+    positions_of(frame.body, group)
+    kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
+    reduced_inner = _reduced_is_innermost(frame, anchors[0], shape, kept_axes)
+    writer = _Phases(frame, schedule, group, anchors)
+    if reduced_inner or not kept_axes:
+        return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
+    return writer.rows_on_kept_lanes(shape, kept_axes, axes)
+
+
+def _reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[int, ...], kept: tuple[int, ...]) -> bool:
+    """True when neighbours along the reduced axes are nearer in memory than those along the last kept axis."""
+    axes = tuple(a for a in range(len(shape)) if a not in kept)
+    if not kept or not axes:
+        return True
+    tight = tuple(symbol(f"p{a}", 0, max(n - 1, 0)) for a, n in enumerate(shape))
+    try:
+        found = loads(frame.inliner.at(anchor.operands[0], tight))
+    except LoweringError:
+        found = []
+    largest = max(found, key=lambda x: prod(x.buffer.shape), default=None)
+    if largest is None:
+        return True
+    along_reduced = address_step(largest, tight[axes[-1]])
+    along_kept = address_step(largest, tight[kept[-1]])
+    return not (along_kept in (1, -1) and along_reduced not in (1, -1))
+
+
+class _Phases:
+    """Writes the statements of one row, reduction after reduction, then the stores."""
+
+    def __init__(self, frame: Frame, schedule: RowSchedule, group: Group, anchors: list[Op]) -> None:
+        self.frame = frame
+        self.schedule = schedule
+        self.group = group
+        self.anchors = anchors
+        self.statements: list[Statement] = []
+
+    def rows_on_reduced_lanes(
+        self, shape: tuple[int, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...]
+    ) -> LoweredGroup:
+        kept = tuple(shape[a] for a in kept_axes)
+        rows, length = prod(kept), prod(shape[a] for a in axes)
+        r, j = symbol("r", 0, max(rows - 1, 0)), symbol("j", 0, max(length - 1, 0))
+        kept_index = delinearize(r, kept) if kept else ()
+        point = _merge(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
+        space = _Space(r, Iter(j, length), None, {}, point, kept_index)
+        body = self._row(space)
+        task = self.schedule.task_rows
+        tasks = -(-rows // task)
+        g = symbol("g", 0, max(tasks - 1, 0))
+        stop: Index = add(mul(g, task), task)
+        if rows % task:
+            stop = minimum(stop, rows)
+        loop = Loop(r, mul(g, task), stop, 1, body)
+        return self.frame.finish("row", (Grid((Iter(g, tasks),), (loop,)),), (("rows", task), ("lanes", length)))
+
+    def rows_on_kept_lanes(
+        self, shape: tuple[int, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...]
+    ) -> LoweredGroup:
+        last = kept_axes[-1]
+        outer_axes = kept_axes[:-1]
+        outer = tuple(shape[a] for a in outer_axes)
+        rows, length, width = prod(outer), prod(shape[a] for a in axes), shape[last]
+        lanes = min(self.schedule.lanes, width)
+        r, j = symbol("r", 0, max(rows - 1, 0)), symbol("j", 0, max(length - 1, 0))
+        whole, lane = symbol("w", 0, max(width - 1, 0)), symbol("l", 0, lanes - 1)
+        blocks = -(-width // lanes)
+        c = symbol("c", 0, max(blocks - 1, 0))
+        shift: dict[Symbol, Index] = {whole: add(mul(c, lanes), lane)}
+        kept_index = (*delinearize(r, outer), whole) if outer else (whole,)
+        point = _merge(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
+        limit = None if width % lanes == 0 else sub(width, mul(c, lanes))
+        space = _Space(r, Iter(j, length), Iter(lane, lanes, limit), shift, point, kept_index)
+        body = self._row(space)
+        grid = Grid((Iter(r, rows), Iter(c, blocks)), body)
+        return self.frame.finish("row", (grid,), (("lanes", lanes), ("reduced", length)))
+
+    def _row(self, space: _Space) -> Block:
+        done: set[Op] = set()
+        for op in self.anchors:
+            self._keep_shared(space, op.operands[0], done)
+            self._reduce(space, op)
+            done.add(op)
+        for value in self.frame.body.outputs:
+            self._store(space, value)
+        return tuple(self.statements)
+
+    def _reduce(self, space: _Space, op: Op) -> None:
+        dtype = _accumulator(op.result.type.dtype)
+        width = 1 if space.lane is None else space.lane.extent
+        target = Buffer(f"{self.frame.name_of(op.result)}", dtype, (width,), (1,), "tile")
+        element = self._at(space, op.operands[0], space.point)
+        self.statements.append(Alloc(target))
+        self.statements.append(Reduce(space.whole, target, space.row_index, _OPS[op.name], element))
+        where = place(self.group.position[op.result], self.group, space.point)
+        self._leaf(op.result, where, Load(target, space.row_index))
+
+    def _leaf(self, value: Value, where: tuple[Index, ...], element: ScalarExpr) -> None:
+        self.frame.inliner.add_leaf(value, expect_index(value, where, element))
+
+    def _keep_shared(self, space: _Space, value: Value, done: set[Op]) -> None:
+        """Keeps a reduction's operand in scratch when a later phase reads it and it is dear to compute again."""
+        producer = self.frame.producers.get(value)
+        if producer is None or producer.definition.kind != "elementwise" or value in self.frame.inliner.leaves:
+            return
+        if not self._read_later(value, done):
+            return
+        element = self._at(space, value, space.point)
+        length = space.reduced.extent
+        width = 1 if space.lane is None else space.lane.extent
+        dtype = _accumulator(value.type.dtype)
+        cost = sum(_flops(n) for n in walk(element))
+        if cost <= KEEP_ABOVE_FLOPS or length * width * dtype.itemsize > self.schedule.keep_bytes:
+            return
+        target = Buffer(self.frame.name_of(value), dtype, (length, width), (width, 1), "tile")
+        self.statements.append(Alloc(target))
+        if space.lane is None:
+            target = Buffer(target.name, dtype, (length,), (1,), "tile")
+            self.statements[-1] = Alloc(target)
+            index: tuple[Index, ...] = (space.reduced.var,)
+        else:
+            index = space.whole_index
+        self.statements.append(Map(space.whole, target, index, element))
+        self._leaf(
+            value,
+            place(self.group.position.get(value, self.group.identity), self.group, space.point),
+            Load(target, index),
+        )
+
+    def _read_later(self, value: Value, done: set[Op]) -> bool:
+        users = [op for op in self.frame.body.ops if value in op.operands and op not in done]
+        return len(users) > 1 or value in self.frame.body.outputs
+
+    def _store(self, space: _Space, value: Value) -> None:
+        position = self.group.position.get(value)
+        if position is None:
+            raise LoweringError(f"{value} does not lie over the rows of its kernel")
+        at = place(position, self.group, space.point)
+        element = self._at(space, value, at)
+        index = tuple(substitute(i, space.shift) for i in at)
+        whole = any(s in _symbols(index) for s in (space.reduced.var,)) if space.reduced.extent != 1 else True
+        domain = space.whole if whole else space.row_domain
+        self.statements.append(Store(domain, self.frame.buffers[value], index, element))
+
+    def _at(self, space: _Space, value: Value, index: Subscripts) -> ScalarExpr:
+        return reindex(self.frame.inliner.at(value, index), space.shift)
+
+
+def _symbols(index: tuple[Index, ...]) -> set[Symbol]:
+    return {s for i in index for s in symbols_of(i)}
+
+
+def _merge(
+    rank: int, kept_axes: tuple[int, ...], kept: tuple[Index, ...], axes: tuple[int, ...], reduced: tuple[Index, ...]
+) -> tuple[Index, ...]:
+    point: list[Index] = [0] * rank
+    for axis, i in (*zip(kept_axes, kept, strict=True), *zip(axes, reduced, strict=True)):
+        point[axis] = i
+    return tuple(point)
+
+
+def _accumulator(dtype: DType) -> DType:
+    """Half types accumulate in f32."""
+    return f32 if dtype.is_float and dtype.bits < 32 else dtype
+
+
+def _flops(node: ScalarExpr) -> int:
+    return OPS[node.op].flops if isinstance(node, Apply) and node.op in OPS else 0
