@@ -26,10 +26,11 @@ INT32_MAX = 2**31 - 1
 class Expr:
     """An interned integer expression. Compare with ``is`` or ``==``; both mean the same."""
 
-    __slots__ = ("__weakref__", "_bounds", "key")
+    __slots__ = ("__weakref__", "_bounds", "_text", "key")
     _table: ClassVar[dict[object, Expr]] = {}
     key: tuple[object, ...]
     _bounds: Range
+    _text: str
 
     def __add__(self, other: Index) -> Index:
         return add(self, other)
@@ -58,8 +59,18 @@ class Expr:
     def __mod__(self, other: Index) -> Index:
         return mod(self, other)
 
+    def __str__(self) -> str:
+        text: str | None = getattr(self, "_text", None)
+        if text is None:
+            text = self._text = self._spell()
+        return text
+
     def __repr__(self) -> str:
         return str(self)
+
+    def _spell(self) -> str:
+        """The text, which is built once: sums are sorted by it."""
+        raise NotImplementedError
 
     def __reduce__(self) -> tuple[Callable[[str], Index], tuple[str]]:
         raise TypeError("index expressions are saved as text, not pickled")
@@ -73,7 +84,7 @@ class Symbol(Expr):
     lo: int | None
     hi: int | None
 
-    def __str__(self) -> str:
+    def _spell(self) -> str:
         return self.name
 
 
@@ -84,7 +95,7 @@ class Sum(Expr):
     constant: int
     terms: tuple[tuple[Expr, int], ...]
 
-    def __str__(self) -> str:
+    def _spell(self) -> str:
         parts: list[str] = []
         for atom, k in self.terms:
             text = str(atom) if abs(k) == 1 else f"{abs(k)}*{atom}"
@@ -103,19 +114,19 @@ class FloorDiv(Expr):
     value: Expr
     divisor: Index
 
-    def __str__(self) -> str:
-        return f"({self.value} // {self.divisor})"
+    def _spell(self) -> str:
+        return f"({self.value} // {_spell_divisor(self.divisor)})"
 
 
 class Mod(Expr):
-    """``value - divisor * floor(value / divisor)``, in ``[0, divisor)``."""
+    """``value - divisor * floor(value / divisor)``, which has the divisor's sign."""
 
     __slots__ = ("divisor", "value")
     value: Expr
     divisor: Index
 
-    def __str__(self) -> str:
-        return f"({self.value} % {self.divisor})"
+    def _spell(self) -> str:
+        return f"({self.value} % {_spell_divisor(self.divisor)})"
 
 
 class Extremum(Expr):
@@ -126,7 +137,7 @@ class Extremum(Expr):
     b: Index
     largest: bool
 
-    def __str__(self) -> str:
+    def _spell(self) -> str:
         return f"{'max' if self.largest else 'min'}({self.a}, {self.b})"
 
 
@@ -136,8 +147,12 @@ class Product(Expr):
     __slots__ = ("factors",)
     factors: tuple[Expr, ...]
 
-    def __str__(self) -> str:
+    def _spell(self) -> str:
         return "*".join(map(str, self.factors))
+
+
+def _spell_divisor(divisor: Index) -> str:
+    return f"({divisor})" if isinstance(divisor, Product) else str(divisor)
 
 
 def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
@@ -158,6 +173,15 @@ def symbol(name: str, lo: int | None = 0, hi: int | None = None) -> Symbol:
     return _intern(Symbol, (name, lo, hi), name=name, lo=lo, hi=hi)
 
 
+def _order(e: Index) -> tuple[str, int]:
+    """By text; two symbols of one name are told apart by identity."""
+    return str(e), id(e)
+
+
+def _term_order(term: tuple[Expr, int]) -> tuple[str, int]:
+    return _order(term[0])
+
+
 def _terms(e: Index) -> tuple[int, dict[Expr, int]]:
     if isinstance(e, int):
         return e, {}
@@ -176,7 +200,7 @@ def _make_sum(constant: int, terms: dict[Expr, int]) -> Index:
         ((atom, k),) = terms.items()
         if k == 1:
             return atom
-    ordered = tuple(sorted(terms.items(), key=lambda item: str(item[0])))
+    ordered = tuple(sorted(terms.items(), key=_term_order))
     return _intern(Sum, (constant, tuple((id(a), k) for a, k in ordered)), constant=constant, terms=ordered)
 
 
@@ -233,7 +257,7 @@ def _product(x: Expr, y: Expr) -> Expr:
     factors: list[Expr] = []
     for e in (x, y):
         factors.extend(e.factors if isinstance(e, Product) else (e,))
-    ordered = tuple(sorted(factors, key=str))
+    ordered = tuple(sorted(factors, key=_order))
     return _intern(Product, tuple(map(id, ordered)), factors=ordered)
 
 
@@ -308,7 +332,7 @@ def _extremum(a: Index, b: Index, *, largest: bool) -> Index:
         return a if largest else b
     if hi is not None and hi <= 0:
         return b if largest else a
-    first, second = sorted((a, b), key=str)
+    first, second = sorted((a, b), key=_order)
     key = tuple(x if isinstance(x, int) else id(x) for x in (first, second))
     return _intern(Extremum, (largest, *key), a=first, b=second, largest=largest)
 
@@ -341,11 +365,12 @@ def _bounds(e: Expr) -> Range:
         case FloorDiv():
             lo, hi = bounds(e.value)
             if not isinstance(e.divisor, int):
-                return (0 if lo is not None and lo >= 0 else None), None
+                return _quotient_bounds((lo, hi), bounds(e.divisor))
             return (None if lo is None else lo // e.divisor), (None if hi is None else hi // e.divisor)
         case Mod():
-            _, hi = bounds(e.divisor)
-            return 0, (None if hi is None else hi - 1)
+            lo, hi = bounds(e.divisor)
+            low = None if lo is None else min(lo + 1, 0)
+            return low, (None if hi is None else max(hi - 1, 0))
         case Extremum():
             pairs = [bounds(e.a), bounds(e.b)]
             return _extremum_bound([p[0] for p in pairs], e.largest, True), _extremum_bound(
@@ -354,6 +379,14 @@ def _bounds(e: Expr) -> Range:
         case Product():
             return _product_bounds([bounds(f) for f in e.factors])
     raise AssertionError(type(e))
+
+
+def _quotient_bounds(value: Range, divisor: Range) -> Range:
+    """Of a quotient by an expression, which is known only where nothing is negative."""
+    (lo, hi), (least, most) = value, divisor
+    if lo is None or lo < 0 or least is None or least < 0:
+        return None, None
+    return (0 if most is None else lo // max(most, 1)), (None if hi is None else hi // max(least, 1))
 
 
 def _extremum_bound(ends: list[int | None], largest: bool, lower: bool) -> int | None:
@@ -468,13 +501,21 @@ def needs_int64(*extremes: Index) -> bool:
 
 
 def parse_index(text: str, lookup: Callable[[str], Index]) -> Index:
-    """Reads what ``str`` writes. ``lookup`` gives the symbol of a name. ParseError on anything else."""
+    """Reads what ``str`` writes. ``lookup`` gives the symbol of a name.
+
+    ParseError on anything else, ZeroDivisionError for a division by 0.
+    """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise ParseError(f"not an index expression: {text!r}") from None
-    return _from_ast(tree, text, lookup)
+        return _from_ast(tree, text, lookup)
+    except ParseError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ParseError(f"not an index expression: {text[:80]!r}") from None
 
+
+MOST_TERMS = 256
+"""A text that expands to a longer sum is refused: a short one can stand for an endless product."""
 
 _BINARY: dict[type[ast.operator], Callable[[Index, Index], Index]] = {
     ast.Add: add,
@@ -487,14 +528,17 @@ _BINARY: dict[type[ast.operator], Callable[[Index, Index], Index]] = {
 
 def _from_ast(node: ast.expr, text: str, lookup: Callable[[str], Index]) -> Index:
     match node:
-        case ast.Constant(value=int() as number):
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
             return lookup(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return mul(_from_ast(operand, text, lookup), -1)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_from_ast(left, text, lookup), _from_ast(right, text, lookup))
+            result = _BINARY[type(op)](_from_ast(left, text, lookup), _from_ast(right, text, lookup))
+            if isinstance(result, Sum) and len(result.terms) > MOST_TERMS:
+                raise ParseError(f"index expression of more than {MOST_TERMS} terms: {text[:80]!r}")
+            return result
         case ast.Call(func=ast.Name(id="min" | "max" as which), args=[a, b]):
             return _extremum(_from_ast(a, text, lookup), _from_ast(b, text, lookup), largest=which == "max")
-    raise ParseError(f"not an index expression: {text!r}")
+    raise ParseError(f"not an index expression: {text[:80]!r}")

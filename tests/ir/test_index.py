@@ -1,0 +1,253 @@
+"""Index arithmetic against brute-force evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusec.errors import ParseError
+from fusec.ir.index import (
+    INT32_MAX,
+    Expr,
+    Index,
+    add,
+    bounds,
+    coefficient,
+    delinearize,
+    evaluate,
+    floordiv,
+    linearize,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    needs_int64,
+    parse_index,
+    sub,
+    substitute,
+    symbol,
+    symbols_of,
+)
+
+SYMBOLS = {
+    "i": symbol("i", 0, 7),
+    "j": symbol("j", -3, 4),
+    "n": symbol("n", 1, 5),
+    "B": symbol("B"),
+    "z": symbol("z", None, 9),
+}
+VALUES = {
+    "i": st.integers(0, 7),
+    "j": st.integers(-3, 4),
+    "n": st.integers(1, 5),
+    "B": st.integers(0, 50),
+    "z": st.integers(-40, 9),
+}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An expression as written: how to build it, and what it is in plain integers."""
+
+    build: Callable[[], Index]
+    value: Callable[[Mapping[str, int]], int]
+
+
+def _leaf(name: str) -> Tree:
+    return Tree(lambda: SYMBOLS[name], lambda env: env[name])
+
+
+def _number(k: int) -> Tree:
+    return Tree(lambda: k, lambda env: k)
+
+
+def _join(a: Tree, b: Tree, make: Callable[[Index, Index], Index], plain: Callable[[int, int], int]) -> Tree:
+    return Tree(lambda: make(a.build(), b.build()), lambda env: plain(a.value(env), b.value(env)))
+
+
+def _nodes(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+    divisor = st.integers(-6, 6).filter(bool).map(_number) | st.just(_leaf("n"))
+    return st.one_of(
+        st.builds(lambda a, b: _join(a, b, add, lambda x, y: x + y), inner, inner),
+        st.builds(lambda a, b: _join(a, b, sub, lambda x, y: x - y), inner, inner),
+        st.builds(lambda a, b: _join(a, b, mul, lambda x, y: x * y), inner, inner),
+        st.builds(lambda a, b: _join(a, b, minimum, min), inner, inner),
+        st.builds(lambda a, b: _join(a, b, maximum, max), inner, inner),
+        st.builds(lambda a, b: _join(a, b, floordiv, lambda x, y: x // y), inner, divisor),
+        st.builds(lambda a, b: _join(a, b, mod, lambda x, y: x % y), inner, divisor),
+    )
+
+
+TREES = st.recursive(
+    st.sampled_from(sorted(SYMBOLS)).map(_leaf) | st.integers(-9, 9).map(_number), _nodes, max_leaves=8
+)
+ENVIRONMENTS = st.fixed_dictionaries(VALUES)
+
+
+@settings(max_examples=400, deadline=None)
+@given(TREES, st.lists(ENVIRONMENTS, min_size=3, max_size=3))
+def test_simplified_value_equals_the_value_as_written(tree: Tree, environments: list[dict[str, int]]) -> None:
+    e = tree.build()
+    lo, hi = bounds(e)
+    for env in environments:
+        wanted = tree.value(env)
+        assert evaluate(e, env) == wanted
+        assert lo is None or lo <= wanted
+        assert hi is None or wanted <= hi
+
+
+@settings(max_examples=400, deadline=None)
+@given(TREES)
+def test_text_is_read_back_as_the_same_object(tree: Tree) -> None:
+    e = tree.build()
+    back = parse_index(str(e), SYMBOLS.__getitem__)
+    assert back is e or (isinstance(e, int) and back == e)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TREES, TREES, ENVIRONMENTS)
+def test_substitute_then_evaluate(tree: Tree, replacement: Tree, env: dict[str, int]) -> None:
+    e = substitute(tree.build(), {SYMBOLS["B"]: replacement.build()})
+    assert evaluate(e, env) == tree.value({**env, "B": replacement.value(env)})
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_delinearize_undoes_linearize(shape: list[int]) -> None:
+    indices = [symbol(f"d{axis}_{n}", 0, n - 1) if n > 1 else 0 for axis, n in enumerate(shape)]
+    assert delinearize(linearize(indices, shape), tuple(shape)) == tuple(indices)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_linearize_undoes_delinearize(shape: list[int]) -> None:
+    size = 1
+    for n in shape:
+        size *= n
+    flat = symbol("flat", 0, size - 1)
+    indices = delinearize(flat, tuple(shape))
+    again = linearize(indices, shape)
+    places = [tuple(evaluate(i, {"flat": f}) for i in indices) for f in range(size)]
+    assert places == list(product(*map(range, shape)))
+    assert all(evaluate(again, {"flat": f}) == f for f in range(size))
+
+
+def test_a_reshape_and_its_inverse_cancel() -> None:
+    x = symbol("x", 0, 767)
+    head, rest = floordiv(x, 64), mod(x, 64)
+    assert add(mul(head, 64), rest) is x
+    assert floordiv(add(mul(head, 64), rest), 64) is head
+    inner = delinearize(linearize((head, rest), (12, 64)), (3, 4, 64))
+    assert linearize(inner, (3, 4, 64)) is x
+
+
+def test_equal_expressions_are_one_object() -> None:
+    a, b = symbol("a"), symbol("b")
+    assert (a + b) * 2 is b * 2 + 2 * a  # type: ignore[operator]
+    assert symbol("a") is a
+    assert symbol("a", 1) is not a
+    assert sub(a, a) == 0
+    assert symbols_of(mod(mul(a, b), 7)) == {a, b}
+
+
+def test_two_symbols_of_one_name_sum_to_one_object_in_either_order() -> None:
+    a, b = symbol("a", 0, 3), symbol("a", 0, 4)
+    assert add(a, b) is add(b, a)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("B*S", "B*S"),
+        ("x // (B*S)", "(x // (B*S))"),
+        ("x % (B*S)", "(x % (B*S))"),
+        ("B*S % 8", "(B*S % 8)"),
+        ("min(B, 4) + 1", "(min(4, B) + 1)"),
+        ("-B", "(-B)"),
+        ("8*B // 4", "(2*B)"),
+        ("(8*B + 3) % 4", "3"),
+    ],
+)
+def test_spelling(text: str, shown: str) -> None:
+    assert str(parse_index(text, symbol)) == shown
+
+
+def test_ranges_decide_quotients_and_extremes() -> None:
+    i = symbol("i", 0, 7)
+    assert floordiv(i, 8) == 0
+    assert mod(i, 8) is i
+    assert maximum(i, 0) is i
+    assert minimum(i, 7) is i
+    assert bounds(floordiv(i, symbol("n", 1, 5))) == (0, 7)
+    assert bounds(mod(i, symbol("n", 1, 5))) == (0, 4)
+
+
+def test_bounds_of_a_division_by_what_may_be_negative_are_open() -> None:
+    i, k = symbol("i", 0, 7), symbol("k", -3, 3)
+    lo, hi = bounds(floordiv(i, k))
+    assert lo is None
+    assert hi is None
+    assert bounds(mod(i, k)) == (-2, 2)
+
+
+def test_coefficient_of_a_linear_expression() -> None:
+    i, j = symbol("i"), symbol("j")
+    e = add(mul(i, 3), add(j, 5))
+    assert coefficient(e, i) == 3
+    assert coefficient(5, i) == 0
+    assert coefficient(add(i, floordiv(i, 2)), i) is None
+
+
+def test_needs_int64_at_the_edge() -> None:
+    assert not needs_int64(symbol("a", 0, INT32_MAX))
+    assert needs_int64(symbol("a", 0, INT32_MAX + 1))
+    assert not needs_int64(symbol("a", -INT32_MAX - 1, 0))
+    assert needs_int64(symbol("a", -INT32_MAX - 2, 0))
+    assert needs_int64(symbol("B"))
+    assert needs_int64(mul(symbol("r", 0, 65535), 65536))
+    assert not needs_int64(mul(symbol("r", 0, 32767), 65536))
+    assert not needs_int64()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "a.b", "a[0]", "__import__('os')", "1.5", "True", "a ** 2", "f(a, b)", "'x'"]
+)
+def test_what_is_not_an_index_expression_is_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="not an index expression"):
+        parse_index(text, symbol)
+
+
+def test_a_text_that_expands_without_end_is_refused() -> None:
+    total = "(" + " + ".join(f"s{n}" for n in range(9)) + ")"
+    with pytest.raises(ParseError, match="more than 256 terms"):
+        parse_index("*".join([total] * 40), symbol)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(ParseError, match="not an index expression"):
+        parse_index("-" * 50_000 + "1", symbol)
+
+
+def test_division_by_zero() -> None:
+    with pytest.raises(ZeroDivisionError):
+        floordiv(symbol("a"), 0)
+    with pytest.raises(ZeroDivisionError):
+        mod(add(symbol("a"), 1), 0)
+
+
+def test_evaluate_names_a_missing_symbol() -> None:
+    e = symbol("a")
+    assert isinstance(e, Expr)
+    with pytest.raises(KeyError, match="a"):
+        evaluate(e, {})
+
+
+def test_expressions_are_not_pickled() -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="saved as text"):
+        pickle.dumps(symbol("a"))
