@@ -62,6 +62,15 @@ def rule(*roots: str) -> Callable[[Callable[[Rewriter], Outcome]], Rule]:
     return make
 
 
+def escaping_values(graph: Graph) -> set[Value]:
+    """Values whose memory the caller sees: outputs, and what an output is a view of."""
+    escaping = set(graph.outputs)
+    for op in reversed(graph.ops):
+        if op.definition.kind == "view" and op.result in escaping:
+            escaping.update(op.operands)
+    return escaping
+
+
 class _Sweep:
     """What one forward sweep knows: the ops made so far, who makes and who uses each value, the names taken."""
 
@@ -69,6 +78,7 @@ class _Sweep:
         self.graph = graph
         self.uses = graph.uses()
         self.outputs = frozenset(graph.outputs)
+        self.escaping = escaping_values(graph)
         self.ops: list[Op] = []
         self.producers: dict[Value, Op] = {}
         self.replaced: dict[Value, Value] = {}
@@ -137,10 +147,8 @@ class Rewriter:
         self.absorbed.append(value)
 
     def escapes(self, value: Value) -> bool:
-        """True when ``value``, or a view of it, is an output of the graph: its memory is seen by the caller."""
-        if value in self._sweep.outputs:
-            return True
-        return any(u.definition.kind == "view" and self.escapes(u.result) for u in self._sweep.uses.get(value, ()))
+        """True when the caller can see the memory of ``value``: it, or a view of it, is an output of the graph."""
+        return value in self._sweep.escaping
 
     def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES, hint: str = "") -> Value:
         """Appends an op and returns its only result. VerifyError when the operands don't fit: the rule is wrong."""
@@ -192,7 +200,8 @@ class Rewriter:
     def keep(self, reduced: Value, of: Value, axes: Sequence[int]) -> Value:
         """A reduction of ``of`` with its axes put back as extent 1, so that it broadcasts against ``of``."""
         shape = [1 if axis in axes else extent for axis, extent in enumerate(of.type.shape)]
-        return self.reshape(reduced, shape, hint="keep")
+        part = reduced.name.removeprefix(f"{self.op.results[0].name}_")
+        return self.reshape(reduced, shape, hint=f"{part}_kept")
 
 
 def rewrite(

@@ -1,0 +1,52 @@
+"""Common subexpressions: ops that are alike become one."""
+
+from __future__ import annotations
+
+from fusec.passes.rewrite import escaping_values
+
+from fusec.ir.attributes import Attributes, ConstantAttributes
+from fusec.ir.graph import Graph, Op, Value, substitute
+
+_COMMUTATIVE = frozenset(
+    ("add", "mul", "maximum", "minimum", "fmax", "fmin", "eq", "ne", "logical_and", "logical_or", "logical_xor")
+    + ("bitwise_and", "bitwise_or", "bitwise_xor", "hypot")
+)
+"""Ops whose operands may be swapped without a change of any bit, a NaN's payload aside."""
+
+
+def cse(graph: Graph) -> Graph:
+    """Equal op, operands and attributes give one op, the first; the names of the others are lost.
+
+    Two values that the caller gets as separate memory stay two, and library calls are left alone.
+    """
+    escaping = escaping_values(graph)
+    merged: dict[Value, Value] = {}
+    first: dict[tuple[object, ...], Op] = {}
+    dropped: set[Op] = set()
+    for op in graph.ops:
+        if op.definition.kind in ("extern", "fused"):
+            continue
+        known = first.setdefault(_key(op, merged), op)
+        if known is op or _both_owned(known, op, escaping):
+            continue
+        merged[op.result] = known.result
+        dropped.add(op)
+    if not dropped:
+        return graph
+    return substitute(graph.with_ops(op for op in graph.ops if op not in dropped), merged)
+
+
+def _both_owned(a: Op, b: Op, escaping: set[Value]) -> bool:
+    return a.definition.kind != "view" and a.result in escaping and b.result in escaping
+
+
+def _key(op: Op, merged: dict[Value, Value]) -> tuple[object, ...]:
+    operands = [id(merged.get(v, v)) for v in op.operands]
+    if op.name in _COMMUTATIVE:
+        operands.sort()
+    return (op.name, *operands, _attributes_key(op.attributes))
+
+
+def _attributes_key(attributes: Attributes) -> object:
+    """Equal for records that mean the same; -0.0 is not 0.0, and NaN is NaN."""
+    return repr(attributes) if isinstance(attributes, ConstantAttributes) else attributes

@@ -1,0 +1,290 @@
+"""Attention as one online loop: scores, softmax and the second product, a block of keys at a time.
+
+Queries lie on vector lanes: the scores' tile is [keys, queries] and the accumulator [value size, queries], so the
+softmax's maximum and sum are lane by lane and both products read keys and values where they lie.
+The algebra is that of Milakov and Gimelshein, *Online normalizer calculation for softmax* (2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from fusec.passes.fuse.attention import AttentionMatch, match_attention
+from fusec.passes.fuse.partition import Group, Partition, positions_of
+from fusec.passes.inline import Subscripts
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
+from fusec.passes.lower.gemm import accumulator_dtype, contraction, operand_index
+from fusec.passes.lower.mask import KeyRange, key_range
+from fusec.passes.schedule.attention import AttentionSchedule
+
+from fusec.errors import LoweringError
+from fusec.ir.graph import Value
+from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType, bool_
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex, rewrite, symbols_in, walk
+
+RECOMPUTE_FLOPS = 8
+"""A score change of at most this many flops is computed twice rather than stored between max and exp."""
+
+
+@dataclass(frozen=True)
+class Elements:
+    """One element of each operand, of the score and of the outputs, over tight symbols."""
+
+    query: ScalarExpr
+    key: ScalarExpr
+    value: ScalarExpr
+    score: ScalarExpr
+    raw_score: Buffer
+    point: tuple[Symbol, ...]
+    query_axis: int
+    value_axis: int
+    key_symbol: Symbol
+    depth: Symbol
+
+
+def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
+    """Grid points are heads (and all other outer axes) by blocks of queries."""
+    partition = Partition(frame.body)
+    found = None
+    for op in frame.anchors("dot"):
+        match = match_attention(partition, op)
+        if isinstance(match, AttentionMatch):
+            found = match
+    if found is None:
+        raise LoweringError(f"{frame.name} does not hold an attention")
+    return _Attention(frame, schedule, found).lower()
+
+
+def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
+    """Follows the index maps from the output through the softmax to the operands of both products."""
+    dot, side = match.value_dot, match.weights_side
+    axes = contraction(dot)
+    shape = dot.result.type.static_shape
+    point = tuple(symbol(f"o{a}", 0, max(n - 1, 0)) for a, n in enumerate(shape))
+    key = symbol("key", 0, max(axes.k - 1, 0))
+    nb, nl = len(axes.batch), len(axes.rows)
+    batch, left, right = point[:nb], point[nb : nb + nl], point[nb + nl :]
+    frees = (left, right)
+    if len(frees[1 - side]) != 1:
+        raise LoweringError("values with more than one free axis")
+    weights_at = _where(
+        frame, match.normalized, dot.operands[side], operand_index(dot, side, batch, frees[side], (key,))
+    )
+    if weights_at[match.axis] != key:
+        raise LoweringError("the product does not contract the softmax's axis")
+    value = frame.inliner.at(dot.operands[1 - side], operand_index(dot, 1 - side, batch, frees[1 - side], (key,)))
+    raw = Buffer("score", accumulator_dtype(match.score_dot), (), (), "tile")
+    seen: set[Subscripts] = set()
+
+    def score_leaf(index: Subscripts) -> ScalarExpr:
+        seen.add(index)
+        return Load(raw, ())
+
+    frame.inliner.add_leaf(match.score_dot.result, score_leaf)
+    score = frame.inliner.at(match.scores, weights_at)
+    if len(seen) != 1:
+        raise LoweringError("the scores read the first product at more than one place")
+    (at,) = seen
+    first = contraction(match.score_dot)
+    mb, ml = len(first.batch), len(first.rows)
+    depth = symbol("depth", 0, max(first.k - 1, 0))
+    if len(first.inner) != 1:
+        raise LoweringError("the first product contracts more than one axis")
+    parts = (at[mb : mb + ml], at[mb + ml :])
+    key_side = 0 if any(i == key for i in parts[0]) else 1
+    operands = [
+        frame.inliner.at(match.score_dot.operands[s], operand_index(match.score_dot, s, at[:mb], parts[s], (depth,)))
+        for s in (0, 1)
+    ]
+    key_element, query_element = operands[key_side], operands[1 - key_side]
+    if key in symbols_in(query_element):
+        raise LoweringError("the queries depend on the key's index")
+    candidates = [
+        a
+        for a in range(nb + nl + len(right))
+        if point[a] in frees[side] and point[a] not in symbols_in(key_element) | symbols_in(value)
+    ]
+    if not candidates:
+        raise LoweringError("every query has keys of its own")
+    query_axis = max(candidates, key=lambda a: shape[a])
+    value_axis = point.index(frees[1 - side][0])
+    return Elements(query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth)
+
+
+def _where(frame: Frame, wanted: Value, start: Value, index: Subscripts) -> tuple[Index, ...]:
+    """The index at which ``start`` at ``index`` reads ``wanted``, through views and casts alone."""
+    seen: list[Subscripts] = []
+
+    def leaf(at: Subscripts) -> ScalarExpr:
+        seen.append(at)
+        return Const(0.0, wanted.type.dtype)
+
+    frame.inliner.add_leaf(wanted, leaf)
+    frame.inliner.at(start, index)
+    del frame.inliner.leaves[wanted]
+    if len(set(seen)) != 1:
+        raise LoweringError(f"{start} does not read {wanted} at one place")
+    return seen[0]  # type: ignore[return-value]
+
+
+class _Attention:
+    def __init__(self, frame: Frame, schedule: AttentionSchedule, match: AttentionMatch) -> None:
+        self.frame, self.schedule, self.match = frame, schedule, match
+        self.e = find_elements(frame, match)
+        self.dtype: DType = accumulator_dtype(match.score_dot)
+        shape = match.value_dot.result.type.static_shape
+        e, s = self.e, schedule
+        self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
+        self.keys = contraction(match.value_dot).k
+        self.depth = contraction(match.score_dot).k
+        self.qo = symbol("qo", 0, max(-(-self.queries // s.queries) - 1, 0))
+        self.qi = symbol("qi", 0, s.queries - 1)
+        self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
+        self.kj = symbol("kj", 0, s.keys - 1)
+        self.dv = symbol("dv", 0, max(self.values - 1, 0))
+        self.shift: dict[Symbol, Index] = {
+            e.point[e.query_axis]: add(mul(self.qo, s.queries), self.qi),
+            e.key_symbol: add(self.k0, self.kj),
+            e.point[e.value_axis]: self.dv,
+        }
+        self.lanes = Iter(self.qi, s.queries)
+        self.live_lanes = Iter(
+            self.qi,
+            s.queries,
+            None if self.queries % s.queries == 0 else sub(self.queries, mul(self.qo, s.queries)),
+        )
+        self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
+
+    def tile(self, name: str, *shape: int) -> Buffer:
+        strides = (shape[1], 1) if len(shape) == 2 else (1,)
+        return Buffer(self.frame.unique(name), self.dtype, shape, strides, "tile")
+
+    def lower(self) -> LoweredGroup:
+        s, e = self.schedule, self.e
+        one = Iter(self.dv, self.values)
+        depth = Iter(e.depth, self.depth)
+        q = self.tile("queries", self.depth, s.queries)
+        peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
+        out = self.tile("acc", self.values, s.queries)
+        zero, low = Const(0.0, self.dtype), Const(-inf, self.dtype)
+        span = self._key_range()
+        setup: list[Statement] = [
+            Alloc(q),
+            Map((depth, self.live_lanes), q, (e.depth, self.qi), self._cast(reindex(e.query, self.shift))),
+            Alloc(peak),
+            Map((self.lanes,), peak, (self.qi,), low),
+            Alloc(total),
+            Map((self.lanes,), total, (self.qi,), zero),
+            Alloc(out),
+            Map((one, self.lanes), out, (self.dv, self.qi), zero),
+        ]
+        step = Loop(self.k0, span.start, span.stop, s.keys, tuple(self._step(q, peak, total, out)))
+        others = [
+            Iter(p, n)
+            for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.static_shape, strict=True))
+            if a not in (e.query_axis, e.value_axis)
+        ]
+        grid = Grid((*others, Iter(self.qo, -(-self.queries // s.queries))), (*setup, step, *self._stores(out, total)))
+        return self.frame.finish("attention", (grid,), (*s.describe(), ("skipped", f"{span.skipped:.0%}")))
+
+    def _key_range(self) -> KeyRange:
+        e, s = self.e, self.schedule
+        return key_range(
+            e.score, e.point[e.query_axis], e.key_symbol, (self.queries, s.queries), (self.keys, s.keys), self.qo
+        )
+
+    def _step(self, q: Buffer, peak: Buffer, total: Buffer, out: Buffer) -> list[Statement]:
+        s, e = self.schedule, self.e
+        scores = self.tile("scores", s.keys, s.queries)
+        block_peak, shift_by, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
+        raw = Load(scores, (self.kj, self.qi))
+        key, stage_key = self._operand(e.key, "key_block", self.kj, e.depth, self.block, Iter(e.depth, self.depth))
+        value, stage_value = self._operand(
+            e.value, "value_block", self.kj, self.dv, self.block, Iter(self.dv, self.values)
+        )
+        code: list[Statement] = [*stage_key, Alloc(scores)]
+        code.append(
+            Dot(
+                self.block, self.lanes, Iter(e.depth, self.depth), raw, key, Load(q, (e.depth, self.qi)), True, s.scores
+            )
+        )
+        changed = self._changed(raw)
+        domain = (self.block, self.lanes)
+        if _cost(changed) > RECOMPUTE_FLOPS:
+            code.append(Map(domain, scores, (self.kj, self.qi), changed))
+            changed = raw
+        lane = (self.qi,)
+        at = {b: Load(b, lane) for b in (peak, total, block_peak, shift_by, scale)}
+        d = self.dtype
+        finite = Apply("eq", (at[block_peak], Const(-inf, d)), bool_)
+        code += [
+            Alloc(block_peak),
+            Map((self.lanes,), block_peak, lane, at[peak]),
+            Reduce(domain, block_peak, lane, "max", changed, fresh=False),
+            Alloc(shift_by),
+            Map((self.lanes,), shift_by, lane, Apply("select", (finite, Const(0.0, d), at[block_peak]), d)),
+            Alloc(scale),
+            Map((self.lanes,), scale, lane, self._exp(at[peak], at[shift_by])),
+            Map((self.lanes,), peak, lane, at[block_peak]),
+            Map((self.lanes,), total, lane, Apply("mul", (at[total], at[scale]), d)),
+            Map(domain, scores, (self.kj, self.qi), self._exp(changed, at[shift_by])),
+            Reduce(domain, total, lane, "sum", raw, fresh=False),
+        ]
+        acc = Load(out, (self.dv, self.qi))
+        code.append(
+            Map((Iter(self.dv, self.values), self.lanes), out, (self.dv, self.qi), Apply("mul", (acc, at[scale]), d))
+        )
+        code += stage_value
+        code.append(Dot(Iter(self.dv, self.values), self.lanes, self.block, acc, value, raw, False, s.values))
+        return code
+
+    def _exp(self, a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
+        return Apply("exp", (Apply("sub", (a, b), self.dtype),), self.dtype)
+
+    def _changed(self, raw: Load) -> ScalarExpr:
+        """The score as the user changes it, over the raw score in its tile."""
+        shifted = reindex(self.e.score, self.shift)
+        buffer = self.e.raw_score
+        return self._cast(rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None))
+
+    def _cast(self, element: ScalarExpr) -> ScalarExpr:
+        return element if element.dtype == self.dtype else Apply("cast", (element,), self.dtype)
+
+    def _operand(
+        self, element: ScalarExpr, name: str, row: Symbol, column: Symbol, rows: Iter, columns: Iter
+    ) -> tuple[Load, list[Statement]]:
+        """Keys or values: read in place where they are plain memory of the right dtype, else copied to scratch."""
+        shifted = self._cast(reindex(element, self.shift))
+        if isinstance(shifted, Load) and all(address_step(shifted, x) is not None for x in (row, column)):
+            return shifted, []
+        tile = self.tile(name, rows.extent, columns.extent)
+        return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
+
+    def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
+        op = self.match.value_dot
+        group = Group("attention", op.result.type.static_shape)
+        group.position[op.result] = group.identity
+        positions_of(self.frame.body, group)
+        point: tuple[Index, ...] = self.e.point
+        mean = Apply("div", (Load(out, (self.dv, self.qi)), Load(total, (self.qi,))), self.dtype)
+        marker = Buffer("result", self.dtype, (), (), "tile")
+        self.frame.inliner.add_leaf(op.result, expect_index(op.result, point, Load(marker, ())))
+        stores: list[Statement] = []
+        for value in self.frame.body.outputs:
+            if value not in group.position:
+                raise LoweringError(f"{value} does not lie over the attention's result")
+            at = place(group.position[value], group, point)
+            element = reindex(self.frame.inliner.at(value, at), self.shift)
+            element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
+            index = tuple(substitute(i, self.shift) for i in at)
+            domain = (self.live_lanes, Iter(self.dv, self.values))
+            stores.append(Store(domain, self.frame.buffers[value], index, element))
+        return stores
+
+
+def _cost(element: ScalarExpr) -> int:
+    return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))

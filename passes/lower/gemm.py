@@ -1,0 +1,296 @@
+"""A matrix product with what was fused into its loads and stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.inline import Leaf, Subscripts
+from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, expect_index, place
+from fusec.passes.schedule.gemm import GemmSchedule
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import DotAttributes
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import Index, Symbol, add, delinearize, floordiv, minimum, mod, mul, sub, substitute, symbol
+from fusec.ir.types import DType, contiguous_strides, f32
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite
+
+ROW_PADDING = 16
+"""Elements added to a packed row, so that rows don't fall on the same cache sets."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A dot's axes by role, flattened: extents of batch, M, N and K."""
+
+    op: Op
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    inner: tuple[int, ...]
+
+    @property
+    def m(self) -> int:
+        return prod(self.rows)
+
+    @property
+    def n(self) -> int:
+        return prod(self.columns)
+
+    @property
+    def k(self) -> int:
+        return prod(self.inner)
+
+    @property
+    def batches(self) -> int:
+        return prod(self.batch)
+
+
+def contraction(op: Op) -> Contraction:
+    """The extents of a dot op."""
+    attributes = op.attributes
+    assert isinstance(attributes, DotAttributes)
+    left, right = (v.type.static_shape for v in op.operands)
+    return Contraction(
+        op,
+        tuple(left[a] for a in attributes.lhs_batch),
+        tuple(n for a, n in enumerate(left) if a not in attributes.lhs_batch + attributes.lhs_contract),
+        tuple(n for a, n in enumerate(right) if a not in attributes.rhs_batch + attributes.rhs_contract),
+        tuple(left[a] for a in attributes.lhs_contract),
+    )
+
+
+def operand_index(op: Op, side: int, batch: Subscripts, free: Subscripts, inner: Subscripts) -> Subscripts:
+    """The index of a dot's operand from the indices of its axes by role."""
+    attributes = op.attributes
+    assert isinstance(attributes, DotAttributes)
+    batch_axes = (attributes.lhs_batch, attributes.rhs_batch)[side]
+    inner_axes = (attributes.lhs_contract, attributes.rhs_contract)[side]
+    free_left = iter(free)
+    result: list[object] = []
+    for axis in range(op.operands[side].type.rank):
+        if axis in batch_axes:
+            result.append(batch[batch_axes.index(axis)])
+        elif axis in inner_axes:
+            result.append(inner[inner_axes.index(axis)])
+        else:
+            result.append(next(free_left))
+    return tuple(result)  # type: ignore[arg-type]
+
+
+def accumulator_dtype(op: Op) -> DType:
+    """Half types are multiplied and added in f32."""
+    dtype = op.operands[0].type.dtype
+    return f32 if dtype.is_float and dtype.bits < 32 else dtype
+
+
+def lower_gemm(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:
+    """Tasks are blocks of rows by blocks of columns; each packs its rows once and walks its columns tile by tile."""
+    return _Gemm(frame, schedule).lower()
+
+
+class _Gemm:
+    def __init__(self, frame: Frame, schedule: GemmSchedule) -> None:
+        self.frame = frame
+        self.schedule = schedule
+        (self.op,) = frame.anchors("dot")
+        self.axes = contraction(self.op)
+        self.dtype = accumulator_dtype(self.op)
+        axes = self.axes
+        self.b = symbol("b", 0, max(axes.batches - 1, 0))
+        self.i = symbol("i", 0, max(axes.m - 1, 0))
+        self.j = symbol("j", 0, max(axes.n - 1, 0))
+        self.k = symbol("k", 0, max(axes.k - 1, 0))
+        s = schedule
+        self.mo = symbol("mo", 0, max(-(-axes.m // s.tile_m) - 1, 0))
+        self.no = symbol("no", 0, max(-(-axes.n // s.block_n) - 1, 0))
+        self.n0 = symbol("n0", 0, max(-(-s.block_n // s.tile_n) - 1, 0))
+        self.k0 = symbol("k0", 0, max(-(-axes.k // s.tile_k) - 1, 0))
+        self.mi = symbol("mi", 0, s.tile_m - 1)
+        self.ni = symbol("ni", 0, s.tile_n - 1)
+        self.ki = symbol("ki", 0, max(min(s.tile_k, axes.k) - 1, 0))
+        row: Index = add(mul(self.mo, s.tile_m), self.mi)
+        column: Index = add(add(mul(self.no, s.block_n), mul(self.n0, s.tile_n)), self.ni)
+        inner: Index = add(mul(self.k0, s.tile_k), self.ki)
+        self.shift: dict[Symbol, Index] = {self.i: row, self.j: column, self.k: inner}
+        self.row_limit = _limit(axes.m, s.tile_m, mul(self.mo, s.tile_m))
+        self.inner_limit = _limit(axes.k, s.tile_k, mul(self.k0, s.tile_k))
+        self.split = axes.k > s.tile_k
+
+    def lower(self) -> LoweredGroup:
+        axes, s = self.axes, self.schedule
+        left, left_code = self._left()
+        right, right_code = self._right()
+        body: list[Statement] = []
+        tiles = -(-s.block_n // s.tile_n)
+        column0 = add(mul(self.no, s.block_n), mul(self.n0, s.tile_n))
+        last = minimum(tiles, _ceil(sub(axes.n, mul(self.no, s.block_n)), s.tile_n))
+        width = s.tile_n if not self.split else tiles * s.tile_n
+        acc = Buffer(self.frame.unique("acc"), self.dtype, (s.tile_m, width), (width, 1), "tile")
+        acc_column: Index = self.ni if not self.split else add(mul(self.n0, s.tile_n), self.ni)
+        acc_load = Load(acc, (self.mi, acc_column))
+        m = Iter(self.mi, s.tile_m, self.row_limit)
+        n = Iter(self.ni, s.tile_n)
+        k = Iter(self.ki, min(s.tile_k, axes.k), self.inner_limit)
+        dot = Dot(m, n, k, acc_load, left, right, not self.split, s.registers)
+        stores = self._stores(acc_load, column0)
+        if not self.split:
+            body = [*left_code, *right_code, Loop(self.n0, 0, last, 1, (Alloc(acc), dot, *stores))]
+        else:
+            zero = Map(
+                (m, Iter(symbol("z", 0, width - 1), width)),
+                acc,
+                (self.mi, symbol("z", 0, width - 1)),
+                Const(0.0 if self.dtype.is_float else 0, self.dtype),
+            )
+            steps = -(-axes.k // s.tile_k)
+            multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, last, 1, (dot,))))
+            body = [Alloc(acc), zero, multiply, Loop(self.n0, 0, last, 1, tuple(stores))]
+        grid = Grid(
+            (
+                Iter(self.b, axes.batches),
+                Iter(self.mo, -(-axes.m // s.tile_m)),
+                Iter(self.no, -(-axes.n // s.block_n)),
+            ),
+            tuple(body),
+        )
+        return self.frame.finish("gemm", (grid,), s.describe())
+
+    def _batch(self) -> tuple[Index, ...]:
+        return delinearize(self.b, self.axes.batch) if self.axes.batch else ()
+
+    def _element(self, side: int) -> ScalarExpr:
+        """The operand's element at the tight symbols, in the accumulator's dtype."""
+        axes = self.axes
+        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
+        free = delinearize(free_symbol, free_shape) if free_shape else ()
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        index = operand_index(self.op, side, self._batch(), free, inner)
+        element = self.frame.inliner.at(self.op.operands[side], index)
+        return element if element.dtype == self.dtype else Apply("cast", (element,), self.dtype)
+
+    def _left(self) -> tuple[Load, list[Statement]]:
+        s = self.schedule
+        element = reindex(self._element(0), self.shift)
+        direct = isinstance(element, Load) and all(address_step(element, x) is not None for x in (self.mi, self.ki))
+        if direct and not s.pack_left:
+            assert isinstance(element, Load)
+            return element, []
+        depth = min(s.tile_k, self.axes.k)
+        rows = Buffer(self.frame.unique("left"), self.dtype, (s.tile_m, depth), (depth + ROW_PADDING, 1), "tile")
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ki, depth, self.inner_limit))
+        return Load(rows, (self.mi, self.ki)), [Alloc(rows), Map(domain, rows, (self.mi, self.ki), element)]
+
+    def _right(self) -> tuple[Load, list[Statement]]:
+        element = self._element(1)
+        if not self.axes.batch:
+            return self._packed_right(element), []
+        shifted = reindex(element, self.shift)
+        direct = (
+            isinstance(shifted, Load)
+            and address_step(shifted, self.ni) == 1
+            and address_step(shifted, self.ki) is not None
+            and self.axes.n % self.schedule.tile_n == 0
+        )
+        if direct:
+            assert isinstance(shifted, Load)
+            return shifted, []
+        return self._staged_right(element)
+
+    def _staged_right(self, element: ScalarExpr) -> tuple[Load, list[Statement]]:
+        """The task's columns of a batched right operand, copied to scratch in panels."""
+        s = self.schedule
+        depth = min(s.tile_k, self.axes.k)
+        width = s.registers.columns
+        block = -(-s.block_n // s.tile_n) * s.tile_n
+        panels = -(-block // width)
+        tile = Buffer(self.frame.unique("right"), self.dtype, (panels, depth, width), (depth * width, width, 1), "tile")
+        p, c = symbol("p", 0, panels - 1), symbol("c", 0, width - 1)
+        at_panel: dict[Symbol, Index] = {
+            self.j: add(add(mul(self.no, s.block_n), mul(p, width)), c),
+            self.k: add(mul(self.k0, s.tile_k), self.ki),
+        }
+        start = add(mul(self.no, s.block_n), mul(p, width))
+        limit = None if self.axes.n % block == 0 else sub(self.axes.n, start)
+        inner = Iter(self.ki, depth, self.inner_limit)
+        copy = Map((inner, Iter(c, width, limit)), tile, (p, self.ki, c), reindex(element, at_panel))
+        local = add(mul(self.n0, s.tile_n), self.ni)
+        load = Load(tile, (floordiv(local, width), self.ki, mod(local, width)))
+        return load, [Alloc(tile), Loop(p, 0, panels, 1, (copy,))]
+
+    def _packed_right(self, element: ScalarExpr) -> Load:
+        """The right operand in panels of ``registers.columns`` columns, made by a kernel of its own."""
+        width = self.schedule.registers.columns
+        depth, n = self.axes.k, self.axes.n
+        panels = -(-n // width)
+        shape = (panels, depth, width)
+        packed = Buffer(
+            self.frame.unique(f"{self.op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
+        )
+        p, c = symbol("p", 0, max(panels - 1, 0)), symbol("c", 0, width - 1)
+        limit = None if n % width == 0 else sub(n, mul(p, width))
+        value = reindex(element, {self.j: add(mul(p, width), c)})
+        store = Store((Iter(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
+        read = list(dict.fromkeys(x.buffer for x in loads(value)))
+        kernel = Kernel(
+            f"{self.frame.name}_pack",
+            "pack",
+            (*read, packed),
+            1,
+            (Grid((Iter(p, panels),), (store,)),),
+            0,
+            2 * prod(shape) * self.dtype.itemsize,
+        )
+        sources = tuple(self.frame.input_of(b) for b in read)
+        self.frame.extra.append(packed)
+        self.frame.packs.append(PackPlan(kernel, sources, packed))
+        column = self.shift[self.j]
+        return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
+
+    def _stores(self, acc: Load, column0: Index) -> list[Statement]:
+        axes, s = self.axes, self.schedule
+        point = (
+            *self._batch(),
+            *(delinearize(self.i, axes.rows) if axes.rows else ()),
+            *(delinearize(self.j, axes.columns) if axes.columns else ()),
+        )
+        group = Group("gemm", self.op.result.type.static_shape)
+        group.position[self.op.result] = group.identity
+        positions_of(self.frame.body, group)
+        placeholder = _Placeholder(self.frame, self.op.result, point, self.dtype)
+        limit = _limit(axes.n, s.tile_n, column0)
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, s.tile_n, limit))
+        stores: list[Statement] = []
+        for value in self.frame.body.outputs:
+            if value not in group.position:
+                raise LoweringError(f"{value} does not lie over the product's result")
+            at = place(group.position[value], group, point)
+            element = placeholder.fill(self.frame.inliner.at(value, at), self.shift, acc)
+            index = tuple(substitute(x, self.shift) for x in at)
+            stores.append(Store(domain, self.frame.buffers[value], index, element))
+        return stores
+
+
+class _Placeholder:
+    """Stands for an accumulator while an epilogue is expanded, so that its subscripts are not shifted twice."""
+
+    def __init__(self, frame: Frame, value: Value, point: tuple[Index, ...], dtype: DType) -> None:
+        self.buffer = Buffer("accumulator", dtype, (), (), "tile")
+        leaf: Leaf = expect_index(value, point, Load(self.buffer, ()))
+        frame.inliner.add_leaf(value, leaf)
+
+    def fill(self, element: ScalarExpr, shift: dict[Symbol, Index], accumulator: ScalarExpr) -> ScalarExpr:
+        """The epilogue with symbols shifted and the placeholder replaced."""
+        shifted = reindex(element, shift)
+        return rewrite(shifted, lambda e: accumulator if isinstance(e, Load) and e.buffer is self.buffer else None)
+
+
+def _limit(extent: int, tile: int, start: Index) -> Index | None:
+    return None if extent % tile == 0 else sub(extent, start)
+
+
+def _ceil(e: Index, divisor: int) -> Index:
+    return floordiv(add(e, divisor - 1), divisor)

@@ -1,0 +1,250 @@
+"""Which blocks of keys a mask leaves anything in, from the mask's index expression by interval analysis.
+
+A score is *masked* where it is -inf, or a constant so low that its exponential is exactly 0 beside any other
+score. Blocks in which every score is masked are not visited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.index import (
+    Index,
+    Symbol,
+    add,
+    bounds,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    sub,
+    substitute,
+    symbol,
+)
+from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr
+
+LOWEST_SCORE = -1e30
+"""Fill values at or below this are masks. Real scores are far above it, so exp(fill - max) is 0 in f32 and f64."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """``condition`` must be ``wanted`` for a score to count; ``exact`` when the fill is -inf."""
+
+    condition: ScalarExpr
+    wanted: bool
+    exact: bool
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Keys ``[start, stop)`` that a block of queries visits; ``start`` is a multiple of the key tile."""
+
+    start: Index
+    stop: Index
+    skipped: float
+
+
+def live_conditions(score: ScalarExpr) -> list[Live]:
+    """What must hold for a score not to be masked, as far as the expression's shape tells."""
+    match score:
+        case Apply("select", (condition, chosen, other), _):
+            if _fill(other) is not None:
+                return [Live(condition, True, _fill(other) == -float("inf")), *live_conditions(chosen)]
+            if _fill(chosen) is not None:
+                return [Live(condition, False, _fill(chosen) == -float("inf")), *live_conditions(other)]
+            return []
+        case Apply("add", (a, b), _):
+            return [*live_conditions(a), *live_conditions(b)]
+        case Apply("sub", (a, _), _) | Apply("cast", (a,), _):
+            return live_conditions(a)
+        case _:
+            return []
+
+
+def _fill(e: ScalarExpr) -> float | None:
+    """The value of a masking constant, else None."""
+    match e:
+        case Apply("cast", (inner,), _):
+            return _fill(inner)
+        case Const(value, _) if isinstance(value, float) and value <= LOWEST_SCORE:
+            return value
+        case _:
+            return None
+
+
+def to_index(e: ScalarExpr) -> Index | None:
+    """An integer scalar expression as an index expression, or None where it loads data."""
+    match e:
+        case IndexValue(index, _):
+            return index
+        case Const(value, _):
+            return value if isinstance(value, int) else None
+        case Apply(op, args, _):
+            parts = [to_index(a) for a in args]
+            known = [p for p in parts if p is not None]
+            return _arithmetic(op, known) if len(known) == len(parts) else None
+        case _:
+            return None
+
+
+def _arithmetic(op: str, args: list[Index]) -> Index | None:
+    match op, args:
+        case "add", [a, b]:
+            return add(a, b)
+        case "sub", [a, b]:
+            return sub(a, b)
+        case "mul", [a, b]:
+            return mul(a, b)
+        case "neg", [a]:
+            return mul(a, -1)
+        case "abs", [a]:
+            return maximum(a, mul(a, -1))
+        case "cast", [a]:
+            return a
+        case "floordiv", [a, int() as b] if b > 0:
+            return floordiv(a, b)
+        case "remainder", [a, int() as b] if b > 0:
+            return mod(a, b)
+        case "minimum", [a, b]:
+            return minimum(a, b)
+        case "maximum", [a, b]:
+            return maximum(a, b)
+        case _:
+            return None
+
+
+def truth(e: ScalarExpr, narrowed: dict[Symbol, Index]) -> bool | None:
+    """True or False where the condition is so at every point of the narrowed ranges, None where it is mixed or unknown."""
+    match e:
+        case Const(value, _):
+            return bool(value)
+        case Apply("logical_and" | "bitwise_and", (a, b), _):
+            return _both(truth(a, narrowed), truth(b, narrowed))
+        case Apply("logical_or" | "bitwise_or", (a, b), _):
+            negated = _both(_not(truth(a, narrowed)), _not(truth(b, narrowed)))
+            return _not(negated)
+        case Apply("logical_not" | "bitwise_not", (a,), _):
+            return _not(truth(a, narrowed))
+        case Apply("cast", (a,), dtype) if dtype.kind == "bool":
+            return truth(a, narrowed)
+        case Apply(op, (a, b), _):
+            left, right = to_index(a), to_index(b)
+            if left is None or right is None:
+                return None
+            return _compare(op, bounds(substitute(sub(left, right), narrowed)))
+        case _:
+            return None
+
+
+def _not(a: bool | None) -> bool | None:
+    return None if a is None else not a
+
+
+def _both(a: bool | None, b: bool | None) -> bool | None:
+    if a is False or b is False:
+        return False
+    return True if a and b else None
+
+
+def _compare(op: str, difference: tuple[int | None, int | None]) -> bool | None:
+    lo, hi = difference
+    if lo is None or hi is None:
+        return None
+    match op:
+        case "lt":
+            return True if hi < 0 else False if lo >= 0 else None
+        case "le":
+            return True if hi <= 0 else False if lo > 0 else None
+        case "gt":
+            return True if lo > 0 else False if hi <= 0 else None
+        case "ge":
+            return True if lo >= 0 else False if hi < 0 else None
+        case "eq":
+            return True if lo == hi == 0 else False if hi < 0 or lo > 0 else None
+        case "ne":
+            return False if lo == hi == 0 else True if hi < 0 or lo > 0 else None
+        case _:
+            return None
+
+
+def key_range(
+    score: ScalarExpr, query: Symbol, key: Symbol, queries: tuple[int, int], keys: tuple[int, int], block: Symbol
+) -> KeyRange:
+    """The keys that query block ``block`` must visit.
+
+    ``queries`` and ``keys`` are (extent, tile). Everything, unless the mask's emptiness follows a straight line
+    in the block's number, as causal, windowed and prefix masks do, and, for finite fills, every row keeps a key.
+    """
+    extent, tile = keys
+    everything = KeyRange(0, extent, 0.0)
+    conditions = live_conditions(score)
+    if not conditions or extent == 0:
+        return everything
+    blocks = -(-queries[0] // queries[1])
+    spans = [_span(conditions, query, key, queries, keys, b) for b in range(blocks)]
+    if any(lo >= hi for lo, hi in spans):
+        return everything
+    if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], extent):
+        return everything
+    count = -(-extent // tile)
+    stop = _fit([hi for _, hi in spans], queries[1], tile, extent, block, upper=True)
+    start = _fit([lo for lo, _ in spans], queries[1], tile, extent, block, upper=False)
+    stop = extent if stop is None else stop
+    start = 0 if start is None else start
+    visited = sum(hi - lo for lo, hi in spans)
+    return KeyRange(start, stop, 1.0 - visited / (blocks * count))
+
+
+def _span(
+    conditions: list[Live], query: Symbol, key: Symbol, queries: tuple[int, int], keys: tuple[int, int], b: int
+) -> tuple[int, int]:
+    """First and one past the last key tile with something in it, for one query block."""
+    rows = symbol(query.name, b * queries[1], min(queries[0], (b + 1) * queries[1]) - 1)
+    count = -(-keys[0] // keys[1])
+
+    def empty(t: int) -> bool:
+        columns = symbol(key.name, t * keys[1], min(keys[0], (t + 1) * keys[1]) - 1)
+        narrowed: dict[Symbol, Index] = {query: rows, key: columns}
+        return any(truth(c.condition, narrowed) is (not c.wanted) for c in conditions)
+
+    first = 0
+    while first < count and empty(first):
+        first += 1
+    last = count
+    while last > first and empty(last - 1):
+        last -= 1
+    return first, last
+
+
+def _rows_keep_a_key(conditions: list[Live], query: Symbol, key: Symbol, rows: int, keys: int) -> bool:
+    for i in range(rows):
+        candidates = {min(i, keys - 1), 0, keys - 1}
+        if not any(all(truth(c.condition, {query: i, key: j}) is c.wanted for c in conditions) for j in candidates):
+            return False
+    return True
+
+
+def _fit(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol, *, upper: bool) -> Index | None:
+    """A bound in keys, linear in the block's number and clamped, that gives exactly these tile counts; None if none does."""
+    for slope in (0, query_tile):
+        lo, hi = -(10**12), 10**12
+        for b, t in enumerate(tiles):
+            if upper:
+                clamped = t * tile >= extent
+                low, high = (t - 1) * tile + 1 - slope * b, t * tile - slope * b
+                lo = max(lo, low)
+                hi = hi if clamped else min(hi, high)
+            else:
+                low, high = t * tile - slope * b, (t + 1) * tile - 1 - slope * b
+                lo = lo if t == 0 else max(lo, low)
+                hi = min(hi, high)
+        if lo > hi:
+            continue
+        line = add(mul(block, slope), min(hi, max(lo, 0)) if not upper else hi if hi < 10**12 else lo)
+        if upper:
+            return minimum(line, extent)
+        clamped_line = maximum(line, 0)
+        return mul(floordiv(clamped_line, tile), tile)
+    return None

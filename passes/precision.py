@@ -1,0 +1,78 @@
+"""Where half-precision values are rounded.
+
+A kernel computes elementwise chains of f16 and bf16 values in f32 and rounds at a store or a ``cast``
+(:class:`fusec.tile.scalar.Apply`), which only adds accuracy. Two things need to be said in the graph: sums
+and products accumulate in f32, and an op with jumps (a comparison, ``floor``, a cast to integers) sees the
+rounded value that the code as written shows it. A ``cast`` to the operand's own dtype is such a rounding.
+The user's own casts stay, each of them a rounding.
+"""
+
+from __future__ import annotations
+
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
+
+from fusec.ir.attributes import CastAttributes, ReduceAttributes, ScanAttributes
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.types import DType, bf16, f16, f32
+
+_HALF = (f16, bf16)
+
+_JUMPS = ("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "sign", "floordiv", "remainder") + (
+    "fmod",
+    "cast",
+)
+_EXACT = ("copy", "neg", "abs", "cast", "select", "maximum", "minimum", "fmax", "fmin", "copysign")
+"""Elementwise ops whose result needs no rounding when their operands are rounded."""
+
+
+def precision(graph: Graph) -> Graph:
+    """Afterwards sums of halves accumulate in f32, and ops with jumps see rounded halves."""
+    return rewrite(graph, PRECISION_RULES)
+
+
+@rule("reduce_sum", "reduce_prod", "cumsum", "cumprod")
+def accumulate_in_f32(r: Rewriter) -> Outcome:
+    """reduce_sum(x: half) ⇒ cast(reduce_sum(cast(x, f32)), half)"""
+    (x,) = r.operands
+    if x.type.dtype not in _HALF:
+        return None
+    assert isinstance(r.op.attributes, ReduceAttributes | ScanAttributes)
+    total = r.emit(r.op.name, r.cast(x, f32, hint="wide"), attributes=r.op.attributes, hint="total")
+    return r.cast(total, x.type.dtype)
+
+
+@rule(*_JUMPS, "argmax", "argmin")
+def round_before_jump(r: Rewriter) -> Outcome:
+    """lt(a + b, c) ⇒ lt(cast(a + b, half), c), where a + b is of a half type"""
+    if not any(_is_unrounded(r, v) for v in r.operands) or _is_plain_cast(r.op):
+        return None
+    rounded = [_rounded(r, v) if _is_unrounded(r, v) else v for v in r.operands]
+    return r.emit(r.op.name, *rounded, attributes=r.op.attributes)
+
+
+def _is_plain_cast(op: Op) -> bool:
+    """A cast to a float type has no jumps, but one to a half type is itself a rounding."""
+    return isinstance(op.attributes, CastAttributes) and op.attributes.dtype.is_float
+
+
+def _rounded(r: Rewriter, value: Value) -> Value:
+    return r.emit("cast", value, attributes=CastAttributes(value.type.dtype), hint="rounded")
+
+
+def _is_unrounded(r: Rewriter, value: Value) -> bool:
+    """True for a half value that a fused kernel may hold with the digits of f32."""
+    if value.type.dtype not in _HALF:
+        return False
+    made = r.producer(value)
+    if made is None or made.name in ("cast", "constant", "extern"):
+        return False
+    if made.definition.kind == "elementwise" and made.name not in _EXACT:
+        return True
+    if made.definition.kind in ("dot", "composite"):
+        return True
+    return any(_is_unrounded(r, v) for v in made.operands)
+
+
+PRECISION_RULES: tuple[Rule, ...] = (accumulate_in_f32, round_before_jump)
+
+HALF_TYPES: tuple[DType, ...] = _HALF
