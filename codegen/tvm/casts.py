@@ -1,0 +1,119 @@
+"""Element types in memory and in registers, and conversions between them that are defined for every value.
+
+In registers half types are f32, and a bool is a condition. In memory bf16 is its upper 16 bits and a bool a byte.
+"""
+
+from __future__ import annotations
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.tir import Value
+from fusec.codegen.tvm.vector import Code, bits_of, is_float
+from fusec.ir.types import DType
+
+_REGISTER = {
+    "f16": "float32",
+    "bf16": "float32",
+    "f32": "float32",
+    "f64": "float64",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    "bool": "bool",
+}
+_MEMORY = _REGISTER | {"f16": "float16", "bf16": "uint16", "bool": "int8"}
+
+
+def register_type(dtype: DType) -> str:
+    """TIR's name of the type that a value of this dtype has in a register."""
+    return _REGISTER[dtype.name]
+
+
+def memory_type(dtype: DType) -> str:
+    """TIR's name of the type that an element of this dtype has in memory."""
+    return _MEMORY[dtype.name]
+
+
+def from_memory(code: Code, raw: Value, dtype: DType) -> Value:
+    match dtype.name:
+        case "bf16":
+            wide = code.convert(raw, "uint32")
+            return code.reinterpret(code.bitwise("shift_left", wide, code.constant(wide, 16)), "float32")
+        case "f16":
+            return code.convert(raw, "float32")
+        case "bool":
+            return code.test(raw)
+        case _:
+            return raw
+
+
+def to_memory(code: Code, value: Value, dtype: DType) -> Value:
+    """The bits to store, a value of ``register_type(dtype)`` being rounded to nearest even."""
+    match dtype.name:
+        case "bf16":
+            return _to_bf16(code, value)
+        case "f16":
+            return code.convert(value, "float16")
+        case "bool":
+            return code.byte(value)
+        case _:
+            return value
+
+
+def _to_bf16(code: Code, value: Value) -> Value:
+    bits = code.reinterpret(value, "uint32")
+    sixteen = code.constant(bits, 16)
+    odd = code.bitwise("bitwise_and", code.bitwise("shift_right", bits, sixteen), code.constant(bits, 1))
+    rounded = code.add(bits, code.add(odd, code.constant(bits, 0x7FFF)))
+    quiet = code.bitwise("bitwise_or", bits, code.constant(bits, 0x400000))
+    chosen = code.select(code.is_nan(value), quiet, rounded)
+    return code.convert(code.bitwise("shift_right", chosen, sixteen), "uint16")
+
+
+def round_to(code: Code, value: Value, dtype: DType) -> Value:
+    """A register value rounded to what ``dtype`` can hold."""
+    if dtype.name in ("f16", "bf16"):
+        return from_memory(code, to_memory(code, value, dtype), dtype)
+    return value
+
+
+def cast(code: Code, value: Value, dtype: DType) -> Value:
+    """NumPy's conversion. A float that an integer type can't hold gives what x86 gives, never undefined behaviour."""
+    target = register_type(dtype)
+    if value.type == "bool":
+        return value if target == "bool" else _from_bool(code, value, target)
+    if target == "bool":
+        return code.settle(code.compare("ne", value, code.constant(value, 0)))
+    if is_float(value.type) and not is_float(target):
+        return _float_to_int(code, value, target)
+    return round_to(code, code.convert(value, target), dtype)
+
+
+def _from_bool(code: Code, value: Value, target: str) -> Value:
+    return code.select(value, tir.constant(1, target, value.lanes), tir.constant(0, target, value.lanes))
+
+
+def _float_to_int(code: Code, value: Value, target: str) -> Value:
+    if target == "uint64":
+        return _float_to_uint64(code, value)
+    via = "int64" if target in ("int64", "uint32") else "int32"
+    limit = 2.0 ** (bits_of(via) - 1)
+    low = code.compare("ge", value, code.constant(value, -limit))
+    fits = code.both(low, code.compare("lt", value, code.constant(value, limit)))
+    whole = code.convert(code.select(fits, value, code.constant(value, 0.0)), via)
+    indefinite = tir.constant(-(2 ** (bits_of(via) - 1)), via, value.lanes)
+    return code.convert(code.select(fits, whole, indefinite), target)
+
+
+def _float_to_uint64(code: Code, value: Value) -> Value:
+    """Values from 2**63 on are converted less 2**63; negative ones wrap, as C compilers do it."""
+    half = code.constant(value, 2.0**63)
+    large = code.compare("ge", value, half)
+    low = _float_to_int(code, value, "int64")
+    high = _float_to_int(code, code.sub(value, half), "int64")
+    flipped = code.bitwise("bitwise_xor", high, tir.constant(-(2**63), "int64", value.lanes))
+    return code.reinterpret(code.select(large, flipped, low), "uint64")

@@ -1,0 +1,129 @@
+"""What the emitter knows about the kernel at hand: buffers, loop variables, index type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tvm import tirx
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.tir import Node
+from fusec.ir import index as ix
+from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol
+from fusec.target.cpu import CpuTarget
+from fusec.tile.scalar import Buffer, ScalarExpr
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One kernel under emission.
+
+    ``index_type`` is the type of all index arithmetic; ``memory`` the TIR buffer of each buffer in scope;
+    ``loops`` the TIR variable of each symbol in scope.
+    """
+
+    target: CpuTarget
+    index_type: str
+    memory: dict[Buffer, Node] = field(default_factory=dict)
+    loops: dict[Symbol, Node] = field(default_factory=dict)
+
+    def integer(self, value: int) -> Node:
+        return tir.integer(value, self.index_type)
+
+    def index(self, e: Index, replaced: Mapping[Symbol, Node] | None = None, lanes: int = 1) -> Node:
+        """An index expression in TIR. ``replaced`` gives vectors (of ``lanes`` lanes) for some symbols."""
+        return _IndexWriter(self, replaced or {}, lanes).write(e)
+
+
+@dataclass(frozen=True, eq=False)
+class _IndexWriter:
+    context: Context
+    replaced: Mapping[Symbol, Node]
+    lanes: int
+
+    def write(self, e: Index) -> Node:
+        match e:
+            case int():
+                return self._wide(self.context.integer(e))
+            case Symbol():
+                if e in self.replaced:
+                    return self.replaced[e]
+                return self._wide(self.context.loops[e])
+            case Sum():
+                return self._sum(e)
+            case FloorDiv():
+                nonnegative = (ix.bounds(e.value)[0] or -1) >= 0 or ix.bounds(e.value)[0] == 0
+                divide = tirx.truncdiv if nonnegative and isinstance(e.divisor, int) else tirx.floordiv
+                return divide(self.write(e.value), self.write(e.divisor))
+            case Mod():
+                nonnegative = (ix.bounds(e.value)[0] or -1) >= 0 or ix.bounds(e.value)[0] == 0
+                remainder = tirx.truncmod if nonnegative and isinstance(e.divisor, int) else tirx.floormod
+                return remainder(self.write(e.value), self.write(e.divisor))
+            case Extremum():
+                choose = tirx.Max if e.largest else tirx.Min
+                return choose(self.write(e.a), self.write(e.b))
+            case Product():
+                first, *others = (self.write(f) for f in e.factors)
+                for other in others:
+                    first = tirx.Mul(first, other)
+                return first
+        raise AssertionError(type(e))
+
+    def _sum(self, e: Sum) -> Node:
+        total = None
+        for atom, k in e.terms:
+            term = self.write(atom)
+            if k != 1:
+                term = tirx.Mul(term, self._wide(self.context.integer(k)))
+            total = term if total is None else tirx.Add(total, term)
+        constant = self._wide(self.context.integer(e.constant))
+        if total is None:
+            return constant
+        return total if e.constant == 0 else tirx.Add(total, constant)
+
+    def _wide(self, node: Node) -> Node:
+        return node if self.lanes == 1 else tirx.Broadcast(node, self.lanes)
+
+
+class Numbers:
+    """Gives equal scalar expressions equal numbers, looking at each node of a shared tree once."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, int] = {}
+        self._by_key: dict[tuple[object, ...], int] = {}
+        self._alive: list[ScalarExpr] = []
+
+    def number(self, e: ScalarExpr) -> int:
+        found = self._by_id.get(id(e))
+        if found is None:
+            found = self._by_key.setdefault(self._key(e), len(self._by_key))
+            self._by_id[id(e)] = found
+            self._alive.append(e)
+        return found
+
+    def _key(self, e: ScalarExpr) -> tuple[object, ...]:
+        from fusec.tile.scalar import Apply, Const, IndexValue, Load
+
+        match e:
+            case Const():
+                return ("const", type(e.value), repr(e.value), e.dtype)
+            case IndexValue():
+                return ("index", e.index, e.dtype)
+            case Load():
+                return ("load", id(e.buffer), *(self._subscript(i) for i in e.index))
+            case Apply():
+                return (e.op, e.dtype, *(self.number(a) for a in e.args))
+
+    def _subscript(self, i: object) -> object:
+        if isinstance(i, int | Expr):
+            return i
+        return ("scalar", self.number(i))  # type: ignore[arg-type]
+
+
+def flat_index(subscripts: Iterable[Index], strides: Iterable[int]) -> Index:
+    """The element offset of a multi-index."""
+    flat: Index = 0
+    for i, stride in zip(subscripts, strides, strict=True):
+        flat = ix.add(flat, ix.mul(i, stride))
+    return flat

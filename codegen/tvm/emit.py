@@ -1,0 +1,200 @@
+"""Kernel to TIR: one traversal of the tile IR.
+
+Parameters are integer addresses; all indexing is on flat memory with explicit vectors. A grid of more than
+one point is one parallel loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import assert_never
+
+from tvm import tirx
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.casts import memory_type
+from fusec.codegen.tvm.context import Context, Numbers, flat_index
+from fusec.codegen.tvm.domain import emit_pointwise
+from fusec.codegen.tvm.dot import emit_dot
+from fusec.codegen.tvm.reduce import emit_reduce
+from fusec.codegen.tvm.scalars import Points
+from fusec.codegen.tvm.tir import Node
+from fusec.codegen.tvm.vector import Code
+from fusec.ir import index as ix
+from fusec.ir.index import Index, Symbol
+from fusec.target.cpu import CpuTarget
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Buffer
+
+STACK_BYTES = 32 * 1024
+"""Larger scratch comes from the thread's workspace pool: worker threads may have small stacks."""
+
+STACK_TOTAL = 128 * 1024
+
+
+class Emitter:
+    """Writes the body of one kernel."""
+
+    def __init__(self, kernel: Kernel, target: CpuTarget) -> None:
+        self.kernel = kernel
+        self.context = Context(target, "int64" if _is_large(kernel) else "int32")
+        self.numbers = Numbers()
+        self._names = [0]
+        self._stack_left = STACK_TOTAL
+
+    def code(self) -> Code:
+        return Code(self.context.target.has_avx512, self._names)
+
+    def block(self, statements: Block) -> list[Node]:
+        code = self.code()
+        for statement in statements:
+            self.statement(code, statement)
+        return code.statements
+
+    def statement(self, code: Code, statement: Statement) -> None:
+        match statement:
+            case Grid():
+                self._grid(code, statement)
+            case Loop():
+                self._loop(code, statement)
+            case If():
+                self._if(code, statement)
+            case Alloc():
+                self._alloc(code, statement.buffer)
+            case Map() | Store():
+                emit_pointwise(self.context, code, self.numbers, statement)
+            case Reduce():
+                emit_reduce(self.context, code, self.numbers, statement)
+            case Dot():
+                emit_dot(self.context, code, statement)
+            case _:
+                assert_never(statement)
+
+    def _bind_symbol(self, symbol: Symbol) -> Node:
+        var = tir.variable(symbol.name, self.context.index_type)
+        self.context.loops[symbol] = var
+        return var
+
+    def _grid(self, code: Code, grid: Grid) -> None:
+        total = prod(i.extent for i in grid.iters)
+        if total == 0:
+            return
+        point = tir.variable(code.fresh("point"), self.context.index_type)
+        body = self.code()
+        rest = total
+        for it in grid.iters:
+            rest //= it.extent
+            node = tirx.truncdiv(point, self.context.integer(rest)) if rest > 1 else point
+            if rest * it.extent != total:
+                node = tirx.truncmod(node, self.context.integer(it.extent))
+            value = node if total > 1 and it.extent > 1 else self.context.integer(0)
+            body.append(tir.bind(self._bind_symbol(it.var), value))
+        inner = self.block(grid.body)
+        for it in grid.iters:
+            if it.limit is not None:
+                inner = [tir.when(tirx.LT(self.context.loops[it.var], self.context.index(it.limit)), inner)]
+        body.append(*inner)
+        if total == 1:
+            code.append(*body.statements)
+            return
+        count = self.context.integer(total)
+        launch = tir.loop(point, count, body.statements, tir.PARALLEL, self.context.index_type)
+        code.append(tir.interleaved(launch) if _is_uneven(grid) else launch)
+
+    def _loop(self, code: Code, loop: Loop) -> None:
+        dtype = self.context.index_type
+        counter = tir.variable(code.fresh("step"), dtype)
+        count = ix.floordiv(ix.add(ix.sub(loop.stop, loop.start), loop.step - 1), loop.step)
+        start = self.context.index(loop.start)
+        node = counter if loop.step == 1 else tirx.Mul(counter, self.context.integer(loop.step))
+        if loop.start != 0:
+            node = tirx.Add(start, node)
+        bound = tir.bind(self._bind_symbol(loop.var), node)
+        body = self.block(loop.body)
+        code.append(tir.loop(counter, self.context.index(count), [bound, *body], dtype=dtype))
+
+    def _if(self, code: Code, statement: If) -> None:
+        test = Points(self.context, code, self.numbers, None, None).value(statement.condition)
+        code.append(tir.when(test.node, self.block(statement.body), self.block(statement.orelse)))
+
+    def _alloc(self, code: Code, buffer: Buffer) -> None:
+        element, size = memory_type(buffer.dtype), max(buffer.extent, 1)
+        nbytes = size * buffer.dtype.itemsize
+        if nbytes <= min(STACK_BYTES, self._stack_left):
+            self._stack_left -= nbytes
+            memory, allocate = tir.stack(buffer.name, element, size)
+        else:
+            memory, allocate = tir.workspace(buffer.name, element, size)
+        self.context.memory[buffer] = memory
+        code.append(allocate)
+
+
+def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
+    """The PrimFunc of a kernel: one int64 address a parameter, in order."""
+    emitter = Emitter(kernel, target)
+    addresses, statements = [], []
+    for buffer in kernel.parameters:
+        element = memory_type(buffer.dtype)
+        address = tir.variable(f"{buffer.name}_address", "int64")
+        pointer, bound = tir.pointer_of(address, f"{buffer.name}_pointer", element)
+        memory, declared = tir.memory(buffer.name, element, max(buffer.extent, 1), pointer, buffer.dtype.itemsize)
+        emitter.context.memory[buffer] = memory
+        addresses.append(address)
+        statements += [bound, declared]
+    body = emitter.block(kernel.body)
+    function = tirx.PrimFunc(addresses, tir.on_cpu(tir.block([*statements, *body])))
+    return function.with_attr("global_symbol", kernel.name).with_attr("tirx.noalias", True)
+
+
+def _is_large(kernel: Kernel) -> bool:
+    """Whether an offset, or an index value, can pass the range of int32."""
+    for buffer in kernel.parameters:
+        low = sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True) if s < 0)
+        if buffer.extent >= 2**30 or low <= -(2**30):
+            return True
+    return any(it.extent >= 2**30 for it in _iters(kernel.body))
+
+
+def _iters(block: Sequence[Statement]) -> Iterator[Iter]:
+    for statement in block:
+        match statement:
+            case Grid():
+                yield from statement.iters
+                yield from _iters(statement.body)
+            case Loop():
+                yield from _iters(statement.body)
+            case If():
+                yield from _iters(statement.body)
+                yield from _iters(statement.orelse)
+            case Map() | Store() | Reduce():
+                yield from statement.domain
+            case Dot():
+                yield from (statement.m, statement.n, statement.k)
+            case Alloc():
+                pass
+            case _:
+                assert_never(statement)
+
+
+def _is_uneven(grid: Grid) -> bool:
+    """Whether a loop's length depends on the grid point, as under a causal mask."""
+    symbols = {it.var for it in grid.iters}
+
+    def depends(e: Index) -> bool:
+        return bool(ix.symbols_of(e) & symbols)
+
+    def search(block: Block) -> bool:
+        for statement in block:
+            if isinstance(statement, Loop) and (depends(statement.start) or depends(statement.stop)):
+                return True
+            if isinstance(statement, Loop) and search(statement.body):
+                return True
+            if isinstance(statement, If) and (search(statement.body) or search(statement.orelse)):
+                return True
+        return False
+
+    return search(grid.body)
+
+
+__all__ = ["Emitter", "emit_kernel", "flat_index"]

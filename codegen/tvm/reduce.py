@@ -1,0 +1,441 @@
+"""Reductions, their accumulators kept in registers.
+
+Two shapes. Along the lanes: several vector accumulators, added up at the end. Across them (the target's index
+uses the last iterator): each lane has a result of its own, and the reduced iterators run inside. Long sums of
+floats are added in two levels, so that the error does not grow with the length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.casts import register_type
+from fusec.codegen.tvm.context import Context, Numbers
+from fusec.codegen.tvm.domain import (
+    coerce,
+    iter_count,
+    lane_count,
+    lane_loop,
+    outer_loops,
+    split_lanes,
+    static_count,
+)
+from fusec.codegen.tvm.scalars import LaneBlock, Points
+from fusec.codegen.tvm.tir import Node, Value
+from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
+from fusec.ir import index as ix
+from fusec.ir.index import Symbol
+from fusec.ir.types import DType
+from fusec.tile.nodes import Iter, Reduce, ReduceOp
+from fusec.tile.scalar import Const, IndexValue, Load
+
+ACCUMULATORS = 4
+"""Vector accumulators of a reduction along the lanes: the latency of an addition over its throughput."""
+
+STRIP = 4
+"""Vectors of results that a reduction across the lanes makes at once."""
+
+SHORT_SUM = 64
+"""Additions into one accumulator before it is added to the next level's (pairwise summation, Higham 1993)."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Monoid:
+    """A reduction's operation in registers; a bool is a byte here."""
+
+    op: ReduceOp
+    dtype: DType
+
+    @property
+    def type(self) -> str:
+        found = register_type(self.dtype)
+        return "int8" if found == "bool" else found
+
+    def identity(self, lanes: int) -> Value:
+        return tir.constant(self._identity(), self.type, lanes)
+
+    def _identity(self) -> int | float:
+        match self.op:
+            case "sum" | "any":
+                return 0
+            case "prod" | "all":
+                return 1
+            case "max" | "min":
+                return _extreme(self.type, lowest=self.op == "max")
+
+    def combine(self, code: Code, a: Value, b: Value) -> Value:
+        match self.op:
+            case "sum":
+                return code.add(a, b)
+            case "prod":
+                return code.mul(a, b)
+            case "max":
+                return code.greater(a, b)
+            case "min":
+                return code.lesser(a, b)
+            case "any":
+                return code.bitwise("bitwise_or", a, b)
+            case "all":
+                return code.bitwise("bitwise_and", a, b)
+
+    @property
+    def two_levels(self) -> bool:
+        return self.op == "sum" and is_float(self.type)
+
+
+def _extreme(element: str, *, lowest: bool) -> int | float:
+    if is_float(element):
+        return -math.inf if lowest else math.inf
+    bits = bits_of(element)
+    if is_signed(element):
+        return -(2 ** (bits - 1)) if lowest else 2 ** (bits - 1) - 1
+    return 0 if lowest else 2**bits - 1
+
+
+class _Registers:
+    """Vector variables that loops update."""
+
+    def __init__(self, code: Code, monoid: _Monoid, lanes: int, count: int) -> None:
+        self.monoid, self.lanes = monoid, lanes
+        self.buffers: list[Node] = []
+        for _ in range(count):
+            buffer, allocate = tir.registers(code.fresh("acc"), monoid.type, lanes)
+            self.buffers.append(buffer)
+            code.append(allocate)
+
+    def read(self, number: int) -> Value:
+        zero = tir.integer(0)
+        return Value(tirx.BufferLoad(self.buffers[number], [zero]), self.monoid.type, self.lanes)
+
+    def write(self, code: Code, number: int, value: Value) -> None:
+        code.append(tirx.BufferStore(self.buffers[number], tir.widen(value, self.lanes).node, [tir.integer(0)]))
+
+    def clear(self, code: Code) -> None:
+        for i in range(len(self.buffers)):
+            self.write(code, i, self.monoid.identity(self.lanes))
+
+    def update(self, code: Code, number: int, value: Value) -> None:
+        old = code.let(self.read(number), "old")
+        self.write(code, number, self.monoid.combine(code, old, tir.widen(value, self.lanes)))
+
+
+def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
+    kept = {s for i in statement.index for s in ix.symbols_of(i)}
+    outer, last = statement.domain[:-1], statement.domain[-1]
+    outside = [it for it in outer if it.var in kept]
+    inside = [it for it in outer if it.var not in kept]
+    if _limits_use(outside + ([last] if last.var in kept else []), {it.var for it in inside + [last]}):
+        _in_given_order(context, code, numbers, statement, kept)
+        return
+    writer = _Writer(context, numbers, statement)
+
+    def innermost(inner: Code) -> None:
+        if last.var in kept:
+            writer.across_lanes(inner, inside, last)
+        else:
+            writer.along_lanes(inner, inside, last)
+
+    outer_loops(context, code, outside, innermost)
+
+
+def _limits_use(iters: Sequence[Iter], symbols: set[Symbol]) -> bool:
+    return any(it.limit is not None and ix.symbols_of(it.limit) & (symbols - {it.var}) for it in iters)
+
+
+def _in_given_order(context: Context, code: Code, numbers: Numbers, statement: Reduce, kept: set[Symbol]) -> None:
+    """Every point updates the target in memory: for limits that forbid another order of the loops."""
+    if statement.fresh:
+        cleared = tuple(replace(it, limit=None) for it in statement.domain if it.var in kept)
+        _fill(context, code, numbers, replace(statement, domain=cleared))
+    writer = _Writer(context, numbers, replace(statement, fresh=False))
+    last = statement.domain[-1]
+
+    def innermost(inner: Code) -> None:
+        if last.var in kept:
+            writer.across_lanes(inner, [], last)
+        else:
+            writer.along_lanes(inner, [], last)
+
+    outer_loops(context, code, statement.domain[:-1], innermost)
+
+
+def _fill(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
+    """The identity at every element of the target that the reduction reaches."""
+    value = Const(_Monoid(statement.op, statement.target.dtype)._identity(), statement.target.dtype)
+
+    def body(points: Points) -> None:
+        points.store(statement.target, statement.index, points.value(value))
+
+    def innermost(inner: Code) -> None:
+        if not statement.domain:
+            body(Points(context, inner, numbers, None, None))
+            return
+        last = statement.domain[-1]
+        lanes = lane_count(context, last, (value,), statement.target.dtype)
+        lane_loop(context, inner, numbers, last, lanes, body)
+
+    outer_loops(context, code, statement.domain[:-1], innermost)
+
+
+class _Writer:
+    """Writes one reduction once the loops around it stand."""
+
+    def __init__(self, context: Context, numbers: Numbers, statement: Reduce) -> None:
+        self.context, self.numbers, self.statement = context, numbers, statement
+        self.monoid = _Monoid(statement.op, statement.target.dtype)
+
+    def operand(self, points: Points) -> Value:
+        """The value to be reduced at a block, as the accumulator's type."""
+        value = coerce(points.code, points.value(self.statement.value), self.statement.target.dtype)
+        return points.code.byte(value) if value.type == "bool" else value
+
+    def _lanes(self, last: Iter) -> int:
+        values = (self.statement.value, *(IndexValue(i) for i in self.statement.index))
+        return lane_count(self.context, last, values, self.statement.target.dtype)
+
+    def _single(self, code: Code) -> Points:
+        return Points(self.context, code, self.numbers, None, None)
+
+    def _finish(self, points: Points, value: Value) -> None:
+        """Stores a result, joined with what the target held unless fresh."""
+        statement = self.statement
+        if not statement.fresh:
+            old = points.value(Load(statement.target, statement.index))
+            old = points.code.byte(old) if old.type == "bool" else old
+            value = self.monoid.combine(points.code, old, value)
+        if statement.target.dtype.name == "bool":
+            value = points.code.test(value)
+        points.store(statement.target, statement.index, value)
+
+    # along the lanes
+
+    def along_lanes(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
+        lanes = self._lanes(last)
+        count = static_count(last)
+        width = ACCUMULATORS if count is None or count >= 2 * lanes else 1
+        totals = _Registers(code, self.monoid, lanes, width)
+        totals.clear(code)
+        outer_loops(self.context, code, inside, lambda inner: self._run(inner, totals, last, bool(inside)))
+        while width > 1:
+            width //= 2
+            for i in range(width):
+                totals.update(code, i, code.let(totals.read(i + width)))
+        self._finish(self._single(code), _across(code, self.monoid, code.let(totals.read(0))))
+
+    def _run(self, code: Code, totals: _Registers, last: Iter, nested: bool) -> None:
+        """One pass over the last iterator."""
+        lanes, width = totals.lanes, len(totals.buffers)
+        split = split_lanes(self.context, code, last, lanes)
+        uniform = self._single(code)
+        if isinstance(split.full, int):
+            long = split.full > width * SHORT_SUM
+        else:
+            long = last.extent > lanes * width * SHORT_SUM
+        if self.monoid.two_levels and long:
+            self._two_levels(code, totals, last, split.full, uniform)
+        else:
+            self._blocks(code, totals, last, self._number(0), split.full, uniform)
+        if not isinstance(split.rest, int) or split.rest > 0:
+            self._rest(code, totals, last, split.full, split.rest, uniform)
+
+    def _number(self, value: int) -> Node:
+        return self.context.integer(value)
+
+    def _two_levels(self, code: Code, totals: _Registers, last: Iter, full: int | Node, uniform: Points) -> None:
+        width = len(totals.buffers)
+        chunk = width * SHORT_SUM
+        node = self._number(full) if isinstance(full, int) else full
+        chunks = self._number(full // chunk) if isinstance(full, int) else tirx.truncdiv(node, self._number(chunk))
+        counter = tir.variable(code.fresh("chunk"), self.context.index_type)
+        partial = _Registers(code, self.monoid, totals.lanes, width)
+        inner = code.nested()
+        partial.clear(inner)
+        first = inner.let_index(tirx.Mul(counter, self._number(chunk)), self.context.index_type)
+        self._blocks(inner, partial, last, first, chunk, uniform)
+        for i in range(width):
+            totals.update(inner, i, inner.let(partial.read(i)))
+        code.append(tir.loop(counter, chunks, inner.statements, dtype=self.context.index_type))
+        if isinstance(full, int):
+            done = full // chunk * chunk
+            self._blocks(code, totals, last, self._number(done), full - done, uniform)
+        else:
+            done = code.let_index(tirx.Mul(chunks, self._number(chunk)), self.context.index_type)
+            left = code.let_index(tirx.Sub(node, done), self.context.index_type)
+            self._blocks(code, totals, last, done, left, uniform)
+
+    def _blocks(
+        self, code: Code, totals: _Registers, last: Iter, first: Node, count: int | Node, uniform: Points
+    ) -> None:
+        """Whole blocks from number ``first`` on, one accumulator each in turn."""
+        width = len(totals.buffers)
+        if isinstance(count, int):
+            groups: int | Node = count // width
+            left: int | Node = count % width
+        else:
+            groups = code.let_index(tirx.truncdiv(count, self._number(width)), self.context.index_type)
+            left = code.let_index(tirx.truncmod(count, self._number(width)), self.context.index_type)
+        self._block_loop(code, totals, last, first, groups, width, uniform)
+        base = self._number(groups * width) if isinstance(groups, int) else tirx.Mul(groups, self._number(width))
+        after = code.let_index(tirx.Add(first, base), self.context.index_type)
+        self._block_loop(code, totals, last, after, left, 1, uniform)
+
+    def _block_loop(
+        self,
+        code: Code,
+        totals: _Registers,
+        last: Iter,
+        first: Node,
+        count: int | Node,
+        width: int,
+        uniform: Points,
+    ) -> None:
+        if isinstance(count, int) and count == 0:
+            return
+        counter = tir.variable(code.fresh(last.var.name), self.context.index_type)
+        inner = code.nested()
+        for i in range(width):
+            number = tirx.Add(first, tirx.Add(tirx.Mul(counter, self._number(width)), self._number(i)))
+            start = inner.let_index(tirx.Mul(number, self._number(totals.lanes)), self.context.index_type)
+            points = self._points(inner, last, totals.lanes, start, None, uniform)
+            totals.update(inner, i, self.operand(points))
+        extent = self._number(count) if isinstance(count, int) else count
+        code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
+
+    def _points(
+        self, code: Code, last: Iter, lanes: int, start: Node, valid: Node | None, uniform: Points | None
+    ) -> Points:
+        if lanes == 1:
+            self.context.loops[last.var] = start
+            return Points(self.context, code, self.numbers, None, None)
+        return Points(self.context, code, self.numbers, LaneBlock(last.var, lanes, start, valid), uniform)
+
+    def _rest(
+        self, code: Code, totals: _Registers, last: Iter, full: int | Node, rest: int | Node, uniform: Points
+    ) -> None:
+        """The last points, fewer than a block: the lanes beyond count as the identity."""
+        lanes = totals.lanes
+        inner = code.nested()
+        node = self._number(full) if isinstance(full, int) else full
+        start = inner.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
+        valid = self._number(rest) if isinstance(rest, int) else rest
+        points = self._points(inner, last, lanes, start, valid, None)
+        mask = Value(tir.first_lanes(valid, lanes), "bool", lanes)
+        value = inner.select(mask, self.operand(points), self.monoid.identity(lanes))
+        totals.update(inner, 0, value)
+        if isinstance(rest, int):
+            code.append(*inner.statements)
+        else:
+            code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
+
+    # across the lanes
+
+    def across_lanes(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
+        lanes = self._lanes(last)
+        split = split_lanes(self.context, code, last, lanes)
+        strips: int | Node
+        if isinstance(split.full, int):
+            strips, left = split.full // STRIP, split.full % STRIP
+        else:
+            strips = code.let_index(tirx.truncdiv(split.full, self._number(STRIP)), self.context.index_type)
+            left = code.let_index(tirx.truncmod(split.full, self._number(STRIP)), self.context.index_type)
+        zero = self._number(0)
+        self._strip_loop(code, inside, last, lanes, zero, strips, STRIP)
+        base = self._number(strips * STRIP) if isinstance(strips, int) else tirx.Mul(strips, self._number(STRIP))
+        self._strip_loop(code, inside, last, lanes, base, left, 1)
+        if isinstance(split.rest, int) and split.rest == 0:
+            return
+        inner = code.nested()
+        full = self._number(split.full) if isinstance(split.full, int) else split.full
+        start = inner.let_index(tirx.Mul(full, self._number(lanes)), self.context.index_type)
+        valid = self._number(split.rest) if isinstance(split.rest, int) else split.rest
+        self._strip(inner, inside, last, lanes, [start], valid)
+        if isinstance(split.rest, int):
+            code.append(*inner.statements)
+        else:
+            code.append(tir.when(tirx.GT(valid, zero), inner.statements))
+
+    def _strip_loop(
+        self, code: Code, inside: Sequence[Iter], last: Iter, lanes: int, first: Node, count: int | Node, width: int
+    ) -> None:
+        if isinstance(count, int) and count == 0:
+            return
+        counter = tir.variable(code.fresh(last.var.name), self.context.index_type)
+        inner = code.nested()
+        starts = []
+        for i in range(width):
+            number = tirx.Add(first, tirx.Add(tirx.Mul(counter, self._number(width)), self._number(i)))
+            starts.append(inner.let_index(tirx.Mul(number, self._number(lanes)), self.context.index_type))
+        self._strip(inner, inside, last, lanes, starts, None)
+        extent = self._number(count) if isinstance(count, int) else count
+        code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
+
+    def _strip(
+        self, code: Code, inside: Sequence[Iter], last: Iter, lanes: int, starts: Sequence[Node], valid: Node | None
+    ) -> None:
+        """The results of a few blocks of lanes, each reduced over the iterators inside."""
+        totals = _Registers(code, self.monoid, lanes, len(starts))
+        totals.clear(code)
+        self._sum_rows(code, totals, inside, last, starts, valid)
+        for i, start in enumerate(starts):
+            points = self._points(code, last, lanes, start, valid, None)
+            self._finish(points, code.let(totals.read(i)))
+
+    def _sum_rows(
+        self,
+        code: Code,
+        totals: _Registers,
+        inside: Sequence[Iter],
+        last: Iter,
+        starts: Sequence[Node],
+        valid: Node | None,
+    ) -> None:
+        def add_row(inner: Code, into: _Registers) -> None:
+            uniform = self._single(inner)
+            for i, start in enumerate(starts):
+                points = self._points(inner, last, into.lanes, start, valid, uniform)
+                into.update(inner, i, self.operand(points))
+
+        if not (self.monoid.two_levels and inside and inside[-1].extent > SHORT_SUM):
+            outer_loops(self.context, code, inside, lambda inner: add_row(inner, totals))
+            return
+        *others, rows = inside
+        outer_loops(self.context, code, others, lambda inner: self._chunked_rows(inner, totals, rows, add_row))
+
+    def _chunked_rows(
+        self, code: Code, totals: _Registers, rows: Iter, add_row: Callable[[Code, _Registers], None]
+    ) -> None:
+        """The rows in chunks of SHORT_SUM, each summed by itself first."""
+        dtype = self.context.index_type
+        size = self._number(SHORT_SUM)
+        count = code.let_index(iter_count(self.context, rows), dtype, "rows")
+        chunks = tirx.truncdiv(tirx.Add(count, tirx.Sub(size, self._number(1))), size)
+        counter = tir.variable(code.fresh("chunk"), dtype)
+        partial = _Registers(code, self.monoid, totals.lanes, len(totals.buffers))
+        inner = code.nested()
+        partial.clear(inner)
+        first = inner.let_index(tirx.Mul(counter, size), dtype)
+        length = inner.let_index(tirx.Min(size, tirx.Sub(count, first)), dtype)
+        row = tir.variable(rows.var.name, dtype)
+        self.context.loops[rows.var] = row
+        step = tir.variable(code.fresh("row"), dtype)
+        innermost = inner.nested()
+        innermost.append(tir.bind(row, tirx.Add(first, step)))
+        add_row(innermost, partial)
+        inner.append(tir.loop(step, length, innermost.statements, dtype=dtype))
+        for i in range(len(totals.buffers)):
+            totals.update(inner, i, inner.let(partial.read(i)))
+        code.append(tir.loop(counter, chunks, inner.statements, dtype=dtype))
+
+
+def _across(code: Code, monoid: _Monoid, value: Value) -> Value:
+    """All lanes of a vector combined, by halves."""
+    while value.lanes > 1:
+        half = value.lanes // 2
+        low, high = code.let(tir.part(value, 0, half)), code.let(tir.part(value, half, half))
+        value = monoid.combine(code, low, high)
+    return value

@@ -1,0 +1,292 @@
+"""Scalar expressions at a block of lanes: every distinct subtree becomes one ``let``, every distinct load one load.
+
+What does not depend on the lane is computed once, before the loop over the lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from tvm import tirx
+
+from fusec.codegen.tvm import operations, tir
+from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
+from fusec.codegen.tvm.context import Context, Numbers, flat_index
+from fusec.codegen.tvm.tir import Node, Value
+from fusec.codegen.tvm.vector import Code
+from fusec.ir import index as ix
+from fusec.ir.index import Expr, Index, Symbol
+from fusec.ir.types import DType
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
+
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
+@dataclass(frozen=True, eq=False)
+class LaneBlock:
+    """Consecutive points of one iterator on the lanes of a vector.
+
+    ``start`` is the iterator's value on the first lane. ``valid`` is how many lanes are points of the domain
+    (None: all); memory is touched on those alone.
+    """
+
+    symbol: Symbol
+    lanes: int
+    start: Node
+    valid: Node | None = None
+
+    @property
+    def mask(self) -> Node | None:
+        return None if self.valid is None else tir.first_lanes(self.valid, self.lanes)
+
+
+class Points:
+    """Writes the value of scalar expressions at one block of lanes, or at a single point (``block`` None).
+
+    ``outer`` writes what no lane changes; it is the point before the loop over lanes.
+    """
+
+    def __init__(self, context: Context, code: Code, numbers: Numbers, block: LaneBlock | None, outer: Points | None):
+        self.context = context
+        self.code = code
+        self.numbers = numbers
+        self.block = block
+        self.outer = outer
+        self._values: dict[int, Value] = {}
+        self._varies: dict[int, bool] = outer._varies if outer is not None else {}
+        self._symbol_vector: Node | None = None
+        self._guard: list[int] = outer._guard if outer is not None else [0]
+
+    @property
+    def lanes(self) -> int:
+        return self.block.lanes if self.block is not None else 1
+
+    def value(self, e: ScalarExpr) -> Value:
+        """The expression in a register: half types as f32, a bool as a condition."""
+        number = self.numbers.number(e)
+        if self.outer is not None and not self.varies(e):
+            return self.outer.value(e)
+        found = self._values.get(number)
+        if found is None:
+            found = self._values[number] = self._compute(e)
+        return found
+
+    def varies(self, e: ScalarExpr) -> bool:
+        """Whether the value depends on the lane."""
+        if self.block is None:
+            return False
+        number = self.numbers.number(e)
+        found = self._varies.get(number)
+        if found is None:
+            found = self._varies[number] = self._depends(e, self.block.symbol)
+        return found
+
+    def _depends(self, e: ScalarExpr, symbol: Symbol) -> bool:
+        match e:
+            case Const():
+                return False
+            case IndexValue():
+                return symbol in ix.symbols_of(e.index)
+            case Load():
+                return any(self._subscript_depends(i, symbol) for i in e.index)
+            case Apply():
+                return any(self.varies(a) for a in e.args)
+            case _:
+                assert_never(e)
+
+    def _subscript_depends(self, i: Subscript, symbol: Symbol) -> bool:
+        if isinstance(i, int | Expr):
+            return symbol in ix.symbols_of(i)
+        return self.varies(i)
+
+    def _compute(self, e: ScalarExpr) -> Value:
+        match e:
+            case Const():
+                return _constant(e)
+            case IndexValue():
+                return self._index_value(e)
+            case Load():
+                return self._load(e)
+            case Apply(op="cast"):
+                return cast(self.code, self.value(e.args[0]), e.dtype)
+            case Apply(op="select"):
+                return self._select(e)
+            case Apply():
+                if e.op in _COMPARISONS and all(_is_small_index(a) for a in e.args):
+                    a, b = (self._narrow(x) for x in e.args)
+                    return self.code.settle(self.code.compare(e.op, a, b))
+                return operations.apply(self.code, e, [self.value(a) for a in e.args])
+            case _:
+                assert_never(e)
+
+    def _select(self, e: Apply) -> Value:
+        """Both sides are computed; loads that may lie outside their buffer are moved inside where not chosen."""
+        test = self.value(e.args[0])
+        self._guard[0] += 1
+        chosen = [self.value(a) for a in e.args[1:]]
+        self._guard[0] -= 1
+        return self.code.select(test, chosen[0], chosen[1])
+
+    def _narrow(self, e: ScalarExpr) -> Value:
+        if isinstance(e, Const):
+            return Value(self.context.integer(int(e.value.real)), self.context.index_type)
+        assert isinstance(e, IndexValue)
+        return self._index(e.index)
+
+    def _index_value(self, e: IndexValue) -> Value:
+        if e.dtype.name == "bool":
+            zero = tir.constant(0, self.context.index_type)
+            return self.code.settle(self.code.compare("ne", self._index(e.index), zero))
+        return cast(self.code, self._index(e.index), e.dtype)
+
+    def _index(self, e: Index) -> Value:
+        """An index expression on the lanes it varies over, bound."""
+        if self.block is None or self.block.symbol not in ix.symbols_of(e):
+            return self.code.let(Value(self.context.index(e), self.context.index_type), "i")
+        node = self.context.index(e, {self.block.symbol: self._lane_numbers()}, self.lanes)
+        return self.code.let(Value(node, self.context.index_type, self.lanes), "i")
+
+    def _lane_numbers(self) -> Node:
+        """The iterator's value on each lane; on lanes outside the domain, that of the last one inside."""
+        if self._symbol_vector is None:
+            block = self.block
+            assert block is not None
+            node = tir.ramp(block.start, block.lanes, dtype=self.context.index_type)
+            if block.valid is not None:
+                last = tirx.Add(block.start, tirx.Sub(block.valid, self.context.integer(1)))
+                node = tirx.Min(node, tirx.Broadcast(last, block.lanes))
+            bound = self.code.let(Value(node, self.context.index_type, block.lanes), "n")
+            self._symbol_vector = bound.node
+        return self._symbol_vector
+
+    # memory
+
+    def _load(self, e: Load) -> Value:
+        raw = self._load_raw(e)
+        return from_memory(self.code, self.code.let(raw, e.buffer.name), e.dtype)
+
+    def _load_raw(self, e: Load) -> Value:
+        memory, element = self.context.memory[e.buffer], memory_type(e.dtype)
+        if 0 in e.buffer.shape:
+            return tir.constant(0, element)
+        if self._guard[0] and not _within(e):
+            place = self._clamped(e)
+        else:
+            place = self.place(e.buffer, e.index)
+        if place.unit and self.block is not None and self.block.valid is not None:
+            node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, place.node, self.block.mask)
+        else:
+            node = tirx.BufferLoad(memory, [place.node])
+        return Value(node, element, place.lanes)
+
+    def _clamped(self, e: Load) -> Place:
+        """The place with every subscript moved into the buffer."""
+        total: Value | None = None
+        for i, extent, stride in zip(e.index, e.buffer.shape, e.buffer.strides, strict=True):
+            part = self._subscript(i)
+            zero, last = (tir.constant(k, part.type, part.lanes) for k in (0, extent - 1))
+            part = self.code.lesser(self.code.greater(part, zero), last)
+            part = self.code.mul(part, tir.constant(stride, part.type, part.lanes))
+            total = part if total is None else self.code.add(total, part)
+        if total is None:
+            return Place(self.context.integer(0), 1, False)
+        return Place(total.node, total.lanes, False)
+
+    def _subscript(self, i: Subscript) -> Value:
+        if isinstance(i, int | Expr):
+            return self._index(i)
+        return self.code.convert(self.value(i), self.context.index_type)
+
+    def place(self, buffer: Buffer, subscripts: tuple[Subscript, ...]) -> Place:
+        """Where in the flat buffer the lanes lie."""
+        affine: Index = 0
+        gathered: Value | None = None
+        for i, stride in zip(subscripts, buffer.strides, strict=True):
+            if isinstance(i, int | Expr):
+                affine = ix.add(affine, ix.mul(i, stride))
+                continue
+            loaded = self._subscript(i)
+            part = self.code.mul(loaded, tir.constant(stride, loaded.type, loaded.lanes))
+            gathered = part if gathered is None else self.code.add(gathered, part)
+        if gathered is None:
+            return self._affine_place(affine)
+        total = self.code.add(gathered, self._index(affine))
+        return Place(total.node, total.lanes, False)
+
+    def _affine_place(self, flat: Index) -> Place:
+        block = self.block
+        if block is None or block.symbol not in ix.symbols_of(flat):
+            return Place(self.context.index(flat), 1, False)
+        step = ix.coefficient(flat, block.symbol)
+        if step is None:
+            return Place(self._index(flat).node, block.lanes, False)
+        first = self.context.index(flat, {block.symbol: block.start})
+        if step == 1:
+            return Place(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
+        if block.valid is None:
+            first = self.code.let_index(first, self.context.index_type)
+            return Place(tir.ramp(first, block.lanes, step, self.context.index_type), block.lanes, False)
+        return Place(self._index(flat).node, block.lanes, False)
+
+    def store(self, buffer: Buffer, subscripts: tuple[Index, ...], value: Value) -> None:
+        """Writes the lanes inside the domain; the value is rounded to the buffer's dtype."""
+        self.store_at(buffer, flat_index(subscripts, buffer.strides), value)
+
+    def store_at(self, buffer: Buffer, flat: Index, value: Value) -> None:
+        memory = self.context.memory[buffer]
+        raw = tir.widen(to_memory(self.code, value, buffer.dtype), self.lanes)
+        place = self._affine_place(flat)
+        block = self.block
+        if block is None or place.lanes == 1 or block.valid is None:
+            assert place.lanes == raw.lanes, "a store whose index does not use the lanes"
+            self.code.append(tirx.BufferStore(memory, raw.node, [place.node]))
+        elif place.unit:
+            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, place.node, block.mask)))
+        else:
+            self._store_lanes(memory, raw, Value(place.node, self.context.index_type, self.lanes))
+
+    def _store_lanes(self, memory: Node, raw: Value, place: Value) -> None:
+        assert self.block is not None
+        raw = self.code.let(raw)
+        for i in range(self.lanes):
+            store = tirx.BufferStore(memory, tir.lane(raw, i).node, [tir.lane(place, i).node])
+            self.code.append(tir.when(tirx.LT(self.context.integer(i), self.block.valid), [store]))
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A flat index on ``lanes`` lanes; ``unit`` when the lanes are adjacent in memory."""
+
+    node: Node
+    lanes: int
+    unit: bool
+
+
+def _constant(e: Const) -> Value:
+    if e.dtype.name == "bool":
+        return tir.condition(bool(e.value))
+    assert not isinstance(e.value, complex)
+    return tir.constant(_rounded(e.value, e.dtype), register_type(e.dtype))
+
+
+def _rounded(value: bool | int | float, dtype: DType) -> bool | int | float:
+    """The literal as its dtype holds it."""
+    return dtype.numpy.type(value).item() if dtype.is_float else value  # type: ignore[no-any-return]
+
+
+def _is_small_index(e: ScalarExpr) -> bool:
+    if isinstance(e, IndexValue):
+        return e.dtype.is_integer and not ix.needs_int64(e.index)
+    return isinstance(e, Const) and e.dtype.is_integer and -(2**31) <= e.value.real < 2**31
+
+
+def _within(e: Load) -> bool:
+    """Whether every subscript is provably inside the buffer."""
+    for i, extent in zip(e.index, e.buffer.shape, strict=True):
+        if not isinstance(i, int | Expr):
+            return False
+        low, high = ix.bounds(i)
+        if low is None or high is None or low < 0 or high >= extent:
+            return False
+    return True

@@ -1,0 +1,170 @@
+"""Short constructors for TIR nodes. The rest of the emitter builds its trees with these only.
+
+TVM has no type stubs, so a node is ``Any`` to the type checker; ``Value`` carries the element type and the
+number of lanes beside it. No pass of TVM's simplifies what is built here: its rules are not those of IEEE
+floating point (``x - x`` becomes 0), so the trees go to LLVM as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import Call, PointerType, PrimType
+
+Node = Any
+
+SERIAL = tirx.ForKind.SERIAL
+PARALLEL = tirx.ForKind.PARALLEL
+
+_KEEP_ON_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """A TIR expression, its element type (TIR's name, ``bool`` for a condition) and its number of lanes."""
+
+    node: Node
+    type: str
+    lanes: int = 1
+
+
+def vector_type(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"{element}x{lanes}"
+
+
+def integer(value: int, dtype: str = "int32") -> Node:
+    return tirx.IntImm(dtype, value)
+
+
+def literal(value: bool | int | float, element: str) -> Node:
+    """A scalar constant of any element type but bool."""
+    if element.startswith("float"):
+        return tirx.FloatImm(element, float(value))
+    if element == "uint64" and value >= 2**63:
+        return tirx.reinterpret("uint64", tirx.IntImm("int64", int(value) - 2**64))
+    return tirx.IntImm(element, int(value))
+
+
+def constant(value: bool | int | float, element: str, lanes: int = 1) -> Value:
+    node = literal(value, element)
+    return Value(tirx.Broadcast(node, lanes) if lanes > 1 else node, element, lanes)
+
+
+def condition(value: bool, lanes: int = 1) -> Value:
+    node = tirx.IntImm("bool", int(value))
+    return Value(tirx.Broadcast(node, lanes) if lanes > 1 else node, "bool", lanes)
+
+
+def widen(value: Value, lanes: int) -> Value:
+    """The value on ``lanes`` lanes: itself, or a scalar on every lane."""
+    if value.lanes == lanes:
+        return value
+    return Value(tirx.Broadcast(value.node, lanes), value.type, lanes)
+
+
+def ramp(start: Node, lanes: int, stride: int = 1, dtype: str = "int32") -> Node:
+    return start if lanes == 1 else tirx.Ramp(start, tirx.IntImm(dtype, stride), lanes)
+
+
+def lane(value: Value, number: int) -> Value:
+    """One lane of a vector."""
+    if value.lanes == 1:
+        return value
+    return Value(tirx.Shuffle([value.node], [tirx.IntImm("int32", number)]), value.type)
+
+
+def part(value: Value, start: int, lanes: int) -> Value:
+    """Consecutive lanes of a vector."""
+    indices = [tirx.IntImm("int32", i) for i in range(start, start + lanes)]
+    return Value(tirx.Shuffle([value.node], indices), value.type, lanes)
+
+
+def join(values: Sequence[Value]) -> Value:
+    """A vector made of scalars."""
+    indices = [tirx.IntImm("int32", i) for i in range(len(values))]
+    return Value(tirx.Shuffle([v.node for v in values], indices), values[0].type, len(values))
+
+
+def intrinsic(name: str, result: str, lanes: int, *args: Node) -> Node:
+    """A call of an LLVM intrinsic without side effects, such as ``llvm.fma``."""
+    return tirx.call_llvm_pure_intrin(vector_type(result, lanes), name, *args)
+
+
+def first_lanes(count: Node, lanes: int) -> Node:
+    """The mask of the first ``count`` lanes."""
+    return tirx.LT(tirx.Ramp(tirx.IntImm("int32", 0), tirx.IntImm("int32", 1), lanes), tirx.Broadcast(count, lanes))
+
+
+def block(statements: Sequence[Node]) -> Node:
+    if len(statements) == 1:
+        return statements[0]
+    return tirx.SeqStmt(list(statements)) if statements else tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+def variable(name: str, dtype: str) -> Node:
+    return tirx.Var(name, dtype)
+
+
+def bind(var: Node, value: Node) -> Node:
+    return tirx.Bind(var, value)
+
+
+def loop(var: Node, count: Node, body: Sequence[Node], kind: Any = SERIAL, dtype: str = "int32") -> Node:
+    """``for var in range(count)``; runs nothing where the count is negative."""
+    return tirx.For(var, tirx.IntImm(dtype, 0), count, kind, block(body))
+
+
+def when(test: Node, body: Sequence[Node], orelse: Sequence[Node] = ()) -> Node:
+    return tirx.IfThenElse(test, block(body), block(orelse) if orelse else None)
+
+
+def pointer_of(address: Node, name: str, element: str) -> tuple[Node, Node]:
+    """A pointer variable and the statement that binds it to an integer address."""
+    kind = PointerType(PrimType(element), "global")
+    var = tirx.Var(name, kind)
+    return var, tirx.Bind(var, Call("tirx.reinterpret", [address], ret_ty=kind))
+
+
+def memory(name: str, element: str, size: int, pointer: Node, alignment: int) -> tuple[Node, Node]:
+    """A flat buffer over a pointer variable, and its declaring statement."""
+    buffer = tirx.decl_buffer((size,), element, name=name, data=pointer, data_alignment=alignment, layout=None)
+    return buffer, tirx.DeclBuffer(buffer, data=pointer)
+
+
+def registers(name: str, element: str, lanes: int) -> tuple[Node, Node]:
+    """A one-vector variable that can be assigned, and its allocation; LLVM keeps it in a register."""
+    buffer = tirx.decl_buffer((1,), vector_type(element, lanes), name=name, scope="local", layout=None)
+    return buffer, tirx.AllocBuffer(buffer, _KEEP_ON_STACK)
+
+
+def stack(name: str, element: str, size: int) -> tuple[Node, Node]:
+    """A flat buffer on the stack, aligned to 64 bytes, and its allocation."""
+    buffer = tirx.decl_buffer((size,), element, name=name, scope="local", data_alignment=64, layout=None)
+    return buffer, tirx.AllocBuffer(buffer, _KEEP_ON_STACK)
+
+
+def workspace(name: str, element: str, size: int) -> tuple[Node, Node]:
+    """A flat buffer from the thread's workspace pool, aligned to 64 bytes, and its allocation."""
+    buffer = tirx.decl_buffer((size,), element, name=name, scope="global", data_alignment=64, layout=None)
+    return buffer, tirx.AllocBuffer(buffer)
+
+
+def on_cpu(body: Node) -> Node:
+    """The body where workspace allocations know their device."""
+    key = tvm.ir.StringImm("default")
+    device_type = tirx.IntImm("int32", 1)
+    return tirx.AttrStmt(
+        key, "device_id", tirx.IntImm("int32", 0), tirx.AttrStmt(key, "device_type", device_type, body)
+    )
+
+
+def interleaved(body: Node) -> Node:
+    """The parallel loop in ``body`` with points dealt to threads in turn, not in contiguous chunks."""
+    key = tvm.ir.StringImm("default")
+    one = tirx.IntImm("int32", 1)
+    inner = tirx.AttrStmt(key, "pragma_parallel_stride_pattern", one, body)
+    return tirx.AttrStmt(key, "pragma_parallel_launch_point", one, inner)

@@ -1,0 +1,235 @@
+"""Arithmetic on vectors: each method appends ``let`` statements and returns the variable.
+
+Everything is bound once, so a value that is used twice is computed once. Conditions can't be bound (TVM has
+no vector-of-bool variables); they are kept as bytes of 0 and 1 and compared again where they are used, which
+LLVM folds away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import tirx
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.tir import Node, Value
+
+_COMPARE: dict[str, Callable[[Node, Node], Node]] = {
+    "eq": tirx.EQ,
+    "ne": tirx.NE,
+    "lt": tirx.LT,
+    "le": tirx.LE,
+    "gt": tirx.GT,
+    "ge": tirx.GE,
+}
+_FLOAT_ARITHMETIC: dict[str, Callable[[Node, Node], Node]] = {"add": tirx.Add, "sub": tirx.Sub, "mul": tirx.Mul}
+
+
+def is_float(element: str) -> bool:
+    return element.startswith("float")
+
+
+def is_signed(element: str) -> bool:
+    return element.startswith("int")
+
+
+def bits_of(element: str) -> int:
+    return int(element.lstrip("uintfloa"))
+
+
+class Code:
+    """A list of statements being written, with the instruction set they may use.
+
+    avx512: vectors of 16 floats may use AVX-512's own intrinsics.
+    """
+
+    def __init__(self, avx512: bool, names: list[int] | None = None) -> None:
+        self.avx512 = avx512
+        self.statements: list[Node] = []
+        self._names = names if names is not None else [0]
+
+    def nested(self) -> Code:
+        """An empty list of statements whose variables have names of their own."""
+        return Code(self.avx512, self._names)
+
+    def append(self, *statements: Node) -> None:
+        self.statements.extend(statements)
+
+    def fresh(self, name: str) -> str:
+        self._names[0] += 1
+        return f"{name}{self._names[0]}"
+
+    def let(self, value: Value, name: str = "t") -> Value:
+        var = tir.variable(self.fresh(name), tir.vector_type(value.type, value.lanes))
+        self.statements.append(tir.bind(var, value.node))
+        return Value(var, value.type, value.lanes)
+
+    def let_index(self, node: Node, dtype: str, name: str = "i") -> Node:
+        """A bound integer."""
+        return self.let(Value(node, dtype), name).node
+
+    def constant(self, like: Value, number: bool | int | float) -> Value:
+        return tir.constant(number, like.type, like.lanes)
+
+    def call(self, name: str, result: str, *args: Value) -> Value:
+        """An LLVM intrinsic over lanes."""
+        lanes, widened = self._widen(args)
+        return self.let(Value(tir.intrinsic(name, result, lanes, *(a.node for a in widened)), result, lanes))
+
+    def library(self, name: str, *args: Value) -> Value:
+        """A function of the C library (``powf``), called once a lane."""
+        lanes, widened = self._widen(args)
+        element = args[0].type
+        results = []
+        for i in range(lanes):
+            scalars = [tir.lane(a, i).node for a in widened]
+            results.append(self.let(Value(tirx.call_pure_extern(element, name, *scalars), element)))
+        return results[0] if lanes == 1 else self.let(tir.join(results))
+
+    def _widen(self, values: Sequence[Value]) -> tuple[int, list[Value]]:
+        lanes = max(v.lanes for v in values)
+        return lanes, [tir.widen(v, lanes) for v in values]
+
+    # arithmetic that wraps on integers; TVM's own nodes say "no overflow" to LLVM
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._arithmetic("add", a, b)
+
+    def sub(self, a: Value, b: Value) -> Value:
+        return self._arithmetic("sub", a, b)
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self._arithmetic("mul", a, b)
+
+    def _arithmetic(self, op: str, a: Value, b: Value) -> Value:
+        lanes, (a, b) = self._widen((a, b))
+        if is_float(a.type) or bits_of(a.type) < 32:
+            return self.let(Value(_FLOAT_ARITHMETIC[op](a.node, b.node), a.type, lanes))
+        if lanes > 1:
+            every = tir.condition(True, lanes).node
+            node = tir.intrinsic(f"llvm.vp.{op}", a.type, lanes, a.node, b.node, every, tir.integer(lanes))
+            return self.let(Value(node, a.type, lanes))
+        if op == "sub":
+            op, b = "add", self.complement(b)  # a - b = a + ~b + 1
+            partial = self._pair(op, a, b)
+            return self._pair("add", partial, tir.constant(1, a.type))
+        return self._pair(op, a, b)
+
+    def _pair(self, op: str, a: Value, b: Value) -> Value:
+        node = tir.intrinsic(f"llvm.vector.reduce.{op}", a.type, 1, tir.join((a, b)).node)
+        return self.let(Value(node, a.type))
+
+    def complement(self, a: Value) -> Value:
+        """Every bit inverted."""
+        ones = tir.constant(-1 if is_signed(a.type) else 2 ** bits_of(a.type) - 1, a.type, a.lanes)
+        return self.let(Value(tirx.bitwise_xor(a.node, ones.node), a.type, a.lanes))
+
+    def div(self, a: Value, b: Value) -> Value:
+        """Floating-point division."""
+        lanes, (a, b) = self._widen((a, b))
+        return self.let(Value(tirx.Div(a.node, b.node), a.type, lanes))
+
+    def divide_integers(self, a: Value, b: Value) -> Value:
+        """Integer division towards zero. The divisor must be neither 0 nor -1 under the smallest dividend."""
+        lanes, (a, b) = self._widen((a, b))
+        return self.let(Value(tirx.truncdiv(a.node, b.node), a.type, lanes))
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """``a*b + c`` rounded once."""
+        return self.call("llvm.fma", a.type, a, b, c)
+
+    def neg(self, a: Value) -> Value:
+        if is_float(a.type):
+            return self.sub(self.constant(a, -0.0), a)
+        return self.sub(self.constant(a, 0), a)
+
+    def abs(self, a: Value) -> Value:
+        if is_float(a.type):
+            return self.call("llvm.fabs", a.type, a)
+        if not is_signed(a.type):
+            return a
+        return self.select(self.compare("lt", a, self.constant(a, 0)), self.neg(a), a)
+
+    def copysign(self, a: Value, sign: Value) -> Value:
+        return self.call("llvm.copysign", a.type, a, sign)
+
+    def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """Horner's rule, the highest power first."""
+        result = self.constant(x, coefficients[0])
+        for c in coefficients[1:]:
+            result = self.fma(result, x, self.constant(x, c))
+        return result
+
+    # bits
+
+    def reinterpret(self, a: Value, element: str) -> Value:
+        return self.let(Value(tirx.reinterpret(tir.vector_type(element, a.lanes), a.node), element, a.lanes))
+
+    def bitwise(self, op: str, a: Value, b: Value) -> Value:
+        """``op`` is ``bitwise_and``, ``bitwise_or``, ``bitwise_xor``, ``shift_left`` or ``shift_right``."""
+        lanes, (a, b) = self._widen((a, b))
+        return self.let(Value(getattr(tirx, op)(a.node, b.node), a.type, lanes))
+
+    def convert(self, a: Value, element: str) -> Value:
+        """LLVM's own conversion; a float out of an integer type's range is undefined, see ``casts``."""
+        if a.type == element:
+            return a
+        return self.let(Value(tirx.Cast(tir.vector_type(element, a.lanes), a.node), element, a.lanes))
+
+    # conditions
+
+    def compare(self, op: str, a: Value, b: Value) -> Value:
+        """eq, ne, lt, le, gt, ge. A NaN is unequal to everything; the other comparisons with it are false."""
+        lanes, (a, b) = self._widen((a, b))
+        if op == "ne" and is_float(a.type):
+            return Value(tirx.Not(tirx.EQ(a.node, b.node)), "bool", lanes)
+        return Value(_COMPARE[op](a.node, b.node), "bool", lanes)
+
+    def is_nan(self, a: Value) -> Value:
+        return self.compare("ne", a, a)
+
+    def both(self, a: Value, b: Value) -> Value:
+        lanes, (a, b) = self._widen((a, b))
+        return self.settle(Value(tirx.And(a.node, b.node), "bool", lanes))
+
+    def either(self, a: Value, b: Value) -> Value:
+        lanes, (a, b) = self._widen((a, b))
+        return self.settle(Value(tirx.Or(a.node, b.node), "bool", lanes))
+
+    def invert(self, a: Value) -> Value:
+        return self.settle(Value(tirx.Not(a.node), "bool", a.lanes))
+
+    def settle(self, a: Value) -> Value:
+        """The condition computed here once, whatever its size."""
+        return self.test(self.byte(a))
+
+    def byte(self, a: Value) -> Value:
+        """A condition as an int8 of 0 or 1."""
+        one, zero = tir.constant(1, "int8", a.lanes), tir.constant(0, "int8", a.lanes)
+        return self.let(Value(tirx.Select(a.node, one.node, zero.node), "int8", a.lanes))
+
+    def test(self, a: Value) -> Value:
+        """The condition that a byte holds."""
+        return self.compare("ne", a, self.constant(a, 0))
+
+    def select(self, test: Value, a: Value, b: Value) -> Value:
+        lanes, (test, a, b) = self._widen((test, a, b))
+        if a.type == "bool":
+            a, b = self.byte(a), self.byte(b)
+            return self.test(self.let(Value(tirx.Select(test.node, a.node, b.node), "int8", lanes)))
+        return self.let(Value(tirx.Select(test.node, a.node, b.node), a.type, lanes))
+
+    def greater(self, a: Value, b: Value) -> Value:
+        """The larger; NaN if either is."""
+        return self._extremum("gt", a, b)
+
+    def lesser(self, a: Value, b: Value) -> Value:
+        """The smaller; NaN if either is."""
+        return self._extremum("lt", a, b)
+
+    def _extremum(self, op: str, a: Value, b: Value) -> Value:
+        lanes, (a, b) = self._widen((a, b))
+        otherwise = b.node
+        if is_float(a.type):
+            otherwise = tirx.Select(self.compare("eq", a, a).node, b.node, a.node)
+        return self.let(Value(tirx.Select(self.compare(op, a, b).node, a.node, otherwise), a.type, lanes))

@@ -1,0 +1,158 @@
+"""Facts about a CPU: what LLVM is told of it, and the rates that a roofline needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from fusec.errors import TargetError
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """A CPU to compile for.
+
+    mcpu, attributes: LLVM's name of the processor and feature switches (``-prefer-256-bit``).
+    vector_bits: width of a vector register; vector_registers: how many there are.
+    l1, l2, l3: data cache sizes in bytes (L1 and L2 of one core, L3 shared).
+    cores: cores that may be used. frequency: sustained clock in Hz. fma_units: vector FMAs a cycle a core.
+    bandwidth: main memory, bytes a second, all cores together.
+    """
+
+    name: str
+    mcpu: str
+    attributes: tuple[str, ...]
+    vector_bits: int
+    vector_registers: int
+    l1: int
+    l2: int
+    l3: int
+    cores: int
+    frequency: float
+    fma_units: int
+    bandwidth: float
+
+    def lanes(self, bits: int) -> int:
+        """Lanes of a vector whose elements have this many bits."""
+        return max(1, self.vector_bits // bits)
+
+    def peak_flops(self, bits: int = 32, cores: int | None = None) -> float:
+        """Floating-point operations a second (a fused multiply-add counts two)."""
+        return 2.0 * self.lanes(bits) * self.fma_units * self.frequency * (cores or self.cores)
+
+    @property
+    def has_avx512(self) -> bool:
+        return self.vector_bits == 512
+
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+_GENERIC_V3 = CpuTarget("cpu:x86-64-v3", "x86-64-v3", (), 256, 16, 32 * _KIB, 512 * _KIB, 16 * _MIB, 4, 3.0e9, 2, 30e9)
+_WIDE = ("-prefer-256-bit",)
+
+NAMED: dict[str, CpuTarget] = {
+    "x86-64-v3": _GENERIC_V3,
+    "x86-64-v4": CpuTarget(
+        "cpu:x86-64-v4", "x86-64-v4", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 32 * _MIB, 4, 2.5e9, 2, 40e9
+    ),
+    "haswell": replace(_GENERIC_V3, name="cpu:haswell", mcpu="haswell", l2=256 * _KIB),
+    "znver3": replace(_GENERIC_V3, name="cpu:znver3", mcpu="znver3", l3=32 * _MIB, frequency=3.4e9),
+    "znver4": CpuTarget("cpu:znver4", "znver4", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 32 * _MIB, 4, 3.6e9, 1, 60e9),
+    "znver5": CpuTarget("cpu:znver5", "znver5", _WIDE, 512, 32, 48 * _KIB, 1 * _MIB, 32 * _MIB, 4, 4.0e9, 2, 60e9),
+    "skylake-avx512": CpuTarget(
+        "cpu:skylake-avx512", "skylake-avx512", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 16 * _MIB, 4, 2.4e9, 2, 40e9
+    ),
+    "icelake-server": CpuTarget(
+        "cpu:icelake-server", "icelake-server", _WIDE, 512, 32, 48 * _KIB, 1280 * _KIB, 24 * _MIB, 4, 2.6e9, 2, 60e9
+    ),
+    "sapphirerapids": CpuTarget(
+        "cpu:sapphirerapids", "sapphirerapids", _WIDE, 512, 32, 48 * _KIB, 2 * _MIB, 32 * _MIB, 4, 2.8e9, 2, 80e9
+    ),
+}
+"""Processors that can be named without being at hand; core counts and clocks are typical of a small machine."""
+
+
+def cpu_target(name: str = "cpu", cores: int | None = None) -> CpuTarget:
+    """The target ``cpu`` (this machine) or ``cpu:NAME``. TargetError for a name that is not known."""
+    base = name.removeprefix("cpu").removeprefix(":")
+    if not base:
+        found = host_cpu()
+    elif base in NAMED:
+        found = NAMED[base]
+    else:
+        raise TargetError(f"no CPU named {base!r}; known: {', '.join(NAMED)}, or 'cpu' for this machine")
+    return found if cores is None else replace(found, cores=cores)
+
+
+@cache
+def host_cpu() -> CpuTarget:
+    """This machine, read from /proc and /sys. TargetError where it has no AVX2 with FMA."""
+    facts = _cpuinfo()
+    flags = frozenset(facts.get("flags", "").split())
+    if not {"avx2", "fma", "f16c"} <= flags:
+        raise TargetError("this CPU has no AVX2 with FMA and F16C, the least that generated kernels use")
+    mcpu = _llvm_name(facts, flags)
+    base = NAMED.get(mcpu, NAMED["x86-64-v4" if "avx512vl" in flags else "x86-64-v3"])
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+    return replace(
+        base,
+        name="cpu",
+        mcpu=mcpu,
+        attributes=_WIDE if wide else (),
+        vector_bits=512 if wide else 256,
+        vector_registers=32 if wide else 16,
+        l1=_cache_bytes(1, base.l1),
+        l2=_cache_bytes(2, base.l2),
+        l3=_cache_bytes(3, base.l3),
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The fields of the first processor in /proc/cpuinfo."""
+    facts: dict[str, str] = {}
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError as error:
+        raise TargetError(f"can't read the features of this CPU: {error}") from None
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if not colon:
+            break
+        facts[key.strip()] = value.strip()
+    return facts
+
+
+def _llvm_name(facts: dict[str, str], flags: frozenset[str]) -> str:
+    """LLVM's processor name, from vendor and family (AMD, Intel manuals' family and model numbers)."""
+    family, model = int(facts.get("cpu family", 0)), int(facts.get("model", 0))
+    if facts.get("vendor_id") == "AuthenticAMD":
+        if family == 26 and "avx512f" in flags:
+            return "znver5"
+        if family == 25 and "avx512f" in flags:
+            return "znver4"
+        if family == 25:
+            return "znver3"
+    if facts.get("vendor_id") == "GenuineIntel" and family == 6:
+        if "amx_tile" in flags:
+            return "sapphirerapids"
+        if "avx512_vbmi2" in flags and model in (106, 108):
+            return "icelake-server"
+        if "avx512f" in flags and model == 85:
+            return "skylake-avx512"
+    return "x86-64-v4" if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags else "x86-64-v3"
+
+
+def _cache_bytes(level: int, default: int) -> int:
+    """Size of a data cache of the first core, from sysfs; the default where it does not say."""
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind = (folder / "type").read_text().strip()
+            if kind != "Instruction" and int((folder / "level").read_text()) == level:
+                text = (folder / "size").read_text().strip()
+                return int(text.rstrip("KM")) * {"K": _KIB, "M": _MIB}.get(text[-1], 1)
+        except (OSError, ValueError):
+            continue
+    return default
