@@ -8,8 +8,23 @@ from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.graph import Graph, Op, Value, substitute
 
 _COMMUTATIVE = frozenset(
-    ("add", "mul", "maximum", "minimum", "fmax", "fmin", "eq", "ne", "logical_and", "logical_or", "logical_xor")
-    + ("bitwise_and", "bitwise_or", "bitwise_xor", "hypot")
+    [
+        "add",
+        "mul",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "hypot",
+        "eq",
+        "ne",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+    ]
 )
 """Ops whose operands may be swapped without a change of any bit, a NaN's payload aside."""
 

@@ -13,14 +13,12 @@ from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 from fusec.ir.attributes import CastAttributes, ReduceAttributes, ScanAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.types import DType, bf16, f16, f32
+from fusec.ir.types import bf16, f16, f32
 
 _HALF = (f16, bf16)
 
-_JUMPS = ("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "sign", "floordiv", "remainder") + (
-    "fmod",
-    "cast",
-)
+_JUMPS = ("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "sign", "floordiv", "remainder")
+_SEARCHES = ("argmax", "argmin")
 _EXACT = ("copy", "neg", "abs", "cast", "select", "maximum", "minimum", "fmax", "fmin", "copysign")
 """Elementwise ops whose result needs no rounding when their operands are rounded."""
 
@@ -41,7 +39,7 @@ def accumulate_in_f32(r: Rewriter) -> Outcome:
     return r.cast(total, x.type.dtype)
 
 
-@rule(*_JUMPS, "argmax", "argmin")
+@rule(*_JUMPS, *_SEARCHES, "fmod", "cast")
 def round_before_jump(r: Rewriter) -> Outcome:
     """lt(a + b, c) ⇒ lt(cast(a + b, half), c), where a + b is of a half type"""
     if not any(_is_unrounded(r, v) for v in r.operands) or _is_plain_cast(r.op):
@@ -61,18 +59,20 @@ def _rounded(r: Rewriter, value: Value) -> Value:
 
 def _is_unrounded(r: Rewriter, value: Value) -> bool:
     """True for a half value that a fused kernel may hold with the digits of f32."""
-    if value.type.dtype not in _HALF:
-        return False
-    made = r.producer(value)
-    if made is None or made.name in ("cast", "constant", "extern"):
-        return False
-    if made.definition.kind == "elementwise" and made.name not in _EXACT:
-        return True
-    if made.definition.kind in ("dot", "composite"):
-        return True
-    return any(_is_unrounded(r, v) for v in made.operands)
+    seen: set[Value] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        made = r.producer(current)
+        if current in seen or current.type.dtype not in _HALF or made is None:
+            continue
+        seen.add(current)
+        if made.name == "cast" or made.definition.kind in ("create", "extern"):
+            continue
+        if made.name not in _EXACT and made.definition.kind in ("elementwise", "dot", "composite"):
+            return True
+        waiting += made.operands
+    return False
 
 
 PRECISION_RULES: tuple[Rule, ...] = (accumulate_in_f32, round_before_jump)
-
-HALF_TYPES: tuple[DType, ...] = _HALF

@@ -166,7 +166,9 @@ class Rewriter:
 
     def constant(self, value: Scalar, like: Value) -> Value:
         """The 0-d constant with the dtype and device of ``like``; one op per number and graph."""
-        attributes = ConstantAttributes(value, like.type.dtype, like.type.device)
+        return self.constant_of(ConstantAttributes(value, like.type.dtype, like.type.device))
+
+    def constant_of(self, attributes: ConstantAttributes) -> Value:
         key = _constant_key(attributes)
         known = self._sweep.constants.get(key) or self._constants.get(key)
         if known is None:

@@ -23,6 +23,10 @@ class GemmSchedule:
     registers: RegisterTile
     pack_left: bool
 
+    def k_splits(self, k: int) -> int:
+        """In how many pieces K is packed and multiplied."""
+        return max(1, -(-k // self.tile_k))
+
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         """The sizes by name, for dumps."""
         r = self.registers

@@ -1,0 +1,207 @@
+"""From a graph of kernels to a program: slots for its values, a kernel for each group, the steps in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import ExternAttributes, FusedAttributes
+from fusec.ir.graph import Graph, Location, Op, Value
+from fusec.ir.print import print_graph
+from fusec.ir.types import contiguous_strides
+from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan
+from fusec.passes.outputs import Strides, input_strides, strided_view
+from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
+from fusec.tile.nodes import Kernel
+from fusec.tile.scalar import Buffer
+
+LowerGroup = Callable[[Frame], LoweredGroup]
+Report = Callable[[LoweredGroup, Op], KernelReport]
+
+
+@dataclass
+class _Assembly:
+    graph: Graph
+    target: str
+    lower: LowerGroup
+    report: Report
+    slots: list[Slot] = field(default_factory=list)
+    slot_of: dict[Value, int] = field(default_factory=dict)
+    strides: dict[Value, Strides] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    reports: list[KernelReport] = field(default_factory=list)
+    declined: list[Declined] = field(default_factory=list)
+    packed: dict[tuple[object, ...], int] = field(default_factory=dict)
+    bodies: dict[str, str] = field(default_factory=dict)
+
+
+def assemble(
+    graph: Graph, target: str, lower: LowerGroup, report: Report, declined: list[Declined] | None = None
+) -> Program:
+    """Lowers every group with ``lower`` and strings the kernels together.
+
+    A group that no kernel family can express runs through the reference interpreter and is listed as declined.
+    """
+    a = _Assembly(graph, target, lower, report, declined=list(declined or []))
+    a.strides.update(input_strides(graph))
+    for k, (value, port) in enumerate(zip(graph.inputs, graph.input_ports, strict=True)):
+        a.slot_of[value] = _add(a, Slot(value.name, "input", value.type, a.strides[value], source=k))
+    owned = _owned_by_caller(graph)
+    for op in graph.ops:
+        if isinstance(op.attributes, FusedAttributes):
+            _fused(a, op, owned)
+        elif isinstance(op.attributes, ExternAttributes):
+            _extern(a, op, op.attributes)
+        elif op.definition.kind not in ("view", "create"):
+            _interpreted(a, [op], op.operands, op.results, f"no kernel family computes {op.name}")
+    outputs = tuple(_slot(a, v, k) for k, v in enumerate(graph.outputs))
+    inputs = tuple(a.slot_of[v] for v in graph.inputs)
+    return Program(
+        graph.name,
+        target,
+        tuple(a.slots),
+        inputs,
+        outputs,
+        graph.input_ports,
+        graph.output_ports,
+        tuple(a.kernels),
+        tuple(a.steps),
+        tuple(a.reports),
+        tuple(a.declined),
+    )
+
+
+def _add(a: _Assembly, slot: Slot) -> int:
+    a.slots.append(slot)
+    return len(a.slots) - 1
+
+
+def _owned_by_caller(graph: Graph) -> dict[Value, Strides]:
+    """Values whose memory the caller gets, with the strides it must have."""
+    producers = graph.producers()
+    owned: dict[Value, Strides] = {}
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        base = value
+        op = producers.get(base)
+        while op is not None and op.definition.kind == "view":
+            base = op.operands[0]
+            op = producers.get(base)
+        if op is None:
+            continue
+        contiguous = contiguous_strides(base.type.static_shape)
+        if base is value and port.strides is not None:
+            owned[base] = port.strides
+        else:
+            owned.setdefault(base, contiguous)
+    return owned
+
+
+def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
+    """The slot of a value in memory; a view of one gets a view slot."""
+    if value in a.slot_of:
+        return a.slot_of[value]
+    view = strided_view(value, a.graph.producers(), a.strides)
+    if view is None or view.base not in a.slot_of:
+        raise LoweringError(f"{value} is not in memory")
+    strides = view.strides
+    port = a.graph.output_ports[output] if output is not None else None
+    if port is not None:
+        strides = port.strides if port.strides is not None else contiguous_strides(value.type.static_shape)
+    base = a.slot_of[view.base]
+    a.slot_of[value] = _add(a, Slot(value.name, "view", value.type, strides, base, view.offset))
+    return a.slot_of[value]
+
+
+def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
+    assert isinstance(op.attributes, FusedAttributes)
+    body = op.attributes.body
+    for result in op.results:
+        a.strides[result] = owned.get(result, contiguous_strides(result.type.static_shape))
+    layouts = {v: a.strides.get(v, contiguous_strides(v.type.static_shape)) for v in (*op.operands, *op.results)}
+    if all(r.type.size == 0 for r in op.results):
+        _make_results(a, op, owned)
+        return
+    try:
+        lowered = a.lower(Frame(op, layouts, _kernel_name(a, op)))
+    except LoweringError as error:
+        a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
+        _interpreted(a, list(body.ops), op.operands, op.results, str(error))
+        return
+    sources = {id(p.packed): _pack(a, p) for p in lowered.packs}
+    _make_results(a, op, owned)
+    arguments = tuple(sources[id(x)] if isinstance(x, Buffer) else _slot(a, x) for x in lowered.arguments)
+    a.kernels.append(lowered.kernel)
+    a.steps.append(Launch(lowered.kernel.name, arguments))
+    a.reports.append(a.report(lowered, op))
+
+
+def _make_results(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
+    for result in op.results:
+        kind: SlotKind = "output" if result in owned else "workspace"
+        a.slot_of[result] = _add(a, Slot(result.name, kind, result.type, a.strides[result]))
+
+
+def _pack(a: _Assembly, plan: PackPlan) -> int:
+    """The packed slot; the same packing of the same sources is done once."""
+    sources = tuple(_slot(a, v) for v in plan.sources)
+    packed = plan.packed
+    key = (sources, packed.shape, packed.dtype.name, repr(plan.kernel.body) if len(sources) != 1 else _pack_text(plan))
+    if key in a.packed:
+        return a.packed[key]
+    from fusec.ir.types import TensorType
+
+    type_ = TensorType(packed.dtype, packed.shape, plan.sources[0].type.device if plan.sources else "cpu")
+    cacheable = all(
+        a.slots[s].kind == "input" and a.graph.input_ports[a.slots[s].source].role != "argument" for s in sources
+    )
+    slot = _add(a, Slot(packed.name, "packed" if cacheable else "workspace", type_, packed.strides))
+    a.packed[key] = slot
+    a.kernels.append(plan.kernel)
+    arguments = (*sources, slot)
+    a.steps.append(Pack(plan.kernel.name, arguments, True) if cacheable else Launch(plan.kernel.name, arguments))
+    return slot
+
+
+def _pack_text(plan: PackPlan) -> str:
+    from fusec.tile.print import print_kernel
+
+    return print_kernel(replace(plan.kernel, name="pack"))
+
+
+def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:
+    arguments = tuple(_slot(a, v) for v in op.operands)
+    results = []
+    for result in op.results:
+        a.strides[result] = contiguous_strides(result.type.static_shape)
+        a.slot_of[result] = _add(a, Slot(result.name, "extern", result.type, a.strides[result]))
+        results.append(a.slot_of[result])
+    a.steps.append(Call(attributes, arguments, tuple(results), op.location))
+    a.declined.append(
+        Declined(f"library call {attributes.target}", attributes.reason or "no kernel for it", op.location)
+    )
+
+
+def _interpreted(
+    a: _Assembly, ops: list[Op], operands: tuple[Value, ...], results: tuple[Value, ...], reason: str
+) -> None:
+    """Runs ops through the reference interpreter, as one library call."""
+    inner = Graph("piece", tuple(dict.fromkeys(operands)), results, tuple(ops))
+    attributes = ExternAttributes("fusec.interpret", print_graph(inner), tuple(r.type for r in results), reason)
+    arguments = tuple(_slot(a, v) for v in inner.inputs)
+    slots = []
+    for result in results:
+        a.strides[result] = contiguous_strides(result.type.static_shape)
+        a.slot_of[result] = _add(a, Slot(result.name, "extern", result.type, a.strides[result]))
+        slots.append(a.slot_of[result])
+    location: Location | None = ops[-1].location
+    a.steps.append(Call(attributes, arguments, tuple(slots), location))
+
+
+def _kernel_name(a: _Assembly, op: Op) -> str:
+    assert isinstance(op.attributes, FusedAttributes)
+    base = f"{op.attributes.kind}_{op.results[-1].name}"
+    name = "".join(c if c.isalnum() else "_" for c in base)
+    taken = {k.name for k in a.kernels}
+    return name if name not in taken else f"{name}_{len(a.kernels)}"

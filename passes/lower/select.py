@@ -1,0 +1,135 @@
+"""Which family lowers a group, and with which schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes, ReduceAttributes
+from fusec.ir.graph import Location, Op
+from fusec.passes.fuse.attention import AttentionMatch, match_attention
+from fusec.passes.fuse.partition import Partition
+from fusec.passes.lower.attention import lower_attention
+from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
+from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
+from fusec.passes.lower.map import lower_map
+from fusec.passes.lower.row import lower_row
+from fusec.passes.schedule.attention import AttentionSchedule
+from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates, predict_gemm
+from fusec.passes.schedule.gemm import GemmSchedule
+from fusec.passes.schedule.map import MapSchedule, map_schedule
+from fusec.passes.schedule.roofline import roofline
+from fusec.passes.schedule.row import RowSchedule, row_schedule
+from fusec.runtime.program import KernelReport
+from fusec.target.cpu import CpuTarget
+
+Schedule = GemmSchedule | AttentionSchedule | RowSchedule | MapSchedule
+
+
+@dataclass
+class Selector:
+    """Chooses schedules for one target; ``tuned`` holds measured choices by kernel name."""
+
+    target: CpuTarget
+    threads: int
+    tuned: Mapping[str, Schedule] = field(default_factory=dict)
+
+    def candidates(self, frame: Frame) -> list[Schedule]:
+        """Schedules for a group, best predicted first. LoweringError when no family fits."""
+        assert isinstance(frame.op.attributes, FusedAttributes)
+        kind = frame.op.attributes.kind
+        body = frame.body
+        if kind == "gemm":
+            (op,) = frame.anchors("dot")
+            dtype = accumulator_dtype(op)
+            if dtype.name not in ("f32", "f64", "i32"):
+                raise LoweringError(f"no matrix product of {dtype} on this target")
+            axes = contraction(op)
+            if axes.k == 0:
+                raise LoweringError("a product over an empty axis")
+            problem = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
+            return list(gemm_candidates(problem, self.target, self.threads))
+        if kind == "attention":
+            match = _attention_of(frame)
+            dot, first = contraction(match.value_dot), contraction(match.score_dot)
+            sides = (dot.m, dot.n)
+            dtype = accumulator_dtype(match.score_dot)
+            if dtype.name not in ("f32", "f64"):
+                raise LoweringError(f"no attention of {dtype} on this target")
+            side = match.weights_side
+            return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], dtype.bits, self.target))
+        if kind == "row":
+            op = next(o for o in body.ops if o.definition.kind == "reduce")
+            assert isinstance(op.attributes, ReduceAttributes)
+            shape = op.operands[0].type.static_shape
+            reduced = prod(shape[a] for a in op.attributes.axes)
+            rows = prod(shape) // max(reduced, 1)
+            return [row_schedule(rows, reduced, self.threads, self.target.l2)]
+        if kind == "map":
+            size = max(v.type.size for v in body.outputs)
+            return [map_schedule(size, self.threads)]
+        raise LoweringError(f"no family for {kind} groups")
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        """The group's kernel with the tuned schedule, or the best predicted one."""
+        schedule = self.tuned.get(frame.name)
+        return lower_with(frame, schedule if schedule is not None else self.candidates(frame)[0])
+
+    def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
+        """What explain says of the kernel."""
+        assert isinstance(op.attributes, FusedAttributes)
+        body = op.attributes.body
+        kernel = lowered.kernel
+        bits = 64 if any(v.type.dtype.name == "f64" for v in body.outputs) else 32
+        limit, bound = roofline(kernel.flops, kernel.bytes, self.target, self.threads, bits)
+        fused: tuple[tuple[str, Location | None], ...] = tuple(
+            (f"{o.name} %{o.results[0].name}", o.location)
+            for o in body.ops
+            if o.definition.kind not in ("view", "create")
+        )
+        predicted = max(self._predict(op, lowered), limit)
+        return KernelReport(
+            kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, predicted, limit, bound
+        )
+
+    def _predict(self, op: Op, lowered: LoweredGroup) -> float:
+        assert isinstance(op.attributes, FusedAttributes)
+        body = op.attributes.body
+        pointwise = sum(op_flops(o) for o in body.ops if o.definition.kind in ("elementwise", "reduce"))
+        vector_rate = self.target.peak_flops(32, self.threads) / 4
+        seconds = pointwise / vector_rate
+        for dot in (o for o in body.ops if o.name == "dot"):
+            axes = contraction(dot)
+            problem = Problem(axes.batches, axes.m, axes.n, axes.k, accumulator_dtype(dot).bits)
+            if op.attributes.kind == "gemm":
+                seconds += min(
+                    predict_gemm(problem, s, self.target, self.threads)
+                    for s in gemm_candidates(problem, self.target, self.threads)[:1]
+                )
+            else:
+                seconds += op_flops(dot) / (0.8 * self.target.peak_flops(problem.bits, self.threads))
+        return seconds
+
+
+def lower_with(frame: Frame, schedule: Schedule) -> LoweredGroup:
+    """The group's kernel with a given schedule."""
+    match schedule:
+        case GemmSchedule():
+            return lower_gemm(frame, schedule)
+        case AttentionSchedule():
+            return lower_attention(frame, schedule)
+        case RowSchedule():
+            return lower_row(frame, schedule)
+        case MapSchedule():
+            return lower_map(frame, schedule)
+
+
+def _attention_of(frame: Frame) -> AttentionMatch:
+    partition = Partition(frame.body)
+    for op in frame.anchors("dot"):
+        match = match_attention(partition, op)
+        if isinstance(match, AttentionMatch):
+            return match
+    raise LoweringError(f"{frame.name} does not hold an attention")

@@ -1,0 +1,133 @@
+"""Gives every output memory of its own where it needs it, and leaves views as views where the code returned views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import NO_ATTRIBUTES
+from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.index import Index, Symbol, add, coefficient, mul, substitute
+from fusec.ir.ops import OPS
+from fusec.ir.types import contiguous_strides
+from fusec.passes.inline import fresh_index, pure, view_index
+
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StridedView:
+    """``value[i...]`` is element ``offset + sum(i * strides)`` after the first of ``base``."""
+
+    base: Value
+    strides: Strides
+    offset: int
+
+
+def strided_view(
+    value: Value, producers: Mapping[Value, Op], base_strides: Mapping[Value, Strides]
+) -> StridedView | None:
+    """A chain of views as strides over the memory of its source, or None where it is none or no strides say it."""
+    shape = value.type.static_shape
+    symbols = fresh_index("v", shape)
+    index: tuple[Index, ...] = symbols
+    base = value
+    op = producers.get(base)
+    try:
+        while op is not None and op.definition.kind == "view":
+            index = pure(view_index(op, index))
+            base = op.operands[0]
+            op = producers.get(base)
+    except LoweringError:
+        return None
+    strides = base_strides.get(base, contiguous_strides(base.type.static_shape))
+    flat: Index = 0
+    for i, stride in zip(index, strides, strict=True):
+        flat = add(flat, mul(i, stride))
+    steps = [coefficient(flat, s) if n > 1 else 0 for s, n in zip(symbols, shape, strict=True)]
+    if any(k is None for k in steps):
+        return None
+    zero: dict[Symbol, Index] = dict.fromkeys(symbols, 0)
+    offset = substitute(flat, zero)
+    assert isinstance(offset, int)
+    return StridedView(base, tuple(k or 0 for k in steps), offset)
+
+
+def input_strides(graph: Graph) -> dict[Value, Strides]:
+    """The strides of each graph input, contiguous where its port says nothing."""
+    return {
+        v: p.strides if p.strides is not None else contiguous_strides(v.type.static_shape)
+        for v, p in zip(graph.inputs, graph.input_ports, strict=True)
+    }
+
+
+def same_layout(shape: tuple[int, ...], a: Strides, b: Strides) -> bool:
+    """Equal strides on every axis with more than one element (others are never stepped along)."""
+    return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
+
+
+def own_outputs(graph: Graph) -> Graph:
+    """Inserts a ``copy`` before each output, or operand of a library call, that no plain view of memory can be."""
+    producers = graph.producers()
+    strides = input_strides(graph)
+    ops: list[Op] = []
+    outputs: list[Value] = []
+    taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
+    copies: dict[Value, Value] = {}
+
+    def copied(value: Value, where: list[Op]) -> Value:
+        if value not in copies:
+            name = value.name
+            while name in taken:
+                name += "_own"
+            taken.add(name)
+            copies[value] = Value(value.type, name)
+            where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copies[value],)))
+        return copies[value]
+
+    for op in graph.ops:
+        if op.definition.kind == "extern":
+            operands = tuple(v if _in_memory(v, producers, strides) else copied(v, ops) for v in op.operands)
+            ops.append(op if operands == op.operands else replace(op, operands=operands))
+        else:
+            ops.append(op)
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        outputs.append(value if _is_output_memory(value, port, producers, strides) else copied(value, ops))
+    return graph.with_ops(ops, outputs)
+
+
+def _in_memory(value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]) -> bool:
+    op = producers.get(value)
+    if op is None or op.definition.kind not in ("view", "create"):
+        return not _is_index_only(value, producers)
+    if op.definition.kind == "create":
+        return False
+    view = strided_view(value, producers, strides)
+    return view is not None and not _is_index_only(view.base, producers)
+
+
+def _is_index_only(value: Value, producers: Mapping[Value, Op]) -> bool:
+    op = producers.get(value)
+    if op is None:
+        return False
+    if op.definition.kind == "create":
+        return True
+    pointwise = op.definition.kind in ("elementwise", "view") and op.name != "copy"
+    return pointwise and all(_is_index_only(v, producers) for v in op.operands)
+
+
+def _is_output_memory(
+    value: Value, port: Port, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]
+) -> bool:
+    op = producers.get(value)
+    if op is None:
+        return True
+    if not _in_memory(value, producers, strides):
+        return False
+    if op.definition.kind != "view":
+        return op.definition.kind != "extern" or port.strides is None
+    view = strided_view(value, producers, strides)
+    shape = value.type.static_shape
+    wanted = port.strides if port.strides is not None else contiguous_strides(shape)
+    return view is not None and same_layout(shape, view.strides, wanted)

@@ -1,0 +1,126 @@
+"""The order of the passes. What each promises the next stands beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from fusec.errors import FusecError
+from fusec.ir.attributes import FusedAttributes
+from fusec.ir.graph import Graph, Op
+from fusec.ir.verify import verify
+from fusec.passes.canonicalize import canonicalize
+from fusec.passes.cse import cse
+from fusec.passes.dce import dce
+from fusec.passes.fold import fold
+from fusec.passes.fuse.fuse import fuse
+from fusec.passes.lower.program import assemble
+from fusec.passes.lower.select import Selector
+from fusec.passes.outputs import own_outputs
+from fusec.passes.precision import precision
+from fusec.runtime.program import Declined, KernelReport, Lowered, Program
+from fusec.target.cpu import cpu_target
+from fusec.tile.print import print_kernel
+
+T = TypeVar("T")
+
+PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "outputs", "fuse")
+"""The graph passes in order; ``disable`` takes these names. ``outputs`` can't be left out."""
+
+
+def lower(
+    graph: Graph,
+    target: str = "cpu",
+    *,
+    threads: int | None = None,
+    disable: frozenset[str] = frozenset(),
+    check: bool = False,
+    selector: Selector | None = None,
+) -> Lowered:
+    """Runs all passes and returns the program with the IR text after each.
+
+    ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out.
+    ``check`` verifies the IR after every pass and raises VerifyError naming the pass.
+    """
+    unknown = disable - set(PASS_NAMES)
+    if unknown or "outputs" in disable:
+        raise FusecError(f"can't disable {sorted(unknown) or ['outputs']}; passes: {', '.join(PASS_NAMES)}")
+    machine = cpu_target(target)
+    declined: list[Declined] = []
+    run = _Runner(disable, check)
+    run.record("capture", graph)
+    # One spelling for each idea: composites opened, views composed, contractions as `dot`.
+    graph = run("canonicalize", lambda g: canonicalize(g, log=declined.append), graph)
+    # Scalars known now are constants; comparisons of indices that are decided are gone.
+    graph = run("fold", fold, graph)
+    # Equal work is done once.
+    graph = run("cse", cse, graph)
+    # Nothing is left that no output needs.
+    graph = run("dce", dce, graph)
+    # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
+    graph = run("precision", precision, graph)
+    # Every output is memory of its own or a plain view; every operand of a library call is in memory.
+    graph = run("outputs", lambda g: dce(own_outputs(g)), graph)
+    # Every compute op is in exactly one `fused` op that one kernel family can lower.
+    graph = run("fuse", lambda g: fuse(g, declined.append), graph)
+    chooser = selector or Selector(machine, threads or machine.cores)
+    program = run.timed("lower", lambda: assemble(graph, target, chooser.lower, chooser.report, declined))
+    run.stages["schedule"] = schedule_text(graph, program)
+    run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
+    return Lowered(run.stages, graph, program, run.seconds)
+
+
+class _Runner:
+    def __init__(self, disable: frozenset[str], check: bool) -> None:
+        self.disable = disable
+        self.check = check
+        self.stages: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, step: Callable[[Graph], Graph], graph: Graph) -> Graph:
+        if name in self.disable:
+            return graph
+        result = self.timed(name, lambda: step(graph))
+        if self.check:
+            verify(result, name)
+        self.record(name, result)
+        return result
+
+    def timed(self, name: str, step: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = step()
+        self.seconds[name] = time.perf_counter() - start
+        return result
+
+    def record(self, name: str, graph: Graph) -> None:
+        self.stages[name] = str(graph)
+
+
+def schedule_text(graph: Graph, program: Program) -> str:
+    """The graph of kernels, each with its tiles and its predicted time."""
+    reports = {r.kernel: r for r in program.reports}
+    lines = [f"schedule @{graph.name} target={program.target}"]
+    for op in graph.ops:
+        if isinstance(op.attributes, FusedAttributes):
+            report = _report_of(op, reports)
+            lines.append(f"  {_head(op)}  {_tiles(report)}")
+    return "\n".join(lines) + "\n"
+
+
+def _report_of(op: Op, reports: dict[str, KernelReport]) -> KernelReport | None:
+    assert isinstance(op.attributes, FusedAttributes)
+    wanted = {f"{o.name} %{o.results[0].name}" for o in op.attributes.body.ops if o.results}
+    return next((r for r in reports.values() if r.fused and {f for f, _ in r.fused} <= wanted), None)
+
+
+def _head(op: Op) -> str:
+    assert isinstance(op.attributes, FusedAttributes)
+    return f"{', '.join(map(str, op.results))} = {op.attributes.kind}({', '.join(map(str, op.operands))})"
+
+
+def _tiles(report: KernelReport | None) -> str:
+    if report is None:
+        return "library"
+    sizes = " ".join(f"{name}={size}" for name, size in report.schedule)
+    return f"{{{sizes}}} predicted={report.predicted * 1e6:.1f}us limit={report.limit * 1e6:.1f}us ({report.bound})"

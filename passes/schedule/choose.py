@@ -1,0 +1,142 @@
+"""Picks a schedule for each kernel: legal candidates from the target, ordered by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.passes.schedule.attention import AttentionSchedule
+from fusec.passes.schedule.gemm import GemmSchedule
+from fusec.target.cpu import CpuTarget
+from fusec.tile.nodes import RegisterTile
+
+LEFT_SHARE = 0.5
+"""Share of L2 that a task's rows of the left operand may take; the rest is for panels passing through."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product's extents and the size of its elements; ``batched`` when the right operand has batch axes."""
+
+    batches: int
+    m: int
+    n: int
+    k: int
+    bits: int = 32
+
+    @property
+    def batched(self) -> bool:
+        return self.batches > 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batches * self.m * self.n * self.k
+
+
+def register_tiles(target: CpuTarget, bits: int) -> Iterator[RegisterTile]:
+    """Accumulator shapes that fit the registers beside one row of the right operand and one broadcast."""
+    lanes = target.lanes(bits)
+    for vectors in (1, 2, 3, 4):
+        most = (target.vector_registers - 1 - vectors) // vectors
+        for rows in range(1, min(most, 14) + 1):
+            yield RegisterTile(rows, vectors * lanes)
+
+
+def register_efficiency(tile: RegisterTile, target: CpuTarget, bits: int) -> float:
+    """Share of the FMA rate that a full register tile reaches.
+
+    Each step loads ``vectors`` and broadcasts ``rows`` values for ``rows * vectors`` FMAs; fewer than ten chains
+    of FMAs don't cover their latency (4 cycles, 2 units). Measured on Zen 5: 6x64 0.98, 8x32 0.97, 14x32 0.95.
+    """
+    vectors = tile.columns // target.lanes(bits)
+    fmas = tile.rows * vectors
+    chains = min(1.0, fmas / 10)
+    issue = min(1.0, fmas / (0.9 * (vectors + tile.rows)))
+    return 0.98 * chains * issue
+
+
+def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSchedule]:
+    """Schedules worth considering, best predicted first."""
+    found: dict[GemmSchedule, float] = {}
+    left_bytes = target.l2 * LEFT_SHARE
+    item = p.bits // 8
+    for registers in register_tiles(target, p.bits):
+        if registers.rows > max(p.m, 1) or registers.columns >= 2 * max(p.n, target.lanes(p.bits)):
+            continue
+        tile_k = p.k if p.k <= 4096 else _even_split(p.k, 2048)
+        fit = max(registers.rows, int(left_bytes // (item * max(tile_k, 1))))
+        for rows in (48, 96, 128, 192, 256):
+            tile_m = _round(min(rows, fit, p.m), registers.rows)
+            for parts in (1, 2, 4, 8):
+                block_n = _round(ceil(p.n / parts), registers.columns)
+                if parts > 1 and block_n < 4 * registers.columns:
+                    continue
+                if p.k > tile_k:
+                    block_n = min(block_n, _round(max(target.l2 // 4 // (tile_m * item), 1), registers.columns))
+                packs = p.m > 8 * registers.rows or p.k > tile_k
+                s = GemmSchedule(tile_m, block_n, registers.columns, max(tile_k, 1), registers, packs and p.m > 1)
+                found[s] = predict_gemm(p, s, target, threads)
+    return sorted(found, key=found.__getitem__)
+
+
+def predict_gemm(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:
+    """Seconds, without the packing of a constant right operand."""
+    row_blocks, column_blocks = ceil(p.m / s.tile_m), ceil(p.n / s.block_n)
+    tasks = max(1, p.batches * row_blocks * column_blocks)
+    peak = target.peak_flops(p.bits, 1)
+    rate = peak * register_efficiency(s.registers, target, p.bits)
+    columns = _round(min(s.block_n, p.n), s.registers.columns)
+    rows = _padded_rows(min(s.tile_m, p.m), s.registers.rows)
+    multiply = 2.0 * rows * columns * p.k / rate
+    item = p.bits // 8
+    cycle = 1.0 / target.frequency
+    left = (0.35 * cycle * min(s.tile_m, p.m) * p.k) if s.pack_left else 0.0
+    panels = columns * p.k * item / (24.0 * target.frequency)
+    if s.k_splits(p.k) > 1:
+        left += 0.3 * cycle * rows * columns * s.k_splits(p.k)
+    per_task = max(multiply, panels) + left + rows * columns * 0.4 * cycle
+    rounds = ceil(tasks / threads) if tasks > 1 else 1
+    launch = 2e-6 if tasks > 1 else 0.2e-6
+    traffic = (p.m * p.k + p.n * p.k + p.m * p.n) * p.batches * item / target.bandwidth
+    return max(rounds * per_task, traffic) + launch
+
+
+def attention_candidates(
+    queries: int, keys: int, depth: int, values: int, bits: int, target: CpuTarget
+) -> list[AttentionSchedule]:
+    """Schedules worth considering, the usual best first. A tile of scores, keys and values stays within L1 and L2."""
+    lanes = target.lanes(bits)
+    wide = 2 if target.vector_registers >= 32 else 1
+    found: list[AttentionSchedule] = []
+    for vectors in (wide, 2 * wide, wide // 2 or 1):
+        columns = vectors * lanes
+        most = (target.vector_registers - 1 - vectors) // vectors
+        for block in (64, 128, 32):
+            scores = RegisterTile(_divisor_near(min(block, max(keys, 1)), min(most, 8)), columns)
+            rows = RegisterTile(_divisor_near(max(values, 1), min(most, 8)), columns)
+            found.append(AttentionSchedule(columns, min(block, _round(max(keys, 1), 8)), scores, rows))
+    return list(dict.fromkeys(found))
+
+
+def _divisor_near(extent: int, most: int) -> int:
+    """The largest row count up to ``most`` that divides the extent, if it is not tiny; else ``most``."""
+    for rows in range(most, max(most // 2, 1) - 1, -1):
+        if extent % rows == 0:
+            return rows
+    return min(most, extent)
+
+
+def _padded_rows(rows: int, tile: int) -> float:
+    """Rows in units of full tiles; a tail tile of fewer rows costs more than its share."""
+    full, rest = divmod(rows, tile)
+    return full * tile + (0.5 * (rest + tile) if rest else 0)
+
+
+def _round(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def _even_split(k: int, most: int) -> int:
+    parts = ceil(k / most)
+    return _round(ceil(k / parts), 16)
