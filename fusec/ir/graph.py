@@ -203,7 +203,7 @@ class Builder:
         key = (repr(value), dtype, device)
         if key not in self._constants:
             attributes = ConstantAttributes(value, dtype, device)
-            self._constants[key] = self.emit("constant", attributes=attributes, as_name="c")
+            self._constants[key] = self.emit("constant", attributes=attributes, as_name="const")
         return self._constants[key]
 
     def rename(self, value: Value, name: str) -> None:

@@ -9,6 +9,7 @@ symbols in it, so a reshape and its inverse cancel. Equal expressions are the sa
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, TypeVar, Union
 
@@ -505,6 +506,8 @@ def parse_index(text: str, lookup: Callable[[str], Index]) -> Index:
 
     ParseError on anything else, ZeroDivisionError for a division by 0.
     """
+    if not _ALLOWED.fullmatch(text):
+        raise ParseError(f"not an index expression: {text[:80]!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         return _from_ast(tree, text, lookup)
@@ -513,6 +516,9 @@ def parse_index(text: str, lookup: Callable[[str], Index]) -> Index:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ParseError(f"not an index expression: {text[:80]!r}") from None
 
+
+_ALLOWED = re.compile(r"(?:(?!\b\d+[^\W\d])[\w\s+\-*/%(),])*")
+"""Names, integers and operators; a number that runs into a letter would make Python warn."""
 
 MOST_TERMS = 256
 """A text that expands to a longer sum is refused: a short one can stand for an endless product."""

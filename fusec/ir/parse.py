@@ -189,6 +189,7 @@ class _Body:
         return True
 
     def outputs(self) -> None:
+        self.scanner.skip()
         while not self.scanner.text.startswith("}", self.scanner.position):
             self.returned.append(self.operand())
             self.output_ports.append(self.port())
@@ -218,7 +219,7 @@ class _Body:
         if key not in self.constants:
             attributes = ConstantAttributes(value, dtype, device)
             types = self.infer("constant", (), attributes, start)
-            self.constants[key] = Value(types[0], self.fresh("c"))
+            self.constants[key] = Value(types[0], self.fresh("const"))
             self.ops.append(Op(OPS["constant"], (), attributes, (self.constants[key],)))
         return self.constants[key]
 
@@ -325,16 +326,18 @@ class _Body:
         }
         pairs = PAIRS.get(record, {})
         read: dict[str, object] = {}
+        seen: set[str] = set()
         if not self.scanner.accept("{"):
             return read
         while not self.scanner.accept("}"):
             self.scanner.skip()
             start = self.scanner.position
             key = self.scanner.word("an attribute")
-            if key in read or (key not in readers and key not in pairs):
+            if key in seen or (key not in readers and key not in pairs):
                 known = ", ".join([*pairs, *readers]) or "none"
-                what = "is given twice" if key in read else f"is not known here; known: {known}"
+                what = "is given twice" if key in seen else f"is not known here; known: {known}"
                 raise self.scanner.error(f"attribute '{key}' {what}", start)
+            seen.add(key)
             self.scanner.expect("=")
             if key in pairs:
                 read[pairs[key][0]] = self.parser.ints()

@@ -99,13 +99,19 @@ def _op_lines(op: Op, constants: Constants) -> list[str]:
     operands = ", ".join(_operand(v, constants) for v in op.operands)
     head = f"{results} = {op.name}({operands})" if results else f"{op.name}({operands})"
     types = ", ".join(str(v.type) for v in op.results)
-    tail = f" : {types}" + (f"        // {op.location.short}" if op.location else "")
+    tail = (f" : {types}" if types else "") + _location(op)
     if isinstance(op.attributes, FusedAttributes):
         return _graph_lines(op.attributes.body, f"{head} {op.attributes.kind} ", "", f"}}{tail}")
     if isinstance(op.attributes, ConstantAttributes):
         attributes = op.attributes
         return [f"{results} = {spell_scalar(attributes.value, attributes.dtype, attributes.device)}{tail}"]
     return [f"{head}{_attributes(op.attributes)}{tail}"]
+
+
+def _location(op: Op) -> str:
+    """The comment with the user's line; a file name's odd spaces would end the line or be lost."""
+    short = " ".join(op.location.short.split()) if op.location else ":"
+    return "" if short.startswith(":") else f"        // {short}"
 
 
 def _attributes(record: Attributes) -> str:

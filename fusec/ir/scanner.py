@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from os.path import basename
 
 from fusec.errors import ParseError
 from fusec.ir.graph import Location
@@ -150,4 +151,6 @@ class Scanner:
     def location(self) -> Location | None:
         """The ``// file:line`` comment that ends the line after the last piece read."""
         found = _COMMENT.match(self.text, self.end_of_piece)
-        return Location(found.group(1), int(found.group(2))) if found else None
+        if found is None or not basename(found.group(1).strip()):
+            return None
+        return Location(found.group(1).strip(), int(found.group(2)))

@@ -214,7 +214,7 @@ def test_needs_int64_at_the_edge() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a b", "a.b", "a[0]", "__import__('os')", "1.5", "True", "a ** 2", "f(a, b)", "'x'"]
+    "text", ["", "a b", "f(a, b)", "a.b", "a[0]", "__import__('os')", "1.5", "True", "a ** 2", "0inf", "é(", "\0"]
 )
 def test_what_is_not_an_index_expression_is_refused(text: str) -> None:
     with pytest.raises(ParseError, match="not an index expression"):

@@ -1,7 +1,7 @@
 """The op table: every operation that a graph may hold, one record each.
 
 To add an op, add its record to the table of its subject, an attribute record to :mod:`fusec.ir.attributes`
-if none fits, and a sample to ``tests/ir/samples.py``.
+if none fits, and a sample to ``tests/op_samples.py``.
 """
 
 from __future__ import annotations
