@@ -8,7 +8,7 @@ from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.graph import Graph, Op, Value, substitute
 
 _COMMUTATIVE = frozenset(
-    [
+    (
         "add",
         "mul",
         "maximum",
@@ -24,7 +24,7 @@ _COMMUTATIVE = frozenset(
         "bitwise_and",
         "bitwise_or",
         "bitwise_xor",
-    ]
+    )
 )
 """Ops whose operands may be swapped without a change of any bit, a NaN's payload aside."""
 

@@ -172,8 +172,9 @@ def _combine(name: str, left: Range, right: Range) -> Range:
 def _within(dtype: DType, found: Range) -> Range:
     """The range, unless it passes the dtype's own: then the value may have wrapped around."""
     least, most = found
-    info = np.iinfo(dtype.numpy)
-    if least is None or most is None or least < info.min or most > info.max:
+    lowest = 0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))
+    highest = (1 << (dtype.bits - (dtype.kind != "uint"))) - 1
+    if least is None or most is None or least < lowest or most > highest:
         return None, None
     return found
 
