@@ -1,0 +1,186 @@
+"""Memory that is used again: large results, scratch and the plan of scratch inside one call.
+
+The first touch of a fresh page costs more than a memory-bound kernel's work on it, so blocks of memory are kept and
+handed out again. A block is a NumPy byte array; whatever lies in it (an array, a tensor made from an array, a view, a
+DLPack capsule) holds a reference to it. It is free again when its reference count says that only the pool knows it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector."""
+
+POOLED_BYTES = 256 * 1024
+"""Results at least this large come from the pool; smaller ones are cheaper from the library's allocator."""
+
+_PAGE = 4096
+_HUGE_PAGE = 2 * 1024 * 1024
+_BLOCKS_PER_SIZE = 32
+_DEFAULT_LIMIT = 1 << 30
+
+Block = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def allocate(nbytes: int) -> Block:
+    """A fresh byte array, aligned to a page, or to a huge page where it is larger than one.
+
+    It is made over a memoryview, so NumPy takes it, and not what lies below, for the base of views into it.
+    """
+    alignment = _HUGE_PAGE if nbytes >= _HUGE_PAGE else _PAGE
+    raw = np.empty(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return np.frombuffer(memoryview(raw)[start : start + nbytes], np.uint8)
+
+
+def size_class(nbytes: int) -> int:
+    """``nbytes`` rounded up so that nearby sizes share blocks: at most an eighth more, whole pages."""
+    step = max(_PAGE, 1 << max((nbytes - 1).bit_length() - 4, 0))
+    return max(-(-nbytes // step), 1) * step
+
+
+class _Entry:
+    """A block the pool knows: the array, its address and when it was last handed out."""
+
+    __slots__ = ("address", "array", "taken")
+
+    def __init__(self, array: Block) -> None:
+        self.array = array
+        self.address = int(array.ctypes.data)
+        self.taken = 0
+
+
+def _idle_count() -> int:
+    """How often the interpreter counts an array that only an entry holds."""
+    entry = _Entry(np.empty(1, np.uint8))
+    return _count(entry.array)
+
+
+_count = sys.getrefcount
+_IDLE_COUNT = _idle_count()
+
+_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+class Pool:
+    """Blocks of memory that are handed out again once nobody refers to them. Safe to use from many threads.
+
+    ``limit``: bytes the pool remembers at most, in use or not. Beyond it the blocks longest not handed out are
+    forgotten: freed when idle, else left to whoever still holds them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._entries: dict[int, list[_Entry]] = {}
+        self._total = 0
+        self._clock = 0
+
+    def take(self, nbytes: int) -> tuple[Block, int]:
+        """A block of at least ``nbytes`` that nobody else refers to, and its address. Its contents are not defined.
+
+        It is the caller's until the caller and everything made over it are gone.
+        """
+        return self.take_size(size_class(nbytes))
+
+    def take_size(self, size: int) -> tuple[Block, int]:
+        """:meth:`take` for a size that :func:`size_class` gave."""
+        with self._lock:
+            self._clock = clock = self._clock + 1
+            for entry in self._entries.get(size, ()):
+                if _count(entry.array) <= _IDLE_COUNT:
+                    entry.taken = clock
+                    return entry.array, entry.address
+        entry = _Entry(allocate(size))
+        array, address = entry.array, entry.address
+        if _COUNTS_ARE_EXACT and size <= self.limit:
+            self._remember(size, entry)
+        return array, address
+
+    def _remember(self, size: int, entry: _Entry) -> None:
+        with self._lock:
+            entry.taken = self._clock
+            entries = self._entries.setdefault(size, [])
+            entries.append(entry)
+            self._total += size
+            if len(entries) > _BLOCKS_PER_SIZE:
+                self._forget(size, min(entries, key=lambda e: e.taken))
+            while self._total > self.limit:
+                oldest = min(((e.taken, s) for s, group in self._entries.items() for e in group), key=lambda p: p[0])
+                self._forget(oldest[1], min(self._entries[oldest[1]], key=lambda e: e.taken))
+
+    def _forget(self, size: int, entry: _Entry) -> None:
+        self._entries[size].remove(entry)
+        if not self._entries[size]:
+            del self._entries[size]
+        self._total -= size
+
+    def release(self) -> int:
+        """Forgets every block and returns how many bytes of them were idle, which are freed now."""
+        with self._lock:
+            idle = sum(
+                size for size, group in self._entries.items() for entry in group if _count(entry.array) <= _IDLE_COUNT
+            )
+            self._entries.clear()
+            self._total = 0
+        return idle
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the pool remembers, in use or idle."""
+        return self._total
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+
+def _default_limit() -> int:
+    return min(_DEFAULT_LIMIT, int(psutil.virtual_memory().total) // 16)
+
+
+POOL = Pool(_default_limit())
+"""The process's pool."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=POOL._after_fork)
+
+
+def release_memory() -> int:
+    """Frees the memory that fusec keeps for later results, and returns its bytes. What results lie in stays."""
+    return POOL.release()
+
+
+def plan_arena(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Where each piece of scratch lies in one block, and the block's bytes.
+
+    ``lives[i]`` are the first and last step (inclusive) that touch piece ``i``; pieces whose lives meet don't
+    overlap. Offsets are multiples of :data:`ALIGNMENT`. The largest pieces are placed first, each at the lowest
+    place that is free (best-fit by size, as in Pisarchyk and Lee, 2020).
+    """
+    offsets = [0] * len(sizes)
+    placed: list[int] = []
+    total = 0
+    for i in sorted(range(len(sizes)), key=lambda j: (-sizes[j], j)):
+        size = -(-sizes[i] // ALIGNMENT) * ALIGNMENT
+        neighbours = sorted(
+            (offsets[j], offsets[j] + sizes[j])
+            for j in placed
+            if lives[j][0] <= lives[i][1] and lives[i][0] <= lives[j][1]
+        )
+        start = 0
+        for low, high in neighbours:
+            if start + size <= low:
+                break
+            start = max(start, -(-high // ALIGNMENT) * ALIGNMENT)
+        offsets[i] = start
+        total = max(total, start + size)
+        placed.append(i)
+    return offsets, total
