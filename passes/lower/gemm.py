@@ -114,11 +114,12 @@ class _Gemm:
         self.ki = symbol("ki", 0, max(min(s.tile_k, axes.k) - 1, 0))
         row: Index = add(mul(self.mo, s.tile_m), self.mi)
         column: Index = add(add(mul(self.no, s.block_n), mul(self.n0, s.tile_n)), self.ni)
-        inner: Index = add(mul(self.k0, s.tile_k), self.ki)
+        self.split = axes.k > s.tile_k
+        inner0: Index = mul(self.k0, s.tile_k) if self.split else 0
+        inner: Index = add(inner0, self.ki)
         self.shift: dict[Symbol, Index] = {self.i: row, self.j: column, self.k: inner}
         self.row_limit = _limit(axes.m, s.tile_m, mul(self.mo, s.tile_m))
-        self.inner_limit = _limit(axes.k, s.tile_k, mul(self.k0, s.tile_k))
-        self.split = axes.k > s.tile_k
+        self.inner_limit = _limit(axes.k, s.tile_k, inner0) if self.split else None
 
     def lower(self) -> LoweredGroup:
         axes, s = self.axes, self.schedule
@@ -211,7 +212,7 @@ class _Gemm:
         p, c = symbol("p", 0, panels - 1), symbol("c", 0, width - 1)
         at_panel: dict[Symbol, Index] = {
             self.j: add(add(mul(self.no, s.block_n), mul(p, width)), c),
-            self.k: add(mul(self.k0, s.tile_k), self.ki),
+            self.k: self.shift[self.k],
         }
         start = add(mul(self.no, s.block_n), mul(p, width))
         limit = None if self.axes.n % block == 0 else sub(self.axes.n, start)
