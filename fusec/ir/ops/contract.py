@@ -65,9 +65,9 @@ def contract(lhs: Array, rhs: Array, attributes: DotAttributes) -> Array:
     columns = [rhs.shape[i] for i in rhs_free]
     depth = int(np.prod([lhs.shape[i] for i in attributes.lhs_contract], dtype=np.int64))
     m, n = int(np.prod(rows, dtype=np.int64)), int(np.prod(columns, dtype=np.int64))
-    a = lhs.transpose(*attributes.lhs_batch, *lhs_free, *attributes.lhs_contract).reshape(*batch, m, depth)
-    b = rhs.transpose(*attributes.rhs_batch, *attributes.rhs_contract, *rhs_free).reshape(*batch, depth, n)
-    return np.asarray(a @ b).reshape(*batch, *rows, *columns)
+    a = lhs.transpose(*attributes.lhs_batch, *lhs_free, *attributes.lhs_contract).reshape((*batch, m, depth))
+    b = rhs.transpose(*attributes.rhs_batch, *attributes.rhs_contract, *rhs_free).reshape((*batch, depth, n))
+    return np.asarray(a @ b).reshape((*batch, *rows, *columns))
 
 
 def _matmul_rule(types: Types, _: Attributes) -> Types:

@@ -67,9 +67,10 @@ class OpDef:
 
     def infer(self, types: Types, attributes: Attributes) -> Types:
         """The result types. TypeRuleError, with shapes, dtypes and what to do, when the operands don't fit."""
-        if not isinstance(attributes, self.attributes):
+        if type(attributes) is not self.attributes:
             wanted, given = self.attributes.__name__, type(attributes).__name__
-            raise TypeRuleError(f"needs {wanted}, not {given}")
+            bare = self.attributes is Attributes
+            raise TypeRuleError(f"takes no attributes, got {given}" if bare else f"needs {wanted}, not {given}")
         least, most = self.arity
         if len(types) < least or (most is not None and len(types) > most):
             raise TypeRuleError(f"takes {_count(least, most)}, got {len(types)} ({show(types)})")

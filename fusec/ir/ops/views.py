@@ -79,8 +79,10 @@ def _slice_rule(types: Types, attributes: SliceAttributes) -> Types:
         extent = t.shape[axis]
         first, last = (start, stop) if step > 0 else (stop, start)
         least, beyond = (0, extent) if step > 0 else (-1, sub(extent, 1))
+        if step == 0:
+            raise TypeRuleError(f"slice {start}:{stop}:{step} has a step of 0")
         empty = first == last or _slice_extent(start, stop, step) == 0
-        if step == 0 or _below(first, least) or (_below(beyond, last) and not empty):
+        if _below(first, least) or (_below(beyond, last) and not empty):
             raise TypeRuleError(f"slice {start}:{stop}:{step} leaves axis {axis} of {t}; clamp it to the extent first")
     return (t.with_shape([_slice_extent(*triple) for triple in triples]),)
 
