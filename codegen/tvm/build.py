@@ -1,7 +1,7 @@
 """PrimFuncs to machine code, and back from saved bytes.
 
 The whole of TVM's part is four steps: bind the target, make the calling convention, lower TVM's own
-intrinsics, run LLVM. The usual simplifying passes stay out: they are wrong for NaN and slow.
+builtins, run LLVM. The usual simplifying passes stay out: they are wrong for NaN and slow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from fusec.codegen.tvm.emit import emit_kernel
 from tvm import tirx
 
-from fusec.codegen.tvm.emit import emit_kernel
 from fusec.errors import ArtifactError, CodegenError
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Kernel
@@ -113,7 +113,7 @@ def compile_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> CompiledMod
 
 def _run_llvm(functions: dict[str, Any], target: Any) -> Any:
     module = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(functions))
-    for lower in (tirx.transform.MakePackedAPI(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()):
+    for lower in (tirx.transform.MakePackedAPI(), tirx.transform.LowerTVMBuiltin()):
         module = lower(module)
     return tvm.get_global_func("target.build.llvm")(module, target)
 

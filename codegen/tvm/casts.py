@@ -8,6 +8,7 @@ from __future__ import annotations
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float
+
 from fusec.ir.types import DType
 
 _REGISTER = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tvm import tirx
-
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Node
+from tvm import tirx
+
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol
 from fusec.target.cpu import CpuTarget
@@ -53,13 +53,9 @@ class _IndexWriter:
             case Sum():
                 return self._sum(e)
             case FloorDiv():
-                nonnegative = (ix.bounds(e.value)[0] or -1) >= 0 or ix.bounds(e.value)[0] == 0
-                divide = tirx.truncdiv if nonnegative and isinstance(e.divisor, int) else tirx.floordiv
-                return divide(self.write(e.value), self.write(e.divisor))
+                return self._floor(e.value, e.divisor)[0]
             case Mod():
-                nonnegative = (ix.bounds(e.value)[0] or -1) >= 0 or ix.bounds(e.value)[0] == 0
-                remainder = tirx.truncmod if nonnegative and isinstance(e.divisor, int) else tirx.floormod
-                return remainder(self.write(e.value), self.write(e.divisor))
+                return self._floor(e.value, e.divisor)[1]
             case Extremum():
                 choose = tirx.Max if e.largest else tirx.Min
                 return choose(self.write(e.a), self.write(e.b))
@@ -69,6 +65,20 @@ class _IndexWriter:
                     first = tirx.Mul(first, other)
                 return first
         raise AssertionError(type(e))
+
+    def _floor(self, value: Index, divisor: Index) -> tuple[Node, Node]:
+        """Quotient and remainder of floor division by a positive divisor."""
+        a, b = self.write(value), self.write(divisor)
+        quotient, rest = tirx.truncdiv(a, b), tirx.truncmod(a, b)
+        low = ix.bounds(value)[0]
+        if low is not None and low >= 0:
+            return quotient, rest
+        zero, one = (self._wide(self.context.integer(k)) for k in (0, 1))
+        negative = tirx.LT(rest, zero)
+        return (
+            tirx.Select(negative, tirx.Sub(quotient, one), quotient),
+            tirx.Select(negative, tirx.Add(rest, b), rest),
+        )
 
     def _sum(self, e: Sum) -> Node:
         total = None

@@ -9,6 +9,7 @@ from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.math import VECTOR_FUNCTIONS
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
+
 from fusec.errors import LoweringError
 from fusec.tile.scalar import Apply, Const
 
@@ -33,10 +34,33 @@ def apply(code: Code, e: Apply, args: Sequence[Value]) -> Value:
 
 _LIBRARY = {
     name: name
-    for name in (
-        "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh "
-        "erf erfc pow atan2 hypot fmod"
-    ).split()
+    for name in [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asin",
+        "acos",
+        "atan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "pow",
+        "atan2",
+        "hypot",
+        "fmod",
+    ]
 }
 """Ops that are functions of the C library, by their names there (f32 versions end in f)."""
 

@@ -1,18 +1,17 @@
-"""Arithmetic on vectors: each method appends ``let`` statements and returns the variable.
+"""Arithmetic on vectors: each method assigns its result to a variable of its own and returns that.
 
-Everything is bound once, so a value that is used twice is computed once. Conditions can't be bound (TVM has
-no vector-of-bool variables); they are kept as bytes of 0 and 1 and compared again where they are used, which
-LLVM folds away.
+So a value that is used twice is computed once. The variables are one-element stack buffers, which LLVM turns
+into registers: TVM's ``Bind`` would have its analyser look through chains of values, in exponential time.
+Conditions are kept as bytes of 0 and 1 and compared again where they are used, which LLVM folds away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tvm import tirx
-
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Node, Value
+from tvm import tirx
 
 _COMPARE: dict[str, Callable[[Node, Node], Node]] = {
     "eq": tirx.EQ,
@@ -60,13 +59,16 @@ class Code:
         return f"{name}{self._names[0]}"
 
     def let(self, value: Value, name: str = "t") -> Value:
-        var = tir.variable(self.fresh(name), tir.vector_type(value.type, value.lanes))
-        self.statements.append(tir.bind(var, value.node))
-        return Value(var, value.type, value.lanes)
+        buffer, allocate = tir.registers(self.fresh(name), value.type, value.lanes)
+        zero = tir.integer(0)
+        self.statements += [allocate, tirx.BufferStore(buffer, value.node, [zero])]
+        return Value(tirx.BufferLoad(buffer, [zero]), value.type, value.lanes)
 
     def let_index(self, node: Node, dtype: str, name: str = "i") -> Node:
         """A bound integer."""
-        return self.let(Value(node, dtype), name).node
+        var = tir.variable(self.fresh(name), dtype)
+        self.statements.append(tir.bind(var, node))
+        return var
 
     def constant(self, like: Value, number: bool | int | float) -> Value:
         return tir.constant(number, like.type, like.lanes)
