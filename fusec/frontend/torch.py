@@ -1,0 +1,325 @@
+"""Captures a PyTorch function or module as a graph, by running it once on fake tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fusec.errors import CaptureError, UnsupportedOpError
+from fusec.frontend.capture import (
+    CallSpec,
+    Capture,
+    Environment,
+    Fallback,
+    ReferenceSource,
+    Source,
+    Static,
+    Structure,
+    structure_of,
+)
+from fusec.frontend.capture import flatten as _flatten
+from fusec.frontend.capture import rebuild as _rebuild
+from fusec.frontend.environment import record_environment
+from fusec.frontend.source import code_location
+from fusec.frontend.torch_memory import Handle, Memory
+from fusec.frontend.torch_references import References
+from fusec.frontend.torch_trace import Trace, tracing
+from fusec.ir.graph import Graph, Location, Port, Value
+from fusec.ir.types import contiguous_strides
+
+Ambient = tuple[object, ...]
+
+
+def is_tensor(value: object) -> bool:
+    """True for a torch tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], CallSpec]:
+    """The tensors of a call, in order, and its hashable structure with the static values."""
+    return _flatten(args, kwargs, is_tensor)
+
+
+def needs_autograd(leaves: Sequence[torch.Tensor], capture: Capture | None = None) -> bool:
+    """True when eager would record this call for backward: grad mode is on, and a tensor that it reads needs grad.
+
+    Such a call must run eagerly. A capture whose outputs are all integers or bools never needs it.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    if capture is not None and all(v.type.dtype.kind not in ("float", "complex") for v in capture.graph.outputs):
+        return False
+    if any(leaf.requires_grad for leaf in leaves):
+        return True
+    if capture is None:
+        return False
+    return any(s.fetch().requires_grad for s in capture.sources if isinstance(s, ReferenceSource))
+
+
+def capture(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    fallback: Fallback = "eager",
+    dynamic: object = None,
+) -> Capture:
+    """Captures ``f(*args, **kwargs)`` for the shapes, dtypes, strides and static values of this call.
+
+    ``f`` is a function, a bound method or an ``nn.Module``. No tensor's data is read and none is changed.
+    Raises DataDependentError for Python control flow on a tensor's value, UnsupportedOpError for what can't be
+    captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
+    for a mistake such as shapes that do not fit. All name the user's file and line.
+    """
+    if dynamic:
+        raise CaptureError("torch functions are captured for static shapes; leave dynamic= out", _location(f))
+    names = _argument_names(f, args, kwargs)
+    trace = Trace(_graph_name(f), References(f, names), fallback)
+    fakes = _fake_arguments(trace, names, args, kwargs)
+    before = _attributes(f, names)
+    recorder = record_environment(f, [*args, *kwargs.values()])
+    ambient = _ambient()
+    with recorder:
+        result = _run(f, trace, fakes)
+        kept = _Result(trace, result)
+    del result
+    _refuse_changes(before, f)
+    guards = recorder.finish(is_tensor=is_tensor)
+    graph, sources = kept.finish()
+    return Capture(graph, sources, _Guards(guards, ambient), kept.rebuild, "torch", tuple(trace.notes))
+
+
+@dataclass(frozen=True)
+class _Guards:
+    """The function's guards, and PyTorch's own modes: grad, autocast, default dtype."""
+
+    guards: Environment
+    ambient: Ambient
+
+    def holds(self) -> bool:
+        return _ambient() == self.ambient and self.guards.holds()
+
+    def why_changed(self) -> str:
+        """The first thing found changed; empty when nothing is."""
+        if _ambient() != self.ambient:
+            return f"torch's modes: were {self.ambient}, now {_ambient()}"
+        explain = getattr(self.guards, "why_changed", None)
+        return explain() if explain is not None else ""
+
+
+def _ambient() -> Ambient:
+    cpu, gpu = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_autocast_dtype("cpu") if cpu else None,
+        torch.get_autocast_dtype("cuda") if gpu else None,
+    )
+
+
+# Arguments
+
+
+def _argument_names(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Argument values by the names that the user's signature gives them, in the order of ``flatten``."""
+    function = f.forward if isinstance(f, torch.nn.Module) else f
+    names: list[str] = []
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    for position in range(len(args)):
+        parameter = parameters[min(position, len(parameters) - 1)] if parameters else None
+        if parameter is None or parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            names.append(f"arg{position}")
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names.append(f"{parameter.name}_{position - parameters.index(parameter)}")
+        else:
+            names.append(parameter.name)
+    return {**dict(zip(names, args, strict=True)), **kwargs}
+
+
+def _fake_arguments(
+    trace: Trace, names: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with fake tensors in place of its own."""
+    leaves, spec = flatten(args, kwargs)
+    paths = [path for name, value in names.items() for path in _paths(name, value)]
+    fakes = [trace.argument(leaf, index, path) for index, (leaf, path) in enumerate(zip(leaves, paths, strict=True))]
+    return spec.restore(fakes)
+
+
+def _paths(name: str, value: Any) -> list[str]:
+    """The paths of the tensors in an argument."""
+    leaves: list[Any] = []
+    return _structure_paths(name, structure_of(value, is_tensor, leaves))
+
+
+def _structure_paths(name: str, structure: Structure) -> list[str]:
+    if isinstance(structure, Static):
+        return []
+    parts = getattr(structure, "parts", None)
+    if parts is None:
+        return [name]
+    keys = getattr(structure, "keys", ()) or range(len(parts))
+    return [path for key, part in zip(keys, parts) for path in _structure_paths(f"{name}[{key}]", part)]
+
+
+# The run
+
+
+def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    args, kwargs = fakes
+    with tracing(trace):
+        try:
+            return f(*args, **kwargs)
+        except RuntimeError as error:
+            if "tensor subclasses" in str(error) or "Cannot access data pointer" in str(error):
+                raise CaptureError(
+                    f"the function takes a tensor's data out of PyTorch ({error}); keep to torch operations",
+                    trace.emitter.location or _location(f),
+                ) from None
+            raise
+
+
+def _attributes(f: Callable[..., Any], names: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each attribute table of the modules at hand, with a copy of it."""
+    roots = [f, getattr(f, "__self__", None), *names.values()]
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for root in roots:
+        if isinstance(root, torch.nn.Module):
+            for module in root.modules():
+                own = vars(module)
+                tables += [(t, dict(t)) for t in (own, own["_buffers"], own["_parameters"])]
+        elif root is not None and not inspect.isroutine(root) and hasattr(root, "__dict__"):
+            tables.append((vars(root), dict(vars(root))))
+    return tables
+
+
+def _refuse_changes(before: list[tuple[dict[str, Any], dict[str, Any]]], f: Callable[..., Any]) -> None:
+    """Puts back what the traced run assigned to attributes; an error if that was a tensor."""
+    for table, copy in before:
+        changed = [name for name, value in table.items() if is_tensor(value) and copy.get(name) is not value]
+        if changed:
+            table.clear()
+            table.update(copy)
+            raise UnsupportedOpError(
+                f"the function assigns a tensor to the attribute {changed[0]!r}; return it instead", _location(f)
+            )
+
+
+def _location(f: Callable[..., Any]) -> Location | None:
+    function = type(f).forward if isinstance(f, torch.nn.Module) else getattr(f, "__func__", f)
+    code = getattr(function, "__code__", None)
+    return code_location(code) if code is not None else None
+
+
+def _graph_name(f: Callable[..., Any]) -> str:
+    name = getattr(f, "__name__", None) or type(f).__name__
+    return name if name.isidentifier() else "graph"
+
+
+# Results
+
+
+class _Result:
+    """The user's result: its structure, and the graph outputs that its tensors come from."""
+
+    def __init__(self, trace: Trace, result: Any) -> None:
+        self._trace = trace
+        leaves: list[Any] = []
+        self._structure = structure_of(result, is_tensor, leaves)
+        _check_structure(self._structure, trace)
+        self._outputs: list[Value] = []
+        self._ports: list[Port] = []
+        self._by_memory: dict[Value, Memory] = {}
+        changed = [m for m in trace.memories if m.source is not None and m.version]
+        slots = {id(m): self._add(m.value, m.tensor, m.source) for m in changed}
+        known: dict[int, int] = {}
+        self._slots: list[int] = []
+        with tracing(trace):
+            for leaf in leaves:
+                if id(leaf) not in known:
+                    known[id(leaf)] = self._slot(leaf, slots)
+                self._slots.append(known[id(leaf)])
+
+    def _slot(self, leaf: torch.Tensor, mutated: Mapping[int, int]) -> int:
+        trace = self._trace
+        handle = trace.handle(leaf)
+        if id(handle.memory) in mutated:
+            if handle.steps:
+                raise UnsupportedOpError(
+                    "a view of an input that is changed in place is returned; return the input itself or a clone",
+                    trace.emitter.location,
+                )
+            return mutated[id(handle.memory)]
+        return self._add(self._distinct(handle), leaf, None)
+
+    def _distinct(self, handle: Handle) -> Value:
+        """The handle's value; a copy where tensors with memory of their own would share it."""
+        value = handle.read(self._trace.emitter)
+        root = self._trace.emitter.root(value)
+        if self._by_memory.setdefault(root, handle.memory) is not handle.memory:
+            return self._trace.emitter.emit("copy", value)
+        return value
+
+    def _add(self, value: Value, tensor: torch.Tensor, mutates: int | None) -> int:
+        strides = tuple(tensor.stride())
+        plain = strides == contiguous_strides(tensor.shape)
+        self._outputs.append(value)
+        self._ports.append(Port(strides=None if plain else strides, mutates=mutates))
+        return len(self._outputs) - 1
+
+    def rebuild(self, outputs: Sequence[Any]) -> Any:
+        """The user's result from the tensors of the graph's outputs."""
+        return _rebuild(self._structure, iter([outputs[slot] for slot in self._slots]))
+
+    def finish(self) -> tuple[Graph, tuple[Source, ...]]:
+        """The graph without what no output needs, and the sources of its inputs."""
+        trace = self._trace
+        graph = _without_unused(trace.builder.finish(self._outputs, self._ports))
+        sources = tuple(s for s, v in zip(trace.sources, trace.builder.finish([]).inputs) if v in set(graph.inputs))
+        trace.namer.finish(trace.builder, graph)
+        return graph, sources
+
+
+def _check_structure(structure: Structure, trace: Trace) -> None:
+    """CaptureError for a returned object that may hold tensors where they can't be replaced."""
+    if isinstance(structure, Static):
+        held = getattr(structure.value, "__dict__", {})
+        if any(is_tensor(v) for v in held.values()) or isinstance(structure.value, set | frozenset):
+            raise CaptureError(
+                f"the function returns a {type(structure.value).__name__} with tensors in it; "
+                "return tuples, lists, dicts or dataclasses",
+                trace.emitter.location,
+            )
+    for part in getattr(structure, "parts", ()):
+        _check_structure(part, trace)
+
+
+def _without_unused(graph: Graph) -> Graph:
+    """Drops ops that no output needs, and tensors lifted by reference that nothing reads."""
+    needed = set(graph.outputs)
+    ops = []
+    for op in reversed(graph.ops):
+        if needed.intersection(op.results):
+            needed.update(op.operands)
+            ops.append(op)
+    kept = [i for i, v in enumerate(graph.inputs) if v in needed or graph.input_ports[i].role == "argument"]
+    position = {old: new for new, old in enumerate(kept)}
+    ports = tuple(
+        port if port.mutates is None else replace(port, mutates=position[port.mutates]) for port in graph.output_ports
+    )
+    mutated = {port.mutates for port in graph.output_ports if port.mutates is not None}
+    assert mutated <= set(kept) or not mutated, "a mutated input is always kept"
+    return replace(
+        graph,
+        inputs=tuple(graph.inputs[i] for i in kept),
+        input_ports=tuple(graph.input_ports[i] for i in kept),
+        ops=tuple(reversed(ops)),
+        output_ports=ports,
+    )

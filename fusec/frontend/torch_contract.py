@@ -1,0 +1,93 @@
+"""ATen's matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fusec.frontend.torch_emit import Declined, Emitter, extents
+from fusec.ir.attributes import EinsumAttributes, Scalar
+from fusec.ir.graph import Value
+
+Lowering = Callable[..., Value]
+
+
+def _linear(e: Emitter, input: Value, weight: Value, bias: Value | None = None) -> Value:
+    if weight.type.rank != 2 or (bias is not None and bias.type.rank != 1):
+        raise Declined("with a weight that is not a matrix")
+    return e.emit("linear", input, weight, *(() if bias is None else (bias,)))
+
+
+def _matmul(e: Emitter, x: Value, other: Value) -> Value:
+    return e.emit("matmul", x, other)
+
+
+def _addmm(e: Emitter, x: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    """``beta * x + alpha * (mat1 @ mat2)``; a row added to all is a linear layer."""
+    if beta == 1 and alpha == 1 and extents(x) == extents(mat2)[1:]:
+        return e.emit("linear", mat1, e.permute(mat2, (1, 0)), x)
+    return _scaled_sum(e, x, e.emit("matmul", mat1, mat2), beta, alpha)
+
+
+def _add_product(e: Emitter, x: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    """baddbmm and addmv."""
+    return _scaled_sum(e, x, e.emit("matmul", a, b), beta, alpha)
+
+
+def _scaled_sum(e: Emitter, x: Value, product: Value, beta: Scalar, alpha: Scalar) -> Value:
+    dtype = e.out.dtype
+    if alpha != 1:
+        product = e.emit("mul", product, e.constant(alpha, dtype))
+    if beta == 0:
+        return product
+    if beta != 1:
+        x = e.emit("mul", x, e.constant(beta, dtype))
+    return e.emit("add", x, product)
+
+
+def _einsum(e: Emitter, equation: str, tensors: Sequence[Value], *, path: Sequence[int] | None = None) -> Value:
+    ranks = [t.type.rank for t in tensors]
+    explicit = explicit_equation(equation, ranks)
+    letters: dict[str, int] = {}
+    for term, tensor in zip(explicit.split("->")[0].split(","), tensors):
+        for letter, extent in zip(term, extents(tensor)):
+            if letters.setdefault(letter, extent) != extent:
+                raise Declined("with an axis of extent 1 that broadcasts")
+    return e.emit("einsum", *tensors, attributes=EinsumAttributes(explicit))
+
+
+def explicit_equation(equation: str, ranks: Sequence[int]) -> str:
+    """The equation with ``->`` and without ellipses, which become letters of their own."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    used = set(equation)
+    spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in used]
+    hidden = [rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks)]
+    widest = max(hidden, default=0)
+    batch = "".join(spare[:widest])
+    opened = [term.replace("...", batch[widest - n :]) for term, n in zip(terms, hidden)]
+    if arrow:
+        result = right.replace("...", batch)
+    else:
+        letters = "".join(left.replace("...", "").replace(",", ""))
+        result = batch + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    return f"{','.join(opened)}->{result}"
+
+
+def _outer(e: Emitter, x: Value, vec2: Value) -> Value:
+    column = e.reshape(x, (*x.type.shape, 1))
+    return e.emit("mul", e.cast(column, e.out.dtype), e.cast(vec2, e.out.dtype))
+
+
+CONTRACTIONS: dict[str, Lowering] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "bmm": _matmul,
+    "mv": _matmul,
+    "dot": _matmul,
+    "addmm": _addmm,
+    "addmv": _add_product,
+    "baddbmm": _add_product,
+    "einsum": _einsum,
+    "outer": _outer,
+}

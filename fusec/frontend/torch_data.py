@@ -1,0 +1,176 @@
+"""ATen calls that move elements: joins, padding, indexing, repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from fusec.frontend.torch_emit import Declined, Emitter, Operand, axis_of, extents
+from fusec.ir.attributes import ConcatAttributes, GatherAttributes, PadAttributes, Scalar, SliceAttributes
+from fusec.ir.graph import Value
+from fusec.ir.types import bool_, i64
+
+Lowering = Callable[..., Value]
+
+
+def _cat(e: Emitter, tensors: Sequence[Value], dim: int = 0) -> Value:
+    parts = [e.cast(t, e.out.dtype) for t in tensors if extents(t) != (0,) or e.out.rank == 1]
+    axis = axis_of(e.out.rank, dim)
+    if len(parts) == 1:
+        return e.emit("copy", parts[0])
+    return e.emit("concat", *parts, attributes=ConcatAttributes(axis))
+
+
+def _stack(e: Emitter, tensors: Sequence[Value], dim: int = 0) -> Value:
+    axis = axis_of(e.out.rank, dim)
+    parts = [e.cast(t, e.out.dtype) for t in tensors]
+    shape = [*parts[0].type.shape[:axis], 1, *parts[0].type.shape[axis:]]
+    return e.emit("concat", *(e.reshape(p, shape) for p in parts), attributes=ConcatAttributes(axis))
+
+
+def _pad(e: Emitter, x: Value, pad: Sequence[int], value: Scalar = 0) -> Value:
+    """Pairs of amounts from the last axis forward; a negative amount cuts."""
+    rank = x.type.rank
+    low, high = [0] * rank, [0] * rank
+    for k in range(len(pad) // 2):
+        low[rank - 1 - k], high[rank - 1 - k] = pad[2 * k], pad[2 * k + 1]
+    for axis, (before, after) in enumerate(zip(low, high)):
+        if before < 0 or after < 0:
+            x = e.narrow(x, axis, max(-before, 0), extents(x)[axis] - max(-after, 0))
+    attributes = PadAttributes(tuple(max(p, 0) for p in low), tuple(max(p, 0) for p in high))
+    return e.emit("pad", x, e.constant(value, x.type.dtype), attributes=attributes)
+
+
+def _embedding(e: Emitter, weight: Value, indices: Value, *_: object, **__: object) -> Value:
+    return e.emit("gather", weight, indices, attributes=GatherAttributes(0))
+
+
+def _index_select(e: Emitter, x: Value, dim: int, index: Value) -> Value:
+    if x.type.rank == 0 or index.type.rank == 0:
+        raise Declined("of 0-d tensors")
+    return e.emit("gather", x, index, attributes=GatherAttributes(axis_of(x.type.rank, dim)))
+
+
+def _gather(e: Emitter, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if x.type.rank == 0 or index.type.rank == 0:
+        raise Declined("of 0-d tensors")
+    return e.emit("gather_elements", x, index, attributes=GatherAttributes(axis_of(x.type.rank, dim)))
+
+
+def _index(e: Emitter, x: Value, indices: Sequence[Value | None]) -> Value:
+    """``x[i, :, j]``: indices broadcast, and pick from the axes they stand at, merged into one."""
+    used = [axis for axis, index in enumerate(indices) if index is not None]
+    listed = [index for index in indices if index is not None]
+    if any(not index.type.dtype.is_integer for index in listed):
+        raise Declined("a mask as an index")
+    shape = extents(x)
+    together = used == list(range(used[0], used[-1] + 1))
+    order = list(range(len(shape))) if together else used + [a for a in range(len(shape)) if a not in used]
+    moved = e.permute(x, order)
+    axis = used[0] if together else 0
+    sizes = [shape[a] for a in used]
+    merged = e.reshape(moved, [*extents(moved)[:axis], prod(sizes), *extents(moved)[axis + len(used) :]])
+    return e.emit("gather", merged, _joined_index(e, listed, sizes), attributes=GatherAttributes(axis))
+
+
+def _joined_index(e: Emitter, indices: list[Value], sizes: list[int]) -> Value:
+    """One index into the merged axes, row-major, each part made non-negative first."""
+    total: Value | None = None
+    for index, size in zip(indices, sizes):
+        part = _non_negative(e, e.cast(index, i64), size)
+        if total is not None:
+            part = e.emit("add", e.emit("mul", total, e.constant(size, i64)), part)
+        total = part
+    assert total is not None
+    return total
+
+
+def _non_negative(e: Emitter, index: Value, size: int) -> Value:
+    negative = e.emit("lt", index, e.constant(0, i64))
+    return e.emit("select", negative, e.emit("add", index, e.constant(size, i64)), index)
+
+
+def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    """``x[mask] = value`` with a mask of leading axes and one value; other index writes go to the library."""
+    mask = indices[0] if len(indices) == 1 else None
+    if mask is None or mask.type.dtype is not bool_ or accumulate or values.type.size != 1:
+        raise Declined("writes through an index")
+    mask = e.reshape(mask, [*mask.type.shape, *(1 for _ in range(x.type.rank - mask.type.rank))])
+    return e.emit("select", mask, e.reshape(values, ()), x)
+
+
+def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
+    flipped = {axis_of(x.type.rank, d) for d in dims}
+    if not x.type.rank or not flipped:
+        return e.emit("copy", x)
+    shape = extents(x)
+    attributes = SliceAttributes(
+        tuple(n - 1 if a in flipped and n else 0 for a, n in enumerate(shape)),
+        tuple(-1 if a in flipped and n else n for a, n in enumerate(shape)),
+        tuple(-1 if a in flipped and n else 1 for a, n in enumerate(shape)),
+    )
+    return e.emit("slice", x, attributes=attributes)
+
+
+def _roll(e: Emitter, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
+    by = [shifts] if isinstance(shifts, int) else list(shifts)
+    along = [dims] if isinstance(dims, int) else list(dims)
+    result = x if along else e.reshape(x, (x.type.size,))
+    for shift, dim in zip(by, along or [0]):
+        axis = axis_of(result.type.rank, dim)
+        extent = extents(result)[axis] if result.type.rank else 0
+        cut = (-shift) % extent if extent else 0
+        if cut:
+            parts = e.narrow(result, axis, cut, extent), e.narrow(result, axis, 0, cut)
+            result = e.emit("concat", *parts, attributes=ConcatAttributes(axis))
+    return e.reshape(result, e.out.shape)
+
+
+def _repeat(e: Emitter, x: Value, repeats: Sequence[int]) -> Value:
+    """Each axis gets an axis of repeats before it; merging the two lays copies side by side."""
+    shape = (1,) * (len(repeats) - x.type.rank) + extents(x)
+    split = [d for n in shape for d in (1, n)]
+    wide = [d for n, r in zip(shape, repeats) for d in (r, n)]
+    return e.reshape(e.broadcast(e.reshape(x, split), wide), e.out.shape)
+
+
+def _repeat_interleave(
+    e: Emitter, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
+) -> Value:
+    if not isinstance(repeats, int) or isinstance(repeats, bool):
+        raise Declined("with a number of repeats for each element")
+    flat = e.reshape(x, (x.type.size,)) if dim is None else x
+    axis = 0 if dim is None else axis_of(x.type.rank, dim)
+    shape = list(extents(flat))
+    one = [*shape[: axis + 1], 1, *shape[axis + 1 :]]
+    many = [*shape[: axis + 1], repeats, *shape[axis + 1 :]]
+    return e.reshape(e.broadcast(e.reshape(flat, one), many), e.out.shape)
+
+
+def _one_hot(e: Emitter, x: Value, num_classes: int = -1) -> Value:
+    classes = e.iota((num_classes,), 0, x.type.dtype)
+    hot = e.emit("eq", e.reshape(x, (*x.type.shape, 1)), classes)
+    return e.cast(hot, e.out.dtype)
+
+
+def _take(e: Emitter, x: Value, index: Value) -> Value:
+    flat = e.reshape(x, (x.type.size,))
+    where = _non_negative(e, e.cast(index, i64), x.type.size)
+    return e.emit("gather", flat, where, attributes=GatherAttributes(0))
+
+
+DATA: dict[str, Lowering] = {
+    "cat": _cat,
+    "stack": _stack,
+    "constant_pad_nd": _pad,
+    "embedding": _embedding,
+    "index_select": _index_select,
+    "gather": _gather,
+    "index": _index,
+    "index_put": _index_put,
+    "flip": _flip,
+    "roll": _roll,
+    "repeat": _repeat,
+    "repeat_interleave": _repeat_interleave,
+    "take": _take,
+}

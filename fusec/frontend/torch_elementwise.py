@@ -1,0 +1,397 @@
+"""ATen's elementwise calls, with PyTorch's rules of type promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
+from fusec.ir.attributes import Scalar
+from fusec.ir.graph import Value
+from fusec.ir.types import DType, bool_, f32
+
+Lowering = Callable[..., Value]
+
+
+def _unary(op: str) -> Lowering:
+    """In the result's dtype, so that an integer's sine is a float."""
+
+    def lower(e: Emitter, x: Value) -> Value:
+        return e.emit(op, e.cast(x, e.out.dtype))
+
+    return lower
+
+
+def _keeping_integers(op: str) -> Lowering:
+    """Rounding: of an integer, the integer."""
+
+    def lower(e: Emitter, x: Value) -> Value:
+        return e.emit(op if x.type.dtype.is_float else "copy", x)
+
+    return lower
+
+
+def _round(e: Emitter, x: Value, *, decimals: int = 0) -> Value:
+    if decimals:
+        raise Declined("rounding to decimals")
+    return _keeping_integers("round")(e, x)
+
+
+def _float_predicate(op: str, of_integers: bool) -> Lowering:
+    def lower(e: Emitter, x: Value) -> Value:
+        if x.type.dtype.kind == "complex":
+            raise Declined("a complex operand")
+        if not x.type.dtype.is_float:
+            return e.broadcast(e.constant(of_integers, bool_), x.type.shape)
+        return e.emit(op, x)
+
+    return lower
+
+
+def _arithmetic(op: str) -> Lowering:
+    """Two operands in the result's dtype."""
+
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        return binary(e, op, self, other)
+
+    return lower
+
+
+def binary(e: Emitter, op: str, a: Operand, b: Operand) -> Value:
+    """``op`` in the dtype of the call's result; for half types, numbers that they can't hold are used in f32."""
+    dtype = e.out.dtype
+    if op in ("add", "mul") and dtype is bool_:
+        op = "logical_or" if op == "add" else "logical_and"
+    wide = _working_dtype(dtype, a, b)
+    result = e.emit(op, e.value(a, wide), e.value(b, wide))
+    return e.cast(result, dtype)
+
+
+def _working_dtype(dtype: DType, *operands: Operand) -> DType:
+    """f32 where a half-precision call has a scalar that half can't hold: PyTorch keeps such a scalar exact."""
+    if not dtype.is_float or dtype.bits > 16:
+        return dtype
+    for operand in operands:
+        if isinstance(operand, Value):
+            if operand.type.rank == 0 and operand.type.dtype.is_float and operand.type.dtype.bits > 16:
+                return f32
+        elif not exact_in(operand, dtype):
+            return f32
+    return dtype
+
+
+def _add(e: Emitter, self: Operand, other: Operand, alpha: Scalar = 1) -> Value:
+    return binary(e, "add", self, _scaled(e, other, alpha))
+
+
+def _sub(e: Emitter, self: Operand, other: Operand, alpha: Scalar = 1) -> Value:
+    return binary(e, "sub", self, _scaled(e, other, alpha))
+
+
+def _rsub(e: Emitter, self: Operand, other: Operand, alpha: Scalar = 1) -> Value:
+    return binary(e, "sub", other, _scaled(e, self, alpha))
+
+
+def _scaled(e: Emitter, operand: Operand, alpha: Scalar) -> Operand:
+    if alpha == 1:
+        return operand
+    if not isinstance(operand, Value):
+        return operand * alpha
+    wide = _working_dtype(e.out.dtype, operand, alpha)
+    if wide != e.out.dtype or wide.bits <= 16:
+        raise Declined("alpha of a half-precision call")
+    return e.emit("mul", e.cast(operand, wide), e.constant(alpha, wide))
+
+
+def _div(e: Emitter, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return binary(e, "div", self, other)
+    if rounding_mode == "floor":
+        return _floor_divide(e, self, other)
+    if e.out.dtype.is_float:
+        return e.emit("trunc", binary(e, "div", self, other))
+    _require_nonzero(e, other)
+    a, b = e.value(self, e.out.dtype), e.value(other, e.out.dtype)
+    if e.out.dtype.kind == "uint":
+        return e.emit("floordiv", a, b)
+    rest = e.emit("fmod", a, b)
+    return e.emit("floordiv", e.emit("sub", a, rest), b)
+
+
+def _floor_divide(e: Emitter, self: Operand, other: Operand) -> Value:
+    if not e.out.dtype.is_float:
+        _require_nonzero(e, other)
+    return binary(e, "floordiv", self, other)
+
+
+def _modulo(op: str) -> Lowering:
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        if not e.out.dtype.is_float:
+            _require_nonzero(e, other)
+        return binary(e, op, self, other)
+
+    return lower
+
+
+def _require_nonzero(e: Emitter, divisor: Operand) -> None:
+    if isinstance(divisor, Value):
+        raise Declined("PyTorch raises ZeroDivisionError when an integer divisor is 0, which a kernel can't")
+    if int(divisor.real) == 0:
+        raise Declined("an integer is divided by 0")
+
+
+def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
+    """PyTorch computes the common powers by products and roots, in the operand's dtype."""
+    if isinstance(exponent, Value) or not e.out.dtype.is_float or not isinstance(self, Value):
+        if not e.out.dtype.is_float and not isinstance(exponent, Value) and exponent.real < 0:
+            raise Declined("an integer to a negative power")
+        return binary(e, "pow", self, exponent)
+    x = e.cast(self, e.out.dtype)
+    match exponent:
+        case 0:
+            return e.broadcast(e.constant(1, e.out.dtype), e.out.shape)
+        case 1:
+            return e.emit("copy", x)
+        case 2:
+            return e.emit("mul", x, x)
+        case 3:
+            return _in_f32(e, lambda v: e.emit("mul", e.emit("mul", v, v), v), x)
+        case 0.5:
+            return e.emit("sqrt", x)
+        case -0.5:
+            return e.emit("rsqrt", x)
+        case -1:
+            return e.emit("div", e.constant(1, e.out.dtype), x)
+        case -2:
+            return _in_f32(e, lambda v: e.emit("div", e.constant(1, v.type.dtype), e.emit("mul", v, v)), x)
+    return binary(e, "pow", x, exponent)
+
+
+def _in_f32(e: Emitter, compute: Callable[[Value], Value], x: Value) -> Value:
+    """Several ops as PyTorch's one kernel does them: half types in f32, rounded once."""
+    dtype = x.type.dtype
+    wide = f32 if dtype.is_float and dtype.bits <= 16 else dtype
+    return e.cast(compute(e.cast(x, wide)), dtype)
+
+
+def _comparison(op: str) -> Lowering:
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        common = e.promote(self, other)
+        if not common.is_float:
+            other = _comparable(e, op, other, common)
+        elif not isinstance(other, Value) and not exact_in(other, common):
+            common = f32
+        return e.emit(op, e.value(self, common), e.value(other, common))
+
+    return lower
+
+
+def _comparable(e: Emitter, op: str, other: Operand, common: DType) -> Operand:
+    if isinstance(other, Value | bool):
+        return other
+    low = 0 if common.kind in ("uint", "bool") else -(1 << (common.bits - 1))
+    high = 1 if common.kind == "bool" else low + (1 << common.bits) - 1
+    if not low <= other.real <= high:
+        raise Declined(f"comparing {common} with {other}, which it can't hold")
+    return other
+
+
+def _logical(op: str) -> Lowering:
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        return e.emit(op, e.truth(self), e.truth(other))
+
+    return lower
+
+
+def _logical_not(e: Emitter, x: Value) -> Value:
+    return e.emit("logical_not", e.truth(x))
+
+
+def _extreme(op: str) -> Lowering:
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        return e.emit(op, e.value(self, e.out.dtype), e.value(other, e.out.dtype))
+
+    return lower
+
+
+def clamp(e: Emitter, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
+    """``minimum(maximum(x, min), max)``, so that max wins where the bounds cross and NaN stays."""
+    result = e.cast(x, e.out.dtype)
+    for op, bound in (("maximum", min), ("minimum", max)):
+        if bound is None or _bounds_nothing(op, bound):
+            continue
+        result = e.emit(op, result, e.value(bound, e.out.dtype))
+    return result if result is not x else e.emit("copy", x)
+
+
+def _bounds_nothing(op: str, bound: Operand) -> bool:
+    return not isinstance(bound, Value | complex) and not isfinite(bound) and (bound > 0) == (op == "minimum")
+
+
+def _clamp_min(e: Emitter, x: Value, min: Operand) -> Value:
+    return clamp(e, x, min, None)
+
+
+def _clamp_max(e: Emitter, x: Value, max: Operand) -> Value:
+    return clamp(e, x, None, max)
+
+
+def _hardtanh(e: Emitter, x: Value, min_val: Scalar = -1, max_val: Scalar = 1) -> Value:
+    return clamp(e, x, min_val, max_val)
+
+
+def _where(e: Emitter, condition: Value, self: Operand, other: Operand) -> Value:
+    dtype = e.out.dtype
+    return e.emit("select", e.truth(condition), e.value(self, dtype), e.value(other, dtype))
+
+
+def _masked_fill(e: Emitter, x: Value, mask: Value, value: Operand) -> Value:
+    return e.emit("select", e.truth(mask), e.value(value, x.type.dtype), x)
+
+
+def _relu(e: Emitter, x: Value) -> Value:
+    return e.emit("relu", x)
+
+
+def _leaky_relu(e: Emitter, x: Value, negative_slope: Scalar = 0.01) -> Value:
+    def compute(v: Value) -> Value:
+        zero = e.constant(0, v.type.dtype)
+        scaled = e.emit("mul", v, e.constant(negative_slope, v.type.dtype))
+        return e.emit("select", e.emit("gt", v, zero), v, scaled)
+
+    return _in_f32(e, compute, x)
+
+
+def _square(e: Emitter, x: Value) -> Value:
+    x = e.cast(x, e.out.dtype)
+    return e.emit("mul", x, x)
+
+
+def _reciprocal(e: Emitter, x: Value) -> Value:
+    return e.emit("div", e.constant(1, e.out.dtype), e.cast(x, e.out.dtype))
+
+
+def _sign(e: Emitter, x: Value) -> Value:
+    """PyTorch's sign of NaN is 0."""
+    if not x.type.dtype.is_float:
+        return e.emit("copy" if x.type.dtype is bool_ else "sign", x)
+    zero = e.constant(0, x.type.dtype)
+    return e.emit("select", e.emit("isnan", x), zero, e.emit("sign", x))
+
+
+def _abs(e: Emitter, x: Value) -> Value:
+    if x.type.dtype.kind in ("complex", "bool"):
+        raise Declined(f"of {x.type.dtype}")
+    return e.emit("abs", x)
+
+
+def _bitwise(op: str) -> Lowering:
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        return e.emit(op, e.value(self, e.out.dtype), e.value(other, e.out.dtype))
+
+    return lower
+
+
+def _shift(op: str) -> Lowering:
+    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
+        if isinstance(other, Value) or not 0 <= other.real < e.out.dtype.bits:
+            raise Declined("a shift by an amount that may pass the width")
+        return e.emit(op, e.value(self, e.out.dtype), e.value(other, e.out.dtype))
+
+    return lower
+
+
+def _float_activation(op: str) -> Lowering:
+    def lower(e: Emitter, x: Value) -> Value:
+        if not e.out.dtype.is_float:
+            raise Declined(f"of {x.type.dtype}")
+        return e.emit(op, e.cast(x, e.out.dtype))
+
+    return lower
+
+
+def _softplus(e: Emitter, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
+    if beta != 1 or threshold != 20:
+        raise Declined("beta or threshold is not the default")
+    return e.emit("softplus", x)
+
+
+def _addcmul(e: Emitter, x: Value, tensor1: Value, tensor2: Value, *, value: Scalar = 1) -> Value:
+    return _fused_product(e, "mul", x, tensor1, tensor2, value)
+
+
+def _addcdiv(e: Emitter, x: Value, tensor1: Value, tensor2: Value, *, value: Scalar = 1) -> Value:
+    return _fused_product(e, "div", x, tensor1, tensor2, value)
+
+
+def _fused_product(e: Emitter, op: str, x: Value, a: Value, b: Value, scale: Scalar) -> Value:
+    dtype = e.out.dtype
+    if not dtype.is_float:
+        raise Declined("of integers")
+    wide = f32 if dtype.bits <= 16 else dtype
+    first = e.cast(a, wide)
+    if scale != 1:
+        first = e.emit("mul", e.constant(scale, wide), first)
+    product = e.emit(op, first, e.cast(b, wide))
+    return e.cast(e.emit("add", e.cast(x, wide), product), dtype)
+
+
+# fmt: off
+_SAME_NAME = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
+    "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "neg", "bitwise_not",
+)
+# fmt: on
+
+ELEMENTWISE: dict[str, Lowering] = {
+    **{name: _unary(name) for name in _SAME_NAME},
+    "negative": _unary("neg"),
+    "abs": _abs,
+    "sign": _sign,
+    "floor": _keeping_integers("floor"),
+    "ceil": _keeping_integers("ceil"),
+    "trunc": _keeping_integers("trunc"),
+    "round": _round,
+    "isnan": _float_predicate("isnan", False),
+    "isinf": _float_predicate("isinf", False),
+    "isfinite": _float_predicate("isfinite", True),
+    "add": _add,
+    "sub": _sub,
+    "rsub": _rsub,
+    "mul": _arithmetic("mul"),
+    "div": _div,
+    "floor_divide": _floor_divide,
+    "remainder": _modulo("remainder"),
+    "fmod": _modulo("fmod"),
+    "pow": _pow,
+    "atan2": _arithmetic("atan2"),
+    "copysign": _arithmetic("copysign"),
+    "hypot": _arithmetic("hypot"),
+    "maximum": _extreme("maximum"),
+    "minimum": _extreme("minimum"),
+    "fmax": _extreme("fmax"),
+    "fmin": _extreme("fmin"),
+    **{name: _comparison(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "logical_not": _logical_not,
+    **{name: _logical(name) for name in ("logical_and", "logical_or", "logical_xor")},
+    **{name: _bitwise(name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    "bitwise_left_shift": _shift("shift_left"),
+    "bitwise_right_shift": _shift("shift_right"),
+    "__lshift__": _shift("shift_left"),
+    "__rshift__": _shift("shift_right"),
+    "clamp": clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "hardtanh": _hardtanh,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "relu": _relu,
+    "leaky_relu": _leaky_relu,
+    "sigmoid": _float_activation("sigmoid"),
+    "silu": _float_activation("silu"),
+    "softplus": _softplus,
+    "square": _square,
+    "reciprocal": _reciprocal,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+}

@@ -1,0 +1,258 @@
+"""Writes IR for one ATen call: casts, constants, broadcasts and shapes by PyTorch's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+import torch
+
+from fusec.errors import UnsupportedOpError
+from fusec.ir.attributes import (
+    NO_ATTRIBUTES,
+    Attributes,
+    CastAttributes,
+    ConstantAttributes,
+    IotaAttributes,
+    PermuteAttributes,
+    ReduceAttributes,
+    Scalar,
+    ShapeAttributes,
+    SliceAttributes,
+)
+from fusec.ir.graph import Builder, Location, Value
+from fusec.ir.types import Dim, DType, TensorType, bool_, dtype_of, f32, f64
+
+Operand = Value | bool | int | float | complex
+"""A tensor, or a Python number, which is weak in type promotion."""
+
+VIEW_OPS = frozenset({"permute", "reshape", "broadcast", "slice", "strided", "windows"})
+
+
+class Declined(Exception):  # noqa: N818 - not an error: the caller goes on to the next way
+    """This lowering does not cover the call; the reason is kept for the user.
+
+    ``final`` where PyTorch's own decomposition would be no better: the call goes to the library whole.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        self.final = final
+        super().__init__(reason)
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The torch dtype of the same name."""
+    found = getattr(torch, dtype.long_name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def ir_dtype(dtype: torch.dtype) -> DType:
+    """The IR dtype; UnsupportedOpError for one that fusec has not, such as float8."""
+    try:
+        return dtype_of(dtype)
+    except KeyError as error:
+        raise UnsupportedOpError(str(error.args[0])) from None
+
+
+def tensor_type(tensor: torch.Tensor) -> TensorType:
+    """The type of a tensor, or of a fake one."""
+    return TensorType(ir_dtype(tensor.dtype), tuple(int(d) for d in tensor.shape), str(tensor.device))
+
+
+def extents(value: Value) -> tuple[int, ...]:
+    """The static shape of a value."""
+    return value.type.static_shape
+
+
+def axes_of(rank: int, dims: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Ascending axes, none negative; None and an empty list mean all, as in ATen's reductions."""
+    if dims is None or (not isinstance(dims, int) and not dims):
+        return tuple(range(rank))
+    listed = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted(axis_of(rank, d) for d in listed)) if rank else ()
+
+
+def axis_of(rank: int, dim: int) -> int:
+    """The axis, not negative. A 0-d tensor has one axis in ATen's eyes."""
+    return dim % max(rank, 1)
+
+
+class Emitter:
+    """Appends ops to a builder, at the location that is current.
+
+    ``results`` are the types that PyTorch gives the call that is being lowered; ``call`` is its name.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.location: Location | None = None
+        self.results: tuple[TensorType, ...] = ()
+        self.call = ""
+        self.viewed: dict[Value, Value] = {}
+        self._constants: dict[tuple[str, DType, str], Value] = {}
+        self._constant_values: set[Value] = set()
+
+    @property
+    def out(self) -> TensorType:
+        """The type of the call's first result."""
+        return self.results[0]
+
+    def op(self, name: str, *values: Value, attributes: Attributes = NO_ATTRIBUTES) -> tuple[Value, ...]:
+        """Appends an op; all results."""
+        results = self.builder.op(name, *values, attributes=attributes, names=(".",), location=self.location)
+        if name in VIEW_OPS:
+            self.viewed[results[0]] = values[0]
+        return results
+
+    def emit(self, name: str, *values: Value, attributes: Attributes = NO_ATTRIBUTES) -> Value:
+        """Appends an op with one result."""
+        (result,) = self.op(name, *values, attributes=attributes)
+        return result
+
+    # Values
+
+    def constant(self, value: Scalar, dtype: DType, device: str | None = None) -> Value:
+        """A 0-d constant, converted to ``dtype`` as torch converts a Python number."""
+        where = device or self.out.device
+        converted = convert(value, dtype)
+        key = (repr(converted), dtype, where)
+        if key not in self._constants:
+            made = self.emit("constant", attributes=ConstantAttributes(converted, dtype, where))
+            self._constants[key] = made
+            self._constant_values.add(made)
+        return self._constants[key]
+
+    def value(self, operand: Operand, dtype: DType) -> Value:
+        """The operand in ``dtype``."""
+        return self.cast(operand, dtype) if isinstance(operand, Value) else self.constant(operand, dtype)
+
+    def is_constant(self, value: Value) -> bool:
+        """True for a 0-d constant made by :meth:`constant`."""
+        return value in self._constant_values
+
+    def iota(self, shape: Sequence[Dim], axis: int, dtype: DType, device: str | None = None) -> Value:
+        where = device or self.out.device
+        return self.emit("iota", attributes=IotaAttributes(tuple(shape), axis, dtype, where))
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        return value if value.type.dtype == dtype else self.emit("cast", value, attributes=CastAttributes(dtype))
+
+    def truth(self, operand: Operand) -> Value:
+        """The operand as bool: not equal to 0, so NaN is True."""
+        return self.value(operand, bool_)
+
+    # Shapes
+
+    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        if value.type.shape == tuple(shape):
+            return value
+        return self.emit("reshape", value, attributes=ShapeAttributes(tuple(shape)))
+
+    def broadcast(self, value: Value, shape: Sequence[Dim]) -> Value:
+        if value.type.shape == tuple(shape):
+            return value
+        return self.emit("broadcast", value, attributes=ShapeAttributes(tuple(shape)))
+
+    def permute(self, value: Value, permutation: Sequence[int]) -> Value:
+        if tuple(permutation) == tuple(range(value.type.rank)):
+            return value
+        return self.emit("permute", value, attributes=PermuteAttributes(tuple(permutation)))
+
+    def narrow(self, value: Value, axis: int, start: int, stop: int, step: int = 1) -> Value:
+        """Elements ``start``, ``start + step``, ... before ``stop`` along one axis."""
+        attributes = narrowing(extents(value), axis, start, stop, step)
+        if step == 1 and start == 0 and stop == extents(value)[axis]:
+            return value
+        return self.emit("slice", value, attributes=attributes)
+
+    def reduce(self, name: str, value: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        """A reduction; with ``keep`` the reduced axes stay with extent 1."""
+        if value.type.rank == 0:
+            return self.emit(name, value, attributes=ReduceAttributes(()))
+        result = self.emit(name, value, attributes=ReduceAttributes(tuple(axes)))
+        return self.keep(result, value, axes) if keep else result
+
+    def keep(self, reduced: Value, of: Value, axes: Sequence[int]) -> Value:
+        """The reduced value with its axes put back with extent 1."""
+        return self.reshape(reduced, [1 if i in axes else d for i, d in enumerate(of.type.shape)])
+
+    def root(self, value: Value) -> Value:
+        """The value whose elements this one shows, through views."""
+        while value in self.viewed:
+            value = self.viewed[value]
+        return value
+
+    # Type promotion
+
+    def promote(self, *operands: Operand) -> DType:
+        """The common dtype: tensors with axes, then 0-d tensors, then Python numbers, each weaker than the last."""
+        return ir_dtype(promote_operands(operands))
+
+
+def promote_operands(operands: Iterable[Operand]) -> torch.dtype:
+    """torch.result_type for values and Python numbers."""
+    ranks: list[torch.dtype | None] = [None, None, None]
+    for operand in operands:
+        if isinstance(operand, Value):
+            tier, dtype = (0 if operand.type.rank else 1), torch_dtype(operand.type.dtype)
+        else:
+            tier, dtype = 2, _number_dtype(operand)
+        known = ranks[tier]
+        ranks[tier] = dtype if known is None else torch.promote_types(known, dtype)
+    result: torch.dtype | None = None
+    for tier_dtype in ranks:
+        if tier_dtype is not None and (result is None or _category(tier_dtype) > _category(result)):
+            result = tier_dtype if result is None else _weak(result, tier_dtype)
+    assert result is not None
+    return result
+
+
+def _weak(strong: torch.dtype, weak: torch.dtype) -> torch.dtype:
+    """The dtype when a weaker operand is of a higher category: a float keeps its own, a number gives the default."""
+    return torch.promote_types(strong, weak) if weak.is_complex and strong.is_floating_point else weak
+
+
+def _number_dtype(number: bool | int | float | complex) -> torch.dtype:
+    if isinstance(number, bool):
+        return torch.bool
+    if isinstance(number, int):
+        return torch.int64
+    if isinstance(number, float):
+        return torch.get_default_dtype()
+    return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype is torch.bool:
+        return 0
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+def convert(value: Scalar, dtype: DType) -> Scalar:
+    """A Python number as a value of ``dtype``: integers wrap around, floats truncate."""
+    if dtype.kind == "bool":
+        return bool(value)
+    if dtype.kind == "complex":
+        return complex(value)
+    if isinstance(value, complex):
+        raise Declined("a complex number where a real one is needed")
+    if dtype.is_float:
+        return float(value)
+    if isinstance(value, float) and not isfinite(value):
+        raise Declined(f"{value} has no value of {dtype}")
+    whole = int(value) % (1 << dtype.bits)
+    return whole - (1 << dtype.bits) if dtype.kind == "int" and whole >= 1 << (dtype.bits - 1) else whole
+
+
+def exact_in(value: Scalar, dtype: DType) -> bool:
+    """True when a number has exactly this value in ``dtype``."""
+    if not dtype.is_float or dtype in (f32, f64) or isinstance(value, complex):
+        return True
+    return torch.tensor(float(value), dtype=torch_dtype(dtype)).item() == float(value) or value != value
+
+
+def narrowing(shape: Sequence[int], axis: int, start: int, stop: int, step: int) -> SliceAttributes:
+    """A slice of one axis that leaves the others whole."""
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = start, stop, step
+    return SliceAttributes(tuple(starts), tuple(stops), tuple(steps))

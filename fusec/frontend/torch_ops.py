@@ -1,0 +1,31 @@
+"""The ATen calls that fusec knows, by name without overload.
+
+VALUES compute something new: ``lowering(emitter, *args, **kwargs)`` as in the ATen schema, tensors as IR values;
+it gives the result or results, or raises :class:`~fusec.frontend.torch_emit.Declined`. VIEWS show memory of their
+first operand: they get its shape instead and give, for each result, the view ops that lead to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fusec.frontend.torch_contract import CONTRACTIONS
+from fusec.frontend.torch_create import CREATIONS
+from fusec.frontend.torch_data import DATA
+from fusec.frontend.torch_elementwise import ELEMENTWISE
+from fusec.frontend.torch_nn import NETWORK
+from fusec.frontend.torch_reduce import REDUCTIONS
+from fusec.frontend.torch_views import VIEWS
+from fusec.ir.graph import Value
+
+Lowering = Callable[..., Value | Sequence[Value]]
+
+VALUES: dict[str, Lowering] = {
+    **ELEMENTWISE,
+    **REDUCTIONS,
+    **CONTRACTIONS,
+    **CREATIONS,
+    **DATA,
+    **NETWORK,
+}
+
+__all__ = ["VALUES", "VIEWS"]

@@ -1,0 +1,241 @@
+"""ATen's reductions, searches and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fusec.frontend.torch_emit import Declined, Emitter, axes_of, axis_of, extents, ir_dtype
+from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, Scalar, ScanAttributes, VarAttributes
+from fusec.ir.graph import Value
+from fusec.ir.types import bool_, f32
+
+Dims = int | Sequence[int] | None
+Lowering = Callable[..., Value | list[Value]]
+
+
+def _sum(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    axes = axes_of(x.type.rank, dim)
+    return e.reduce("reduce_sum", e.cast(x, e.out.dtype), axes, keepdim)
+
+
+def _prod(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    axes = axes_of(x.type.rank, dim)
+    return e.reduce("reduce_prod", e.cast(x, e.out.dtype), axes, keepdim)
+
+
+def _mean(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
+    _require_float(e)
+    return _statistic(e, "mean", e.cast(x, e.out.dtype), axes_of(x.type.rank, dim), keepdim)
+
+
+def _statistic(e: Emitter, op: str, x: Value, axes: tuple[int, ...], keep: bool, correction: Scalar = 0) -> Value:
+    if op == "mean":
+        result = e.emit("mean", x, attributes=ReduceAttributes(axes))
+    else:
+        result = e.emit("var", x, attributes=VarAttributes(axes, float(correction.real)))
+    return e.keep(result, x, axes) if keep else result
+
+
+def _require_float(e: Emitter) -> None:
+    if not e.out.dtype.is_float:
+        raise Declined(f"of {e.out.dtype}")
+
+
+def _correction(unbiased: bool | None, correction: Scalar | None) -> Scalar:
+    if correction is not None:
+        return correction
+    return 0 if unbiased is False else 1
+
+
+def _var(
+    e: Emitter,
+    x: Value,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Scalar | None = None,
+) -> Value:
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+    _require_float(e)
+    return _statistic(e, "var", x, axes_of(x.type.rank, dim), keepdim, _correction(unbiased, correction))
+
+
+def _std(
+    e: Emitter,
+    x: Value,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Scalar | None = None,
+) -> Value:
+    dtype = x.type.dtype
+    wide = e.cast(x, f32) if dtype.is_float and dtype.bits <= 16 else x
+    variance = _var(e, wide, dim, unbiased, keepdim, correction=correction)
+    return e.cast(e.emit("sqrt", variance), dtype)
+
+
+def _var_mean(
+    e: Emitter,
+    x: Value,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Scalar | None = None,
+) -> list[Value]:
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+    variance = _var(e, x, dim, unbiased, keepdim, correction=correction)
+    return [variance, _statistic(e, "mean", x, axes_of(x.type.rank, dim), keepdim)]
+
+
+def _std_mean(
+    e: Emitter,
+    x: Value,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Scalar | None = None,
+) -> list[Value]:
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+    deviation = _std(e, x, dim, unbiased, keepdim, correction=correction)
+    return [deviation, _statistic(e, "mean", x, axes_of(x.type.rank, dim), keepdim)]
+
+
+def _along(op: str) -> Lowering:
+    """amax and amin."""
+
+    def lower(e: Emitter, x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+        return e.reduce(op, x, axes_of(x.type.rank, dim), keepdim)
+
+    return lower
+
+
+def _aminmax(e: Emitter, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
+    axes = axes_of(x.type.rank, dim)
+    return [e.reduce(op, x, axes, keepdim) for op in ("reduce_min", "reduce_max")]
+
+
+def _extreme(reduce: str, search: str, elementwise: str) -> Lowering:
+    """max and min: of everything, along a dimension with indices, or of two tensors."""
+
+    def lower(e: Emitter, x: Value, dim: int | Value | None = None, keepdim: bool = False) -> Value | list[Value]:
+        if isinstance(dim, Value):
+            return e.emit(elementwise, e.cast(x, e.out.dtype), e.cast(dim, e.out.dtype))
+        if dim is None:
+            return e.reduce(reduce, x, axes_of(x.type.rank, None))
+        if x.type.rank == 0:
+            return [e.emit("copy", x), e.constant(0, e.results[1].dtype)]
+        return [e.reduce(reduce, x, axes_of(x.type.rank, dim), keepdim), _search(e, search, x, dim, keepdim)]
+
+    return lower
+
+
+def _search(e: Emitter, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+    if x.type.rank == 0:
+        return e.constant(0, e.results[-1].dtype)
+    flat = e.reshape(x, (x.type.size,)) if dim is None else x
+    axis = 0 if dim is None else axis_of(x.type.rank, dim)
+    found = e.emit(op, flat, attributes=ArgReduceAttributes(axis))
+    if not keepdim:
+        return found
+    return e.keep(found, x, range(x.type.rank) if dim is None else (axis,))
+
+
+def _argument(op: str) -> Lowering:
+    def lower(e: Emitter, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        return _search(e, op, x, dim, keepdim)
+
+    return lower
+
+
+def _truth(op: str) -> Lowering:
+    def lower(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+        axes = axes_of(x.type.rank, dim)
+        return e.cast(e.reduce(op, e.cast(x, bool_), axes, keepdim), e.out.dtype)
+
+    return lower
+
+
+def _scan(op: str) -> Lowering:
+    def lower(e: Emitter, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
+        x = e.cast(x, ir_dtype(dtype) if dtype is not None else e.out.dtype)
+        if x.type.rank == 0:
+            return e.emit("copy", x)
+        return e.emit(op, x, attributes=ScanAttributes(axis_of(x.type.rank, dim)))
+
+    return lower
+
+
+def _logsumexp(e: Emitter, x: Value, dim: Dims, keepdim: bool = False) -> Value:
+    """``max + log(sum(exp(x - max)))``, with a max that is infinite taken as 0."""
+    x = e.cast(x, e.out.dtype)
+    axes = axes_of(x.type.rank, dim)
+    _require_float(e)
+    if x.type.rank == 0 or 0 in extents(x):
+        raise Declined("of a 0-d or an empty tensor")
+    wide = e.cast(x, f32) if x.type.dtype.bits <= 16 else x
+    top = e.reduce("reduce_max", wide, axes, keep=True)
+    infinite = e.emit("isinf", top)
+    top = e.emit("select", infinite, e.constant(0, wide.type.dtype), top)
+    total = e.reduce("reduce_sum", e.emit("exp", e.emit("sub", wide, top)), axes, keep=True)
+    result = e.cast(e.emit("add", e.emit("log", total), top), x.type.dtype)
+    return e.reshape(result, e.out.shape)
+
+
+def _vector_norm(
+    e: Emitter,
+    x: Value,
+    ord: Scalar = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    if x.type.dtype.kind != "float" or dtype is not None:
+        raise Declined("of another dtype than the operand's")
+    axes = axes_of(x.type.rank, dim)
+    wide = e.cast(x, f32) if x.type.dtype.bits <= 16 else x
+    match ord:
+        case 2:
+            result = e.emit("sqrt", e.reduce("reduce_sum", e.emit("mul", wide, wide), axes, keepdim))
+        case 1:
+            result = e.reduce("reduce_sum", e.emit("abs", wide), axes, keepdim)
+        case _ if ord == float("inf"):
+            result = e.reduce("reduce_max", e.emit("abs", wide), axes, keepdim)
+        case _:
+            raise Declined(f"of order {ord}")
+    return e.cast(result, x.type.dtype)
+
+
+def _count_nonzero(e: Emitter, x: Value, dim: Dims = None) -> Value:
+    return e.reduce("reduce_sum", e.cast(e.cast(x, bool_), e.out.dtype), axes_of(x.type.rank, dim))
+
+
+REDUCTIONS: dict[str, Lowering] = {
+    "sum": _sum,
+    "prod": _prod,
+    "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "var_mean": _var_mean,
+    "std_mean": _std_mean,
+    "amax": _along("reduce_max"),
+    "amin": _along("reduce_min"),
+    "aminmax": _aminmax,
+    "max": _extreme("reduce_max", "argmax", "maximum"),
+    "min": _extreme("reduce_min", "argmin", "minimum"),
+    "argmax": _argument("argmax"),
+    "argmin": _argument("argmin"),
+    "any": _truth("reduce_any"),
+    "all": _truth("reduce_all"),
+    "cumsum": _scan("cumsum"),
+    "cumprod": _scan("cumprod"),
+    "logsumexp": _logsumexp,
+    "linalg_vector_norm": _vector_norm,
+    "count_nonzero": _count_nonzero,
+}

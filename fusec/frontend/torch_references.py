@@ -1,0 +1,202 @@
+"""Where a torch function's parameters, buffers and other tensors are kept, so that each call can fetch them anew."""
+
+from __future__ import annotations
+
+import dis
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from fusec.frontend.source import is_user_file
+
+_DEPTH = 4
+"""How many containers and plain objects deep a tensor is looked for, outside of modules."""
+
+Fetch = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A tensor's path, as the user would spell it, and how to fetch the tensor that is there now."""
+
+    path: str
+    fetch: Fetch
+    is_parameter: bool
+
+
+class References:
+    """Finds tensors that a function can reach: through itself, its globals, closure, defaults and arguments."""
+
+    def __init__(self, function: Callable[..., object], named_arguments: Mapping[str, object]) -> None:
+        self._function = function
+        self._arguments = named_arguments
+        self._found: dict[int, tuple[torch.Tensor, Reference]] | None = None
+
+    def find(self, tensor: torch.Tensor) -> Reference | None:
+        """The place of this very tensor object, or None when it was not found anywhere."""
+        if self._found is None:
+            walk = _Walk()
+            walk.function(self._function)
+            for name, value in self._arguments.items():
+                walk.enter(name, _constant(value), value, 0)
+            walk.run()
+            self._found = walk.found
+        entry = self._found.get(id(tensor))
+        return entry[1] if entry is not None else None
+
+
+class _Walk:
+    """A breadth-first walk, so that the shortest path to a tensor is the one that is kept."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, tuple[torch.Tensor, Reference]] = {}
+        self._seen: dict[int, object] = {}
+        self._queue: deque[tuple[str, Fetch, Any, int]] = deque()
+
+    def enter(self, path: str, fetch: Fetch, value: object, depth: int) -> None:
+        """Notes a tensor, or queues what may hold tensors."""
+        if isinstance(value, torch.Tensor):
+            is_parameter = isinstance(value, torch.nn.Parameter)
+            self.found.setdefault(id(value), (value, Reference(path, fetch, is_parameter)))
+        elif depth <= _DEPTH and id(value) not in self._seen and not isinstance(value, int | float | str | bytes):
+            self._seen[id(value)] = value
+            self._queue.append((path, fetch, value, depth))
+
+    def run(self) -> None:
+        while self._queue:
+            self._open(*self._queue.popleft())
+
+    def function(self, function: Callable[..., object]) -> None:
+        """Enters a function, a bound method or a module as the root; its own tensors are ``self.…``."""
+        owner = getattr(function, "__self__", None)
+        if isinstance(function, torch.nn.Module):
+            self.enter("self", _constant(function), function, 0)
+        elif owner is not None:
+            self.enter("self", _constant(owner), owner, 0)
+            self._code_of(function, 0)
+        else:
+            self._code_of(function, 0)
+
+    def _open(self, path: str, fetch: Fetch, value: Any, depth: int) -> None:
+        if isinstance(value, torch.nn.Module):
+            self._module(path, value)
+        elif isinstance(value, dict):
+            for key, part in list(value.items()):
+                self.enter(f"{path}[{key!r}]", partial(_item, fetch, key), part, depth + 1)
+        elif isinstance(value, list | tuple):
+            for index, part in enumerate(value):
+                self.enter(f"{path}[{index}]", partial(_item, fetch, index), part, depth + 1)
+        elif isinstance(value, partial):
+            self.enter(f"{path}.args", partial(_attribute, fetch, "args"), value.args, depth + 1)
+            self.enter(f"{path}.keywords", partial(_attribute, fetch, "keywords"), value.keywords, depth + 1)
+            self._code_of(value.func, depth)
+        elif isinstance(value, FunctionType | MethodType):
+            self._code_of(value, depth + 1)
+        elif not isinstance(value, type | ModuleType):
+            for name, part in list(getattr(value, "__dict__", {}).items()):
+                self.enter(f"{path}.{name}", partial(_attribute, fetch, name), part, depth + 1)
+
+    def _module(self, path: str, root: torch.nn.Module) -> None:
+        """Parameters, buffers and plain tensor attributes of a module and its children, fetched from the root down."""
+        for prefix, module in root.named_modules(remove_duplicate=True):
+            self._seen[id(module)] = module
+            steps = tuple(prefix.split(".")) if prefix else ()
+            where = f"{path}.{prefix}" if prefix else path
+            for table in ("_parameters", "_buffers"):
+                for name, tensor in module.__dict__[table].items():
+                    if tensor is not None:
+                        reference = Reference(f"{where}.{name}", partial(_module_entry, root, steps, table, name), True)
+                        self.found.setdefault(id(tensor), (tensor, reference))
+            for name, part in list(module.__dict__.items()):
+                if not name.startswith("_") or isinstance(part, torch.Tensor):
+                    fetch = partial(_module_attribute, root, steps, name)
+                    self.enter(f"{where}.{name}", fetch, part, 2)
+            self._code_of(type(module).forward, 1)
+
+    def _code_of(self, function: Any, depth: int) -> None:
+        """Globals, cells and defaults of a function, and of user functions that it names."""
+        owner = getattr(function, "__self__", None)
+        if owner is not None and not isinstance(owner, type | ModuleType):
+            self.enter("self", _constant(owner), owner, depth)
+        function = getattr(function, "__func__", function)
+        wrapped = getattr(function, "__wrapped__", None)
+        if isinstance(wrapped, FunctionType):
+            self.enter("", _constant(wrapped), wrapped, depth)
+        if not isinstance(function, FunctionType) or function.__module__.split(".")[0] == "torch":
+            return
+        names = set(_names(function.__code__))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            try:
+                self.enter(name, partial(_cell, cell), cell.cell_contents, depth)
+            except ValueError:  # a cell that is not filled yet
+                continue
+        for name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if isinstance(value, ModuleType):
+                self._user_module(value, names, depth)
+            else:
+                self.enter(name, partial(_key, function.__globals__, name), value, depth)
+        for position, value in enumerate(function.__defaults__ or ()):
+            name = function.__code__.co_varnames[
+                function.__code__.co_argcount - len(function.__defaults__ or ()) + position
+            ]
+            self.enter(name, _constant(value), value, depth)
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self.enter(name, _constant(value), value, depth)
+
+    def _user_module(self, module: ModuleType, names: set[str], depth: int) -> None:
+        if is_user_file(getattr(module, "__file__", None) or "<frozen"):
+            for name in sorted(names & module.__dict__.keys()):
+                path = f"{module.__name__}.{name}"
+                self.enter(path, partial(_key, module.__dict__, name), module.__dict__[name], depth + 1)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Global and attribute names in a code object and those nested in it."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _constant(value: object) -> Fetch:
+    return lambda: value
+
+
+def _item(fetch: Fetch, key: object) -> Any:
+    return fetch()[key]
+
+
+def _attribute(fetch: Fetch, name: str) -> Any:
+    return getattr(fetch(), name)
+
+
+def _cell(cell: Any) -> Any:
+    return cell.cell_contents
+
+
+def _key(table: Mapping[str, Any], name: str) -> Any:
+    return table[name]
+
+
+def _module_entry(root: torch.nn.Module, steps: tuple[str, ...], table: str, name: str) -> Any:
+    for step in steps:
+        found = root._modules[step]
+        assert found is not None
+        root = found
+    return root.__dict__[table][name]
+
+
+def _module_attribute(root: torch.nn.Module, steps: tuple[str, ...], name: str) -> Any:
+    for step in steps:
+        found = root._modules[step]
+        assert found is not None
+        root = found
+    return getattr(root, name)

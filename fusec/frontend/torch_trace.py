@@ -1,0 +1,546 @@
+"""Runs a torch function on fake tensors and writes down, call by call, what it computes.
+
+The trace sits below autograd, where each ATen call arrives whole: ``linear``, ``matmul``, ``layer_norm`` and the
+like before they are broken up. PyTorch's fake tensors give shapes, dtypes, strides and the user's own errors.
+A call is lowered by the tables of :mod:`fusec.frontend.torch_ops`; one that they do not know is decomposed by
+PyTorch, and what remains is kept as a library call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusec.errors import CaptureError, DataDependentError, TypeRuleError, UnsupportedOpError
+from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source, format_arguments
+from fusec.frontend.torch_emit import Declined, Emitter, tensor_type
+from fusec.frontend.torch_memory import Handle, Memory, Step, apply_steps
+from fusec.frontend.torch_names import Namer, caller_frame
+from fusec.frontend.torch_ops import VALUES, VIEWS
+from fusec.frontend.torch_references import References
+from fusec.ir.attributes import ExternAttributes, PermuteAttributes, StridedAttributes
+from fusec.ir.graph import Builder, InputRole, Port, Value
+from fusec.ir.types import contiguous_strides
+
+Arguments = tuple[Any, ...]
+Keywords = Mapping[str, Any]
+
+_LIBRARY_ONLY = frozenset({"convolution", "grid_sampler_2d", "col2im", "im2col", "_unsafe_index", "index_put"})
+"""Calls whose decomposition is worse than the library's kernel."""
+
+_RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
+"""In-place calls that change how a tensor looks at its memory, not the memory."""
+
+_FUNCTIONAL_NAMES = {"normal_": "normal_functional", "requires_grad_": "alias", "detach_": "alias"}
+
+_ADVICE = (
+    "use torch.where or masks instead of `if`, keep the number as a tensor, "
+    "or compute it outside and pass it in as a plain Python number"
+)
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """One capture in progress: a context in which the user's function runs once.
+
+    ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them.
+    """
+
+    def __init__(self, name: str, references: References, fallback: Literal["eager", "error"]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.builder = Builder(name)
+        self.emitter = Emitter(self.builder)
+        self.namer = Namer()
+        self.sources: list[Source] = []
+        self.notes: list[str] = []
+        self.memories: list[Memory] = []
+        self._references = references
+        self._fallback = fallback
+        self._fake_mode = FakeTensorMode()
+        self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
+        self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._owned: set[Value] = set()
+        self._inputs: set[Value] = set()
+        self._depth = 0
+        self._random_calls = 0
+
+    # Inputs
+
+    def argument(self, real: torch.Tensor, index: int, path: str) -> torch.Tensor:
+        """The fake tensor of an argument, which becomes a graph input."""
+        return self._input(real, ArgumentSource(index), path, "argument", path)
+
+    def _reference(self, real: torch.Tensor) -> torch.Tensor:
+        """The fake tensor of a parameter or another tensor that the function found."""
+        found = self._references.find(real)
+        fetch = found.fetch if found is not None else _holding(real)
+        path = found.path if found is not None else "constant"
+        role: InputRole = "parameter" if found is not None and found.is_parameter else "state"
+        name = path.removeprefix("self.")
+        return self._input(real, ReferenceSource(path, fetch), path, role, name)
+
+    def _input(self, real: torch.Tensor, source: Source, path: str, role: InputRole, name: str) -> torch.Tensor:
+        _check_plain(real, path)
+        strides = tuple(real.stride())
+        port = Port(
+            strides=None if strides == contiguous_strides(real.shape) else strides,
+            offset=int(real.storage_offset()),
+            role=role,
+            path=path,
+        )
+        value = self.builder.input(tensor_type(real), _value_name(name), port)
+        fake = self._fake(real)
+        memory = Memory(value, fake, source=len(self.sources))
+        self.sources.append(source)
+        self.memories.append(memory)
+        self._owned.add(value)
+        self._inputs.add(value)
+        self._handles[id(fake)] = (fake, Handle(memory))
+        return fake
+
+    def _fake(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake tensor with the layout of a real one, in a storage of its own."""
+        shape, strides, offset = tuple(real.shape), tuple(real.stride()), real.storage_offset()
+        with self._fake_mode:
+            if offset == 0 and strides == contiguous_strides(shape):
+                fake = torch.empty(shape, dtype=real.dtype, device=real.device)
+            else:
+                reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides))
+                memory = torch.empty((offset + reach,), dtype=real.dtype, device=real.device)
+                fake = memory.as_strided(shape, strides, offset)
+        return fake.requires_grad_(real.requires_grad)
+
+    def handle(self, tensor: torch.Tensor) -> Handle:
+        """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
+        return self._handles[id(self._as_fake(tensor))][1]
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._handles:
+            return tensor
+        known = self._lifted.get(id(tensor))
+        if known is None:
+            if isinstance(tensor, FakeTensor):
+                raise CaptureError("a tensor of another trace was used", self.emitter.location)
+            known = self._lifted[id(tensor)] = (tensor, self._reference(tensor))
+        return known[1]
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """The present value of a tensor."""
+        return self.handle(tensor).read(self.emitter)
+
+    # Calls
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        self._depth += 1
+        try:
+            if self._depth == 1:
+                return self._outermost(func, args, kwargs or {}, caller_frame())
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            self._depth -= 1
+
+    def _outermost(self, func: OpOverload, args: Arguments, kwargs: Keywords, frame: FrameType) -> Any:
+        self.emitter.location = self.namer.enter(frame)
+        result = self._dispatch(func, args, kwargs)
+        tensors = [t for t in _tensors(result) if id(t) in self._handles]
+        if tensors:
+            values = [self.value(t) for t in tensors]
+            self.namer.give([v for v in values if v not in self._inputs])
+        return result
+
+    def _dispatch(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+        name = func.overloadpacket.__name__
+        self.emitter.call = f"{func.namespace}.{name}"
+        if name in ("lift_fresh", "lift") and not isinstance(args[0], FakeTensor):
+            return self._fresh_constant(func, args[0])
+        args = _map_tensors(self._as_fake, args)
+        kwargs = {key: _map_tensors(self._as_fake, value) for key, value in kwargs.items()}
+        if func._schema.is_mutable:
+            return self._mutate(func, name, args, kwargs)
+        if name not in VALUES and name not in VIEWS and func.namespace == "aten" and func._can_decompose():
+            with self:
+                return func.decompose(*args, **kwargs)
+        result = self._run_fake(func, args, kwargs)
+        outs = _tensors(result)
+        if outs:
+            self._lower(func, name, args, kwargs, outs)
+        return result
+
+    def _run_fake(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+        """The call on fake tensors. The user's own mistakes come out as eager's errors."""
+        try:
+            with self._fake_mode:
+                return func(*args, **kwargs)
+        except DataDependentOutputException:
+            raise DataDependentError(
+                "the value of a tensor is needed while tracing (an `if` or `while` on a tensor, bool(), int(), "
+                f"float(), .item() or .tolist()); {_ADVICE}",
+                self.emitter.location,
+            ) from None
+        except DynamicOutputShapeException:
+            raise DataDependentError(
+                f"{self.emitter.call}: the result's shape depends on the values of a tensor; {_ADVICE}",
+                self.emitter.location,
+            ) from None
+        except (UnsupportedOperatorException, UnsupportedFakeTensorException, NotImplementedError) as error:
+            raise UnsupportedOpError(
+                f"{self.emitter.call}: its result can't be known without running it ({error})", self.emitter.location
+            ) from None
+
+    def _fresh_constant(self, func: OpOverload, real: torch.Tensor) -> torch.Tensor:
+        """``torch.tensor(...)`` in the user's function: a constant, or an input where it has more than one value."""
+        with self._fake_mode:
+            fake: torch.Tensor = func(real)
+        self.emitter.results = (tensor_type(real),)
+        first = real.reshape(-1)[0].item() if real.numel() else 0
+        if real.device.type == "cpu" and bool((real == first).all()):
+            constant = self.emitter.constant(first, self.emitter.out.dtype)
+            self._bind(fake, self.emitter.broadcast(constant, self.emitter.out.shape))
+        else:
+            lifted = self._as_fake(real)
+            self._bind(fake, self.value(lifted))
+        return fake
+
+    # Results
+
+    def _bind(self, tensor: torch.Tensor, value: Value, sealed: str = "") -> None:
+        """Gives a tensor memory of its own that holds the value."""
+        wanted = tensor_type(tensor)
+        if value.type != wanted:
+            raise CaptureError(
+                f"{self.emitter.call} was lowered to {value.type}, PyTorch gives {wanted}", self.emitter.location
+            )
+        if self.emitter.root(value) in self._owned:
+            value = self.emitter.emit("copy", value)
+        memory = Memory(value, tensor, sealed=sealed)
+        self.memories.append(memory)
+        self._own(value)
+        self._handles[id(tensor)] = (tensor, Handle(memory))
+
+    def _lower(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> None:
+        """Finds a value or a place in memory for each result."""
+        shared = self._shared_memory(args, kwargs, outs)
+        if shared is not None and self._alias(name, args, kwargs, outs, shared):
+            return
+        self.emitter.results = tuple(tensor_type(out) for out in outs)
+        reason, final = "no lowering for it", False
+        if shared is None:
+            try:
+                values = self._lowered(name, args, kwargs)
+                if values is not None:
+                    for out, value in zip(outs, values, strict=True):
+                        self._bind(out, value)
+                    return
+            except Declined as declined:
+                reason, final = str(declined), declined.final
+            except TypeRuleError as error:
+                reason = f"its operands do not fit ({error})"
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._random_calls += 1
+            reason = f"it draws random numbers (call {self._random_calls})"
+        elif shared is None and not final and name not in _LIBRARY_ONLY and self._decomposed(func, args, kwargs, outs):
+            return
+        self._extern(func, args, kwargs, outs, reason, shared)
+
+    def _lowered(self, name: str, args: Arguments, kwargs: Keywords) -> list[Value] | None:
+        if name in VIEWS:  # a view that had to copy, such as a reshape of transposed memory
+            first, *rest = args
+            (steps,) = VIEWS[name](self.emitter, tuple(first.shape), *rest, **kwargs)
+            return [apply_steps(self.emitter, self.emitter.emit("copy", self.value(first)), steps)]
+        lowering = VALUES.get(name)
+        if lowering is None:
+            return None
+        listed = _map_tensors(self.value, args)
+        named = {key: _map_tensors(self.value, value) for key, value in kwargs.items()}
+        result = lowering(self.emitter, *listed, **named)
+        return [result] if isinstance(result, Value) else list(result)
+
+    def _decomposed(self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> bool:
+        """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
+        decomposition = func.decompose if func._can_decompose() else _decompositions().get(func)
+        if decomposition is None:
+            return False
+        try:
+            with self:
+                made = _tensors(decomposition(*args, **kwargs))
+        except NotImplementedError:
+            return False
+        if len(made) != len(outs):
+            return False
+        for out, tensor in zip(outs, made):
+            value = self.value(tensor)
+            if value.type != tensor_type(out):
+                return False
+            self._handles[id(out)] = (out, self.handle(tensor))
+        return True
+
+    def _extern(
+        self,
+        func: OpOverload,
+        args: Arguments,
+        kwargs: Keywords,
+        outs: list[torch.Tensor],
+        reason: str,
+        shared: Handle | None,
+    ) -> None:
+        """Keeps the call as a library call."""
+        target = f"{func.namespace}.{func.overloadpacket.__name__}.{func._overloadname}"
+        if self._fallback == "error":
+            raise UnsupportedOpError(f"{target} can't be compiled: {reason}", self.emitter.location)
+        operands = list(dict.fromkeys(self.value(t) for t in _tensors((args, list(kwargs.values())))))
+        listed = _map_tensors(self.value, args)
+        named = {key: _map_tensors(self.value, value) for key, value in kwargs.items()}
+        try:
+            arguments = format_arguments(listed, named, operands)
+        except TypeError as error:
+            raise UnsupportedOpError(
+                f"{target} can't be kept as a library call: {error}", self.emitter.location
+            ) from None
+        types = tuple(tensor_type(out) for out in outs)
+        results = self.builder.op(
+            "extern",
+            *operands,
+            attributes=ExternAttributes(target, arguments, types, reason),
+            names=["."] * len(types),
+            location=self.emitter.location,
+        )
+        sealed = f"the library call {target} may share" if shared is not None else ""
+        if shared is not None:
+            shared.memory.sealed = sealed
+        for out, value in zip(outs, results, strict=True):
+            self._bind(out, value, sealed)
+        where = f" at {self.emitter.location}" if self.emitter.location else ""
+        self.notes.append(f"{target}{where} runs through torch: {reason}")
+
+    # Views
+
+    def _shared_memory(self, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> Handle | None:
+        """The handle of the operand whose storage the results use, or None."""
+        storage = outs[0].untyped_storage()._cdata
+        for tensor in _tensors((args, list(kwargs.values()))):
+            if tensor.untyped_storage()._cdata == storage:
+                return self.handle(tensor)
+        return None
+
+    def _alias(self, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor], shared: Handle) -> bool:
+        """Makes the results views of an operand. False when no view of IR says what they are."""
+        operand = next(t for t in _tensors((args, list(kwargs.values()))) if self.handle(t) is shared)
+        self.emitter.results = tuple(tensor_type(out) for out in outs)
+        paths: Sequence[tuple[Step, ...]]
+        try:
+            if name in VIEWS and operand is args[0]:
+                paths = VIEWS[name](self.emitter, tuple(operand.shape), *args[1:], **kwargs)
+                handles = [Handle(shared.memory, shared.steps + steps) for steps in paths]
+            elif all(_same_layout(operand, out) for out in outs):
+                handles = [Handle(shared.memory, shared.steps) for _ in outs]
+            else:
+                handles = [Handle(shared.memory, _strided_steps(shared.memory, out)) for out in outs]
+            for out, handle in zip(outs, handles, strict=True):
+                if out is not operand:
+                    if handle.read(self.emitter).type != tensor_type(out):
+                        return False
+                    self._handles[id(out)] = (out, handle)
+        except (Declined, TypeRuleError):
+            return False
+        return True
+
+    # In-place calls
+
+    def _mutate(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
+        packet = self._functional(name)
+        written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:
+            return self._in_place(func, name, packet, args, kwargs)
+        if packet is not None and written and all(w in kwargs for w in written):
+            return self._into_outs(packet, written, args, dict(kwargs))
+        decomposition = _decompositions().get(func)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        raise UnsupportedOpError(
+            f"{self.emitter.call} changes its operands in a way that is not known", self.emitter.location
+        )
+
+    def _functional(self, name: str) -> Any:
+        base = _FUNCTIONAL_NAMES.get(name, name.removesuffix("_"))
+        return getattr(torch.ops.aten, base, None)
+
+    def _in_place(self, func: OpOverload, name: str, packet: Any, args: Arguments, kwargs: Keywords) -> Any:
+        target: torch.Tensor = args[0]
+        if name in ("detach_", "requires_grad_"):
+            return target
+        if name in _RELABELS:
+            with self:
+                view = packet(*args, **kwargs)
+            self._run_fake(func, args, kwargs)
+            self._handles[id(target)] = (target, self.handle(view))
+            return target
+        shape = tuple(target.shape)
+        self._run_fake(func, args, kwargs)  # raises what eager would
+        if tuple(target.shape) != shape:
+            raise UnsupportedOpError(f"{self.emitter.call} resizes a tensor", self.emitter.location)
+        call = self.emitter.call
+        if name == "copy_":
+            value = self.value(args[1])
+        elif name in ("zero_", "fill_"):
+            filler = args[1] if name == "fill_" else 0
+            self.emitter.results = (tensor_type(target),)
+            if isinstance(filler, torch.Tensor):
+                value = self.value(filler)
+            else:
+                value = self.emitter.constant(filler, self.emitter.out.dtype)
+        else:
+            before = len(self.memories)
+            with self:
+                made = packet(*args, **kwargs)
+            value = self._taken(made, before)
+        self.emitter.call = call
+        self._store(target, value)
+        return target
+
+    def _taken(self, tensor: torch.Tensor, since: int) -> Value:
+        """The value of a tensor that nobody else has seen, free for another tensor to hold."""
+        value = self.value(tensor)
+        memory = self.handle(tensor).memory
+        if any(memory is made for made in self.memories[since:]):
+            self._owned.discard(memory.value)
+        return value
+
+    def _into_outs(self, packet: Any, written: list[str], args: Arguments, kwargs: dict[str, Any]) -> Any:
+        targets = [kwargs.pop(name) for name in written]
+        call = self.emitter.call
+        before = len(self.memories)
+        with self:
+            made = _tensors(packet(*args, **kwargs))
+        self.emitter.call = call
+        for target, tensor in zip(targets, made, strict=True):
+            if target.shape != tensor.shape:
+                raise UnsupportedOpError(
+                    f"{call} resizes its out= tensor from {list(target.shape)} to {list(tensor.shape)}",
+                    self.emitter.location,
+                )
+            self._store(target, self._taken(tensor, before))
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def _store(self, target: torch.Tensor, value: Value) -> None:
+        """Writes a value into a tensor, in its dtype and shape."""
+        wanted = tensor_type(target)
+        if value.type.device != wanted.device:
+            raise UnsupportedOpError(
+                f"{self.emitter.call} copies from {value.type.device} to {wanted.device} in place",
+                self.emitter.location,
+            )
+        self.emitter.results = (wanted,)
+        value = self.emitter.broadcast(self.emitter.cast(value, wanted.dtype), wanted.shape)
+        handle = self.handle(target)
+        handle.write(self.emitter, value)
+        memory = handle.memory
+        if self.emitter.root(memory.value) in self._owned:
+            memory.value = self.emitter.emit("copy", memory.value)
+            memory.version += 1
+        self._own(memory.value)
+
+    def _own(self, value: Value) -> None:
+        """Notes that a tensor's memory holds the value. A constant has no memory to share."""
+        if not self.emitter.is_constant(value):
+            self._owned.add(value)
+
+
+def _holding(tensor: torch.Tensor) -> Callable[[], object]:
+    return lambda: tensor
+
+
+def _value_name(path: str) -> str:
+    """A path as a name that IR text can show without quotes."""
+    name = "".join(c if c.isalnum() or c in "_." else "_" for c in path.replace("]", "")) or "arg"
+    return name if name[0].isalpha() or name[0] == "_" else f"_{name}"
+
+
+def _check_plain(tensor: torch.Tensor, path: str) -> None:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain and not isinstance(tensor, torch.nn.Parameter | torch.nn.Buffer):
+        raise UnsupportedOpError(f"{path} is a {type(tensor).__name__}; fusec takes plain torch tensors")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise UnsupportedOpError(f"{path} has layout {tensor.layout}; fusec takes dense tensors: call to_dense() first")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedOpError(f"{path} is a lazily conjugated view; call resolve_conj() first")
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.storage_offset() == b.storage_offset()
+        and a.dtype == b.dtype
+    )
+
+
+def _strided_steps(memory: Memory, out: torch.Tensor) -> tuple[Step, ...]:
+    """The result as strides into its memory, whose elements are brought to their order in memory first."""
+    base = memory.tensor
+    if base.dtype != out.dtype:
+        raise Declined("a view in another dtype")
+    order = sorted(range(base.dim()), key=lambda a: (-int(base.stride(a)), a))
+    shape = [base.shape[a] for a in order]
+    if tuple(base.stride(a) for a in order if base.shape[a] != 1) != tuple(
+        s for s, n in zip(contiguous_strides(shape), shape) if n != 1
+    ):
+        raise Declined("strides into memory with gaps")
+    from_base = int(out.storage_offset()) - int(base.storage_offset())
+    strided = StridedAttributes(tuple(out.shape), tuple(out.stride()), from_base)
+    steps = [Step("strided", strided)]
+    if order != list(range(base.dim())):
+        steps.insert(0, Step("permute", PermuteAttributes(tuple(order))))
+    return tuple(steps)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a result or in arguments, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [t for part in value for t in _tensors(part)]
+    return []
+
+
+def _map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(_map_tensors(function, part) for part in value)
+    return value
+
+
+@lru_cache(maxsize=1)
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions, decomposition_table  # half a second: only when needed
+
+    return {**decomposition_table, **core_aten_decompositions()}
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[None]:
+    """Runs the body under the trace, below autograd, and keeps autocast from remembering fake tensors."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch._C._AutoDispatchBelowAutograd(), trace:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
