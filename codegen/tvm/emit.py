@@ -12,7 +12,7 @@ from typing import assert_never
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import memory_type
-from fusec.codegen.tvm.context import Context, Numbers, flat_index
+from fusec.codegen.tvm.context import Context, Numbers
 from fusec.codegen.tvm.domain import emit_pointwise
 from fusec.codegen.tvm.dot import emit_dot
 from fusec.codegen.tvm.reduce import emit_reduce
@@ -22,15 +22,16 @@ from fusec.codegen.tvm.vector import Code
 from tvm import tirx
 
 from fusec.ir import index as ix
-from fusec.ir.index import Index, Symbol
+from fusec.ir.index import Symbol
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer
 
-STACK_BYTES = 32 * 1024
-"""Larger scratch comes from the thread's workspace pool: worker threads may have small stacks."""
+STACK_BYTES = 256 * 1024
+"""Larger scratch comes from the heap."""
 
-STACK_TOTAL = 128 * 1024
+STACK_TOTAL = 1024 * 1024
+"""Stack that one kernel may use: threads have 8 MB by default, 2 MB where the limit is lifted."""
 
 
 class Emitter:
@@ -42,14 +43,17 @@ class Emitter:
         self.numbers = Numbers()
         self._names = [0]
         self._stack_left = STACK_TOTAL
+        self._releases: list[list[Node]] = []
 
     def code(self) -> Code:
         return Code(self.context.target.has_avx512, self._names)
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()
+        self._releases.append([])
         for statement in statements:
             self.statement(code, statement)
+        code.append(*self._releases.pop())
         return code.statements
 
     def statement(self, code: Code, statement: Statement) -> None:
@@ -100,7 +104,7 @@ class Emitter:
             return
         count = self.context.integer(total)
         launch = tir.loop(point, count, body.statements, tir.PARALLEL, self.context.index_type)
-        code.append(tir.interleaved(launch) if _is_uneven(grid) else launch)
+        code.append(launch)
 
     def _loop(self, code: Code, loop: Loop) -> None:
         dtype = self.context.index_type
@@ -123,11 +127,12 @@ class Emitter:
         nbytes = size * buffer.dtype.itemsize
         if nbytes <= min(STACK_BYTES, self._stack_left):
             self._stack_left -= nbytes
-            memory, allocate = tir.stack(buffer.name, element, size)
+            memory, *allocate = tir.stack(buffer.name, element, size)
         else:
-            memory, allocate = tir.workspace(buffer.name, element, size)
+            memory, allocate, release = tir.heap(buffer.name, element, size, nbytes)
+            self._releases[-1].append(release)
         self.context.memory[buffer] = memory
-        code.append(allocate)
+        code.append(*allocate)
 
 
 def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
@@ -143,7 +148,7 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
         addresses.append(address)
         statements += [bound, declared]
     body = emitter.block(kernel.body)
-    function = tirx.PrimFunc(addresses, tir.on_cpu(tir.block([*statements, *body])))
+    function = tirx.PrimFunc(addresses, tir.block([*statements, *body]))
     return function.with_attr("global_symbol", kernel.name).with_attr("tirx.noalias", True)
 
 
@@ -175,26 +180,3 @@ def _iters(block: Sequence[Statement]) -> Iterator[Iter]:
                 pass
             case _:
                 assert_never(statement)
-
-
-def _is_uneven(grid: Grid) -> bool:
-    """Whether a loop's length depends on the grid point, as under a causal mask."""
-    symbols = {it.var for it in grid.iters}
-
-    def depends(e: Index) -> bool:
-        return bool(ix.symbols_of(e) & symbols)
-
-    def search(block: Block) -> bool:
-        for statement in block:
-            if isinstance(statement, Loop) and (depends(statement.start) or depends(statement.stop)):
-                return True
-            if isinstance(statement, Loop) and search(statement.body):
-                return True
-            if isinstance(statement, If) and (search(statement.body) or search(statement.orelse)):
-                return True
-        return False
-
-    return search(grid.body)
-
-
-__all__ = ["Emitter", "emit_kernel", "flat_index"]

@@ -129,7 +129,8 @@ def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduc
     outer, last = statement.domain[:-1], statement.domain[-1]
     outside = [it for it in outer if it.var in kept]
     inside = [it for it in outer if it.var not in kept]
-    if _limits_use(outside + ([last] if last.var in kept else []), {it.var for it in inside + [last]}):
+    results = [*outside, last] if last.var in kept else outside
+    if _limits_use(results, {it.var for it in (*inside, last)}):
         _in_given_order(context, code, numbers, statement, kept)
         return
     writer = _Writer(context, numbers, statement)

@@ -122,6 +122,11 @@ def when(test: Node, body: Sequence[Node], orelse: Sequence[Node] = ()) -> Node:
     return tirx.IfThenElse(test, block(body), block(orelse) if orelse else None)
 
 
+def plain_argument(name: str, kind: str) -> Node:
+    """A parameter of a plain C function: ``pointer``, or an element type."""
+    return tirx.Var(name, PointerType(PrimType("int8"), "global") if kind == "pointer" else kind)
+
+
 def pointer_of(address: Node, name: str, element: str) -> tuple[Node, Node]:
     """A pointer variable and the statement that binds it to an integer address."""
     kind = PointerType(PrimType(element), "global")
@@ -147,24 +152,13 @@ def stack(name: str, element: str, size: int) -> tuple[Node, Node]:
     return buffer, tirx.AllocBuffer(buffer, _KEEP_ON_STACK)
 
 
-def workspace(name: str, element: str, size: int) -> tuple[Node, Node]:
-    """A flat buffer from the thread's workspace pool, aligned to 64 bytes, and its allocation."""
-    buffer = tirx.decl_buffer((size,), element, name=name, scope="global", data_alignment=64, layout=None)
-    return buffer, tirx.AllocBuffer(buffer)
-
-
-def on_cpu(body: Node) -> Node:
-    """The body where workspace allocations know their device."""
-    key = tvm.ir.StringImm("default")
-    device_type = tirx.IntImm("int32", 1)
-    return tirx.AttrStmt(
-        key, "device_id", tirx.IntImm("int32", 0), tirx.AttrStmt(key, "device_type", device_type, body)
-    )
-
-
-def interleaved(body: Node) -> Node:
-    """The parallel loop in ``body`` with points dealt to threads in turn, not in contiguous chunks."""
-    key = tvm.ir.StringImm("default")
-    one = tirx.IntImm("int32", 1)
-    inner = tirx.AttrStmt(key, "pragma_parallel_stride_pattern", one, body)
-    return tirx.AttrStmt(key, "pragma_parallel_launch_point", one, inner)
+def heap(name: str, element: str, size: int, nbytes: int) -> tuple[Node, list[Node], Node]:
+    """A flat buffer from the C library's heap, aligned to 64 bytes: buffer, allocation and release."""
+    kind = PointerType(PrimType(element), "global")
+    var = tirx.Var(f"{name}_memory", kind)
+    whole = -(-nbytes // 64) * 64
+    sizes = [tirx.IntImm("int64", 64), tirx.IntImm("int64", whole)]
+    call = Call("tirx.call_extern", [tvm.ir.StringImm("aligned_alloc"), *sizes], ret_ty=kind)
+    buffer, declared = memory(name, element, size, var, 64)
+    release = tirx.Evaluate(tirx.call_extern("int32", "free", var))
+    return buffer, [tirx.Bind(var, call), declared], release

@@ -43,6 +43,14 @@ class CpuTarget:
         return 2.0 * self.lanes(bits) * self.fma_units * self.frequency * (cores or self.cores)
 
     @property
+    def runs_here(self) -> bool:
+        """Whether this machine can run code for the target."""
+        if self.name == "cpu":
+            return True
+        host = host_cpu()
+        return self.mcpu == host.mcpu or (self.mcpu == "x86-64-v3") or (self.mcpu == "x86-64-v4" and host.has_avx512)
+
+    @property
     def has_avx512(self) -> bool:
         return self.vector_bits == 512
 

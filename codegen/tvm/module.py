@@ -1,0 +1,105 @@
+"""A module of machine code: its functions as Python callables, its text, its bytes.
+
+Loading one needs TVM's small function-call library (tvm_ffi) alone, not the compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+from fusec.codegen.tvm import parallel
+
+from fusec.errors import ArtifactError, CodegenError
+
+KernelFunction = Callable[..., None]
+"""Takes the address of each parameter as an integer, in order; the least overhead that TVM's calls have."""
+
+_SHARED, _TEXT = b"fusec-so", b"fusec-ll"
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledModule:
+    """Machine code of some kernels.
+
+    ``functions`` holds the TIR of each by name; it is empty for a module that was loaded from bytes.
+    """
+
+    module: Any
+    functions: Mapping[str, Any] = field(default_factory=dict)
+
+    def function(self, name: str) -> KernelFunction:
+        """The kernel of this name. CodegenError if there is none."""
+        found = self.module.get_function(name)
+        if found is None:
+            raise CodegenError(f"the module has no kernel {name!r}")
+        return found  # type: ignore[no-any-return]
+
+    def source(self, name: str) -> str:
+        """The kernel as TVMScript text."""
+        return str(self.functions[name].script())
+
+    def llvm(self) -> str:
+        """LLVM's optimised IR of all kernels."""
+        return str(self.module.inspect_source("ll"))
+
+    def assembly(self) -> str:
+        return str(self.module.inspect_source("asm"))
+
+    def to_bytes(self) -> bytes:
+        """The module for :meth:`from_bytes`: a shared object, or LLVM IR where the machine has no linker.
+
+        IR is compiled again (some milliseconds a kernel) when it is loaded, and loading it needs TVM.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            linked = _link(self.module, Path(folder))
+            if linked is not None:
+                return _SHARED + linked
+            path = Path(folder) / "kernels.ll"
+            self.module.write_to_file(str(path), "ll")
+            return _TEXT + path.read_bytes()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> CompiledModule:
+        """What :meth:`to_bytes` made. ArtifactError where it can't be loaded."""
+        kind, content = data[:8], data[8:]
+        suffix = {_SHARED: ".so", _TEXT: ".ll"}.get(kind)
+        if suffix is None:
+            raise ArtifactError("not the bytes of a compiled CPU module")
+        handle, path = tempfile.mkstemp(suffix=suffix)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            module = _load(path)
+            parallel.attach(module)
+            return CompiledModule(module)
+        except Exception as error:
+            raise ArtifactError(f"a compiled CPU module can't be loaded: {error}") from error
+        finally:
+            os.unlink(path)
+
+
+def _link(module: Any, folder: Path) -> bytes | None:
+    """A shared object of the module; None where no linker is installed."""
+    linker = next((found for name in ("ld", "ld.lld", "gcc", "cc", "clang") if (found := shutil.which(name))), None)
+    if linker is None:
+        return None
+    source, result = folder / "kernels.o", folder / "kernels.so"
+    module.write_to_file(str(source), "o")
+    done = subprocess.run(
+        [linker, "-shared", "-o", str(result), str(source)], capture_output=True, text=True, check=False
+    )
+    return result.read_bytes() if done.returncode == 0 else None
+
+
+def _load(path: str) -> Any:
+    if path.endswith(".ll"):
+        import tvm  # noqa: F401  (registers the loader of LLVM IR)
+    return tvm_ffi.load_module(path)
