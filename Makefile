@@ -1,0 +1,51 @@
+# make demo    set up .venv and run the main example: a sentence encoder and a search
+# make test    the test suite           make lint    ruff, format and rules
+# make types   mypy, strict             make bench   the benchmark table
+#
+# Everything is installed into .venv, again only when pyproject.toml or constraints.txt changed.
+# TORCH_INDEX=<url>  one more index to take torch from     WORKERS=<n>  test processes     ARGS=<...>  more arguments
+
+PYTHON ?= python3
+WORKERS ?= 2
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+STAMP := $(VENV)/.installed
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --quiet --no-input
+
+.PHONY: demo test lint types bench setup clean
+.DEFAULT_GOAL := demo
+
+demo: $(STAMP)
+	@$(RUN) examples/minilm.py $(ARGS)
+
+test: $(STAMP)
+	@$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(STAMP)
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+
+# mypy knows a package by its folder, and passes/ and codegen/ stand beside fusec/: show it one tree of links.
+types: $(STAMP)
+	@rm -rf build/types && mkdir -p build/types/fusec
+	@cd build/types/fusec && ln -s ../../../fusec/* ../../../passes ../../../codegen .
+	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
+		-p fusec -p fusec.passes -p fusec.codegen
+
+bench: $(STAMP)
+	@$(RUN) benchmarks/run.py $(ARGS)
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (minutes the first time) ..."
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
