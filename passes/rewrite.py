@@ -99,6 +99,14 @@ class _Sweep:
         if isinstance(op.attributes, ConstantAttributes):
             self.constants.setdefault(_constant_key(op.attributes), op.result)
 
+    def expose(self, value: Value) -> None:
+        """The caller sees this value's memory."""
+        self.escaping.add(value)
+        made = self.producers.get(value)
+        while made is not None and made.definition.kind == "view":
+            self.escaping.update(made.operands)
+            made = self.producers.get(made.operands[0])
+
     def unique(self, base: str) -> str:
         name, count = base, 0
         while name in self.names:
@@ -146,9 +154,19 @@ class Rewriter:
         """Says that the rule pays only if ``value`` dies with it: the driver rejects it when others use the value."""
         self.absorbed.append(value)
 
-    def escapes(self, value: Value) -> bool:
-        """True when the caller can see the memory of ``value``: it, or a view of it, is an output of the graph."""
-        return value in self._sweep.escaping
+    def must_own(self, value: Value) -> bool:
+        """True when the result can't be ``value`` itself, though equal to it, because the caller would see that.
+
+        So it is where the caller gets the result, and ``value`` lies in memory that is an input's, a library
+        call's or another output's.
+        """
+        if self.op.results[0] not in self._sweep.escaping:
+            return False
+        made = self.producer(value)
+        while made is not None and made.definition.kind == "view":
+            value = made.operands[0]
+            made = self.producer(value)
+        return made is None or made.definition.kind == "extern" or value in self._sweep.escaping
 
     def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES, hint: str = "") -> Value:
         """Appends an op and returns its only result. VerifyError when the operands don't fit: the rule is wrong."""
@@ -265,10 +283,13 @@ def _used_elsewhere(sweep: _Sweep, op: Op, rewriter: Rewriter) -> Reject | None:
 
 
 def _commit(sweep: _Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> None:
-    (result,) = rewriter.op.results
+    op = rewriter.op
+    (result,) = op.results
     if value.type != result.type:
-        raise VerifyError(f"rule {applied.name} changed {rewriter.op!r} from {result.type} to {value.type}")
+        raise VerifyError(f"rule {applied.name} changed {op!r} from {result.type} to {value.type}")
     sweep.fired.append(applied.name)
+    if op.definition.kind != "view" and rewriter.must_own(value):
+        value = rewriter.emit("copy", value)
     fresh = any(value in made.results for made in rewriter.emitted)
     if not fresh:
         sweep.replaced[result] = value
@@ -280,3 +301,5 @@ def _commit(sweep: _Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> N
                 results=tuple(result if v is value else v for v in made.results),
             )
         sweep.append(made)
+    if result in sweep.escaping:
+        sweep.expose(result if fresh else value)

@@ -48,6 +48,7 @@ class Frame:
     def __init__(self, op: Op, strides: Mapping[Value, Strides], name: str) -> None:
         assert isinstance(op.attributes, FusedAttributes)
         self.op = op
+        self.strides = strides
         self.body: Graph = op.attributes.body
         self.name = name
         self.producers = self.body.producers()
@@ -61,6 +62,10 @@ class Frame:
         self.inliner = Inliner(self.producers, {v: self._leaf(v) for v in self.body.inputs})
         self.extra: list[Buffer] = []
         self.packs: list[PackPlan] = []
+
+    def fresh(self) -> Frame:
+        """The same op, to be lowered again from the start."""
+        return Frame(self.op, self.strides, self.name)
 
     def _leaf(self, value: Value) -> Leaf:
         buffer = self.buffers[value]

@@ -1,0 +1,139 @@
+"""Runs a kernel's candidates on random data: each is checked against the oracle, then timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fusec.errors import FusecError
+from fusec.ir.attributes import FusedAttributes
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.interpret import interpret
+from fusec.passes.lower.frame import LoweredGroup
+from fusec.passes.schedule.tune import Measured
+from fusec.target.cpu import CpuTarget
+from fusec.tile.scalar import Buffer
+
+Array = npt.NDArray[Any]
+REPEATS = 15
+ORACLE_FLOPS = 2e9
+"""Groups larger than this are checked against their first candidate, which the oracle has checked on smaller ones."""
+
+
+class CpuMeasure:
+    """Measures candidates of one fused op on this machine. The user's arrays are never touched."""
+
+    def __init__(self, target: CpuTarget) -> None:
+        self.target = target
+
+    def __call__(self, op: Op, candidates: Sequence[LoweredGroup], budget: float) -> list[Measured]:
+        from fusec.codegen.tvm.build import compile_kernels
+
+        assert isinstance(op.attributes, FusedAttributes)
+        stop = time.monotonic() + budget
+        data = _random_inputs(op.attributes.body)
+        wanted = _expected(op.attributes.body, data, candidates[0].kernel.flops)
+        results: list[Measured] = []
+        for candidate in candidates:
+            if results and time.monotonic() > stop:
+                break
+            try:
+                kernels = [replace(candidate.kernel, name="candidate")]
+                kernels += [replace(p.kernel, name=f"pack{k}") for k, p in enumerate(candidate.packs)]
+                module = compile_kernels(kernels, self.target)
+                run = _Run(module, candidate, op.attributes.body, data)
+            except FusecError as error:
+                results.append(Measured(None, str(error)))
+                continue
+            wrong = run.check(wanted)
+            if wrong:
+                results.append(Measured(None, wrong))
+                continue
+            if wanted is None:
+                wanted = [o.astype(np.float64) for o in run.outputs]
+            results.append(Measured(run.time(stop)))
+        return results
+
+
+def _random_inputs(body: Graph) -> dict[Value, Array]:
+    rng = np.random.default_rng(0)
+    data: dict[Value, Array] = {}
+    for value in body.inputs:
+        shape, dtype = value.type.static_shape, value.type.dtype
+        if dtype.is_float:
+            data[value] = rng.standard_normal(shape, dtype=np.float32).astype(dtype.numpy)
+        else:
+            data[value] = rng.integers(0, 2, shape).astype(dtype.numpy)
+    return data
+
+
+def _expected(body: Graph, data: dict[Value, Array], flops: int) -> list[Array] | None:
+    if flops > ORACLE_FLOPS:
+        return None
+    return interpret(body, [data[v] for v in body.inputs], float64=True)
+
+
+class _Run:
+    def __init__(self, module: Any, candidate: LoweredGroup, body: Graph, data: dict[Value, Array]) -> None:
+        self.function = module.function("candidate")
+        packed: dict[int, Array] = {}
+        self.memory: list[Array] = []
+        for k, plan in enumerate(candidate.packs):
+            packed[id(plan.packed)] = np.empty(plan.packed.shape, plan.packed.dtype.numpy)
+            sources = [self._laid_out(b, data[v]) for b, v in zip(plan.kernel.parameters, plan.sources)]
+            module.function(f"pack{k}")(*[a.ctypes.data for a in (*sources, packed[id(plan.packed)])])
+        made: dict[Value, Array] = {}
+        arrays: list[Array] = []
+        for buffer, argument in zip(candidate.kernel.parameters, candidate.arguments, strict=True):
+            if isinstance(argument, Buffer):
+                arrays.append(packed[id(argument)])
+            elif argument in data:
+                arrays.append(self._laid_out(buffer, data[argument]))
+            else:
+                made[argument] = self._laid_out(buffer, np.full(buffer.shape, _sentinel(buffer), buffer.dtype.numpy))
+                arrays.append(made[argument])
+        self.outputs = [made[v] for v in body.outputs]
+        self.addresses = [a.ctypes.data for a in arrays]
+        self.function(*self.addresses)
+
+    def _laid_out(self, buffer: Buffer, array: Array) -> Array:
+        """The array in memory with the buffer's strides."""
+        memory = np.zeros(max(buffer.extent, 1), buffer.dtype.numpy)
+        self.memory.append(memory)
+        strides = [s * memory.itemsize for s in buffer.strides]
+        view = np.lib.stride_tricks.as_strided(memory, buffer.shape, strides)
+        view[...] = array
+        return view
+
+    def check(self, wanted: list[Array] | None) -> str:
+        """Why the outputs are wrong, or nothing. Outputs were filled with NaN before the run."""
+        if wanted is None:
+            bad = any(o.dtype.kind == "f" and bool(np.isnan(o).any()) for o in self.outputs)
+            return "an output has NaN where the inputs have none" if bad else ""
+        for got, want in zip(self.outputs, wanted, strict=True):
+            scale = max(1.0, float(np.nanmax(np.abs(want), initial=0.0)))
+            relative = 1e-2 if got.dtype.itemsize == 2 else 1e-4
+            if not np.allclose(got.astype(np.float64), want, rtol=relative, atol=relative * scale, equal_nan=True):
+                return "its result differs from the oracle's"
+        return ""
+
+    def time(self, stop: float) -> float:
+        """Median seconds of a few runs, the first left out; cut short at ``stop``."""
+        times: list[float] = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            self.function(*self.addresses)
+            times.append(time.perf_counter() - start)
+            if len(times) >= 3 and time.monotonic() > stop:
+                break
+        return statistics.median(times)
+
+
+def _sentinel(buffer: Buffer) -> float:
+    return float("nan") if buffer.dtype.is_float else 1

@@ -1,0 +1,233 @@
+"""Views of views become one view; views, casts and copies that change nothing go away."""
+
+from __future__ import annotations
+
+from fusec.errors import TypeRuleError
+from fusec.ir.attributes import (
+    ConcatAttributes,
+    PadAttributes,
+    PermuteAttributes,
+    ReduceAttributes,
+    ShapeAttributes,
+    SliceAttributes,
+    WindowsAttributes,
+)
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import add, mul
+from fusec.ir.ops import OPS
+from fusec.ir.ops.shapes import broadcast_shapes
+from fusec.ir.types import Dim, DType
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
+
+_BROADCASTING = tuple(name for name, op in OPS.items() if op.kind == "elementwise" and op.arity[0] > 1)
+
+
+@rule("permute", "reshape", "broadcast", "slice")
+def drop_identity_view(r: Rewriter) -> Outcome:
+    """permute(x, [0, 1, ...]) ⇒ x;  reshape, broadcast to its own shape, and the whole slice likewise"""
+    (x,) = r.operands
+    match r.op.attributes:
+        case PermuteAttributes(permutation=permutation):
+            same = permutation == tuple(range(x.type.rank))
+        case ShapeAttributes(shape=shape):
+            same = shape == x.type.shape
+        case SliceAttributes(starts=starts, stops=stops, steps=steps):
+            same = not any(starts) and stops == x.type.shape and all(step == 1 for step in steps)
+        case _:
+            same = False
+    return x if same else None
+
+
+def _inner(r: Rewriter, name: str) -> Op | None:
+    return r.producer(r.operands[0], name)
+
+
+@rule("permute")
+def permute_of_permute(r: Rewriter) -> Outcome:
+    """permute(permute(x, p), q) ⇒ permute(x, p∘q)"""
+    inner = _inner(r, "permute")
+    if inner is None:
+        return None
+    assert isinstance(inner.attributes, PermuteAttributes)
+    assert isinstance(r.op.attributes, PermuteAttributes)
+    first = inner.attributes.permutation
+    return r.permute(inner.operands[0], [first[k] for k in r.op.attributes.permutation])
+
+
+@rule("reshape")
+def reshape_of_reshape(r: Rewriter) -> Outcome:
+    """reshape(reshape(x, s), t) ⇒ reshape(x, t)"""
+    inner = _inner(r, "reshape")
+    return None if inner is None else r.reshape(inner.operands[0], r.op.result.type.shape)
+
+
+@rule("broadcast")
+def broadcast_of_broadcast(r: Rewriter) -> Outcome:
+    """broadcast(broadcast(x, s), t) ⇒ broadcast(x, t)"""
+    inner = _inner(r, "broadcast")
+    return None if inner is None else r.broadcast(inner.operands[0], r.op.result.type.shape)
+
+
+@rule("slice")
+def slice_of_slice(r: Rewriter) -> Outcome:
+    """slice(slice(x, a), b) ⇒ slice(x, a∘b)"""
+    inner = _inner(r, "slice")
+    if inner is None:
+        return None
+    assert isinstance(inner.attributes, SliceAttributes)
+    assert isinstance(r.op.attributes, SliceAttributes)
+    starts: list[Dim] = []
+    stops: list[Dim] = []
+    steps: list[int] = []
+    a, b = inner.attributes, r.op.attributes
+    for axis, count in enumerate(r.op.result.type.shape):
+        if not isinstance(count, int) and (b.steps[axis] != 1 or a.steps[axis] != 1):
+            return None
+        step = a.steps[axis] * b.steps[axis]
+        start = add(a.starts[axis], mul(b.starts[axis], a.steps[axis]))
+        if count == 0:
+            start, stop, step = 0, 0, 1
+        elif isinstance(count, int):
+            stop = add(start, (count - 1) * step + (1 if step > 0 else -1))
+        else:
+            stop = add(start, count)
+        starts.append(start)
+        stops.append(stop)
+        steps.append(step)
+    source = inner.operands[0]
+    return r.emit("slice", source, attributes=SliceAttributes(tuple(starts), tuple(stops), tuple(steps)))
+
+
+@rule("slice")
+def slice_of_windows(r: Rewriter) -> Outcome:
+    """slice(windows(x)) ⇒ windows(slice(x)), where only the windows' numbers or other axes are sliced, forwards"""
+    inner = _inner(r, "windows")
+    if inner is None or not r.operands[0].type.is_static:
+        return None
+    assert isinstance(inner.attributes, WindowsAttributes)
+    assert isinstance(r.op.attributes, SliceAttributes)
+    windows, source = inner.attributes, inner.operands[0]
+    cut = r.op.attributes
+    counts = r.op.result.type.static_shape
+    whole = (cut.starts[-1], cut.stops[-1], cut.steps[-1]) == (0, windows.size, 1)
+    if not whole or cut.steps[windows.axis] < 0 or counts[windows.axis] == 0:
+        return None
+    starts, stops, steps = list(cut.starts[:-1]), list(cut.stops[:-1]), list(cut.steps[:-1])
+    step = steps[windows.axis] * windows.step
+    first = mul(starts[windows.axis], windows.step)
+    starts[windows.axis] = first
+    stops[windows.axis] = add(first, (counts[windows.axis] - 1) * step + windows.size)
+    steps[windows.axis] = 1
+    part = r.emit("slice", source, attributes=SliceAttributes(tuple(starts), tuple(stops), tuple(steps)))
+    return r.emit("windows", part, attributes=WindowsAttributes(windows.axis, windows.size, step))
+
+
+@rule(*_BROADCASTING)
+def broadcast_is_implicit(r: Rewriter) -> Outcome:
+    """add(x, broadcast(y)) ⇒ add(x, y), and so for a reshape of y that adds axes of extent 1 at the left"""
+    operands = list(r.operands)
+    for k, value in enumerate(operands):
+        narrower = _narrower(r, value)
+        if narrower is None:
+            continue
+        shapes = [narrower.type.shape if n == k else v.type.shape for n, v in enumerate(operands)]
+        try:
+            if broadcast_shapes(*shapes) == r.op.result.type.shape:
+                operands[k] = narrower
+        except TypeRuleError:  # symbolic extents that only the broadcast says are equal
+            continue
+    return None if operands == list(r.operands) else r.emit(r.op.name, *operands, attributes=r.op.attributes)
+
+
+def _narrower(r: Rewriter, value: Value) -> Value | None:
+    """What ``value`` repeats or puts extents of 1 before."""
+    made = r.producer(value, "broadcast", "reshape")
+    if made is None:
+        return None
+    (source,) = made.operands
+    added = value.type.rank - source.type.rank
+    if made.name == "reshape" and value.type.shape != (*[1] * added, *source.type.shape):
+        return None
+    return source
+
+
+@rule("cast")
+def cast_of_cast(r: Rewriter) -> Outcome:
+    """cast(x, own dtype) ⇒ x;  cast(cast(x, a), b) ⇒ cast(x, b), where the first is exact"""
+    (x,) = r.operands
+    wanted = r.op.result.type.dtype
+    if wanted == x.type.dtype:
+        return x
+    inner = _inner(r, "cast")
+    if inner is None or not is_exact_cast(inner.operands[0].type.dtype, x.type.dtype):
+        return None
+    return r.cast(inner.operands[0], wanted)
+
+
+_FLOAT_DIGITS = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
+_FLOAT_EXPONENTS = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11}
+
+
+def is_exact_cast(source: DType, target: DType) -> bool:
+    """True when every value of ``source`` is a value of ``target``; complex types are not looked into."""
+    if source == target:
+        return True
+    match source.kind, target.kind:
+        case "bool", "int" | "uint" | "float":
+            return True
+        case ("int", "int") | ("uint", "uint" | "int"):
+            return target.bits > source.bits
+        case "int" | "uint", "float":
+            return source.bits - (source.kind == "int") <= _FLOAT_DIGITS[target.name] and target.name != "f16"
+        case "float", "float":
+            digits = _FLOAT_DIGITS[source.name] <= _FLOAT_DIGITS[target.name]
+            return digits and _FLOAT_EXPONENTS[source.name] <= _FLOAT_EXPONENTS[target.name]
+    return False
+
+
+@rule("copy")
+def drop_copy(r: Rewriter) -> Outcome:
+    """copy(x) ⇒ x, unless the caller gets the copy and would else see the memory of an input or another output"""
+    (x,) = r.operands
+    return None if r.must_own(x) else x
+
+
+@rule("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_any", "reduce_all")
+def reduce_nothing(r: Rewriter) -> Outcome:
+    """reduce_sum(x, no axes) ⇒ x"""
+    assert isinstance(r.op.attributes, ReduceAttributes)
+    return None if r.op.attributes.axes else r.operands[0]
+
+
+@rule("concat", "pad")
+def move_nothing(r: Rewriter) -> Outcome:
+    """concat(x) ⇒ x;  pad(x) by nothing ⇒ x"""
+    if isinstance(r.op.attributes, PadAttributes):
+        return None if any((*r.op.attributes.low, *r.op.attributes.high)) else r.operands[0]
+    return r.operands[0] if len(r.operands) == 1 else None
+
+
+@rule("concat")
+def concat_without_empty(r: Rewriter) -> Outcome:
+    """concat(x, y: [0, n]) ⇒ concat(x)"""
+    assert isinstance(r.op.attributes, ConcatAttributes)
+    filled = [v for v in r.operands if v.type.shape[r.op.attributes.axis] != 0]
+    if not filled or len(filled) == len(r.operands):
+        return None
+    return r.emit("concat", *filled, attributes=r.op.attributes)
+
+
+VIEW_RULES: tuple[Rule, ...] = (
+    drop_identity_view,
+    permute_of_permute,
+    reshape_of_reshape,
+    broadcast_of_broadcast,
+    slice_of_slice,
+    slice_of_windows,
+    broadcast_is_implicit,
+    cast_of_cast,
+    drop_copy,
+    reduce_nothing,
+    move_nothing,
+    concat_without_empty,
+)

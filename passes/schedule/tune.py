@@ -1,0 +1,93 @@
+"""Measured search: the best few candidates of each kernel are run, checked and timed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes
+from fusec.ir.graph import Op
+from fusec.ir.print import print_graph
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.schedule.record import Schedule, schedule_from_text, schedule_to_text
+
+Effort = Literal["quick", "full"]
+CANDIDATES: dict[Effort, int] = {"quick": 6, "full": 48}
+SECONDS: dict[Effort, float] = {"quick": 2.0, "full": 20.0}
+"""How many candidates of a kernel are measured, and for how long at most."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One candidate's median time in seconds; None when it failed to build or gave a wrong result, with the reason."""
+
+    seconds: float | None
+    reason: str = ""
+
+
+Measure = Callable[[Op, Sequence[LoweredGroup], float], list[Measured]]
+"""Builds, checks and times lowered candidates of one fused op, within a number of seconds; may return fewer."""
+
+Progress = Callable[[str, int], None]
+"""Told the kernel's name and how many candidates it has, as its measurement starts."""
+
+
+@dataclass
+class TuningSelector(Selector):
+    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content."""
+
+    measure: Measure | None = None
+    effort: Effort = "quick"
+    remembered: MutableMapping[str, str] = field(default_factory=dict)
+    progress: Progress = lambda name, count: None
+    deadline: float | None = None
+    rejected: list[str] = field(default_factory=list)
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        """The group's kernel with the fastest right candidate."""
+        candidates = self.candidates(frame)
+        if self.measure is None or len(candidates) == 1:
+            return lower_with(frame, candidates[0])
+        key = tuning_key(frame, self.target.name, self.target.mcpu, self.threads)
+        known = schedule_from_text(self.remembered.get(key, ""))
+        if known is not None:
+            return lower_with(frame, known)
+        best = self._search(frame, candidates[: CANDIDATES[self.effort]])
+        self.remembered[key] = schedule_to_text(best)
+        return lower_with(frame, best)
+
+    def _search(self, frame: Frame, candidates: Sequence[Schedule]) -> Schedule:
+        assert self.measure is not None
+        budget = SECONDS[self.effort]
+        if self.deadline is not None:
+            budget = min(budget, self.deadline - time.monotonic())
+        if budget <= 0:
+            return candidates[0]
+        self.progress(frame.name, len(candidates))
+        lowered: list[tuple[Schedule, LoweredGroup]] = []
+        for schedule in candidates:
+            try:
+                lowered.append((schedule, lower_with(frame.fresh(), schedule)))
+            except LoweringError as error:
+                self.rejected.append(f"{frame.name} {schedule}: {error}")
+        results = self.measure(frame.op, [kernel for _, kernel in lowered], budget)
+        timed: list[tuple[float, int]] = []
+        for k, result in enumerate(results):
+            if result.seconds is None:
+                self.rejected.append(f"{frame.name} {lowered[k][0]}: {result.reason}")
+            else:
+                timed.append((result.seconds, k))
+        return lowered[min(timed)[1]][0] if timed else candidates[0]
+
+
+def tuning_key(frame: Frame, *facts: object) -> str:
+    """A digest of what a measured choice depends on: the group, its layouts and the machine."""
+    assert isinstance(frame.op.attributes, FusedAttributes)
+    layouts = [frame.strides[v] for v in (*frame.body.inputs, *frame.body.outputs)]
+    text = "\n".join((print_graph(frame.body), repr(layouts), frame.op.attributes.kind, *map(str, facts)))
+    return hashlib.sha256(text.encode()).hexdigest()
