@@ -1,0 +1,387 @@
+"""Runs a kernel in NumPy, a whole domain at a time: the oracle for the emitters.
+
+It is stricter than hardware. A subscript outside its buffer raises, scratch starts as NaN (integers: a
+pattern) so that a read of undefined data shows in the result, and a parameter's element that two grid points
+write, or that one reads and another writes, raises.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import numpy as np
+
+from fusec.errors import VerifyError
+from fusec.ir.attributes import NO_ATTRIBUTES
+from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, symbols_of
+from fusec.ir.ops import OPS
+from fusec.ir.ops.definition import Array
+from fusec.ir.types import DType, f32
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
+
+UNDEFINED_INTEGER = 0x5A
+"""Byte that integer scratch is filled with."""
+
+Points = Mapping[Symbol, Any]
+"""The value of each symbol: an integer, or an array over the points of a domain."""
+
+
+def run(kernel: Kernel, arrays: Sequence[Array]) -> None:
+    """Runs the kernel on one array for each parameter, in order; outputs are written in place.
+
+    An array has its buffer's shape and dtype; its strides don't matter. VerifyError for a kernel that reads
+    or writes out of bounds, or whose grid points are not independent.
+    """
+    state = _State()
+    for buffer, array in zip(kernel.parameters, arrays, strict=True):
+        if array.shape != buffer.shape or array.dtype != buffer.dtype.numpy:
+            raise VerifyError(
+                f"{kernel.name}: {buffer} is {buffer.dtype}{buffer.shape}, not {array.dtype}{array.shape}"
+            )
+        state.arrays[buffer] = array
+    with np.errstate(all="ignore"):
+        _Interpreter(kernel, state).block(kernel.body, {})
+
+
+class _State:
+    """Memory, and who touched it in the running grid."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[Buffer, Array] = {}
+        self.writers: dict[Buffer, Array] = {}
+        self.readers: dict[Buffer, Array] = {}
+        self.point = -1
+
+
+@dataclass(frozen=True, eq=False)
+class _Domain:
+    """The points of a domain: one array a symbol, all broadcasting to ``shape``."""
+
+    symbols: Points
+    shape: tuple[int, ...]
+
+
+class _Interpreter:
+    def __init__(self, kernel: Kernel, state: _State) -> None:
+        self.kernel = kernel
+        self.state = state
+
+    def block(self, statements: Block, at: Points) -> None:
+        for statement in statements:
+            self.statement(statement, at)
+
+    def statement(self, statement: Statement, at: Points) -> None:
+        match statement:
+            case Grid():
+                self._grid(statement, at)
+            case Loop():
+                for i in range(_integer(statement.start, at), _integer(statement.stop, at), statement.step):
+                    self.block(statement.body, {**at, statement.var: i})
+            case If():
+                chosen = bool(self._value(statement.condition, _Domain(at, ())))
+                self.block(statement.body if chosen else statement.orelse, at)
+            case Alloc():
+                self.state.arrays[statement.buffer] = _undefined(statement.buffer)
+            case Map() | Store():
+                self._pointwise(statement, at)
+            case Reduce():
+                self._reduce(statement, at)
+            case Dot():
+                self._dot(statement, at)
+            case _:
+                assert_never(statement)
+
+    def _grid(self, grid: Grid, at: Points) -> None:
+        for buffer in self.kernel.parameters:
+            shape = buffer.shape
+            self.state.writers[buffer] = np.full(shape, -1, np.int64)
+            self.state.readers[buffer] = np.full(shape, -1, np.int64)
+        for number, place in enumerate(itertools.product(*(range(it.extent) for it in grid.iters))):
+            here = {**at, **{it.var: i for it, i in zip(grid.iters, place, strict=True)}}
+            if all(it.limit is None or here[it.var] < _integer(it.limit, here) for it in grid.iters):
+                self.state.point = number
+                self.block(grid.body, here)
+        self.state.point = -1
+
+    # statements on a domain
+
+    def _pointwise(self, statement: Map | Store, at: Points) -> None:
+        domain = _domain(statement.domain, at)
+        if 0 in domain.shape:
+            return
+        value = np.broadcast_to(self._value(statement.value, domain), domain.shape)
+        place = tuple(np.broadcast_to(_index(i, domain.symbols), domain.shape) for i in statement.index)
+        self._write(statement.target, place, value)
+
+    def _reduce(self, statement: Reduce, at: Points) -> None:
+        target = statement.target
+        used = {s for i in statement.index for s in symbols_of(i)}
+        if statement.fresh:
+            kept = _domain(tuple(it for it in statement.domain if it.var in used), at)
+            if 0 not in kept.shape:
+                place = tuple(np.broadcast_to(_index(i, kept.symbols), kept.shape) for i in statement.index)
+                self._write(target, place, np.full(kept.shape, identity(statement.op, target.dtype)))
+        domain = _domain(statement.domain, at)
+        if 0 in domain.shape:
+            return
+        accumulated = f32.numpy if target.dtype.bits == 16 and target.dtype.is_float else target.dtype.numpy
+        value = np.broadcast_to(self._value(statement.value, domain), domain.shape).astype(accumulated)
+        axes = _reduced_axes(statement, domain, used)
+        ufunc = _UFUNCS[statement.op]
+        if axes:
+            value = ufunc.reduce(value, axis=axes, keepdims=True)
+        place = tuple(np.broadcast_to(_index(i, domain.symbols), domain.shape) for i in statement.index)
+        place = tuple(p[tuple(slice(0, n) for n in value.shape)] for p in place)
+        self._check(target, place)
+        whole = self.state.arrays[target].astype(accumulated)
+        ufunc.at(whole, place, value)
+        self._write(target, place, whole[place])
+
+    def _dot(self, dot: Dot, at: Points) -> None:
+        m, n, k = (_length(it, at) for it in (dot.m, dot.n, dot.k))
+        if m <= 0 or n <= 0:
+            return
+        rows, columns, depth = (np.arange(max(x, 0)) for x in (m, n, k))
+        a = self._value(dot.a, _grid_of(at, {dot.m.var: rows, dot.k.var: depth}))
+        b = self._value(dot.b, _grid_of(at, {dot.k.var: depth, dot.n.var: columns}))
+        a, b = np.broadcast_to(a, (m, len(depth))), np.broadcast_to(b, (len(depth), n))
+        domain = _grid_of(at, {dot.m.var: rows, dot.n.var: columns})
+        buffer = dot.accumulator.buffer
+        total = np.matmul(a, b, dtype=buffer.dtype.numpy)
+        if not dot.fresh:
+            total = total + np.broadcast_to(self._value(dot.accumulator, domain), (m, n))
+        self._spoil_padding(dot, at, m, n)
+        place = tuple(np.broadcast_to(_index(_plain(i), domain.symbols), (m, n)) for i in dot.accumulator.index)
+        self._write(buffer, place, total)
+
+    def _spoil_padding(self, dot: Dot, at: Points, m: int, n: int) -> None:
+        """A register block may leave anything in the tile beyond the last row and column."""
+        buffer = dot.accumulator.buffer
+        if buffer.space != "tile" or any(symbols_of(_plain(i)) & {dot.k.var} for i in dot.accumulator.index):
+            return
+        r, c = dot.registers.rows, dot.registers.columns
+        domain = _grid_of(at, {dot.m.var: np.arange(-(-m // r) * r), dot.n.var: np.arange(-(-n // c) * c)})
+        shape = domain.shape
+        place = [np.broadcast_to(_index(_plain(i), domain.symbols), shape) for i in dot.accumulator.index]
+        outside = (np.arange(shape[0])[:, None] >= m) | (np.arange(shape[1])[None, :] >= n)
+        for p, extent in zip(place, buffer.shape, strict=True):
+            outside = outside & (p < extent)
+        self.state.arrays[buffer][tuple(p[outside] for p in place)] = undefined_value(buffer.dtype)
+
+    # scalars
+
+    def _value(self, e: ScalarExpr, domain: _Domain) -> Array:
+        return _Evaluation(self, domain).value(e, None)
+
+    def read(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None) -> Array:
+        """Elements of a buffer; a place outside it is an error where it is active."""
+        inside = self._check(buffer, place, active)
+        clipped = tuple(np.clip(p, 0, n - 1) for p, n in zip(place, buffer.shape, strict=True))
+        if 0 in buffer.shape:
+            return np.zeros(np.broadcast_shapes(*(p.shape for p in place)), buffer.dtype.numpy)
+        self._note_read(buffer, clipped, inside)
+        return np.asarray(self.state.arrays[buffer][clipped])
+
+    def _check(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None = None) -> Array:
+        inside = np.asarray(True)
+        for p, extent in zip(place, buffer.shape, strict=True):
+            inside = inside & (p >= 0) & (p < extent)
+        wrong = ~inside if active is None else ~inside & active
+        if np.any(wrong):
+            wrong, *place = np.broadcast_arrays(wrong, *place)  # type: ignore[assignment]
+            where = tuple(int(p[wrong][0]) for p in place)
+            raise VerifyError(f"{self.kernel.name}: subscript {where} is outside {buffer} {list(buffer.shape)}")
+        return inside
+
+    def _note_read(self, buffer: Buffer, place: tuple[Array, ...], inside: Array) -> None:
+        if self.state.point < 0 or buffer not in self.state.writers:
+            return
+        place = tuple(p[inside] for p in np.broadcast_arrays(*place, inside)[:-1]) if place else ()
+        writers = self.state.writers[buffer][place]
+        self.state.readers[buffer][place] = self.state.point
+        if np.any((writers >= 0) & (writers != self.state.point)):
+            raise VerifyError(f"{self.kernel.name}: a grid point reads what another wrote to {buffer}")
+
+    def _write(self, buffer: Buffer, place: tuple[Array, ...], value: Array) -> None:
+        self._check(buffer, place)
+        if self.state.point >= 0 and buffer in self.state.writers:
+            writers, readers = self.state.writers[buffer], self.state.readers[buffer]
+            for others in (writers[place], readers[place]):
+                if np.any((others >= 0) & (others != self.state.point)):
+                    raise VerifyError(f"{self.kernel.name}: two grid points use the same element of {buffer}")
+            writers[place] = self.state.point
+        self.state.arrays[buffer][place] = np.asarray(value).astype(buffer.dtype.numpy)
+
+
+class _Evaluation:
+    """The value of one scalar expression at the points of a domain; equal nodes are computed once."""
+
+    def __init__(self, interpreter: _Interpreter, domain: _Domain) -> None:
+        self.interpreter = interpreter
+        self.domain = domain
+        self._known: dict[tuple[int, int], Array] = {}
+        self._alive: list[object] = []
+
+    def value(self, e: ScalarExpr, active: Array | None) -> Array:
+        """``active`` tells the points whose value is used (None: all): only there must loads be in bounds."""
+        key = (id(e), id(active))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._compute(e, active)
+            self._alive += [e, active]
+        return found
+
+    def _compute(self, e: ScalarExpr, active: Array | None) -> Array:
+        match e:
+            case Const():
+                return np.asarray(e.value).astype(register_dtype(e.dtype))
+            case IndexValue():
+                return np.asarray(_index(e.index, self.domain.symbols)).astype(register_dtype(e.dtype))
+            case Load():
+                place = tuple(self._subscript(i, active) for i in e.index)
+                loaded = self.interpreter.read(e.buffer, place, active)
+                return loaded.astype(register_dtype(e.dtype))
+            case Apply(op="cast"):
+                rounded = self.value(e.args[0], active).astype(e.dtype.numpy)
+                return rounded.astype(register_dtype(e.dtype))
+            case Apply(op="select"):
+                return self._select(e, active)
+            case Apply():
+                arrays = [self.value(a, active) for a in e.args]
+                return np.asarray(OPS[e.op].reference(arrays, NO_ATTRIBUTES)[0])
+            case _:
+                assert_never(e)
+
+    def _select(self, e: Apply, active: Array | None) -> Array:
+        test = self.value(e.args[0], active)
+        yes = test if active is None else test & active
+        no = ~test if active is None else ~test & active
+        return np.where(test, self.value(e.args[1], yes), self.value(e.args[2], no))
+
+    def _subscript(self, i: Subscript, active: Array | None) -> Array:
+        if isinstance(i, int | Expr):
+            return np.asarray(_index(i, self.domain.symbols))
+        return self.value(i, active).astype(np.int64)
+
+
+# domains and index arithmetic over arrays
+
+
+def _length(it: Iter, at: Points) -> int:
+    return it.extent if it.limit is None else min(it.extent, _integer(it.limit, at))
+
+
+def _integer(e: Index, at: Points) -> int:
+    return int(_index(e, at))
+
+
+def _grid_of(at: Points, axes: Mapping[Symbol, Array]) -> _Domain:
+    """The product of one array of values for each symbol."""
+    shape = tuple(len(values) for values in axes.values())
+    opened = np.meshgrid(*axes.values(), indexing="ij", sparse=True) if axes else []
+    return _Domain({**at, **dict(zip(axes, opened, strict=True))}, shape)
+
+
+def _domain(iters: Sequence[Iter], at: Points) -> _Domain:
+    own = {it.var for it in iters}
+    if not any(it.limit is not None and symbols_of(it.limit) & own for it in iters):
+        return _grid_of(at, {it.var: np.arange(max(_length(it, at), 0)) for it in iters})
+    points = list(_walk(iters, at))
+    columns = np.asarray(points, np.int64).reshape(len(points), len(iters)).T
+    return _Domain({**at, **{it.var: column for it, column in zip(iters, columns, strict=True)}}, (len(points),))
+
+
+def _walk(iters: Sequence[Iter], at: Points) -> Iterator[tuple[int, ...]]:
+    """The points of a domain whose limits depend on its own iterators."""
+    if not iters:
+        yield ()
+        return
+    first, *rest = iters
+    for i in range(_length(first, at)):
+        for place in _walk(rest, {**at, first.var: i}):
+            yield (i, *place)
+
+
+def _reduced_axes(statement: Reduce, domain: _Domain, used: set[Symbol]) -> tuple[int, ...]:
+    """Axes of the domain that the target's index does not use."""
+    if len(domain.shape) != len(statement.domain):
+        return ()
+    return tuple(axis for axis, it in enumerate(statement.domain) if it.var not in used)
+
+
+def _index(e: Index, at: Points) -> Any:
+    match e:
+        case int():
+            return e
+        case Symbol():
+            return at[e]
+        case Sum():
+            return sum((_index(atom, at) * k for atom, k in e.terms), start=e.constant)
+        case FloorDiv():
+            return _index(e.value, at) // _index(e.divisor, at)
+        case Mod():
+            return _index(e.value, at) % _index(e.divisor, at)
+        case Extremum():
+            return (np.maximum if e.largest else np.minimum)(_index(e.a, at), _index(e.b, at))
+        case Product():
+            result: Any = 1
+            for f in e.factors:
+                result = result * _index(f, at)
+            return result
+    raise AssertionError(type(e))
+
+
+def _plain(i: Subscript) -> Index:
+    assert isinstance(i, int | Expr), "a dot's operands are not gathered"
+    return i
+
+
+# types
+
+
+def register_dtype(dtype: DType) -> np.dtype[Any]:
+    """The NumPy dtype that a scalar of this type is computed in: half types widen to float32."""
+    return f32.numpy if dtype.is_float and dtype.bits == 16 else dtype.numpy
+
+
+def undefined_value(dtype: DType) -> Any:
+    """What scratch of this dtype holds before it is written."""
+    if dtype.is_float:
+        return dtype.numpy.type(np.nan)
+    if dtype.kind == "bool":
+        return np.True_
+    return np.frombuffer(bytes([UNDEFINED_INTEGER]) * dtype.itemsize, dtype.numpy)[0]
+
+
+def _undefined(buffer: Buffer) -> Array:
+    return np.full(buffer.shape, undefined_value(buffer.dtype), buffer.dtype.numpy)
+
+
+def identity(op: str, dtype: DType) -> Any:
+    """The value that a reduction starts from."""
+    match op:
+        case "sum" | "any":
+            return dtype.numpy.type(0)
+        case "prod" | "all":
+            return dtype.numpy.type(1)
+    lowest = op == "max"
+    if dtype.is_float:
+        return dtype.numpy.type(-np.inf if lowest else np.inf)
+    if dtype.kind == "bool":
+        return np.bool_(not lowest)
+    limits: Any = np.iinfo(dtype.long_name)
+    return dtype.numpy.type(limits.min if lowest else limits.max)
+
+
+_UFUNCS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+}
