@@ -1,0 +1,198 @@
+"""Runs what the pipeline makes on this machine's CPU, for tests, with every mistake in memory made visible.
+
+Outputs and workspaces start as NaN (or 77), and each lies between guard elements that no kernel may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from fusec.codegen.tvm.build import compile_kernels
+from fusec.passes.lower.select import Selector
+from fusec.passes.pipeline import lower
+from numpy.lib.stride_tricks import as_strided
+from oracle import assert_close_to_oracle
+
+from fusec.ir.attributes import ExternAttributes
+from fusec.ir.graph import Graph
+from fusec.ir.interpret import interpret
+from fusec.ir.parse import parse
+from fusec.ir.types import TensorType, contiguous_strides
+from fusec.runtime.library import run_extern
+from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
+from fusec.target.cpu import cpu_target
+
+Array = npt.NDArray[Any]
+
+GUARD = 64
+"""Elements before and after each array that must keep their contents."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out, and how it was lowered."""
+
+    lowered: Lowered
+    outputs: list[Array]
+
+    @property
+    def kernels(self) -> list[str]:
+        """The families of the kernels launched, in order, without those that pack operands."""
+        kinds = {k.name: k.kind for k in self.lowered.program.kernels}
+        steps = self.lowered.program.steps
+        return [kinds[s.kernel] for s in steps if isinstance(s, Launch) and kinds[s.kernel] != "pack"]
+
+    @property
+    def calls(self) -> list[str]:
+        """The library calls made, in order."""
+        return [s.attributes.target for s in self.lowered.program.steps if isinstance(s, Call)]
+
+
+class Guarded:
+    """An array with given strides between guards."""
+
+    def __init__(self, type_: TensorType, strides: Sequence[int]) -> None:
+        dtype = type_.dtype.numpy
+        shape = type_.static_shape
+        self.low = -sum((n - 1) * s for n, s in zip(shape, strides) if s < 0) if 0 not in shape else 0
+        high = 1 + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0) if 0 not in shape else 0
+        self.memory = np.full(self.low + high + 2 * GUARD, _filler(type_), dtype)
+        self.array = as_strided(self.memory[GUARD + self.low :], shape, [s * dtype.itemsize for s in strides])
+        self.name = str(type_)
+
+    @property
+    def address(self) -> int:
+        return int(self.memory.ctypes.data + (GUARD + self.low) * self.memory.itemsize)
+
+    def check(self, what: str, filler: Any) -> None:
+        for edge in (self.memory[:GUARD], self.memory[-GUARD:]):
+            untouched = np.full(GUARD, filler, self.memory.dtype)
+            assert edge.tobytes() == untouched.tobytes(), f"{what} {self.name}: written outside of its memory"
+
+
+def _filler(type_: TensorType) -> Any:
+    return np.nan if type_.dtype.is_float else True if type_.dtype.name == "bool" else 77
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> list[Array]:
+    """Arrays for a graph's inputs: normal numbers, integers from 0 to 4, and bools of which most are true."""
+    rng = np.random.default_rng(seed)
+    arrays: list[Array] = []
+    for value in graph.inputs:
+        shape, dtype = value.type.static_shape, value.type.dtype
+        if dtype.is_float:
+            arrays.append(rng.standard_normal(shape).astype(dtype.numpy))
+        elif dtype.name == "bool":
+            arrays.append(np.asarray(rng.random(shape) > 0.3))
+        else:
+            arrays.append(rng.integers(0, 5, shape).astype(dtype.numpy))
+    return arrays
+
+
+def execute(program: Program, inputs: Sequence[Array]) -> list[Array]:
+    """Compiles a program's kernels with TVM and runs its steps on guarded memory."""
+    target = cpu_target(program.target)
+    module = compile_kernels(program.kernels, target) if program.kernels else None
+    memory: dict[int, Guarded] = {}
+    arrays: dict[int, Array] = {}
+    addresses: dict[int, int] = {}
+    for k, slot in enumerate(program.slots):
+        if slot.kind == "view":
+            continue
+        made = memory[k] = Guarded(slot.type, slot.strides)
+        arrays[k], addresses[k] = made.array, made.address
+        if slot.kind == "input":
+            made.array[...] = inputs[slot.source]
+    for k, slot in enumerate(program.slots):
+        if slot.kind == "view":
+            arrays[k], addresses[k] = _view(slot, memory[slot.source])
+    for step in program.steps:
+        if isinstance(step, Launch | Pack):
+            assert module is not None
+            module.function(step.kernel)(*[addresses[k] for k in step.arguments])
+        else:
+            results = run_call(step.attributes, [arrays[k] for k in step.arguments])
+            for k, result in zip(step.results, results, strict=True):
+                arrays[k][...] = result
+    for k, slot in enumerate(program.slots):
+        if slot.kind != "view":
+            memory[k].check(f"{slot.kind} {slot.name}", _filler(slot.type))
+        if slot.kind == "input":
+            same = memory[k].array.tobytes() == np.asarray(inputs[slot.source]).tobytes()
+            assert same, f"input {slot.name} was changed"
+    return [arrays[k] for k in program.outputs]
+
+
+def _view(slot: Slot, base: Guarded) -> tuple[Array, int]:
+    item = base.memory.itemsize
+    start = base.memory[GUARD + base.low + slot.offset :]
+    array = as_strided(start, slot.type.static_shape, [s * item for s in slot.strides])
+    return array, base.address + slot.offset * item
+
+
+def run_call(attributes: ExternAttributes, operands: list[Array]) -> list[Array]:
+    """A library call on arrays; a piece of the graph runs in the reference interpreter."""
+    if attributes.target == "fusec.interpret":
+        return interpret(parse(attributes.arguments), operands)
+    return run_extern(attributes, operands)
+
+
+def run(
+    source: str | Graph,
+    inputs: Sequence[Array] | None = None,
+    *,
+    disable: frozenset[str] = frozenset(),
+    selector: Selector | None = None,
+    threads: int = 2,
+    seed: int = 0,
+) -> Run:
+    """Lowers a graph (or its text) for this CPU, checked after every pass, and runs it."""
+    graph = parse(source) if isinstance(source, str) else source
+    arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
+    lowered = lower(graph, "cpu", threads=threads, disable=disable, check=True, selector=selector)
+    return Run(lowered, execute(lowered.program, arrays))
+
+
+def check(
+    source: str | Graph,
+    inputs: Sequence[Array] | None = None,
+    *,
+    disable: frozenset[str] = frozenset(),
+    selector: Selector | None = None,
+    threads: int = 2,
+    seed: int = 0,
+    slack: float = 2.0,
+) -> Run:
+    """:func:`run`, compared with the interpreter in float64 and in the graph's own dtypes, strides included."""
+    graph = parse(source) if isinstance(source, str) else source
+    arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
+    result = run(graph, arrays, disable=disable, selector=selector, threads=threads)
+    with np.errstate(all="ignore"):
+        eager = interpret(graph, arrays, extern=_reference_extern)
+        exact = interpret(graph, arrays, float64=True, extern=_reference_extern)
+    assert_close_to_oracle(result.outputs, exact, eager, slack=slack)
+    for array, value, port in zip(result.outputs, graph.outputs, graph.output_ports, strict=True):
+        shape = value.type.static_shape
+        wanted = port.strides if port.strides is not None else contiguous_strides(shape)
+        have = [s // array.itemsize for s in array.strides]
+        same = 0 in shape or all(n == 1 or s == w for n, s, w in zip(shape, have, wanted))
+        assert same, f"{value}: strides {have}, wanted {wanted}"
+    return result
+
+
+def _reference_extern(attributes: ExternAttributes, operands: Sequence[Array]) -> Sequence[Array]:
+    return run_extern(attributes, list(operands))
+
+
+def group_kinds(lowered: Lowered) -> list[str]:
+    """The kinds of the ``fused`` ops after fusion, in order."""
+    return [op.attributes.kind for op in lowered.graph.ops if op.name == "fused"]  # type: ignore[attr-defined]
+
+
+def reasons(lowered: Lowered) -> list[str]:
+    """Why each declined fusion was not made."""
+    return [d.reason for d in lowered.program.declined]
