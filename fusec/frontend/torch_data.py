@@ -167,6 +167,7 @@ DATA: dict[str, Lowering] = {
     "index_select": _index_select,
     "gather": _gather,
     "index": _index,
+    "_unsafe_index": _index,
     "index_put": _index_put,
     "flip": _flip,
     "roll": _roll,

@@ -338,8 +338,8 @@ def _fused_product(e: Emitter, op: str, x: Value, a: Value, b: Value, scale: Sca
 
 # fmt: off
 _SAME_NAME = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
-    "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "neg", "bitwise_not",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
+    "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "neg", "bitwise_not",
 )
 # fmt: on
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
+
 import torch
 
 from fusec.errors import UnsupportedOpError

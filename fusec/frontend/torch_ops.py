@@ -8,6 +8,7 @@ first operand: they get its shape instead and give, for each result, the view op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
 from fusec.frontend.torch_contract import CONTRACTIONS
 from fusec.frontend.torch_create import CREATIONS
 from fusec.frontend.torch_data import DATA

@@ -40,7 +40,7 @@ from fusec.ir.types import contiguous_strides
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 
-_LIBRARY_ONLY = frozenset({"convolution", "grid_sampler_2d", "col2im", "im2col", "_unsafe_index", "index_put"})
+_LIBRARY_ONLY = frozenset({"convolution", "grid_sampler_2d", "col2im", "im2col"})
 """Calls whose decomposition is worse than the library's kernel."""
 
 _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
@@ -496,9 +496,10 @@ def _strided_steps(memory: Memory, out: torch.Tensor) -> tuple[Step, ...]:
     base = memory.tensor
     if base.dtype != out.dtype:
         raise Declined("a view in another dtype")
-    order = sorted(range(base.dim()), key=lambda a: (-int(base.stride(a)), a))
+    strides = tuple(base.stride())
+    order = sorted(range(base.dim()), key=lambda a: (-strides[a], a))
     shape = [base.shape[a] for a in order]
-    if tuple(base.stride(a) for a in order if base.shape[a] != 1) != tuple(
+    if tuple(strides[a] for a in order if base.shape[a] != 1) != tuple(
         s for s, n in zip(contiguous_strides(shape), shape) if n != 1
     ):
         raise Declined("strides into memory with gaps")

@@ -169,8 +169,10 @@ def _resolve_numpy(target: str, path: list[str]) -> Callable[..., Any]:
 
 
 _NOT_ARRAY_FUNCTIONS = frozenset(
-    ("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile", "fromregex")
-    + ("memmap", "DataSource", "testing", "ctypeslib", "f2py", "show_config", "info", "rec")
+    {
+        *("load", "save", "savez", "savez_compressed", "loadtxt", "savetxt", "genfromtxt", "fromfile", "fromregex"),
+        *("memmap", "DataSource", "testing", "ctypeslib", "f2py", "show_config", "info", "rec"),
+    }
 )
 
 
