@@ -1,0 +1,111 @@
+"""How generated code handles one library's arrays: their addresses, fresh results, views, copies and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fusec.frontend.capture import Library
+from fusec.ir.types import DType, TensorType
+from fusec.runtime.code import Scope
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a compiled program was specialised on for one array. Strides are in elements.
+
+    ``flags``: whatever else must be the same (``requires_grad``, alignment, ...).
+    """
+
+    type: TensorType
+    strides: tuple[int, ...]
+    flags: tuple[Hashable, ...] = ()
+
+
+class Watch(Protocol):
+    """An array as it was at some time. ``key`` tells where it lies."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    def same(self, array: Any) -> bool:
+        """True when ``array`` lies in the same memory, and its contents have not changed."""
+
+
+class Arrays(Protocol):
+    """One array library. The methods that give ``str`` write Python expressions over variables."""
+
+    library: Library
+
+    def is_array(self, value: object) -> bool:
+        """True for what can be a tensor leaf of a call."""
+
+    def layout(self, array: Any) -> Layout:
+        """The layout of an array; TypeError where generated code can't work on it (why is the message)."""
+
+    def mode(self) -> Hashable:
+        """The library's global state that a plan depends on."""
+
+    def needs_autograd(self, arrays: Sequence[Any]) -> bool:
+        """True when a gradient may be asked for through these arrays."""
+
+    def overlap(self, a: Any, b: Any) -> bool:
+        """True when the memory that two arrays span meets."""
+
+    def check(self, scope: Scope, arrays: Sequence[Any], variables: Sequence[str]) -> str:
+        """A test that the variables hold arrays of the same layouts as ``arrays``, in the mode of now."""
+
+    def address(self, scope: Scope, variable: str) -> str:
+        """The address of the first element."""
+
+    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[int]) -> str:
+        """A fresh array from the library's allocator."""
+
+    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+        """An array at the start of a pool's block, which it keeps alive."""
+
+    def view(self, scope: Scope, type: TensorType, strides: Sequence[int], base: str, offset: int) -> str:
+        """An array in the memory of ``base``, ``offset`` elements after its first element."""
+
+    def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
+        """A fresh array with one element."""
+
+    def copy(self, scope: Scope, variable: str) -> str:
+        """A fresh copy."""
+
+    def copy_into(self, scope: Scope, target: str, source: str) -> str:
+        """Copies elements, as the library's own assignment would."""
+
+    def contiguous(self, scope: Scope, variable: str) -> str:
+        """The array itself where it is row-major, else a copy that is."""
+
+    def watch(self, array: Any) -> Watch | None:
+        """Remembers the array's memory and contents as of now; None where nothing tells when they change."""
+
+    def to_bytes(self, array: Any) -> tuple[DType, tuple[int, ...], bytes]:
+        """The dtype, shape and row-major contents of an array."""
+
+    def from_numpy(self, array: np.ndarray[Any, Any], dtype: DType) -> Any:
+        """The library's array with the contents of a NumPy array of ``dtype.numpy``."""
+
+
+def load_arrays(library: Library) -> Arrays:
+    """The adapter of a library, imported on first use."""
+    if library == "torch":
+        from fusec.runtime import torch_arrays
+
+        return torch_arrays.ARRAYS
+    from fusec.runtime import numpy_arrays
+
+    return numpy_arrays.ARRAYS
+
+
+def span(type: TensorType, strides: Sequence[int]) -> int:
+    """Elements from the first to one past the last, for strides that are not negative. 0 for an empty array."""
+    shape = type.static_shape
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

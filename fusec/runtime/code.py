@@ -1,0 +1,56 @@
+"""Python source that is written, compiled and run: names bound to objects, and lines."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import linecache
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_numbers = itertools.count()
+
+
+class Scope:
+    """The objects that generated code refers to by name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+
+    def bind(self, value: Any, hint: str) -> str:
+        """The name of an object, as near to ``hint`` as can be; the same object keeps its name."""
+        known = self._names.get(id(value))
+        if known is not None:
+            return known
+        base = re.sub(r"\W", "_", hint)
+        if not base.isidentifier() or keyword.iskeyword(base):
+            base = f"n_{base}"
+        name = base
+        for number in itertools.count(1):
+            if name not in self.objects:
+                break
+            name = f"{base}_{number}"
+        self.objects[name] = value
+        self._names[id(value)] = name
+        return name
+
+
+def make_function(name: str, parameters: Sequence[str], lines: Sequence[str], scope: Scope) -> Callable[..., Any]:
+    """The function of these lines, and its text in ``__source__``.
+
+    The objects of the scope are its closure, which is faster to read than globals. The function keeps all of them
+    alive, those too that the lines know only by address.
+    """
+    body = "".join(f"        {line}\n" for line in lines) or "        pass\n"
+    header = f"def make({', '.join(scope.objects)}):\n    def {name}({', '.join(parameters)}):\n"
+    text = f"{header}{body}    return {name}\n"
+    filename = f"<fusec {name} {next(_numbers)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, filename, "exec"), namespace)
+    made: Callable[..., Any] = namespace["make"](**scope.objects)
+    made.__source__ = text  # type: ignore[attr-defined]
+    made.__scope__ = scope  # type: ignore[attr-defined]
+    return made

@@ -1,0 +1,284 @@
+"""A program as straight-line Python: addresses read, results allocated, kernels called, nothing decided per call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import LoweringError
+from fusec.runtime.arrays import Arrays, span
+from fusec.runtime.code import Scope
+from fusec.runtime.memory import POOL, POOLED_BYTES, plan_arena, size_class
+from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step
+
+KernelLookup = Callable[[str], Callable[..., Any]]
+PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
+"""From a Pack step to the function of its root inputs that gives the packed memory and its address."""
+CallMaker = Callable[[Call], Callable[..., Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the code of a program calls.
+
+    weights: input slots whose arrays are fixed. packed: packed slots whose memory is fixed (a byte array each).
+    """
+
+    kernel: KernelLookup
+    pack: PackMaker
+    call: CallMaker
+    weights: Mapping[int, Any] = field(default_factory=dict)
+    packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+def root_of(program: Program, slot: int) -> tuple[int, int]:
+    """The slot whose memory a slot lies in, and its offset there in elements."""
+    offset = 0
+    while program.slots[slot].kind == "view":
+        offset += program.slots[slot].offset
+        slot = program.slots[slot].source
+    return slot, offset
+
+
+def reads_and_writes(program: Program, step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The slots that a step reads, and those that it writes."""
+    match step:
+        case Launch():
+            kernel = next(k for k in program.kernels if k.name == step.kernel)
+            split = len(step.arguments) - kernel.outputs
+            return step.arguments[:split], step.arguments[split:]
+        case Pack():
+            return step.arguments[:-1], step.arguments[-1:]
+        case Call():
+            return step.arguments, step.results
+
+
+class ProgramWriter:
+    """Writes the lines of one program into a scope.
+
+    ``inputs[k]`` is the variable of graph input ``k``. After :meth:`write`, ``results`` are the variables of the
+    graph's outputs. With ``clock`` (a name bound in the scope) the time after every step is appended to ``times``.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arrays: Arrays,
+        parts: Parts,
+        scope: Scope,
+        inputs: Sequence[str],
+        clock: str | None = None,
+    ) -> None:
+        self.lines: list[str] = []
+        self.results: list[str] = []
+        self._program = program
+        self._arrays = arrays
+        self._parts = parts
+        self._scope = scope
+        self._clock = clock
+        self._variables: dict[int, str] = {}
+        self._addresses: dict[int, str] = {}
+        for slot, variable in zip(program.inputs, inputs, strict=True):
+            self._variables[slot] = variable
+        for slot, weight in parts.weights.items():
+            self._variables[slot] = scope.bind(weight, f"w_{program.slots[slot].name}")
+        self._as_arrays = self._slots_seen_as_arrays()
+
+    def write(self) -> ProgramWriter:
+        self._write_scratch()
+        for step in self._program.steps:
+            self._write_step(step)
+            if self._clock is not None:
+                self.lines.append(f"times.append({self._clock}())")
+        self._write_results()
+        return self
+
+    # What needs an array object, what only memory
+
+    def _slots_seen_as_arrays(self) -> set[int]:
+        """Roots that leave the program or go to the library: scratch among them can't lie in the arena."""
+        seen = {root_of(self._program, slot)[0] for slot in self._program.outputs}
+        for step in self._program.steps:
+            if isinstance(step, Call):
+                seen |= {root_of(self._program, slot)[0] for slot in step.arguments}
+        return seen
+
+    def _write_scratch(self) -> None:
+        """One block for all scratch that only kernels see."""
+        program = self._program
+        lives: dict[int, tuple[int, int]] = {}
+        for number, step in enumerate(program.steps):
+            reads, writes = reads_and_writes(program, step)
+            for slot in (*reads, *writes):
+                root, _ = root_of(program, slot)
+                if program.slots[root].kind == "workspace" and root not in self._as_arrays:
+                    lives[root] = (lives.get(root, (number, number))[0], number)
+        if not lives:
+            return
+        roots = list(lives)
+        sizes = [_bytes_spanned(program.slots[root]) for root in roots]
+        offsets, total = plan_arena(sizes, [lives[root] for root in roots])
+        _, address = self._take(max(total, 1))
+        for root, offset in zip(roots, offsets, strict=True):
+            self._addresses[root] = f"{address} + {offset}" if offset else address
+
+    def _take(self, nbytes: int) -> tuple[str, str]:
+        take = self._scope.bind(POOL.take_size, "take")
+        block, address = self._fresh("block"), self._fresh("at")
+        self.lines.append(f"{block}, {address} = {take}({size_class(nbytes)})")
+        return block, address
+
+    def _fresh(self, stem: str) -> str:
+        return f"{stem}{len(self.lines)}"
+
+    # Steps
+
+    def _write_step(self, step: Step) -> None:
+        match step:
+            case Launch():
+                _, writes = reads_and_writes(self._program, step)
+                for slot in writes:
+                    self._make(slot)
+                self._call_kernel(step.kernel, step.arguments)
+            case Pack():
+                self._write_pack(step)
+            case Call():
+                self._write_call(step)
+
+    def _call_kernel(self, kernel: str, arguments: Sequence[int]) -> None:
+        function = self._scope.bind(self._parts.kernel(kernel), kernel)
+        self.lines.append(f"{function}({', '.join(self._address(slot) for slot in arguments)})")
+
+    def _write_pack(self, step: Pack) -> None:
+        target = step.arguments[-1]
+        fixed = self._parts.packed.get(target)
+        if fixed is not None:
+            self._scope.bind(fixed, f"packed_{self._program.slots[target].name}")
+            self._addresses[target] = str(fixed.ctypes.data)
+            return
+        if not step.cacheable:
+            _, self._addresses[target] = self._take(max(_bytes_spanned(self._program.slots[target]), 1))
+            self._call_kernel(step.kernel, step.arguments)
+            return
+        sources = pack_sources(self._program, step)
+        function = self._scope.bind(self._parts.pack(step), f"pack_{step.kernel}")
+        block, address = self._fresh("block"), self._fresh("at")
+        self.lines.append(f"{block}, {address} = {function}({', '.join(self._variables[s] for s in sources)})")
+        self._addresses[target] = address
+
+    def _write_call(self, step: Call) -> None:
+        function = self._scope.bind(self._parts.call(step), step.attributes.target.replace(".", "_"))
+        arguments = ", ".join(self._variable(slot) for slot in step.arguments)
+        made = self._fresh("made")
+        self.lines.append(f"{made} = {function}({arguments})")
+        for place, slot in enumerate(step.results):
+            variable = self._name(slot)
+            self.lines.append(f"{variable} = {self._arrays.contiguous(self._scope, f'{made}[{place}]')}")
+            self._variables[slot] = variable
+
+    # Slots
+
+    def _name(self, slot: int) -> str:
+        return f"s{slot}"
+
+    def _make(self, slot: int) -> None:
+        """Allocates a slot that a kernel is about to write, unless it has memory."""
+        slot, _ = root_of(self._program, slot)
+        if slot in self._addresses or slot in self._variables:
+            return
+        record = self._program.slots[slot]
+        variable = self._name(slot)
+        nbytes = _bytes_spanned(record)
+        if record.kind not in ("output", "workspace"):
+            raise LoweringError(f"a kernel writes slot {record.name}, which is of kind {record.kind}")
+        if nbytes >= POOLED_BYTES and record.type.device == "cpu":
+            block, address = self._take(nbytes)
+            self._addresses[slot] = address
+            made = self._arrays.over_block(self._scope, record.type, record.strides, block)
+        else:
+            made = self._arrays.allocate(self._scope, record.type, record.strides)
+        self.lines.append(f"{variable} = {made}")
+        self._variables[slot] = variable
+
+    def _address(self, slot: int) -> str:
+        root, offset = root_of(self._program, slot)
+        address = self._addresses.get(root)
+        if address is None:
+            address = self._addresses[root] = self._root_address(root)
+        if not offset:
+            return address
+        nbytes = offset * self._program.slots[slot].type.dtype.itemsize
+        return f"{address} + {nbytes}" if nbytes >= 0 else f"{address} - {-nbytes}"
+
+    def _root_address(self, root: int) -> str:
+        record = self._program.slots[root]
+        if record.kind == "constant":
+            memory = np.full(max(1, prod(record.type.static_shape)), record.value, record.type.dtype.numpy)
+            self._scope.bind(memory, f"constant_{root}")
+            return str(memory.ctypes.data)
+        variable = self._variables.get(root)
+        if variable is None:
+            raise LoweringError(f"slot {record.name} ({record.kind}) is read before anything fills it")
+        expression = self._arrays.address(self._scope, variable)
+        if root in self._parts.weights:
+            return str(eval(expression, dict(self._scope.objects)))
+        name = f"p{root}"
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def _variable(self, slot: int) -> str:
+        """The variable that holds a slot as an array; views are taken here."""
+        known = self._variables.get(slot)
+        if known is not None:
+            return known
+        record = self._program.slots[slot]
+        variable = self._name(slot)
+        if record.kind == "view":
+            root, offset = root_of(self._program, slot)
+            base = self._variable(root)
+            made = self._arrays.view(self._scope, record.type, record.strides, base, offset)
+        elif record.kind == "constant":
+            made = self._arrays.scalar(self._scope, record.type, record.value)
+        else:
+            self._make(slot)
+            return self._variables[slot]
+        self.lines.append(f"{variable} = {made}")
+        self._variables[slot] = variable
+        return variable
+
+    # Results
+
+    def _write_results(self) -> None:
+        program = self._program
+        ports = program.output_ports
+        self.results = [self._variable(slot) for slot in program.outputs]
+        mutating = [k for k, port in enumerate(ports) if port.mutates is not None]
+        if len(mutating) > 1 or any(self._lies_in_input(k) for k in mutating):
+            for k in mutating:
+                if self._lies_in_input(k):  # its source may be overwritten before it is read
+                    saved = f"saved{k}"
+                    self.lines.append(f"{saved} = {self._arrays.copy(self._scope, self.results[k])}")
+                    self.results[k] = saved
+        for k in mutating:
+            target = ports[k].mutates
+            assert target is not None
+            into = self._variables[program.inputs[target]]
+            self.lines.append(self._arrays.copy_into(self._scope, into, self.results[k]))
+            self.results[k] = into
+
+    def _lies_in_input(self, output: int) -> bool:
+        root, _ = root_of(self._program, self._program.outputs[output])
+        return self._program.slots[root].kind == "input"
+
+
+def pack_sources(program: Program, step: Pack) -> list[int]:
+    """The input slots that a packing reads, each once."""
+    return list(dict.fromkeys(root_of(program, slot)[0] for slot in step.arguments[:-1]))
+
+
+def _bytes_spanned(slot: Slot) -> int:
+    return span(slot.type, slot.strides) * slot.type.dtype.itemsize

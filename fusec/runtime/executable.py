@@ -1,0 +1,142 @@
+"""A program with its machine code, ready to be called on arrays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from fusec.errors import SignatureError
+from fusec.frontend.capture import Library
+from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.calls import bind_call
+from fusec.runtime.code import Scope, make_function
+from fusec.runtime.emit import Parts, ProgramWriter, pack_sources, root_of
+from fusec.runtime.packing import Packer
+from fusec.runtime.program import Call, Launch, Pack, Program
+
+
+class Module(Protocol):
+    """Machine code of a program's kernels."""
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The kernel of this name, called with the address of each parameter."""
+
+    def to_bytes(self) -> bytes:
+        """The module for a file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """``executable(*inputs)`` gives the list of outputs.
+
+    Inputs are arrays of the library in the graph's order, with the shapes, dtypes and strides of the program; that
+    is not checked here. Outputs that mutate an input are that input. Safe to call from many threads.
+
+    digests: contents of kernels by name, so that equal packings are shared. fixed: graph inputs (their numbers) that
+    are part of the executable and not given at a call; weights: the arrays of those that a call reads, by input slot;
+    packed: packed memory that only fixed inputs went into, by slot.
+    """
+
+    program: Program
+    module: Module
+    library: Library
+    digests: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[int] = frozenset()
+    weights: Mapping[int, Any] = field(default_factory=dict)
+    packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        return load_arrays(self.library)
+
+    @property
+    def free_inputs(self) -> tuple[int, ...]:
+        """Graph inputs (their numbers) that a call gives, in order."""
+        return tuple(k for k in range(len(self.program.inputs)) if k not in self.fixed)
+
+    def write(self, scope: Scope, inputs: Sequence[str], clock: str | None = None) -> ProgramWriter:
+        """The lines of the program, for code in which these variables hold the free inputs."""
+        variables = dict(zip(self.free_inputs, inputs, strict=True))
+        parts = Parts(self.module.function, self._packer, self._call, self.weights, self.packed)
+        named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
+        return ProgramWriter(self.program, self.arrays, parts, scope, named, clock).write()
+
+    def _packer(self, step: Pack) -> Packer:
+        kernel = self.module.function(step.kernel)
+        digest = self.digests.get(step.kernel) or f"{step.kernel}@{id(self.module)}"
+        return Packer(self.program, step, kernel, self.arrays, digest)
+
+    def _call(self, step: Call) -> Callable[..., Sequence[Any]]:
+        return bind_call(step.attributes, self.library)
+
+    @cached_property
+    def _run(self) -> Callable[..., list[Any]]:
+        scope = Scope()
+        names = [f"i{k}" for k in self.free_inputs]
+        written = self.write(scope, names)
+        return make_function(
+            self.program.name, names, [*written.lines, f"return [{', '.join(written.results)}]"], scope
+        )
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        if len(inputs) != len(self.free_inputs):
+            raise SignatureError(f"{self.program.name} takes {len(self.free_inputs)} arrays, {len(inputs)} were given")
+        return self._run(*inputs)
+
+    @property
+    def source(self) -> str:
+        """The Python that a call runs."""
+        return str(self._run.__source__)  # type: ignore[attr-defined]
+
+    def profile(self, inputs: Sequence[Any], repeats: int = 10) -> list[float]:
+        """Median seconds of each step over some calls. Mutated inputs are mutated."""
+        scope = Scope()
+        clock = scope.bind(time.perf_counter, "clock")
+        names = [f"i{k}" for k in self.free_inputs]
+        written = self.write(scope, names, clock)
+        lines = [f"times = [{clock}()]", *written.lines, "return times"]
+        run = make_function("profiled", names, lines, scope)
+        run(*inputs)
+        rows = [run(*inputs) for _ in range(repeats)]
+        return [median(row[k + 1] - row[k] for row in rows) for k in range(len(self.program.steps))]
+
+    def freeze(self, values: Mapping[int, Any]) -> Executable:
+        """The executable with graph inputs ``values`` (by number) fixed: packed now, or copied.
+
+        An input that only packings read is not kept.
+        """
+        program = self.program
+        by_slot = {program.inputs[k]: value for k, value in values.items()}
+        packed: dict[int, np.ndarray[Any, Any]] = dict(self.packed)
+        for step in program.steps:
+            if isinstance(step, Pack) and all(root in by_slot for root in pack_sources(program, step)):
+                sources = [by_slot[root] for root in pack_sources(program, step)]
+                packed[step.arguments[-1]] = self._packer(step).pack(sources)
+        needed = {root_of(program, slot)[0] for slot in _slots_read(program, set(packed))}
+        scope = Scope()
+        weights = dict(self.weights)
+        for slot, value in by_slot.items():
+            if slot in needed:
+                copy = self.arrays.copy(scope, "value")
+                weights[slot] = eval(copy, dict(scope.objects), {"value": value})
+        fixed = self.fixed | frozenset(values)
+        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed)
+
+
+def _slots_read(program: Program, packed: set[int]) -> set[int]:
+    """Slots that are read by steps other than packings already done, or that leave the program."""
+    read = set(program.outputs)
+    for step in program.steps:
+        match step:
+            case Pack():
+                if step.arguments[-1] not in packed:
+                    read |= set(step.arguments[:-1])
+            case Launch() | Call():
+                read |= set(step.arguments)
+    return read

@@ -1,0 +1,192 @@
+"""NumPy arrays in generated code."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusec.frontend.capture import Library
+from fusec.ir.types import DType, TensorType, contiguous_strides, dtype_of
+from fusec.runtime.arrays import Layout, Watch, span
+from fusec.runtime.code import Scope
+
+Array = np.ndarray[Any, Any]
+
+
+class _Interface:
+    """Carries NumPy's array interface, and keeps the memory's owner alive."""
+
+    def __init__(self, interface: dict[str, Any], owner: Array) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
+
+
+def view(base: Array, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
+    """An array in the memory of ``base``, ``offset`` bytes after its first element. Strides are in bytes."""
+    if base.flags.c_contiguous and offset >= 0:
+        try:
+            return np.ndarray(shape, dtype, base, offset, strides)
+        except (ValueError, TypeError, BufferError):  # it reaches out of base (which may be a view), or bfloat16
+            pass
+    interface = {
+        "version": 3,
+        "data": (base.ctypes.data + offset, not base.flags.writeable),
+        "shape": shape,
+        "strides": strides,
+        "typestr": f"|V{dtype.itemsize}",
+    }
+    return np.asarray(_Interface(interface, base)).view(dtype)
+
+
+_WORDS_TYPE = ctypes.POINTER(ctypes.c_size_t)
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+_DATA_FIELD = object.__basicsize__
+
+
+def _reads_data_field() -> bool:
+    """Whether an array object starts as NumPy's C API lays it out: the object's head, then the data pointer."""
+    sample = np.empty(3)
+    if _WORD != 8 or _DATA_FIELD % _WORD or id(sample) % _WORD:
+        return False
+    field = ctypes.c_size_t.from_address(id(sample) + _DATA_FIELD).value
+    return int(field) == sample.ctypes.data
+
+
+_FAST_ADDRESS = _reads_data_field()
+
+
+class NumpyArrays:
+    """See :class:`fusec.runtime.arrays.Arrays`."""
+
+    library: Library = "numpy"
+
+    def __init__(self) -> None:
+        # Word i of memory from address 8 on; an index with a plain pointer costs 60 ns, array.ctypes.data 900 ns.
+        self._words: Any = ctypes.cast(_WORD, _WORDS_TYPE)
+        self._like: dict[tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]], Array | None] = {}
+
+    def is_array(self, value: object) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def layout(self, array: Array) -> Layout:
+        if type(array) is not np.ndarray:
+            raise TypeError(f"an array of class {type(array).__name__} may redefine what operators do")
+        if not array.dtype.isnative:
+            raise TypeError(f"its dtype {array.dtype!r} has the other byte order")
+        if not array.flags.aligned:
+            raise TypeError("it is not aligned to its dtype")
+        size = array.dtype.itemsize
+        if any(s % size for s in array.strides):
+            raise TypeError("its strides are not whole elements")
+        kind = TensorType(dtype_of(array.dtype), array.shape)
+        return Layout(kind, tuple(s // size for s in array.strides), (array.flags.writeable,))
+
+    def mode(self) -> Hashable:
+        return None
+
+    def needs_autograd(self, arrays: Sequence[Any]) -> bool:
+        return False
+
+    def overlap(self, a: Array, b: Array) -> bool:
+        return bool(np.may_share_memory(a, b))
+
+    def check(self, scope: Scope, arrays: Sequence[Array], variables: Sequence[str]) -> str:
+        kind = scope.bind(np.ndarray, "ndarray")
+        tests = []
+        for array, v in zip(arrays, variables, strict=True):
+            dtype = scope.bind(array.dtype, f"dtype_{array.dtype.name}")
+            tests += [
+                f"type({v}) is {kind}",
+                f"{v}.dtype is {dtype}",
+                f"{v}.shape == {array.shape}",
+                f"{v}.strides == {array.strides}",
+                f"{v}.flags.aligned",
+            ]
+            if not array.flags.writeable:
+                tests.append(f"not {v}.flags.writeable")
+        return " and ".join(tests) or "True"
+
+    def address(self, scope: Scope, variable: str) -> str:
+        if not _FAST_ADDRESS:
+            return f"{variable}.ctypes.data"
+        words = scope.bind(self._words, "words")
+        return f"{words}[(id({variable}) >> 3) + {_DATA_FIELD // _WORD - 1}]"
+
+    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[int]) -> str:
+        dtype, shape = type.dtype.numpy, type.static_shape
+        if tuple(strides) == contiguous_strides(shape) or 0 in shape:
+            empty = scope.bind(np.empty, "empty")
+            return f"{empty}({shape}, {scope.bind(dtype, f'dtype_{dtype.name}')})"
+        prototype = _prototype(type, strides)
+        if prototype is not None:
+            return f"{scope.bind(np.empty_like, 'empty_like')}({scope.bind(prototype, 'prototype')})"
+        make = scope.bind(_allocate_strided, "allocate_strided")
+        return f"{make}({scope.bind(type, 'type')}, {tuple(strides)})"
+
+    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+        return array_over(scope, type, strides, block)
+
+    def view(self, scope: Scope, type: TensorType, strides: Sequence[int], base: str, offset: int) -> str:
+        dtype, size = type.dtype.numpy, type.dtype.itemsize
+        in_bytes = tuple(s * size for s in strides)
+        bound = scope.bind(dtype, f"dtype_{dtype.name}")
+        return f"{scope.bind(view, 'view')}({base}, {bound}, {type.static_shape}, {in_bytes}, {offset * size})"
+
+    def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
+        constant = np.full(type.static_shape, value, type.dtype.numpy)
+        return f"{scope.bind(constant, 'constant')}.copy()"
+
+    def copy(self, scope: Scope, variable: str) -> str:
+        return f"{variable}.copy()"
+
+    def copy_into(self, scope: Scope, target: str, source: str) -> str:
+        return f"{scope.bind(np.copyto, 'copyto')}({target}, {source})"
+
+    def contiguous(self, scope: Scope, variable: str) -> str:
+        return f"{scope.bind(_row_major, 'row_major')}({variable})"
+
+    def watch(self, array: Array) -> Watch | None:
+        return None
+
+    def to_bytes(self, array: Array) -> tuple[DType, tuple[int, ...], bytes]:
+        return dtype_of(array.dtype), array.shape, array.tobytes()
+
+    def from_numpy(self, array: Array, dtype: DType) -> Array:
+        return array
+
+
+def array_over(scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+    """An expression for a NumPy array at the start of a byte array."""
+    dtype, shape = type.dtype.numpy, type.static_shape
+    made = f"{scope.bind(np.ndarray, 'ndarray')}({shape}, {scope.bind(dtype, f'dtype_{dtype.name}')}, {block}"
+    if tuple(strides) == contiguous_strides(shape):
+        return f"{made})"
+    return f"{made}, 0, {tuple(s * dtype.itemsize for s in strides)})"
+
+
+def _prototype(type: TensorType, strides: Sequence[int]) -> Array | None:
+    """An array that ``empty_like`` makes owned arrays of these strides from; None where the memory has holes."""
+    shape, dtype = type.static_shape, type.dtype.numpy
+    order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+    dense = contiguous_strides([shape[axis] for axis in order])
+    if any(strides[axis] != step and shape[axis] != 1 for axis, step in zip(order, dense, strict=True)):
+        return None
+    in_bytes = tuple(s * dtype.itemsize for s in strides)
+    prototype: Array = np.ndarray(shape, dtype, np.empty(type.nbytes, np.uint8), 0, in_bytes)
+    return prototype if np.empty_like(prototype).strides == in_bytes else None
+
+
+def _allocate_strided(type: TensorType, strides: tuple[int, ...]) -> Array:
+    dtype = type.dtype.numpy
+    memory = np.empty(span(type, strides), dtype)
+    return np.ndarray(type.static_shape, dtype, memory, 0, tuple(s * dtype.itemsize for s in strides))
+
+
+def _row_major(value: Any) -> Array:
+    return np.asarray(value, order="C")
+
+
+ARRAYS = NumpyArrays()

@@ -1,0 +1,219 @@
+"""PyTorch tensors in generated code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusec.frontend.capture import Library
+from fusec.ir.types import DType, TensorType, dtype_of
+from fusec.runtime.arrays import Layout, Watch
+from fusec.runtime.code import Scope
+from fusec.runtime.numpy_arrays import array_over
+
+_SAMPLES = 32
+_FROM_NUMPY = frozenset({"f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool", "c64", "c128"})
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    found = getattr(torch, dtype.long_name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _find(module: str, name: str) -> Any:
+    """A function of PyTorch's own compiler runtime, None where this version has none."""
+    try:
+        return getattr(__import__(module, fromlist=[name]), name, None)
+    except ImportError:
+        return None
+
+
+_empty_strided_cpu = _find("torch._C._dynamo.guards", "_empty_strided_cpu")
+"""``torch.empty_strided`` with fixed options, 0.4 instead of 0.9 µs."""
+
+_TensorGuards = _find("torch._C._dynamo.guards", "TensorGuards")
+"""Checks class, dispatch keys, dtype, device, requires_grad, shape and strides of many tensors in 0.1 to 0.2 µs."""
+
+
+class TorchArrays:
+    """See :class:`fusec.runtime.arrays.Arrays`."""
+
+    library: Library = "torch"
+
+    def is_array(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def layout(self, array: torch.Tensor) -> Layout:
+        if type(array) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise TypeError(f"a tensor of class {type(array).__name__} may redefine what operators do")
+        if array.layout is not torch.strided:
+            raise TypeError(f"its layout is {array.layout}")
+        if array.is_quantized:
+            raise TypeError("it is quantized")
+        if array.is_neg() or array.is_conj():
+            raise TypeError("its negation or conjugation is still to be done; call resolve_neg() or resolve_conj()")
+        if array.data_ptr() % array.element_size():
+            raise TypeError("it is not aligned to its dtype")
+        device = array.device
+        kind = TensorType(dtype_of(array.dtype), tuple(array.shape), str(device))
+        flags = (type(array), array.requires_grad, array.is_inference(), _dispatch_keys(array))
+        return Layout(kind, array.stride(), flags)
+
+    def mode(self) -> Hashable:
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+
+    def needs_autograd(self, arrays: Sequence[torch.Tensor]) -> bool:
+        return torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+
+    def overlap(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+            a_start, a_stop = _extent(a)
+            b_start, b_stop = _extent(b)
+            return a_start < b_stop and b_start < a_stop
+        return a.numel() > 0 and b.numel() > 0
+
+    def check(self, scope: Scope, arrays: Sequence[torch.Tensor], variables: Sequence[str]) -> str:
+        graded = "is_grad_enabled()" if torch.is_grad_enabled() else "not is_grad_enabled()"
+        mode = graded.replace("is_grad_enabled", scope.bind(torch.is_grad_enabled, "is_grad_enabled"))
+        if not arrays:
+            return f"{mode} and {scope.bind(self.mode, 'mode')}() == {self.mode()!r}"
+        if _TensorGuards is None:
+            return f"{mode} and {scope.bind(_Check(self, arrays), 'check')}({', '.join(variables)})"
+        guards = _TensorGuards(
+            *arrays,
+            dynamic_dims_sizes=[list(array.shape) for array in arrays],
+            dynamic_dims_strides=[list(array.stride()) for array in arrays],
+        )
+        scope.bind(guards, "guards")
+        return f"{mode} and {scope.bind(guards.check, 'same_layout')}({', '.join(variables)})"
+
+    def address(self, scope: Scope, variable: str) -> str:
+        return f"{variable}.data_ptr()"
+
+    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[int]) -> str:
+        shape = type.static_shape
+        dtype = scope.bind(torch_dtype(type.dtype), type.dtype.long_name)
+        if _empty_strided_cpu is not None and type.device == "cpu":
+            return f"{scope.bind(_empty_strided_cpu, 'empty_strided')}({shape}, {tuple(strides)}, {dtype})"
+        empty = scope.bind(torch.empty_strided, "empty_strided")
+        return f"{empty}({shape}, {tuple(strides)}, dtype={dtype}, device={type.device!r})"
+
+    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+        if type.dtype.name in _FROM_NUMPY:
+            return f"{scope.bind(torch.from_numpy, 'from_numpy')}({array_over(scope, type, strides, block)})"
+        dtype = scope.bind(torch_dtype(type.dtype), type.dtype.long_name)
+        make = scope.bind(_tensor_over, "tensor_over")
+        return f"{make}({block}[:{type.nbytes}], {dtype}, {type.static_shape}, {tuple(strides)})"
+
+    def view(self, scope: Scope, type: TensorType, strides: Sequence[int], base: str, offset: int) -> str:
+        made = f"{scope.bind(torch.as_strided, 'as_strided')}({base}, {type.static_shape}, {tuple(strides)}"
+        return f"{made}, {base}.storage_offset() + {offset})" if offset else f"{made})"
+
+    def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
+        constant = torch.full(type.static_shape, value, dtype=torch_dtype(type.dtype), device=type.device)
+        return f"{scope.bind(constant, 'constant')}.clone()"
+
+    def copy(self, scope: Scope, variable: str) -> str:
+        return f"{variable}.clone()"
+
+    def copy_into(self, scope: Scope, target: str, source: str) -> str:
+        return f"{target}.copy_({source})"
+
+    def contiguous(self, scope: Scope, variable: str) -> str:
+        return f"{variable}.contiguous()"
+
+    def watch(self, array: torch.Tensor) -> Watch | None:
+        return None if array.is_inference() else _Watch(array)
+
+    def to_bytes(self, array: torch.Tensor) -> tuple[DType, tuple[int, ...], bytes]:
+        dtype = dtype_of(array.dtype)
+        plain = array.detach().cpu().contiguous()
+        raw = plain.view(torch.int16).numpy() if dtype.name not in _FROM_NUMPY and dtype.bits == 16 else plain.numpy()
+        return dtype, tuple(array.shape), raw.tobytes()
+
+    def from_numpy(self, array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
+        if dtype.name in _FROM_NUMPY:
+            return torch.from_numpy(array)
+        return torch.from_numpy(array.view(f"i{dtype.itemsize}")).view(torch_dtype(dtype))
+
+
+class _Watch:
+    """A tensor's address, version counter and a few of its elements.
+
+    Writes through ``.data``, ``.numpy()`` or DLPack pass the version counter by. An update of most elements, as an
+    optimizer or an average of weights makes, shows in the elements looked at; a write to a few elements may not.
+    """
+
+    __slots__ = ("_address", "_samples", "_seen", "_version", "key")
+
+    def __init__(self, array: torch.Tensor) -> None:
+        self._address = array.data_ptr()
+        self.key = (self._address, array.dtype, tuple(array.shape), array.stride())
+        self._version = array._version
+        self._samples = _samples(array)
+        self._seen = self._samples.tobytes()
+
+    def same(self, array: torch.Tensor) -> bool:
+        # The samples hold the storage, so that no other tensor can have come to lie at its address.
+        return (
+            array.data_ptr() == self._address
+            and array._version == self._version
+            and self._samples.tobytes() == self._seen
+        )
+
+
+def _samples(array: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A view of elements spread evenly over a tensor's memory."""
+    start, stop = _extent(array)
+    count = (stop - start) // array.element_size()
+    step = max(1, count // _SAMPLES) | 1  # odd, so that it does not stay in one column
+    spread = array.detach().as_strided((-(-count // step),), (step,))
+    if dtype_of(array.dtype).name not in _FROM_NUMPY:
+        spread = spread.view(getattr(torch, f"int{8 * array.element_size()}"))
+    found: np.ndarray[Any, Any] = spread.numpy()
+    return found
+
+
+class _Check:
+    """The test of layouts in Python, for a PyTorch without its compiler's guards."""
+
+    def __init__(self, arrays: TorchArrays, examples: Sequence[torch.Tensor]) -> None:
+        self._layout = arrays.layout
+        self._mode = arrays.mode
+        self._known = [arrays.layout(example) for example in examples]
+        self._known_mode = arrays.mode()
+
+    def __call__(self, *found: object) -> bool:
+        if self._mode() != self._known_mode:
+            return False
+        try:
+            return all(isinstance(a, torch.Tensor) and self._layout(a) == k for a, k in zip(found, self._known))
+        except TypeError:
+            return False
+
+
+def _dispatch_keys(array: torch.Tensor) -> str:
+    """Which of PyTorch's layers see a call on this tensor: vmap, grad, a mode, ..."""
+    return str(torch._C._dispatch_keys(array))  # type: ignore[attr-defined]
+
+
+def _extent(array: torch.Tensor) -> tuple[int, int]:
+    """First byte address of a tensor's elements, and one past the last."""
+    start = array.data_ptr()
+    if array.numel() == 0:
+        return start, start
+    last = sum((n - 1) * s for n, s in zip(array.shape, array.stride()))
+    return start, start + (last + 1) * array.element_size()
+
+
+def _tensor_over(
+    block: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(torch.from_numpy(block).untyped_storage(), 0, shape, strides)
+
+
+ARRAYS = TorchArrays()
