@@ -32,7 +32,9 @@ from fusec.ir.index import (
     minimum,
     mul,
     sub,
+    substitute,
     symbol,
+    symbols_of,
 )
 from fusec.ir.types import DType, bool_, i64
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
@@ -45,6 +47,16 @@ Leaf = Callable[[Subscripts], ScalarExpr]
 def fresh_index(prefix: str, shape: tuple[int, ...]) -> tuple[Symbol, ...]:
     """One symbol an axis, each with exactly the range of its axis."""
     return tuple(symbol(f"{prefix}{k}", 0, max(n - 1, 0)) for k, n in enumerate(shape))
+
+
+def settled(index: Subscripts) -> Subscripts:
+    """The index with every symbol that can take one value only replaced by that value."""
+    return tuple(_settle(i) if isinstance(i, int | Expr) else i for i in index)
+
+
+def _settle(i: Index) -> Index:
+    fixed: dict[Symbol, Index] = {s: s.lo for s in symbols_of(i) if s.lo is not None and s.lo == s.hi}
+    return substitute(i, fixed) if fixed else i
 
 
 def pure(index: Subscripts) -> tuple[Index, ...]:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fusec.passes.canonicalize.arithmetic import ARITHMETIC_RULES
 from fusec.passes.canonicalize.attention import ATTENTION_RULES
 from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
+from fusec.passes.canonicalize.einsum import EINSUM_RULES
+from fusec.passes.canonicalize.strides import STRIDE_RULES
+from fusec.passes.canonicalize.views import VIEW_RULES
+from fusec.passes.canonicalize.windows import WINDOW_RULES
 from fusec.passes.rewrite import Rule, rewrite
 
 from fusec.ir.graph import Graph
 from fusec.runtime.program import Declined
 
-RULES: tuple[Rule, ...] = (*COMPOSITE_RULES, *CONTRACTION_RULES, *ATTENTION_RULES)
+RULES: tuple[Rule, ...] = (
+    *COMPOSITE_RULES,
+    *EINSUM_RULES,
+    *ATTENTION_RULES,
+    *STRIDE_RULES,
+    *VIEW_RULES,
+    *CONTRACTION_RULES,
+    *WINDOW_RULES,
+    *ARITHMETIC_RULES,
+)
 
 
 def canonicalize(graph: Graph, *, log: Callable[[Declined], None] | None = None) -> Graph:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from math import frexp, inf, isfinite
 
 import numpy as np
+from fusec.passes.fold import filled, known, to_scalar
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 from fusec.ir.attributes import ConstantAttributes, Scalar
 from fusec.ir.graph import Value
-from fusec.ir.types import DType, bool_
-from fusec.passes.fold import filled, known, to_scalar
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
+from fusec.ir.types import bool_
 
 _NEUTRAL: dict[str, tuple[str, ...]] = {
     "mul": ("1", "1.0"),
@@ -38,11 +38,182 @@ def neutral_operand(r: Rewriter) -> Outcome:
     pairs = ((x, y), (y, x)) if r.op.name in _COMMUTES else ((x, y),)
     for value, other in pairs:
         number = known(r, other)
-        if number is None or isinstance(number, bool) or repr(number) not in _NEUTRAL[r.op.name]:
+        if number is None or isinstance(number, bool):
             continue
-        if value.type.dtype.is_float and r.op.name == "add" and repr(number) == "0":
-            return Reject(f"{value} + 0 turns -0.0 into 0.0")
-        if value.type.shape != r.op.result.type.shape:
-            return None
-        return value
+        if r.op.name == "add" and value.type.dtype.kind in ("float", "complex") and repr(number) != "-0.0":
+            if number == 0:
+                return Reject(f"{value} + 0.0 is not {value} where that is -0.0")
+            continue
+        if repr(number) in _NEUTRAL[r.op.name]:
+            return value if value.type.shape == r.op.result.type.shape else None
     return None
+
+
+@rule("neg", "logical_not", "bitwise_not")
+def twice_undone(r: Rewriter) -> Outcome:
+    """neg(neg(x)) ⇒ x, and so for logical_not and bitwise_not"""
+    inner = r.producer(r.operands[0], r.op.name)
+    return None if inner is None else inner.operands[0]
+
+
+@rule("div")
+def div_by_power_of_two(r: Rewriter) -> Outcome:
+    """div(x, 2^k) ⇒ mul(x, 2^-k), where that is a normal number: both round the same exact value"""
+    x, y = r.operands
+    number = known(r, y)
+    if number is None or isinstance(number, complex) or not isfinite(number):
+        return None
+    if abs(frexp(number)[0]) != 0.5:
+        return None
+    if abs(number) > _SMALLEST_INVERSE.get(y.type.dtype.name, 0.0) or abs(1 / number) == inf:
+        return Reject(f"1/{number} is not a normal number of {y.type.dtype}")
+    return r.emit("mul", x, filled(r, 1 / number, y.type))
+
+
+_SMALLEST_INVERSE = {"f16": 2.0**14, "bf16": 2.0**126, "f32": 2.0**126, "f64": 2.0**1022}
+"""The largest power of two whose inverse is a normal number."""
+
+
+@rule("pow")
+def pow_by_constant(r: Rewriter) -> Outcome:
+    """pow(x, 2) ⇒ x·x;  pow(x, 3) ⇒ x·x·x;  pow(x, -1) ⇒ 1/x;  pow(x, -2) ⇒ 1/(x·x);  pow(x, ½) ⇒ √x
+
+    As PyTorch does. The root is taken where pow and sqrt differ, too: pow(-0.0, ½) is 0.0, pow(-inf, ½) is inf.
+    """
+    x, y = r.operands
+    number = known(r, y)
+    if number is None or x.type.shape != r.op.result.type.shape or x.type.dtype.kind == "complex":
+        return None
+    if number == 2:
+        return r.emit("mul", x, x)
+    if number == 3:
+        return r.emit("mul", r.emit("mul", x, x, hint="square"), x)
+    if not x.type.dtype.is_float:
+        return None
+    one = r.constant(1.0, x)
+    match number:
+        case -1:
+            return r.emit("div", one, x)
+        case -2:
+            return r.emit("div", one, r.emit("mul", x, x, hint="square"))
+        case 0.5:
+            return _root(r, x)
+        case -0.5:
+            return r.emit("div", one, _root(r, x))
+    return Reject(f"pow({x}, {number}) has no spelling that is as exact and cheaper")
+
+
+def _root(r: Rewriter, x: Value) -> Value:
+    root = r.emit("sqrt", r.emit("add", x, r.constant(0.0, x), hint="unsigned"))
+    below = r.emit("eq", x, r.constant(-inf, x), hint="below")
+    return r.emit("select", below, r.constant(inf, x), root)
+
+
+_INVERSE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+
+
+@rule("logical_not")
+def not_of_comparison(r: Rewriter) -> Outcome:
+    """logical_not(lt(i, j)) ⇒ ge(i, j) on integers;  logical_not(eq(x, y)) ⇒ ne(x, y)"""
+    made = r.producer(r.operands[0], *_INVERSE)
+    if made is None:
+        return None
+    ordered = made.name not in ("eq", "ne")
+    if ordered and not made.operands[0].type.dtype.is_integer:
+        return Reject(f"not {made.name} of {made.operands[0]} holds for NaN, and {_INVERSE[made.name]} does not")
+    return r.emit(_INVERSE[made.name], *made.operands)
+
+
+@rule("select")
+def select_of_not(r: Rewriter) -> Outcome:
+    """select(logical_not(c), a, b) ⇒ select(c, b, a)"""
+    condition, a, b = r.operands
+    made = r.producer(condition, "logical_not")
+    return None if made is None else r.emit("select", made.operands[0], b, a)
+
+
+@rule("select")
+def select_is_condition(r: Rewriter) -> Outcome:
+    """select(c, true, false) ⇒ c;  select(c, false, true) ⇒ logical_not(c)"""
+    condition, a, b = r.operands
+    if a.type.dtype != bool_:
+        return None
+    return _condition(r, condition, known(r, a), known(r, b))
+
+
+def _condition(r: Rewriter, condition: Value, where_true: Scalar | None, where_false: Scalar | None) -> Outcome:
+    """``select(condition, where_true, where_false)`` of two bools, without the select."""
+    shape = r.op.result.type.shape
+    match where_true, where_false:
+        case True, False:
+            return r.broadcast(condition, shape)
+        case False, True:
+            return r.broadcast(r.emit("logical_not", condition), shape)
+        case bool(), bool():
+            return filled(r, where_true, r.op.result.type)
+    return None
+
+
+_MASK_READERS = ("cast", "neg", "logical_not", "sub", "mul", "add", "eq", "ne", "lt", "le", "gt", "ge")
+
+
+@rule(*_MASK_READERS)
+def function_of_mask(r: Rewriter) -> Outcome:
+    """f(select(c, k1, k2), k3) ⇒ select(c, f(k1, k3), f(k2, k3)), and c itself where that is true and false
+
+    Constants k; a bool cast to a number is ``select(c, 1, 0)``. So ``tril(ones) == 0`` is one comparison of indices.
+    """
+    found = [_two_valued(r, v) for v in r.operands]
+    masks = [k for k, mask in enumerate(found) if mask is not None]
+    if len(masks) != 1 or (r.op.name in ("cast", "logical_not") and r.operands[0].type.dtype == bool_):
+        return None
+    mask = found[masks[0]]
+    assert mask is not None
+    condition, choices = mask
+    numbers = [known(r, v) for v in r.operands]
+    if any(number is None for k, number in enumerate(numbers) if k != masks[0]):
+        return None
+    values: list[Scalar] = []
+    for choice in choices:
+        numbers[masks[0]] = choice
+        values.append(_evaluate(r, numbers))
+    result = r.op.result.type
+    if result.dtype == bool_:
+        return _condition(r, condition, values[0], values[1])
+    if r.producer(r.operands[masks[0]], "select") is None:
+        return None
+    picked = [r.constant_of(ConstantAttributes(v, result.dtype, result.device)) for v in values]
+    return r.broadcast(r.emit("select", condition, *picked), result.shape)
+
+
+def _two_valued(r: Rewriter, value: Value) -> tuple[Value, tuple[Scalar, Scalar]] | None:
+    """A value that is one constant where a condition holds, and another elsewhere."""
+    if value.type.dtype == bool_:
+        return (value, (True, False)) if known(r, value) is None else None
+    made = r.producer(value, "select", "cast")
+    if made is None or (made.name == "cast" and made.operands[0].type.dtype != bool_):
+        return None
+    if made.name == "cast":
+        integer = value.type.dtype.is_integer
+        return made.operands[0], (1, 0) if integer else (1.0, 0.0)
+    a, b = known(r, made.operands[1]), known(r, made.operands[2])
+    return None if a is None or b is None else (made.operands[0], (a, b))
+
+
+def _evaluate(r: Rewriter, numbers: list[Scalar | None]) -> Scalar:
+    with np.errstate(all="ignore"):
+        arrays = [np.array(n).astype(v.type.dtype.numpy) for n, v in zip(numbers, r.operands)]
+    (array,) = r.op.definition.reference(arrays, r.op.attributes)
+    return to_scalar(array, r.op.result.type.dtype)
+
+
+ARITHMETIC_RULES: tuple[Rule, ...] = (
+    neutral_operand,
+    twice_undone,
+    div_by_power_of_two,
+    pow_by_constant,
+    not_of_comparison,
+    select_of_not,
+    select_is_condition,
+    function_of_mask,
+)

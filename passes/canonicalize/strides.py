@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
+
 from fusec.ir.attributes import SliceAttributes, StridedAttributes, WindowsAttributes
 from fusec.ir.graph import Value
 from fusec.ir.types import contiguous_strides
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 Shape = tuple[int, ...]
 
@@ -38,9 +39,9 @@ def strided_is_views(r: Rewriter) -> Outcome:
     (x,) = r.operands
     if 0 in attributes.shape:
         return None
-    if attributes.offset == 0 and attributes.strides == contiguous_strides(attributes.shape):
-        if prod(attributes.shape) == x.type.size:
-            return r.reshape(x, attributes.shape)
+    whole = prod(attributes.shape) == x.type.size and attributes.offset == 0
+    if whole and attributes.strides == contiguous_strides(attributes.shape):
+        return r.reshape(x, attributes.shape)
     for shape in _merged_shapes(x.type.static_shape):
         axes = _walks(shape, attributes)
         if axes is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
+
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     ConcatAttributes,
@@ -17,7 +19,6 @@ from fusec.ir.index import add, mul
 from fusec.ir.ops import OPS
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import Dim, DType
-from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
 _BROADCASTING = tuple(name for name, op in OPS.items() if op.kind == "elementwise" and op.arity[0] > 1)
 
@@ -76,26 +77,21 @@ def slice_of_slice(r: Rewriter) -> Outcome:
         return None
     assert isinstance(inner.attributes, SliceAttributes)
     assert isinstance(r.op.attributes, SliceAttributes)
-    starts: list[Dim] = []
-    stops: list[Dim] = []
-    steps: list[int] = []
+    triples: list[tuple[Dim, Dim, int]] = []
     a, b = inner.attributes, r.op.attributes
     for axis, count in enumerate(r.op.result.type.shape):
-        if not isinstance(count, int) and (b.steps[axis] != 1 or a.steps[axis] != 1):
-            return None
         step = a.steps[axis] * b.steps[axis]
         start = add(a.starts[axis], mul(b.starts[axis], a.steps[axis]))
-        if count == 0:
-            start, stop, step = 0, 0, 1
-        elif isinstance(count, int):
-            stop = add(start, (count - 1) * step + (1 if step > 0 else -1))
+        if not isinstance(count, int):
+            if step != 1:
+                return Reject(f"{r.op.result} steps {step} along axis {axis} of extent {count}")
+            triples.append((start, add(start, count), 1))
+        elif count == 0:
+            triples.append((0, 0, 1))
         else:
-            stop = add(start, count)
-        starts.append(start)
-        stops.append(stop)
-        steps.append(step)
-    source = inner.operands[0]
-    return r.emit("slice", source, attributes=SliceAttributes(tuple(starts), tuple(stops), tuple(steps)))
+            triples.append((start, add(start, (count - 1) * step + (1 if step > 0 else -1)), step))
+    starts, stops, steps = zip(*triples)
+    return r.emit("slice", inner.operands[0], attributes=SliceAttributes(starts, stops, steps))
 
 
 @rule("slice")

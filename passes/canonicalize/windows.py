@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.attributes import DotAttributes, SliceAttributes, WindowsAttributes
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
+
+from fusec.ir.attributes import DotAttributes, PermuteAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.ops.contract import free_axes
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 COPY_COST = 16
 """Multiply-adds that writing and reading back one element of the small product is taken to cost: on a CPU with
@@ -93,23 +94,33 @@ def dot_of_windows(r: Rewriter) -> Outcome:
     """
     nearest: Reject | None = None
     for side in (0, 1):
-        made = r.producer(r.operands[side], "windows")
+        view = r.producer(r.operands[side], "permute")
+        made = r.producer(view.operands[0] if view else r.operands[side], "windows")
         if made is None:
             continue
-        found = _product_of_windows(r, made, side)
+        rank = made.result.type.rank
+        found = _product_of_windows(r, made, side, _permutation(view, rank))
         if isinstance(found, Value):
             return found
         nearest = found
     return nearest
 
 
-def _product_of_windows(r: Rewriter, made: Op, side: int) -> Value | Reject:
+def _permutation(view: Op | None, rank: int) -> tuple[int, ...]:
+    if view is None:
+        return tuple(range(rank))
+    assert isinstance(view.attributes, PermuteAttributes)
+    return view.attributes.permutation
+
+
+def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]) -> Value | Reject:
+    """The rewritten dot, where operand ``side`` is ``permute(made, names)``."""
     attributes = r.op.attributes
     assert isinstance(attributes, DotAttributes)
     windows = _windows(made)
     (source,) = made.operands
-    batch = (attributes.lhs_batch, attributes.rhs_batch)[side]
-    contract = (attributes.lhs_contract, attributes.rhs_contract)[side]
+    batch = tuple(names[k] for k in (attributes.lhs_batch, attributes.rhs_batch)[side])
+    contract = tuple(names[k] for k in (attributes.lhs_contract, attributes.rhs_contract)[side])
     for axis, what in ((windows.axis, "the windows' number"), (source.type.rank, "the place in the window")):
         if axis in contract:
             return Reject(f"{what}, axis {axis} of {made.result}, is summed over")
@@ -119,20 +130,21 @@ def _product_of_windows(r: Rewriter, made: Op, side: int) -> Value | Reject:
     if loss is not None:
         return loss
     other = r.operands[1 - side]
-    operands = (other, source) if side == 1 else (source, other)
-    product = r.emit("dot", *operands, attributes=attributes)
+    if side == 0:
+        renamed = replace(attributes, lhs_batch=batch, lhs_contract=contract)
+        product = r.emit("dot", source, other, attributes=renamed)
+    else:
+        renamed = replace(attributes, rhs_batch=batch, rhs_contract=contract)
+        product = r.emit("dot", other, source, attributes=renamed)
     free = free_axes(source.type.rank, batch, contract)
-    first = len(batch)
-    if side == 1:
-        first += len(free_axes(other.type.rank, attributes.lhs_batch, attributes.lhs_contract))
-    number = first + free.index(windows.axis)
-    view = r.emit("windows", product, attributes=replace(windows, axis=number))
-    if side == 1:
-        return view
-    # On the left the place in the window is the last of the left's free axes, not the last of all.
-    last = view.type.rank - 1
-    place = first + len(free)
-    return r.permute(view, [*range(place), last, *range(place, last)])
+    others = product.type.rank - len(batch) - len(free)
+    first = len(batch) + (others if side == 1 else 0)
+    view = r.emit("windows", product, attributes=replace(windows, axis=first + free.index(windows.axis)))
+    # Where each axis of the windows lies among the view's: the place in the window is always the last.
+    place = {axis: first + n for n, axis in enumerate(free)} | {source.type.rank: view.type.rank - 1}
+    wanted = [place[k] for k in names if k in place]
+    rest = range(len(batch), len(batch) + others) if side == 1 else range(first + len(free), view.type.rank - 1)
+    return r.permute(view, [*range(len(batch)), *([*rest, *wanted] if side == 1 else [*wanted, *rest])])
 
 
 def _loss(r: Rewriter, made: Op, contract: tuple[int, ...]) -> Reject | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import networkx as nx
-from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index
+from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index, settled
 
 from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
@@ -37,7 +37,7 @@ class Group:
     anchors: list[Op] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.identity: Position = fresh_index("d", self.domain)
+        self.identity: Position = pure(settled(fresh_index("d", self.domain)))
 
 
 class Partition:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fusec.passes.fuse.partition import Group, Position
-from fusec.passes.inline import Inliner, Leaf, Subscripts
+from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, FusedAttributes
@@ -123,7 +123,7 @@ def expect_index(value: Value, wanted: tuple[Index, ...], element: ScalarExpr) -
     """A leaf that is ``element``, and only at the index that the domain point has."""
 
     def leaf(index: Subscripts) -> ScalarExpr:
-        if tuple(index) != wanted:
+        if settled(index) != settled(wanted):
             raise LoweringError(f"{value} is read at {index} where its kernel has it at {wanted}")
         return element
 
