@@ -50,18 +50,45 @@ def fuse_attention(partition: Partition, log: Log) -> None:
 
 
 def fuse_gemms(partition: Partition, log: Log) -> None:
-    """A dot with what follows it at the same points, and cheap maps that only it reads."""
+    """Products with what follows them at the same points, and cheap maps that only they read.
+
+    Products of one left operand with right operands of one shape (queries, keys and values; gate and up) are one
+    kernel: the left rows are packed once, and an epilogue may combine the results.
+    """
     for op in partition.graph.ops:
         if op.name != "dot" or op in partition.owner:
             continue
         group = Group("gemm", op.result.type.static_shape)
         seed(partition, group, op)
+        for sibling in _siblings(partition, op):
+            if not partition.would_cycle(group.ops, sibling):
+                seed(partition, group, sibling)
         grow_consumers(partition, group, log)
         assert isinstance(op.attributes, DotAttributes)
         if not op.attributes.lhs_batch:
-            grow_producers(partition, group, _dense, list(op.operands))
-        outside = [v for inner in group.ops if inner is not op for v in inner.operands]
+            grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
+        outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         grow_producers(partition, group, lambda p, n=op.result.type.size: p.result.type.size >= n, outside)
+
+
+def _siblings(partition: Partition, op: Op) -> list[Op]:
+    """Later unowned dots with the same left operand, contraction and result shape, none with batch axes."""
+    assert isinstance(op.attributes, DotAttributes)
+    if op.attributes.lhs_batch:
+        return []
+    return [
+        other
+        for other in partition.uses[op.operands[0]]
+        if other.name == "dot"
+        and other is not op
+        and other not in partition.owner
+        and other.operands[0] is op.operands[0]
+        and other.operands[1] is not op.operands[0]
+        and isinstance(other.attributes, DotAttributes)
+        and other.attributes.lhs_contract == op.attributes.lhs_contract
+        and not other.attributes.lhs_batch
+        and other.result.type == op.result.type
+    ]
 
 
 def _dense(op: Op) -> bool:

@@ -180,8 +180,15 @@ def op_flops(op: Op) -> int:
 
 
 def group_bytes(body: Graph) -> int:
-    """The least that a group must move: each input read once, each output written once."""
-    return sum(v.type.nbytes for v in (*body.inputs, *body.outputs))
+    """The least that a group must move: inputs read once (of a gathered table, what is picked), outputs written once."""
+    moved = sum(v.type.nbytes for v in body.outputs)
+    for value in body.inputs:
+        users = [op for op in body.ops if value in op.operands]
+        if users and all(op.name == "gather" and op.operands[0] is value for op in users):
+            moved += min(value.type.nbytes, sum(op.result.type.nbytes for op in users))
+        else:
+            moved += value.type.nbytes
+    return moved
 
 
 def is_linear(load: Load, symbols: Iterable[Symbol]) -> bool:

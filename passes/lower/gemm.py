@@ -96,7 +96,8 @@ class _Gemm:
     def __init__(self, frame: Frame, schedule: GemmSchedule) -> None:
         self.frame = frame
         self.schedule = schedule
-        (self.op,) = frame.anchors("dot")
+        self.ops = frame.anchors("dot")
+        self.op = self.ops[0]
         self.axes = contraction(self.op)
         self.dtype = accumulator_dtype(self.op)
         axes = self.axes
@@ -124,32 +125,29 @@ class _Gemm:
     def lower(self) -> LoweredGroup:
         axes, s = self.axes, self.schedule
         left, left_code = self._left()
-        right, right_code = self._right()
-        body: list[Statement] = []
+        rights = [self._right(op) for op in self.ops]
+        right_code = [code for _, codes in rights for code in codes]
         tiles = -(-s.block_n // s.tile_n)
         column0 = add(mul(self.no, s.block_n), mul(self.n0, s.tile_n))
         last = minimum(tiles, _ceil(sub(axes.n, mul(self.no, s.block_n)), s.tile_n))
-        width = s.tile_n if not self.split else tiles * s.tile_n
-        acc = Buffer(self.frame.unique("acc"), self.dtype, (s.tile_m, width), (width, 1), "tile")
-        acc_column: Index = self.ni if not self.split else add(mul(self.n0, s.tile_n), self.ni)
-        acc_load = Load(acc, (self.mi, acc_column))
+        accumulators = [self._accumulator(op, tiles) for op in self.ops]
         m = Iter(self.mi, s.tile_m, self.row_limit)
         n = Iter(self.ni, s.tile_n)
         k = Iter(self.ki, min(s.tile_k, axes.k), self.inner_limit)
-        dot = Dot(m, n, k, acc_load, left, right, not self.split, s.registers)
-        stores = self._stores(acc_load, column0)
+        dots = [
+            Dot(m, n, k, acc, left, right, not self.split, s.registers)
+            for acc, (right, _) in zip(accumulators, rights, strict=True)
+        ]
+        allocs = [Alloc(acc.buffer) for acc in accumulators]
+        stores = self._stores(accumulators, column0)
         if not self.split:
-            body = [*left_code, *right_code, Loop(self.n0, 0, last, 1, (Alloc(acc), dot, *stores))]
+            tile: tuple[Statement, ...] = (*allocs, *dots, *stores)
+            body: list[Statement] = [*left_code, *right_code, Loop(self.n0, 0, last, 1, tile)]
         else:
-            zero = Map(
-                (m, Iter(symbol("z", 0, width - 1), width)),
-                acc,
-                (self.mi, symbol("z", 0, width - 1)),
-                Const(0.0 if self.dtype.is_float else 0, self.dtype),
-            )
             steps = -(-axes.k // s.tile_k)
-            multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, last, 1, (dot,))))
-            body = [Alloc(acc), zero, multiply, Loop(self.n0, 0, last, 1, tuple(stores))]
+            multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, last, 1, tuple(dots))))
+            zeros = [self._zero(acc.buffer, m) for acc in accumulators]
+            body = [*allocs, *zeros, multiply, Loop(self.n0, 0, last, 1, tuple(stores))]
         grid = Grid(
             (
                 Iter(self.b, axes.batches),
@@ -160,22 +158,36 @@ class _Gemm:
         )
         return self.frame.finish("gemm", (grid,), s.describe())
 
+    def _accumulator(self, op: Op, tiles: int) -> Load:
+        """The accumulator of one product: a tile of columns, or the task's whole block where K is split."""
+        s = self.schedule
+        width = tiles * s.tile_n if self.split else s.tile_n
+        name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
+        buffer = Buffer(self.frame.unique(name), self.dtype, (s.tile_m, width), (width, 1), "tile")
+        column: Index = add(mul(self.n0, s.tile_n), self.ni) if self.split else self.ni
+        return Load(buffer, (self.mi, column))
+
+    def _zero(self, acc: Buffer, rows: Iter) -> Map:
+        column = symbol("z", 0, acc.shape[1] - 1)
+        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
+        return Map((rows, Iter(column, acc.shape[1])), acc, (self.mi, column), zero)
+
     def _batch(self) -> tuple[Index, ...]:
         return delinearize(self.b, self.axes.batch) if self.axes.batch else ()
 
-    def _element(self, side: int) -> ScalarExpr:
+    def _element(self, op: Op, side: int) -> ScalarExpr:
         """The operand's element at the tight symbols, in the accumulator's dtype."""
         axes = self.axes
         free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
         free = delinearize(free_symbol, free_shape) if free_shape else ()
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        index = operand_index(self.op, side, self._batch(), free, inner)
-        element = self.frame.inliner.at(self.op.operands[side], index)
+        index = operand_index(op, side, self._batch(), free, inner)
+        element = self.frame.inliner.at(op.operands[side], index)
         return element if element.dtype == self.dtype else Apply("cast", (element,), self.dtype)
 
     def _left(self) -> tuple[Load, list[Statement]]:
         s = self.schedule
-        element = reindex(self._element(0), self.shift)
+        element = reindex(self._element(self.op, 0), self.shift)
         direct = isinstance(element, Load) and all(address_step(element, x) is not None for x in (self.mi, self.ki))
         if direct and not s.pack_left:
             assert isinstance(element, Load)
@@ -185,10 +197,10 @@ class _Gemm:
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ki, depth, self.inner_limit))
         return Load(rows, (self.mi, self.ki)), [Alloc(rows), Map(domain, rows, (self.mi, self.ki), element)]
 
-    def _right(self) -> tuple[Load, list[Statement]]:
-        element = self._element(1)
+    def _right(self, op: Op) -> tuple[Load, list[Statement]]:
+        element = self._element(op, 1)
         if not self.axes.batch:
-            return self._packed_right(element), []
+            return self._packed_right(op, element), []
         shifted = reindex(element, self.shift)
         direct = (
             isinstance(shifted, Load)
@@ -222,14 +234,14 @@ class _Gemm:
         load = Load(tile, (floordiv(local, width), self.ki, mod(local, width)))
         return load, [Alloc(tile), Loop(p, 0, panels, 1, (copy,))]
 
-    def _packed_right(self, element: ScalarExpr) -> Load:
+    def _packed_right(self, op: Op, element: ScalarExpr) -> Load:
         """The right operand in panels of ``registers.columns`` columns, made by a kernel of its own."""
         width = self.schedule.registers.columns
         depth, n = self.axes.k, self.axes.n
         panels = -(-n // width)
         shape = (panels, depth, width)
         packed = Buffer(
-            self.frame.unique(f"{self.op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
+            self.frame.unique(f"{op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
         )
         p, c = symbol("p", 0, max(panels - 1, 0)), symbol("c", 0, width - 1)
         limit = None if n % width == 0 else sub(n, mul(p, width))
@@ -237,7 +249,7 @@ class _Gemm:
         store = Store((Iter(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
         read = list(dict.fromkeys(x.buffer for x in loads(value)))
         kernel = Kernel(
-            f"{self.frame.name}_pack",
+            f"{self.frame.name}_pack{len(self.frame.packs)}",
             "pack",
             (*read, packed),
             1,
@@ -251,7 +263,7 @@ class _Gemm:
         column = self.shift[self.j]
         return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
 
-    def _stores(self, acc: Load, column0: Index) -> list[Statement]:
+    def _stores(self, accumulators: list[Load], column0: Index) -> list[Statement]:
         axes, s = self.axes, self.schedule
         point = (
             *self._batch(),
@@ -259,9 +271,10 @@ class _Gemm:
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
         group = Group("gemm", self.op.result.type.static_shape)
-        group.position[self.op.result] = group.identity
+        for op in self.ops:
+            group.position[op.result] = group.identity
         positions_of(self.frame.body, group)
-        placeholder = _Placeholder(self.frame, self.op.result, point, self.dtype)
+        placeholders = [_Placeholder(self.frame, op.result, point, self.dtype) for op in self.ops]
         limit = _limit(axes.n, s.tile_n, column0)
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, s.tile_n, limit))
         stores: list[Statement] = []
@@ -269,7 +282,9 @@ class _Gemm:
             if value not in group.position:
                 raise LoweringError(f"{value} does not lie over the product's result")
             at = place(group.position[value], group, point)
-            element = placeholder.fill(self.frame.inliner.at(value, at), self.shift, acc)
+            element = reindex(self.frame.inliner.at(value, at), self.shift)
+            for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
+                element = placeholder.fill(element, accumulator)
             index = tuple(substitute(x, self.shift) for x in at)
             stores.append(Store(domain, self.frame.buffers[value], index, element))
         return stores
@@ -283,10 +298,9 @@ class _Placeholder:
         leaf: Leaf = expect_index(value, point, Load(self.buffer, ()))
         frame.inliner.add_leaf(value, leaf)
 
-    def fill(self, element: ScalarExpr, shift: dict[Symbol, Index], accumulator: ScalarExpr) -> ScalarExpr:
-        """The epilogue with symbols shifted and the placeholder replaced."""
-        shifted = reindex(element, shift)
-        return rewrite(shifted, lambda e: accumulator if isinstance(e, Load) and e.buffer is self.buffer else None)
+    def fill(self, element: ScalarExpr, accumulator: ScalarExpr) -> ScalarExpr:
+        """The epilogue, its symbols already shifted, with the placeholder replaced."""
+        return rewrite(element, lambda e: accumulator if isinstance(e, Load) and e.buffer is self.buffer else None)
 
 
 def _limit(extent: int, tile: int, start: Index) -> Index | None:

@@ -42,7 +42,7 @@ class Selector:
         kind = frame.op.attributes.kind
         body = frame.body
         if kind == "gemm":
-            (op,) = frame.anchors("dot")
+            op = frame.anchors("dot")[0]
             dtype = accumulator_dtype(op)
             if dtype.name not in ("f32", "f64", "i32"):
                 raise LoweringError(f"no matrix product of {dtype} on this target")
