@@ -13,6 +13,7 @@ from fusec.ir.verify import verify
 from fusec.passes.canonicalize import canonicalize
 from fusec.passes.cse import cse
 from fusec.passes.dce import dce
+from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
 from fusec.passes.lower.program import assemble
@@ -25,8 +26,10 @@ from fusec.tile.print import print_kernel
 
 T = TypeVar("T")
 
-PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "outputs", "fuse")
-"""The graph passes in order; ``disable`` takes these names. ``outputs`` can't be left out."""
+PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "empty", "outputs", "fuse")
+"""The graph passes in order; ``disable`` takes these names. ``empty`` and ``outputs`` can't be left out."""
+
+_NEEDED = frozenset({"empty", "outputs"})
 
 
 def lower(
@@ -44,8 +47,8 @@ def lower(
     ``check`` verifies the IR after every pass and raises VerifyError naming the pass.
     """
     unknown = disable - set(PASS_NAMES)
-    if unknown or "outputs" in disable:
-        raise FusecError(f"can't disable {sorted(unknown) or ['outputs']}; passes: {', '.join(PASS_NAMES)}")
+    if unknown or disable & _NEEDED:
+        raise FusecError(f"can't disable {sorted(unknown or disable & _NEEDED)}; passes: {', '.join(PASS_NAMES)}")
     machine = cpu_target(target)
     declined: list[Declined] = []
     run = _Runner(disable, check)
@@ -60,6 +63,8 @@ def lower(
     graph = run("dce", dce, graph)
     # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
     graph = run("precision", precision, graph)
+    # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
+    graph = run("empty", drop_empty, graph)
     # Every output is memory of its own or a plain view; every operand of a library call is in memory.
     graph = run("outputs", lambda g: dce(own_outputs(g)), graph)
     # Every compute op is in exactly one `fused` op that one kernel family can lower.

@@ -169,6 +169,8 @@ class Partition:
 
 def view_position(op: Op, position: Position) -> Position | None:
     """Where a view's result lies when its operand lies at ``position``; None when the view drops or repeats points."""
+    if op.result.type.size == 0:
+        return None
     if isinstance(op.attributes, PermuteAttributes):
         return tuple(position[axis] for axis in op.attributes.permutation)
     if op.name == "reshape":

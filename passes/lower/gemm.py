@@ -275,8 +275,9 @@ class _Gemm:
             group.position[op.result] = group.identity
         positions_of(self.frame.body, group)
         placeholders = [_Placeholder(self.frame, op.result, point, self.dtype) for op in self.ops]
-        limit = _limit(axes.n, s.tile_n, column0)
-        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, s.tile_n, limit))
+        columns = min(s.tile_n, axes.n)
+        limit = None if axes.n == columns else _limit(axes.n, s.tile_n, column0)
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
         stores: list[Statement] = []
         for value in self.frame.body.outputs:
             if value not in group.position:
