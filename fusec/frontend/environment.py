@@ -90,7 +90,8 @@ class Recorder:
                 mine = theirs.get(code.co_filename)
                 if mine is None:
                     mine = theirs[code.co_filename] = is_user_file(code.co_filename)
-                if mine:
+                if mine and not (code.co_filename == "<string>" and "__file__" in frame.f_globals):
+                    # The exception is code that a library generated for a module, such as a dataclass's __init__.
                     frames.setdefault((id(code), id(frame.f_globals)), (code, frame.f_globals))
                     if code.co_argcount:
                         values = frame.f_locals
