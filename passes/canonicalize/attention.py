@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from math import sqrt
 
+import numpy as np
 from fusec.passes.canonicalize.composites import compute_dtype, softmax_of
 from fusec.passes.canonicalize.contractions import dot
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 from fusec.ir.attributes import IotaAttributes, SdpaAttributes
 from fusec.ir.graph import Value
+from fusec.ir.ops.definition import Array
 from fusec.ir.types import Dim, bool_, i64
 
 _MINUS_INFINITY = -float("inf")
+_MASK_LIMIT = 1 << 22
+"""Elements of a mask that are worth computing at compile time to see whether a row is masked whole."""
 
 Shape = tuple[Dim, ...]
 
@@ -39,7 +43,8 @@ def sdpa(r: Rewriter) -> Outcome:
         scores = _masked(r, scores, _split_mask(r, mask[0], batch, groups))
     axes = tuple(range(len(split)))
     rank = len(split) + 2
-    weights = scores if scores.type.shape[-1] == 0 else _weights(r, scores, safe=bool(mask))
+    safe = bool(mask) and not _keeps_a_key(r, mask[0])
+    weights = scores if scores.type.shape[-1] == 0 else _weights(r, scores, safe=safe)
     weights = r.cast(weights, v.type.dtype, hint="weights")
     out = dot(r, weights, v, ((rank - 1,), (rank - 2,)), (axes, axes), hint="out")
     return r.reshape(out, r.op.result.type.shape)
@@ -132,6 +137,35 @@ def _weights(r: Rewriter, scores: Value, *, safe: bool) -> Value:
         return weights
     empty = r.emit("eq", largest, r.constant(_MINUS_INFINITY, largest), hint="empty")
     return r.emit("select", empty, r.constant(0.0, weights), weights, hint="safe")
+
+
+def _keeps_a_key(r: Rewriter, mask: Value) -> bool:
+    """True when the mask is made of indices alone and leaves each query at least one key."""
+    array = _evaluated(r, mask, {})
+    if array is None or array.ndim == 0 or 0 in array.shape:
+        return False
+    open_ = array if mask.type.dtype == bool_ else np.asarray(array > _MINUS_INFINITY)
+    return bool(np.all(np.any(open_, axis=-1)))
+
+
+def _evaluated(r: Rewriter, value: Value, memo: dict[Value, Array | None]) -> Array | None:
+    """The elements of a value that depends on no input and is small enough to compute here, else None."""
+    if value in memo:
+        return memo[value]
+    memo[value] = None
+    made = r.producer(value)
+    if made is None or len(made.results) != 1 or not value.type.is_static or value.type.size > _MASK_LIMIT:
+        return None
+    if made.definition.kind not in ("create", "elementwise", "view", "data", "reduce"):
+        return None
+    operands: list[Array] = []
+    for operand in made.operands:
+        array = _evaluated(r, operand, memo)
+        if array is None:
+            return None
+        operands.append(array)
+    (memo[value],) = made.definition.reference(operands, made.attributes)
+    return memo[value]
 
 
 ATTENTION_RULES: tuple[Rule, ...] = (sdpa,)
