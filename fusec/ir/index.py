@@ -427,7 +427,7 @@ def symbols_of(e: Index) -> set[Symbol]:
 
 
 def substitute(e: Index, replacements: Mapping[Symbol, Index]) -> Index:
-    """``e`` with symbols replaced, simplified again."""
+    """``e`` with symbols replaced, simplified again. A replacement must keep to its symbol's range."""
     match e:
         case int():
             return e
