@@ -101,6 +101,10 @@ class _Parser:
         )
 
     def index(self, text: str, position: int) -> Index:
+        plain = text.strip()
+        if plain.isascii() and plain.isdigit() and len(plain) < 19:
+            return int(plain)
+
         def lookup(name: str) -> Symbol:
             return self.symbols.setdefault(name, symbol(name))
 
