@@ -110,7 +110,8 @@ def attention_candidates(
     lanes = target.lanes(bits)
     wide = 2 if target.vector_registers >= 32 else 1
     found: list[AttentionSchedule] = []
-    for vectors in (wide, 2 * wide, wide // 2 or 1):
+    preferred = (2 * wide, wide) if queries >= 2 * wide * lanes else (wide, 2 * wide)
+    for vectors in (*preferred, wide // 2 or 1):
         columns = vectors * lanes
         most = (target.vector_registers - 1 - vectors) // vectors
         for block in (64, 128, 32):
