@@ -184,12 +184,6 @@ def log1p(code: Code, x: Value) -> Value:
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
-def _log_base(code: Code, x: Value, high: float, low: float) -> Value:
-    """``log(x) * (high + low)`` with the whole powers of two exact."""
-    y = log(code, x)
-    return code.fma(y, code.constant(x, high), code.mul(y, code.constant(x, low)))
-
-
 def log2(code: Code, x: Value) -> Value:
     mantissa, exponent = _mantissa_exponent(code, x)
     y = _log_parts(code, mantissa, code.constant(x, 0.0), None)
@@ -197,8 +191,16 @@ def log2(code: Code, x: Value) -> Value:
     return _log_edges(code, x, y, 0.0)
 
 
+LOG10E = 0.4342944819032518
+LOG10_2_HIGH = 0.301025390625
+LOG10_2_LOW = 4.605038981195214e-06
+
+
 def log10(code: Code, x: Value) -> Value:
-    return _log_base(code, x, 0.43429449200630188, -1.010305e-08)
+    mantissa, exponent = _mantissa_exponent(code, x)
+    y = _log_parts(code, mantissa, code.constant(x, 0.0), None)
+    y = code.fma(exponent, code.constant(x, LOG10_2_LOW), code.mul(y, code.constant(x, LOG10E)))
+    return _log_edges(code, x, code.fma(exponent, code.constant(x, LOG10_2_HIGH), y), 0.0)
 
 
 SIN = (2.718311493989822e-6, -1.98408743366e-4, 8.33333293858894e-3, -1.66666666416265e-1)

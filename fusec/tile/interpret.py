@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -121,7 +121,7 @@ class _Interpreter:
         target = statement.target
         used = {s for i in statement.index for s in symbols_of(i)}
         if statement.fresh:
-            kept = _domain(tuple(it for it in statement.domain if it.var in used), at)
+            kept = _domain(_kept_iters(statement, used), at)
             if 0 not in kept.shape:
                 place = tuple(np.broadcast_to(_index(i, kept.symbols), kept.shape) for i in statement.index)
                 self._write(target, place, np.full(kept.shape, identity(statement.op, target.dtype)))
@@ -138,7 +138,10 @@ class _Interpreter:
         place = tuple(p[tuple(slice(0, n) for n in value.shape)] for p in place)
         self._check(target, place)
         whole = self.state.arrays[target].astype(accumulated)
-        ufunc.at(whole, place, value)
+        if place:
+            ufunc.at(whole, place, value)
+        else:
+            whole[...] = ufunc(whole, value)
         self._write(target, place, whole[place])
 
     def _dot(self, dot: Dot, at: Points) -> None:
@@ -304,6 +307,15 @@ def _walk(iters: Sequence[Iter], at: Points) -> Iterator[tuple[int, ...]]:
     for i in range(_length(first, at)):
         for place in _walk(rest, {**at, first.var: i}):
             yield (i, *place)
+
+
+def _kept_iters(statement: Reduce, used: set[Symbol]) -> tuple[Iter, ...]:
+    """The iterators of the target's index; a limit that depends on a reduced one counts as none."""
+    kept = [it for it in statement.domain if it.var in used]
+    reduced = {it.var for it in statement.domain} - used
+    return tuple(
+        replace(it, limit=None) if it.limit is not None and symbols_of(it.limit) & reduced else it for it in kept
+    )
 
 
 def _reduced_axes(statement: Reduce, domain: _Domain, used: set[Symbol]) -> tuple[int, ...]:
