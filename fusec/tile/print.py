@@ -1,0 +1,155 @@
+"""Kernels as text: deterministic, meant for reading (dumps, ``explain``, golden tests)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from fusec.ir.index import Expr, Index
+from fusec.ir.types import contiguous_strides
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
+
+_INDENT = "  "
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "logical_and": "and",
+    "logical_or": "or",
+}
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """The kernel's text, ending without a newline.
+
+    A parameter or scratch buffer is shown with its strides where they are not row-major; an iterator as
+    ``name:extent``, with ``<limit`` where only the points below the limit are run.
+    """
+    inputs = kernel.parameters[: len(kernel.parameters) - kernel.outputs]
+    outputs = kernel.parameters[len(inputs) :]
+    left = ", ".join(map(print_buffer, inputs))
+    right = ", ".join(map(print_buffer, outputs))
+    lines = [f"kernel @{kernel.name} {kernel.kind} ({left}) -> ({right}) {{"]
+    lines += _block(kernel.body, 1)
+    return "\n".join([*lines, "}"])
+
+
+def print_buffer(buffer: Buffer) -> str:
+    """Name, dtype, shape, and strides (in elements) unless they are row-major."""
+    shape = ", ".join(map(str, buffer.shape))
+    text = f"{buffer.name}: {buffer.dtype}[{shape}]"
+    if buffer.strides != contiguous_strides(buffer.shape):
+        text += f" strides({', '.join(map(str, buffer.strides))})"
+    return text
+
+
+def print_scalar(e: ScalarExpr) -> str:
+    """A scalar expression; index values and loads carry no dtype, casts and literals do."""
+    match e:
+        case Const():
+            return f"{e.value}" if e.dtype.name in ("f32", "bool", "i64") else f"{e.dtype}({e.value})"
+        case IndexValue():
+            return _index(e.index)
+        case Load():
+            return f"{e.buffer.name}[{_subscripts(e.index)}]"
+        case Apply(op="cast"):
+            return f"{e.dtype}({print_scalar(e.args[0])})"
+        case Apply() if e.op in _INFIX:
+            return f"({f' {_INFIX[e.op]} '.join(map(print_scalar, e.args))})"
+        case Apply():
+            return f"{e.op}({', '.join(map(print_scalar, e.args))})"
+        case _:
+            assert_never(e)
+
+
+def _block(statements: Block, depth: int) -> list[str]:
+    return [line for statement in statements for line in _statement(statement, depth)]
+
+
+def _statement(statement: Statement, depth: int) -> list[str]:
+    pad = _INDENT * depth
+    match statement:
+        case Grid():
+            return _braces(f"grid ({_domain(statement.iters)})", statement.body, depth)
+        case Loop():
+            step = f", step {statement.step}" if statement.step != 1 else ""
+            head = f"for {statement.var} in {_index(statement.start)}..{_index(statement.stop)}{step}"
+            return _braces(head, statement.body, depth)
+        case If():
+            lines = _braces(f"if {print_scalar(statement.condition)}", statement.body, depth)
+            if statement.orelse:
+                lines[-1] = f"{pad}}} else {{"
+                lines += [*_block(statement.orelse, depth + 1), f"{pad}}}"]
+            return lines
+        case Alloc():
+            return [f"{pad}alloc {print_buffer(statement.buffer)}"]
+        case Map() | Store():
+            word = "map" if isinstance(statement, Map) else "store"
+            place = f"{statement.target.name}[{_subscripts(statement.index)}]"
+            return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}"]
+        case Reduce():
+            place = f"{statement.target.name}[{_subscripts(statement.index)}]"
+            sign = "=" if statement.fresh else "<-"
+            value = f"{statement.op}({print_scalar(statement.value)})"
+            return [f"{pad}reduce {place} {sign} {value}{_for(statement.domain)}"]
+        case Dot():
+            return [pad + _dot(statement)]
+        case _:
+            assert_never(statement)
+
+
+def _dot(dot: Dot) -> str:
+    r = dot.registers
+    sign = "=" if dot.fresh else "+="
+    unroll = f" unroll {r.unroll}" if r.unroll != 1 else ""
+    operands = f"{print_scalar(dot.a)} * {print_scalar(dot.b)}"
+    domain = _domain((dot.m, dot.n, dot.k))
+    return f"dot {print_scalar(dot.accumulator)} {sign} {operands} for {domain} registers {r.rows}x{r.columns}{unroll}"
+
+
+def _braces(head: str, body: Block, depth: int) -> list[str]:
+    pad = _INDENT * depth
+    return [f"{pad}{head} {{", *_block(body, depth + 1), f"{pad}}}"]
+
+
+def _for(domain: Sequence[Iter]) -> str:
+    return f" for {_domain(domain)}" if domain else ""
+
+
+def _domain(iters: Iterable[Iter]) -> str:
+    return ", ".join(map(_iter, iters))
+
+
+def _iter(it: Iter) -> str:
+    limit = "" if it.limit is None else f"<{_index(it.limit)}"
+    return f"{it.var}:{it.extent}{limit}"
+
+
+def _subscripts(subscripts: Iterable[Subscript]) -> str:
+    return ", ".join(_index(i) if isinstance(i, int | Expr) else print_scalar(i) for i in subscripts)
+
+
+def _index(e: Index) -> str:
+    text = str(e)
+    return text[1:-1] if _wrapped(text) else text
+
+
+def _wrapped(text: str) -> bool:
+    """Whether one pair of parentheses encloses the whole text."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return False
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return position == len(text) - 1
+    return False

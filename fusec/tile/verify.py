@@ -1,0 +1,232 @@
+"""Checks that a kernel keeps the contract of the tile IR, before an emitter sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from fusec.errors import VerifyError
+from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, substitute, symbol, symbols_of
+from fusec.ir.types import bool_
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.print import print_scalar
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
+
+
+def verify(kernel: Kernel) -> None:
+    """VerifyError for a kernel that breaks the contract; the message names the kernel and the statement.
+
+    Checked: a grid is outermost and alone; buffers are parameters or allocated in an enclosing block; symbols
+    are bound where they are used; subscripts fit the buffer's rank and, where bounds are known, lie within it;
+    Map writes scratch and Store parameters; a condition uses index values only; a Dot's operands have the
+    accumulator's dtype, and ``b`` and the accumulator stride 1 along ``n``.
+    """
+    _Verifier(kernel).run()
+
+
+class _Verifier:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.where = ""
+
+    def run(self) -> None:
+        names = [p.name for p in self.kernel.parameters]
+        if len(set(names)) != len(names):
+            self.fail(f"two parameters have one name: {', '.join(names)}")
+        if not 0 < self.kernel.outputs <= len(names):
+            self.fail(f"{self.kernel.outputs} outputs of {len(names)} parameters")
+        for parameter in self.kernel.parameters:
+            self.buffer(parameter, "parameter")
+        self.block(self.kernel.body, frozenset(self.kernel.parameters), frozenset(), outermost=True)
+
+    def fail(self, message: str) -> None:
+        place = f", in {self.where}" if self.where else ""
+        raise VerifyError(f"kernel {self.kernel.name}{place}: {message}")
+
+    def buffer(self, buffer: Buffer, space: str) -> None:
+        if buffer.space != space:
+            self.fail(f"{buffer} is a {buffer.space}, not a {space}")
+        if len(buffer.shape) != len(buffer.strides):
+            self.fail(f"{buffer} has shape {buffer.shape} and strides {buffer.strides}")
+        if space == "tile" and any(s < 0 for s in buffer.strides):
+            self.fail(f"scratch {buffer} has a negative stride")
+
+    def block(self, block: Block, known: frozenset[Buffer], bound: frozenset[Symbol], outermost: bool = False) -> None:
+        for statement in block:
+            if isinstance(statement, Grid) and not (outermost and len(block) == 1):
+                self.fail("a grid must be the kernel's only outermost statement")
+            if isinstance(statement, Alloc):
+                self.where = f"alloc {statement.buffer}"
+                self.buffer(statement.buffer, "tile")
+                known = known | {statement.buffer}
+            else:
+                self.statement(statement, known, bound)
+
+    def statement(self, statement: Statement, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        match statement:
+            case Grid():
+                self.where = "grid"
+                self.block(statement.body, known, self.domain(statement.iters, bound))
+            case Loop():
+                self.where = f"loop {statement.var}"
+                self.index(statement.start, bound)
+                self.index(statement.stop, bound)
+                if statement.step < 1:
+                    self.fail(f"the step is {statement.step}")
+                self.block(statement.body, known, bound | {statement.var})
+            case If():
+                self.where = "if"
+                self.condition(statement.condition, bound)
+                self.block(statement.body, known, bound)
+                self.block(statement.orelse, known, bound)
+            case Map() | Store():
+                self.pointwise(statement, known, bound)
+            case Reduce():
+                self.reduce(statement, known, bound)
+            case Dot():
+                self.dot(statement, known, bound)
+            case Alloc():
+                raise AssertionError("handled by block")
+            case _:
+                assert_never(statement)
+
+    def domain(self, iters: Sequence[Iter], bound: frozenset[Symbol]) -> frozenset[Symbol]:
+        for it in iters:
+            if it.extent < 0:
+                self.fail(f"iterator {it.var} has extent {it.extent}")
+            if it.var in bound:
+                self.fail(f"{it.var} is bound twice")
+            if it.limit is not None:
+                self.index(it.limit, bound)
+            bound = bound | {it.var}
+        return bound
+
+    def pointwise(self, statement: Map | Store, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        kind = "map" if isinstance(statement, Map) else "store"
+        self.where = f"{kind} to {statement.target}"
+        self.buffer(statement.target, "tile" if kind == "map" else "parameter")
+        inner = self.domain(statement.domain, bound)
+        self.place(statement.target, statement.index, known, inner, statement.domain)
+        self.scalar(statement.value, known, inner, statement.domain)
+
+    def reduce(self, statement: Reduce, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        self.where = f"reduce to {statement.target}"
+        if not statement.domain:
+            self.fail("a reduction needs an iterator")
+        inner = self.domain(statement.domain, bound)
+        self.place(statement.target, statement.index, known, inner, statement.domain)
+        self.scalar(statement.value, known, inner, statement.domain)
+        if statement.op in ("any", "all") and statement.target.dtype is not bool_:
+            self.fail(f"{statement.op} into {statement.target.dtype}")
+
+    def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        self.where = f"dot to {dot.accumulator.buffer}"
+        domain = (dot.m, dot.n, dot.k)
+        inner = self.domain(domain, bound)
+        for operand, unused in ((dot.accumulator, dot.k), (dot.a, dot.n), (dot.b, dot.m)):
+            if operand.dtype != dot.accumulator.dtype:
+                self.fail(f"operand {operand.buffer} is {operand.dtype}, the accumulator {dot.accumulator.dtype}")
+            used = {s for i in operand.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+            if unused.var in used:
+                self.fail(f"the index of {operand.buffer} uses {unused.var}")
+            padded = (dot.m, dot.n) if operand.buffer.space == "tile" else ()
+            self.place(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))
+        for operand in (dot.b, dot.accumulator):
+            self.unit_stride(operand, dot)
+
+    def unit_stride(self, operand: Load, dot: Dot) -> None:
+        """Stride 1 along n within a block of columns."""
+        columns = dot.registers.columns
+        block, lane = symbol("block", 0, max(0, dot.n.extent // columns)), symbol("lane", 0, columns - 1)
+        flat: Index = 0
+        for i, stride in zip(operand.index, operand.buffer.strides, strict=True):
+            assert isinstance(i, int | Expr)
+            flat = substitute(i, {dot.n.var: block * columns + lane}) * stride + flat
+        if dot.n.extent > 1 and coefficient(flat, lane) != 1:
+            self.fail(f"{operand.buffer} does not have stride 1 along {dot.n.var}")
+
+    def place(
+        self,
+        buffer: Buffer,
+        subscripts: Iterable[Subscript],
+        known: frozenset[Buffer],
+        bound: frozenset[Symbol],
+        domain: Sequence[Iter],
+    ) -> None:
+        if buffer not in known:
+            self.fail(f"{buffer} is neither a parameter nor allocated here")
+        subscripts = tuple(subscripts)
+        if len(subscripts) != len(buffer.shape):
+            self.fail(f"{buffer} of rank {len(buffer.shape)} has {len(subscripts)} subscripts")
+        for i, extent in zip(subscripts, buffer.shape, strict=True):
+            if isinstance(i, int | Expr):
+                self.index(i, bound)
+                self.within(buffer, i, extent, domain)
+            else:
+                self.scalar(i, known, bound, domain)
+
+    def within(self, buffer: Buffer, i: Index, extent: int, domain: Sequence[Iter]) -> None:
+        """Fails where the least or the greatest value lies outside for certain: limits may keep the rest inside."""
+        if any(it.extent == 0 for it in domain) or extent == 0:
+            return
+        low, high = bounds(i)
+        if (low is not None and low >= extent) or (high is not None and high < 0):
+            self.fail(f"subscript {i} of {buffer} is in [{low}, {high}], its extent is {extent}")
+        free = {it.var for it in domain if it.limit is None}
+        if symbols_of(i) <= free and low is not None and high is not None and (low < 0 or high >= extent):
+            tight = {it.var: symbol(it.var.name, 0, it.extent - 1) for it in domain}
+            low, high = bounds(substitute(i, tight))
+            if low is None or high is None or low < 0 or high >= extent:
+                self.maybe_outside(buffer, i, low, high, extent)
+
+    def maybe_outside(self, buffer: Buffer, i: Index, low: int | None, high: int | None, extent: int) -> None:
+        if not self.guarded:
+            self.fail(f"subscript {i} of {buffer} reaches [{low}, {high}], its extent is {extent}")
+
+    guarded = 0
+    """How many selects enclose the expression at hand: only one side of each is meant."""
+
+    def scalar(self, e: ScalarExpr, known: frozenset[Buffer], bound: frozenset[Symbol], domain: Sequence[Iter]) -> None:
+        seen: set[tuple[int, bool]] = set()
+
+        def visit(e: ScalarExpr) -> None:
+            if (id(e), self.guarded > 0) in seen:
+                return
+            seen.add((id(e), self.guarded > 0))
+            match e:
+                case Const():
+                    pass
+                case IndexValue():
+                    self.index(e.index, bound)
+                case Load():
+                    self.place(e.buffer, e.index, known, bound, domain)
+                case Apply():
+                    self.apply(e, visit)
+                case _:
+                    assert_never(e)
+
+        visit(e)
+
+    def apply(self, e: Apply, visit: object) -> None:
+        assert callable(visit)
+        if e.op != "select":
+            for a in e.args:
+                visit(a)
+            return
+        if e.args[0].dtype is not bool_:
+            self.fail(f"the condition of {print_scalar(e)} is {e.args[0].dtype}")
+        visit(e.args[0])
+        self.guarded += 1
+        for a in e.args[1:]:
+            visit(a)
+        self.guarded -= 1
+
+    def condition(self, e: ScalarExpr, bound: frozenset[Symbol]) -> None:
+        if e.dtype is not bool_:
+            self.fail(f"the condition {print_scalar(e)} is {e.dtype}")
+        self.scalar(e, frozenset(), bound, ())
+
+    def index(self, i: Index, bound: frozenset[Symbol]) -> None:
+        free = symbols_of(i) - bound
+        if free:
+            self.fail(f"{', '.join(sorted(s.name for s in free))} of {i} is not bound")
