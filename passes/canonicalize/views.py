@@ -174,7 +174,7 @@ def is_exact_cast(source: DType, target: DType) -> bool:
         case ("int", "int") | ("uint", "uint" | "int"):
             return target.bits > source.bits
         case "int" | "uint", "float":
-            return source.bits - (source.kind == "int") <= _FLOAT_DIGITS[target.name] and target.name != "f16"
+            return source.bits - (source.kind == "int") <= _FLOAT_DIGITS[target.name]
         case "float", "float":
             digits = _FLOAT_DIGITS[source.name] <= _FLOAT_DIGITS[target.name]
             return digits and _FLOAT_EXPONENTS[source.name] <= _FLOAT_EXPONENTS[target.name]
