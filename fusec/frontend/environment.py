@@ -59,6 +59,7 @@ class Recorder:
         self._frames: dict[tuple[int, int], tuple[CodeType, dict[str, object]]] = {}
         self._seen: dict[int, object] = {}
         self._pins: list[tuple[str, Callable[[], object], object]] = []
+        self._layouts: list[tuple[str, Callable[[], object], object]] = []
         self._previous: Any = None
         root_code = getattr(unwrap(root), "__code__", None)
         self._root_file = root_code.co_filename if root_code is not None else ""
@@ -107,6 +108,10 @@ class Recorder:
         """Guards the contents of a value that the capture took as a constant, such as an array used as a shape."""
         self._pins.append((path, read, value))
 
+    def pin_layout(self, path: str, read: Callable[[], object], value: object) -> None:
+        """Guards the dtype, shape and strides of an array that is fetched anew at each call."""
+        self._layouts.append((path, read, value))
+
     def finish(self, *, is_tensor: Callable[[object], bool]) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead."""
         loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
@@ -122,6 +127,8 @@ class Recorder:
         writer = GuardWriter(names, is_tensor)
         for path, read, value in self._pins:
             writer.pin(path, read, value)
+        for path, read, value in self._layouts:
+            writer.pin_layout(path, read, value)
         self._visit_roots(writer)
         for key, (_, namespace) in self._frames.items():
             original = getattr(namespace, "original", namespace)
@@ -150,7 +157,9 @@ class Recorder:
             if key[0] in writer.functions_visited or key[0] in inner or not loads[key].cells - {"__class__"}:
                 continue
             for candidate in gc.get_referrers(code):
-                if isinstance(candidate, FunctionType) and candidate.__code__ is code:
+                if not isinstance(candidate, FunctionType) or hasattr(candidate.__globals__, "original"):
+                    continue  # the copy that a frontend ran
+                if candidate.__code__ is code:
                     writer.visit_held(candidate, candidate.__qualname__)
 
     def _visit_seen(self, writer: GuardWriter) -> None:

@@ -94,6 +94,15 @@ class GuardWriter:
         """Guards the contents of what ``read`` gives."""
         self._snapshot(f"{self._bind(read)}()", value, path)
 
+    def pin_layout(self, path: str, read: Callable[[], object], value: Any) -> None:
+        """Guards the type, dtype, shape and strides of the array that ``read`` gives."""
+        test = (
+            f"type({{v}}) is not {self._bind(type(value))} or {{v}}.dtype != {self._bind(value.dtype)} "
+            f"or {{v}}.shape != {value.shape} or {{v}}.strides != {value.strides}"
+        )
+        shown = f"{value.dtype}{list(value.shape)} with strides {value.strides}"
+        self._check(f"{self._bind(read)}()", test, path, shown)
+
     # The walk
 
     def _visit(self, expression: str, value: object, path: str) -> None:
@@ -235,7 +244,7 @@ class GuardWriter:
                 plain = name.isidentifier() and not hasattr(found, "__set__")
                 access = f"{v}.{name}" if plain else f"{v}.__dict__[{name!r}]"
                 self._visit(access, own[name], f"{path}.{name}")
-        if _is_user_class(type(value)):
+        if is_user_class(type(value)):
             self._class_attributes(v, type(value), value, path)
 
     def _class_attributes(self, v: str, cls: type, value: object, path: str) -> None:
@@ -244,7 +253,7 @@ class GuardWriter:
         owner = v if value is cls else self._bind(cls)
         for name in sorted(self.names.attributes):
             holder = next((c for c in cls.__mro__ if name in c.__dict__), None)
-            if holder is None or name in own or not _is_user_class(holder):
+            if holder is None or name in own or not is_user_class(holder):
                 continue
             found = holder.__dict__[name]
             if isinstance(found, _CELL_DESCRIPTORS):
@@ -266,7 +275,7 @@ class GuardWriter:
             held = getattr(module, hooks)
             self._check(f"{v}.{hooks}", f"len({{v}}) != {len(held)}", f"{path}.{hooks}", len(held))
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
-        if _is_user_class(type(module)):
+        if is_user_class(type(module)):
             own &= self.names.attributes
             self._attributes(v, module, own | {n for n in self.names.attributes if n in module.__dict__}, path)
         else:
@@ -418,7 +427,7 @@ def _is_nn_module(value: object) -> bool:
     return nn is not None and isinstance(value, nn.Module)
 
 
-def _is_user_class(cls: type) -> bool:
+def is_user_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     if module is None:
         return True

@@ -102,10 +102,13 @@ def _stores_after(code: CodeType) -> dict[int, str]:
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOP")]
     for here, following in pairwise(instructions):
         if following.opname.startswith(_STORES):
-            name = following.argval[0] if isinstance(following.argval, tuple) else following.argval
-            table[here.offset] = str(name)
+            name = str(following.argval[0] if isinstance(following.argval, tuple) else following.argval)
         elif following.opname == "RETURN_VALUE":
-            table[here.offset] = RETURNED
+            name = RETURNED
+        else:
+            continue
+        # a frame that is in a call may stand anywhere in the instruction's inline cache
+        table.update(dict.fromkeys(range(here.offset, following.offset, 2), name))
     return table
 
 

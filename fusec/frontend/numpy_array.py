@@ -1,0 +1,531 @@
+"""The traced array: what a user's function holds in place of an ndarray or a NumPy scalar while it is captured."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from fusec.errors import TypeRuleError
+from fusec.frontend import numpy_contract as contract
+from fusec.frontend import numpy_function as function
+from fusec.frontend import numpy_index as index
+from fusec.frontend import numpy_reduce as reduce
+from fusec.frontend.numpy_buffer import Step
+from fusec.frontend.numpy_create import copy, full_like
+from fusec.frontend.numpy_dispatch import call_ufunc
+from fusec.frontend.numpy_reduce import NO_VALUE
+from fusec.frontend.numpy_trace import ShapeRuleError, Traced, describe, ir_dtype
+from fusec.frontend.numpy_ufunc import call
+from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes
+from fusec.ir.types import i64
+
+_WHERE_ADVICE = "use np.where(condition, a, b) in place of Python's if, and, or, or pass the value as a Python number"
+_FAST_POWERS = {-1: np.reciprocal, 0.5: np.sqrt, 2: np.square}
+
+
+def _binary(ufunc: np.ufunc) -> tuple[Any, Any, Any]:
+    """The operator, its reflection and its in-place form."""
+
+    def plain(self: TracedArray, other: Any) -> Any:
+        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, other))
+
+    def reflected(self: TracedArray, other: Any) -> Any:
+        return NotImplemented if _defers(other) else call_ufunc(ufunc, (other, self))
+
+    def in_place(self: TracedArray, other: Any) -> Any:
+        if self.is_scalar:
+            return plain(self, other)
+        return call_ufunc(ufunc, (self, other), out=(self,))
+
+    return plain, reflected, in_place
+
+
+def _defers(other: Any) -> bool:
+    known = (bool, int, float, complex, np.ndarray, np.generic, Traced, list, tuple)
+    return not isinstance(other, known)
+
+
+def _compare(ufunc: np.ufunc) -> Any:
+    def compare(self: TracedArray, other: Any) -> Any:
+        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, other))
+
+    return compare
+
+
+class TracedArray(Traced):
+    """Behaves as the ndarray (or NumPy scalar) it stands for; what needs elements raises DataDependentError."""
+
+    __slots__ = ()
+    __array_priority__ = 1000.0
+    __hash__ = None  # type: ignore[assignment]
+
+    # What it is
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance(x, np.ndarray) is true, as it is for what it stands for
+        return self._meta.dtype.type if self.is_scalar else np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.meta.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.meta.ndim
+
+    @property
+    def size(self) -> int:
+        return self.meta.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.meta.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.meta.strides
+
+    @property
+    def itemsize(self) -> int:
+        return self.meta.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.meta.nbytes
+
+    @property
+    def flags(self) -> Any:
+        return self.meta.flags
+
+    @property
+    def base(self) -> Any:
+        return self if self.steps else None
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def __len__(self) -> int:
+        if not self.meta.ndim:
+            raise TypeError("len() of unsized object")
+        return self.meta.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<traced {ir_dtype(self._meta.dtype)}{list(self._meta.shape)}>"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    # What needs the elements
+
+    def __bool__(self) -> bool:
+        return bool(self.tracer.concrete(self, "the truth of an array", _WHERE_ADVICE))
+
+    def __int__(self) -> int:
+        return int(self.tracer.concrete(self, "int()", "use x.astype(int), or pass the value as a Python number"))
+
+    def __float__(self) -> float:
+        return float(self.tracer.concrete(self, "float()", "use x.astype(float) and np functions in place of math"))
+
+    def __complex__(self) -> complex:
+        return complex(self.tracer.concrete(self, "complex()", "use x.astype(complex)"))
+
+    def __index__(self) -> int:
+        return operator.index(
+            self.tracer.concrete(self, "a size, range or index", "pass the value as a Python number")[()]
+        )
+
+    def __contains__(self, item: Any) -> bool:
+        return bool(self.tracer.concrete(self == item, "'in'", "use (x == item).any() as an array").any())
+
+    def item(self, *args: Any) -> Any:
+        return self.tracer.concrete(self, ".item()", "keep the 0-d array").item(*args)
+
+    def tolist(self) -> Any:
+        return self.tracer.concrete(self, ".tolist()", "keep the array").tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        advice = "the function called here converts its argument to a plain ndarray; use a function of np or a method"
+        return np.array(self.tracer.concrete(self, "a conversion", advice), dtype=dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(np.ndarray, name):
+            raise AttributeError(
+                f"'numpy.{'ndarray' if not self.is_scalar else self._meta.dtype.name}' object has no attribute '{name}'"
+            )
+        raise self.tracer.unsupported(f"ndarray.{name} of a traced array is not compiled")
+
+    # NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return call_ufunc(ufunc, inputs, method, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not all(issubclass(t, Traced | np.ndarray) for t in types):
+            return NotImplemented
+        return function.call_function(self.tracer, func, args, kwargs)
+
+    # Operators
+
+    __add__, __radd__, __iadd__ = _binary(np.add)
+    __sub__, __rsub__, __isub__ = _binary(np.subtract)
+    __mul__, __rmul__, __imul__ = _binary(np.multiply)
+    __truediv__, __rtruediv__, __itruediv__ = _binary(np.true_divide)
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _binary(np.floor_divide)
+    __mod__, __rmod__, __imod__ = _binary(np.remainder)
+    __and__, __rand__, __iand__ = _binary(np.bitwise_and)
+    __or__, __ror__, __ior__ = _binary(np.bitwise_or)
+    __xor__, __rxor__, __ixor__ = _binary(np.bitwise_xor)
+    __lshift__, __rlshift__, __ilshift__ = _binary(np.left_shift)
+    __rshift__, __rrshift__, __irshift__ = _binary(np.right_shift)
+    __matmul__, __rmatmul__, __imatmul__ = _binary(np.matmul)
+    _power, __rpow__, _power_in_place = _binary(np.power)
+    __divmod__, __rdivmod__, _ = _binary(np.divmod)
+    __eq__ = _compare(np.equal)
+    __ne__ = _compare(np.not_equal)
+    __lt__ = _compare(np.less)
+    __le__ = _compare(np.less_equal)
+    __gt__ = _compare(np.greater)
+    __ge__ = _compare(np.greater_equal)
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        fast = _FAST_POWERS.get(other) if type(other) in (int, float) else None
+        is_square = type(other) is int and other == 2
+        if fast is not None and (self.dtype.kind == "f" or (is_square and self.dtype.kind in "iu")):
+            return call_ufunc(fast, (self,))
+        return self._power(other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self**other if self.is_scalar else self._power_in_place(other)
+
+    def __neg__(self) -> Any:
+        return call_ufunc(np.negative, (self,))
+
+    def __pos__(self) -> Any:
+        return call_ufunc(np.positive, (self,))
+
+    def __abs__(self) -> Any:
+        return call_ufunc(np.absolute, (self,))
+
+    def __invert__(self) -> Any:
+        return call_ufunc(np.invert, (self,))
+
+    def __round__(self, decimals: int | None = None) -> Any:
+        return self.round(decimals or 0)
+
+    # Elements
+
+    def __getitem__(self, key: Any) -> Any:
+        return index.get_item(self.tracer, self, key)
+
+    def __setitem__(self, key: Any, new: Any) -> None:
+        index.set_item(self.tracer, self, key, new)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.meta.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(self.meta.shape[0]))
+
+    def take(self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
+        self._refuse(out=out)
+        if mode != "raise":
+            raise self.tracer.unsupported(f"take(mode={mode!r}) is not compiled")
+        if axis is None:
+            return self.reshape(-1)[indices]
+        return self[(*(slice(None),) * normalize_axis_index(axis, self.ndim), indices)]
+
+    def fill(self, value: Any) -> None:
+        index.write(self.tracer, self, value)
+
+    def copy(self, order: str = "C") -> Any:
+        return self if self.is_scalar else copy(self.tracer, self, order=order)
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.copy()
+
+    def astype(
+        self, dtype: Any, order: str = "K", casting: Any = "unsafe", subok: bool = True, copy: bool = True
+    ) -> Any:
+        kind = np.dtype(dtype)
+        if not np.can_cast(self.dtype, kind, casting):
+            message = f"Cannot cast array data from {self.dtype!r} to {kind!r} according to the rule {casting!r}"
+            raise TypeRuleError(message, self.tracer.location())
+        if not copy and kind == self.dtype and order == "K":
+            return self
+        if self.dtype.kind == "c" and kind.kind not in "cb":
+            raise self.tracer.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
+        made = _copy(self.tracer, self, kind, order)
+        made.is_scalar = self.is_scalar
+        return made
+
+    def view(self, dtype: Any = None, type: Any = None) -> Any:
+        if dtype is None or (isinstance(dtype, np.dtype) and dtype == self.dtype) or dtype is self.dtype.type:
+            return self.tracer.view(self, (), self.meta)
+        raise self.tracer.unsupported("reading memory as another dtype (.view) is not compiled; use .astype")
+
+    # Shape
+
+    @property
+    def T(self) -> Any:  # noqa: N802
+        return self.transpose()
+
+    @property
+    def mT(self) -> Any:  # noqa: N802
+        if self.ndim < 2:
+            raise ShapeRuleError("matrix transpose with ndim < 2 is undefined", self.tracer.location())
+        return self.swapaxes(-1, -2)
+
+    def transpose(self, *axes: Any) -> Any:
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int | np.integer) else axes
+        order = tuple(range(self.ndim))[::-1] if not given else tuple(int(a) for a in given)
+        try:
+            meta = self.meta.transpose(order)
+        except ValueError as error:
+            raise ShapeRuleError(str(error), self.tracer.location()) from None
+        order = tuple(normalize_axis_index(a, self.ndim) for a in order)
+        if order == tuple(range(self.ndim)):
+            return self.tracer.view(self, (), meta)
+        return self.tracer.view(self, (Step("permute", PermuteAttributes(order)),), meta)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        order = list(range(self.ndim))
+        first, second = (normalize_axis_index(a, self.ndim) for a in (axis1, axis2))
+        order[first], order[second] = second, first
+        return self.transpose(order)
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
+        given = shape[0] if len(shape) == 1 else shape
+        wanted = (given,) if isinstance(given, int | np.integer) or not np.iterable(given) else tuple(given)
+        extents = self._resolved(tuple(operator.index(n) for n in wanted))
+        if order == "F" or (order == "A" and self.flags.f_contiguous and not self.flags.c_contiguous):
+            return self.transpose().reshape(extents[::-1]).transpose()
+        step = Step("reshape", ShapeAttributes(extents))
+        try:
+            meta = np.reshape(self.meta, extents, copy=False)
+        except ValueError:
+            return self.tracer.fresh(self.tracer.reshape(self.value, extents))
+        if copy:
+            return self.tracer.fresh(self.tracer.reshape(self.value, extents))
+        return self.tracer.view(self, () if extents == self.shape else (step,), meta)
+
+    def _resolved(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape with -1 worked out; ValueError as NumPy's when it does not fit."""
+        known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
+        wild = shape.count(-1)
+        fits = self.size == known if not wild else known > 0 and self.size % known == 0
+        if wild > 1 or not fits or any(n < -1 for n in shape):
+            message = f"cannot reshape array of size {self.size} into shape {shape}"
+            raise ShapeRuleError(message, self.tracer.location())
+        return tuple(self.size // known if n == -1 else n for n in shape)
+
+    def ravel(self, order: str = "C") -> Any:
+        if order == "K":
+            order = "A"
+            if not self.flags.c_contiguous and not self.flags.f_contiguous:
+                raise self.tracer.unsupported("ravel(order='K') of an array that is not contiguous is not compiled")
+        return self.reshape(-1, order=order)
+
+    def flatten(self, order: str = "C") -> Any:
+        flat = self.reshape(-1, order=order)
+        return self.tracer.fresh(flat.value)
+
+    def squeeze(self, axis: Any = None) -> Any:
+        if axis is None:
+            axes = tuple(i for i, n in enumerate(self.shape) if n == 1)
+        else:
+            axes = normalize_axis_tuple(axis, self.ndim)
+        if any(self.shape[a] != 1 for a in axes):
+            message = "cannot select an axis to squeeze out which has size not equal to one"
+            raise ShapeRuleError(message, self.tracer.location())
+        return self[(*(0 if i in axes else slice(None) for i in range(self.ndim)), ...)]
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        first, second = (normalize_axis_index(a, self.ndim) for a in (axis1, axis2))
+        meta = self.meta.diagonal(offset, axis1, axis2)
+        made = self.tracer.fresh(contract.diagonal(self.tracer, self.value, int(offset), first, second))
+        return self.tracer.make(self.tracer, made.buffer, (), describe(meta.shape, meta.dtype, meta.strides))
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
+        return self.diagonal(offset, axis1, axis2).sum(-1, dtype=dtype, out=out)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+        source = self.reshape(-1) if axis is None else self
+        along = 0 if axis is None else normalize_axis_index(axis, self.ndim)
+        extent = source.shape[along]
+        if isinstance(repeats, int | np.integer):
+            spread = source[(*(slice(None),) * (along + 1), None)]
+            shape = (*source.shape[: along + 1], int(repeats), *source.shape[along + 1 :])
+            value = self.tracer.broadcast(spread.value, shape)
+            return self.tracer.fresh(
+                self.tracer.reshape(value, (*shape[:along], extent * int(repeats), *shape[along + 2 :]))
+            )
+        counts = np.asarray(repeats)
+        places = np.repeat(np.arange(extent), counts)
+        value = self.tracer.operand(places, i64)
+        return self.tracer.fresh(self.tracer.emit("gather", source.value, value, attributes=GatherAttributes(along)))
+
+    # Arithmetic
+
+    @property
+    def real(self) -> Any:
+        if self.dtype.kind == "c":
+            raise self.tracer.unsupported("the real part of complex numbers is not compiled")
+        return self
+
+    @property
+    def imag(self) -> Any:
+        if self.dtype.kind == "c":
+            raise self.tracer.unsupported("the imaginary part of complex numbers is not compiled")
+        return full_like(self.tracer, self, 0)
+
+    def conj(self) -> Any:
+        return self.conjugate()
+
+    def conjugate(self) -> Any:
+        return self if self.dtype.kind != "c" else call_ufunc(np.conjugate, (self,))
+
+    def dot(self, other: Any, out: Any = None) -> Any:
+        return self._stored(contract.dot(self.tracer, self, other), out)
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        if self.dtype.kind in "iub" and decimals >= 0:
+            return self._stored(self.copy(), out)
+        if decimals == 0:
+            return self._stored(call(self.tracer, np.rint, (self,)), out)
+        factor = 10.0 ** abs(decimals)
+        up, down = (np.multiply, np.divide) if decimals > 0 else (np.divide, np.multiply)
+        scaled = call(self.tracer, np.rint, (call(self.tracer, up, (self, factor)),))
+        made = call(self.tracer, down, (scaled, factor))
+        return self._stored(made if self.dtype.kind == "f" else made.astype(self.dtype), out)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        made: Any = self
+        if min is None and max is None:
+            made = self.copy()
+        if min is not None:
+            made = call_ufunc(np.maximum, (made, min), **kwargs)
+        if max is not None:
+            made = call_ufunc(np.minimum, (made, max), **kwargs)
+        return self._stored(made, out)
+
+    def _reduce(self, ufunc: np.ufunc, axis: Any, dtype: Any, out: Any, keepdims: Any, initial: Any, where: Any) -> Any:
+        made = reduce.reduce(self.tracer, ufunc, self, axis, dtype, keepdims, initial, where)
+        return self._stored(made, out)
+
+    def sum(
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        keepdims: Any = False,
+        initial: Any = NO_VALUE,
+        where: Any = True,
+    ) -> Any:
+        return self._reduce(np.add, axis, dtype, out, keepdims, initial, where)
+
+    def prod(
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        keepdims: Any = False,
+        initial: Any = NO_VALUE,
+        where: Any = True,
+    ) -> Any:
+        return self._reduce(np.multiply, axis, dtype, out, keepdims, initial, where)
+
+    def max(
+        self, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NO_VALUE, where: Any = True
+    ) -> Any:
+        return self._reduce(np.maximum, axis, None, out, keepdims, initial, where)
+
+    def min(
+        self, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NO_VALUE, where: Any = True
+    ) -> Any:
+        return self._reduce(np.minimum, axis, None, out, keepdims, initial, where)
+
+    def any(self, axis: Any = None, out: Any = None, keepdims: Any = False, where: Any = True) -> Any:
+        return self._reduce(np.logical_or, axis, None, out, keepdims, NO_VALUE, where)
+
+    def all(self, axis: Any = None, out: Any = None, keepdims: Any = False, where: Any = True) -> Any:
+        return self._reduce(np.logical_and, axis, None, out, keepdims, NO_VALUE, where)
+
+    def mean(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, where: Any = True
+    ) -> Any:
+        return self._stored(reduce.mean(self.tracer, self, axis, dtype, keepdims, where), out)
+
+    def var(
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: float = 0,
+        keepdims: Any = False,
+        where: Any = True,
+    ) -> Any:
+        if where is not True and where is not NO_VALUE:
+            raise self.tracer.unsupported("np.var with where is not compiled")
+        return self._stored(reduce.var(self.tracer, self, axis, dtype, ddof, keepdims), out)
+
+    def std(
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: float = 0,
+        keepdims: Any = False,
+        where: Any = True,
+    ) -> Any:
+        return self._stored(call(self.tracer, np.sqrt, (self.var(axis, dtype, None, ddof, keepdims, where),)), out)
+
+    def argmax(self, axis: int | None = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        return self._stored(reduce.search(self.tracer, "argmax", self, axis, keepdims), out)
+
+    def argmin(self, axis: int | None = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        return self._stored(reduce.search(self.tracer, "argmin", self, axis, keepdims), out)
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+        return self._stored(reduce.scan(self.tracer, np.add, self, axis, dtype), out)
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
+        return self._stored(reduce.scan(self.tracer, np.multiply, self, axis, dtype), out)
+
+    def nonzero(self) -> Any:
+        advice = "its shape depends on the elements; use np.where(mask, x, other)"
+        return self.tracer.concrete(self, "nonzero", advice).nonzero()
+
+    def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
+        return function.library_call(self.tracer, np.argsort, (self, axis), {} if kind is None else {"kind": kind})
+
+    def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> None:
+        sorted_ = function.library_call(self.tracer, np.sort, (self, axis), {} if kind is None else {"kind": kind})
+        index.write(self.tracer, self, sorted_)
+
+    def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Any:
+        return function.library_call(self.tracer, np.searchsorted, (self, v), {"side": side, "sorter": sorter})
+
+    def _stored(self, made: Any, out: Any) -> Any:
+        if out is None or out is NO_VALUE:
+            return made
+        target = out[0] if isinstance(out, tuple) else out
+        if not isinstance(target, Traced):
+            raise self.tracer.unsupported("out= must be an array made in the function, not one made outside")
+        if target.meta.shape != made.meta.shape:
+            raise ShapeRuleError("output parameter has the wrong shape", self.tracer.location())
+        index.write(self.tracer, target, made)
+        return target
+
+    def _refuse(self, **given: Any) -> None:
+        for name, value in given.items():
+            if value is not None:
+                raise self.tracer.unsupported(f"{name}= is not compiled here")
+
+
+_copy = copy

@@ -1,0 +1,131 @@
+"""Arrays made from numbers, from lists with traced parts, and by joining arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from fusec.frontend.numpy_buffer import Step
+from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
+from fusec.ir.attributes import ConcatAttributes, ShapeAttributes
+
+Shape = int | Sequence[int]
+
+
+def sample(x: Any) -> Any:
+    """An empty array of the operand's dtype; a number stands for itself, so that NEP 50 applies."""
+    if isinstance(x, Traced):
+        return np.empty((0,), x.meta.dtype)
+    if isinstance(x, np.ndarray):
+        return np.empty((0,), x.dtype)
+    return x
+
+
+def full(trace: Trace, shape: Shape, fill: Any, dtype: Any = None, order: str = "C") -> Any:
+    """A new array of one number."""
+    extents = tuple(np.broadcast_shapes(shape))
+    if any(n < 0 for n in extents):
+        raise ShapeRuleError("negative dimensions are not allowed", trace.location())
+    if dtype is None:
+        dtype = fill.meta.dtype if isinstance(fill, Traced) else np.asarray(fill).dtype
+    kind = np.dtype(dtype)
+    value = trace.broadcast(trace.operand(fill, ir_dtype(kind)), extents)
+    meta = describe(extents[::-1], kind).T if order == "F" else describe(extents, kind)
+    return trace.fresh(value, meta)
+
+
+def full_like(trace: Trace, x: Any, fill: Any, dtype: Any = None, order: str = "K", shape: Any = None) -> Any:
+    """A new array of one number, laid out like ``x``."""
+    meta = x.meta if isinstance(x, Traced) else np.asarray(x)
+    kind = meta.dtype if dtype is None else np.dtype(dtype)
+    if shape is not None:
+        return full(trace, shape, fill, kind, "C" if order in "KA" else order)
+    value = trace.broadcast(trace.operand(fill, ir_dtype(kind)), meta.shape)
+    return trace.fresh(value, laid_out(meta, kind, order))
+
+
+def laid_out(meta: np.ndarray[Any, Any], dtype: np.dtype[Any], order: str | None) -> np.ndarray[Any, Any]:
+    """The layout of a copy made with NumPy's ``order``."""
+    if order == "F" or (order == "A" and meta.flags.f_contiguous and not meta.flags.c_contiguous):
+        return describe(meta.shape[::-1], dtype).T
+    if order == "K":
+        return like_layout(meta.shape, dtype, [meta])
+    return describe(meta.shape, dtype)
+
+
+def copy(trace: Trace, x: Traced, dtype: Any = None, order: str | None = "K") -> Any:
+    """A copy that owns its memory, cast if asked."""
+    kind = x.meta.dtype if dtype is None else np.dtype(dtype)
+    return trace.fresh(trace.cast(x.value, ir_dtype(kind)), laid_out(x.meta, kind, order))
+
+
+def contains_traced(x: Any) -> bool:
+    """True for a traced array, or a list or tuple with one inside."""
+    return isinstance(x, Traced) or (isinstance(x, list | tuple) and any(map(contains_traced, x)))
+
+
+def as_array(trace: Trace, x: Any, dtype: Any = None) -> Any:
+    """``np.asarray``: nested lists of traced numbers and arrays are stacked."""
+    if isinstance(x, Traced):
+        if dtype is not None and np.dtype(dtype) != x.meta.dtype:
+            return copy(trace, x, dtype)
+        return trace.view(x, (), x.meta) if not x.is_scalar else trace.fresh(x.value, x.meta)
+    if not contains_traced(x):
+        return np.asarray(x, dtype=dtype)
+    parts = [as_array(trace, part) for part in x]
+    shapes = {p.meta.shape if isinstance(p, Traced) else p.shape for p in parts}
+    if len(shapes) > 1:
+        message = f"the parts have an inhomogeneous shape: {', '.join(map(str, sorted(shapes)))}"
+        raise ShapeRuleError(message, trace.location())
+    numbers = [part if not isinstance(part, list | tuple) else made for part, made in zip(x, parts)]
+    kind = np.dtype(dtype) if dtype is not None else np.result_type(*(np.asarray(sample(n)).dtype for n in numbers))
+    (shape,) = shapes
+    values = [trace.reshape(trace.operand(p, ir_dtype(kind)), (1, *shape)) for p in parts]
+    joined = values[0] if len(values) == 1 else trace.emit("concat", *values, attributes=ConcatAttributes(0))
+    return trace.fresh(joined)
+
+
+def concatenate(trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Any:
+    """``np.concatenate``; of the flattened arrays where ``axis`` is None."""
+    if isinstance(arrays, Traced):
+        arrays = list(arrays)  # type: ignore[call-overload]
+    parts = [p if isinstance(p, Traced) else as_array(trace, p) for p in arrays]
+    if not parts:
+        raise ShapeRuleError("need at least one array to concatenate", trace.location())
+    metas = [p.meta if isinstance(p, Traced) else p for p in parts]
+    kind = np.concatenate([np.empty((0,), m.dtype) for m in metas], dtype=dtype).dtype
+    values = [trace.operand(p, ir_dtype(kind)) for p in parts]
+    if axis is None:
+        values = [trace.reshape(v, (m.size,)) for v, m in zip(values, metas)]
+        axis, metas = 0, []
+    rank = values[0].type.rank
+    if rank == 0:
+        raise ShapeRuleError("zero-dimensional arrays cannot be concatenated", trace.location())
+    along = normalize_axis_index(axis, rank)
+    shapes = [v.type.static_shape for v in values]
+    if any(len(s) != rank or s[:along] + s[along + 1 :] != shapes[0][:along] + shapes[0][along + 1 :] for s in shapes):
+        message = (
+            f"all the input array dimensions except for the concatenation axis must match exactly, got shapes {shapes}"
+        )
+        raise ShapeRuleError(message, trace.location())
+    value = trace.emit("concat", *values, attributes=ConcatAttributes(along)) if len(values) > 1 else values[0]
+    is_fortran = bool(metas) and all(m.flags.f_contiguous and not m.flags.c_contiguous for m in metas)
+    shape = value.type.static_shape
+    return trace.fresh(value, describe(shape[::-1], kind).T if is_fortran else describe(shape, kind))
+
+
+def broadcast_to(trace: Trace, x: Any, shape: Shape) -> Any:
+    """A read-only view of a larger shape."""
+    array = x if isinstance(x, Traced) else as_array(trace, x)
+    if not isinstance(array, Traced):
+        return np.broadcast_to(array, shape)
+    extents = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    try:
+        meta = np.broadcast_to(array.meta, extents)
+    except ValueError as error:
+        raise ShapeRuleError(str(error), trace.location()) from None
+    step = () if extents == array.meta.shape else (Step("broadcast", ShapeAttributes(extents)),)
+    return trace.view(array, step, meta)

@@ -1,0 +1,269 @@
+"""NumPy's functions: those with a form of their own, then NumPy's own Python code traced, then a library call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import CaptureError, DataDependentError, TypeRuleError
+from fusec.frontend import numpy_contract as contract
+from fusec.frontend import numpy_create as create
+from fusec.frontend import numpy_reduce as reductions
+from fusec.frontend import numpy_stride as strides
+from fusec.frontend.numpy_dispatch import call_ufunc
+from fusec.frontend.numpy_extern import extern
+from fusec.frontend.numpy_index import write
+from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype, like_layout
+from fusec.frontend.numpy_ufunc import broadcast_metas
+from fusec.ir.attributes import PadAttributes
+from fusec.ir.types import bool_, i64
+
+Function = Callable[..., Any]
+NO_VALUE = reductions.NO_VALUE
+_LIBRARY = frozenset(
+    [
+        "sort",
+        "argsort",
+        "partition",
+        "argpartition",
+        "median",
+        "percentile",
+        "quantile",
+        "nanmedian",
+        "nanpercentile",
+        "nanquantile",
+        "searchsorted",
+        "lexsort",
+        "interp",
+        "convolve",
+        "correlate",
+        "histogram",
+        "bincount",
+        "digitize",
+        "unwrap",
+        "apply_along_axis",
+        "apply_over_axes",
+    ]
+)
+"""Functions that are called whole: their Python code would only be cut into smaller library calls."""
+
+
+def call_function(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call that arrived through ``__array_function__``."""
+    table = _TABLE.get(func)
+    if table is not None:
+        return table(trace, *args, **kwargs)
+    module = getattr(func, "__module__", "") or ""
+    name = getattr(func, "__name__", str(func))
+    implementation = getattr(func, "__wrapped__", None)
+    opened = isinstance(implementation, FunctionType) and name not in _LIBRARY
+    if opened and (module != "numpy.linalg" or name in _LINALG) and not module.startswith("numpy.fft"):
+        fallback = trace.fallback
+        trace.fallback = "error"  # a part that is not compiled makes the whole a library call
+        try:
+            return trace.scope.library_copy(implementation)(*args, **kwargs)
+        except (TypeRuleError, np.exceptions.AxisError, ValueError, IndexError):
+            raise
+        except (CaptureError, TypeError, NotImplementedError, AttributeError) as error:
+            if fallback == "error" and isinstance(error, CaptureError):
+                raise
+        finally:
+            trace.fallback = fallback
+    return library_call(trace, func, args, kwargs)
+
+
+_LINALG = frozenset(
+    {"norm", "vector_norm", "matrix_norm", "matrix_power", "multi_dot", "outer", "cross", "diagonal", "trace"}
+)
+
+
+def library_call(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The call as an extern op."""
+    module = (getattr(func, "__module__", None) or "numpy").replace("numpy._core", "numpy")
+    name = getattr(func, "__name__", str(func))
+    package = module if module in ("numpy.linalg", "numpy.fft") else "numpy"
+    if package == "numpy" and not hasattr(np, name):
+        raise trace.unsupported(f"{module}.{name} is not compiled")
+    return extern(trace, f"{package}.{name}", func, args, kwargs)
+
+
+def _where(trace: Trace, condition: Any, x: Any = None, y: Any = None) -> Any:
+    if x is None and y is None:
+        advice = "its shape depends on the elements; use np.where(condition, a, b)"
+        array = create.as_array(trace, condition)
+        return trace.concrete(array, "np.where(condition)", advice).nonzero()
+    parts = [create.as_array(trace, p) if isinstance(p, list | tuple) else p for p in (condition, x, y)]
+    dtype = np.where(np.zeros((0,), bool), *(create.sample(p) for p in parts[1:])).dtype
+    shape, metas = broadcast_metas(trace, "where", parts)
+    kind = ir_dtype(dtype)
+    values = [trace.operand(parts[0], bool_), *(trace.operand(p, kind) for p in parts[1:])]
+    value = trace.broadcast(trace.emit("select", *values), shape)
+    return trace.fresh(value, like_layout(shape, dtype, metas))
+
+
+def _copyto(trace: Trace, dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
+    if not isinstance(dst, Traced):
+        raise trace.unsupported("np.copyto writes to an array that was not made in the function; make it there")
+    if where is True:
+        write(trace, dst, src)
+        return
+    kind = ir_dtype(dst.meta.dtype)
+    mask = trace.operand(where, bool_)
+    chosen = trace.emit("select", mask, trace.operand(src, kind), dst.value)
+    write(trace, dst, trace.fresh(chosen))
+
+
+def _like(fill: Any) -> Function:
+    def make(
+        trace: Trace,
+        a: Any,
+        dtype: Any = None,
+        order: str = "K",
+        subok: bool = True,
+        shape: Any = None,
+        device: Any = None,
+    ) -> Any:
+        return create.full_like(trace, a, fill, dtype, order, shape)
+
+    return make
+
+
+def _full_like(
+    trace: Trace,
+    a: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: Any = None,
+    device: Any = None,
+) -> Any:
+    return create.full_like(trace, a, fill_value, dtype, order, shape)
+
+
+def _concatenate(
+    trace: Trace, arrays: Any, axis: int | None = 0, out: Any = None, *, dtype: Any = None, casting: Any = "same_kind"
+) -> Any:
+    made = create.concatenate(trace, arrays, axis, dtype)
+    if out is None:
+        return made
+    write(trace, out, made)
+    return out
+
+
+def _pad(trace: Trace, array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    fill = kwargs.get("constant_values", 0)
+    simple = mode == "constant" and (isinstance(fill, int | float | complex) or np.ndim(fill) == 0)
+    if not simple or not isinstance(array, Traced) or isinstance(pad_width, dict):
+        return _traced_python(trace, np.pad, (array, pad_width, mode), kwargs)
+    widths = np.broadcast_to(np.asarray(pad_width), (array.meta.ndim, 2)).tolist()
+    low, high = tuple(int(w[0]) for w in widths), tuple(int(w[1]) for w in widths)
+    if any(n < 0 for n in (*low, *high)):
+        raise ValueError("index can't contain negative values")
+    kind = ir_dtype(array.meta.dtype)
+    value = trace.emit("pad", array.value, trace.operand(fill, kind), attributes=PadAttributes(low, high))
+    return trace.fresh(value)
+
+
+def _traced_python(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return trace.scope.library_copy(func.__wrapped__)(*args, **kwargs)
+
+
+def _broadcast_to(trace: Trace, array: Any, shape: Any, subok: bool = False) -> Any:
+    return create.broadcast_to(trace, array, shape)
+
+
+def _broadcast_arrays(trace: Trace, *args: Any, subok: bool = False) -> Any:
+    arrays = [create.as_array(trace, x) for x in args]
+    shape, _ = broadcast_metas(trace, "broadcast_arrays", arrays)
+    return tuple(create.broadcast_to(trace, x, shape) for x in arrays)
+
+
+def _result_type(trace: Trace, *args: Any) -> Any:
+    return np.result_type(*(create.sample(x) for x in args))
+
+
+def _can_cast(trace: Trace, from_: Any, to: Any, casting: Any = "safe") -> bool:
+    return np.can_cast(from_.meta.dtype if isinstance(from_, Traced) else from_, to, casting)
+
+
+def _count_nonzero(trace: Trace, a: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    array = create.as_array(trace, a)
+    counts = trace.fresh(trace.cast(trace.cast(array.value, bool_), i64), array.meta)
+    return reductions.reduce(trace, np.add, counts, axis, None, keepdims)
+
+
+def _einsum(
+    trace: Trace, *operands: Any, out: Any = None, optimize: Any = False, dtype: Any = None, **kwargs: Any
+) -> Any:
+    made = contract.einsum(trace, *operands, dtype=dtype)
+    if out is None:
+        return made
+    write(trace, out, made)
+    return out
+
+
+def _with_out(product: Function) -> Function:
+    def call(trace: Trace, a: Any, b: Any, out: Any = None) -> Any:
+        made = product(trace, a, b)
+        if out is None:
+            return made
+        if not isinstance(out, Traced):
+            raise trace.unsupported("out= must be an array made in the function, not one made outside")
+        write(trace, out, made)
+        return out
+
+    return call
+
+
+def _windows(
+    trace: Trace, x: Any, window_shape: Any, axis: Any = None, *, subok: bool = False, writeable: bool = False
+) -> Any:
+    return strides.sliding_window_view(trace, create.as_array(trace, x), window_shape, axis)
+
+
+def _nonzero(trace: Trace, a: Any) -> Any:
+    raise DataDependentError(
+        "the shape of np.nonzero depends on the elements; use np.where(mask, x, other) or a sum over the mask",
+        trace.location(),
+    )
+
+
+def _clip(trace: Trace, a: Any, a_min: Any = NO_VALUE, a_max: Any = NO_VALUE, out: Any = None, **kwargs: Any) -> Any:
+    low = kwargs.pop("min", None) if a_min is NO_VALUE else a_min
+    high = kwargs.pop("max", None) if a_max is NO_VALUE else a_max
+    array = a if isinstance(a, Traced) else None
+    if array is not None:
+        return array.clip(low, high, out, **kwargs)  # type: ignore[attr-defined]
+    made = a if low is None else call_ufunc(np.maximum, (a, low))
+    return made if high is None else call_ufunc(np.minimum, (made, high))
+
+
+_TABLE: dict[Any, Function] = {
+    np.where: _where,
+    np.copyto: _copyto,
+    np.empty_like: _like(0),
+    np.zeros_like: _like(0),
+    np.ones_like: _like(1),
+    np.full_like: _full_like,
+    np.concatenate: _concatenate,
+    np.pad: _pad,
+    np.broadcast_to: _broadcast_to,
+    np.broadcast_arrays: _broadcast_arrays,
+    np.result_type: _result_type,
+    np.can_cast: _can_cast,
+    np.count_nonzero: _count_nonzero,
+    np.einsum: _einsum,
+    np.dot: _with_out(contract.dot),
+    np.inner: _with_out(contract.inner),
+    np.vdot: contract.vdot,
+    np.tensordot: contract.tensordot,
+    np.lib.stride_tricks.sliding_window_view: _windows,
+    np.nonzero: _nonzero,
+    np.flatnonzero: _nonzero,
+    np.argwhere: _nonzero,
+    np.clip: _clip,
+}

@@ -1,0 +1,181 @@
+"""Reductions, means, searches for an extreme and running sums, with NumPy's result dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
+from fusec.frontend.numpy_ufunc import apply
+from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes, VarAttributes
+from fusec.ir.graph import Value
+from fusec.ir.types import bool_, i64
+
+Axis = None | int | Sequence[int]
+NO_VALUE: Any = np._NoValue  # type: ignore[attr-defined]
+
+_REDUCTIONS = {
+    "add": "reduce_sum",
+    "multiply": "reduce_prod",
+    "maximum": "reduce_max",
+    "minimum": "reduce_min",
+    "logical_or": "reduce_any",
+    "logical_and": "reduce_all",
+}
+_ON_BOOL = {"maximum": "reduce_any", "minimum": "reduce_all", "bitwise_or": "reduce_any", "bitwise_and": "reduce_all"}
+_SCANS = {"add": "cumsum", "multiply": "cumprod"}
+
+
+def axes_of(axis: Axis, rank: int) -> tuple[int, ...]:
+    """The axes, ascending and not negative; AxisError as NumPy raises it."""
+    if axis is None:
+        return tuple(range(rank))
+    return tuple(sorted(normalize_axis_tuple(axis, rank)))
+
+
+def _given(x: Any) -> bool:
+    return x is not None and x is not NO_VALUE
+
+
+def reduced_meta(x: Meta, axes: tuple[int, ...], dtype: np.dtype[Any], keepdims: bool) -> Meta:
+    """The layout of a reduction's result: the order of the axes that stay."""
+    picked: tuple[Any, ...] = tuple(slice(0, 1) if i in axes else slice(None) for i in range(x.ndim))
+    if not keepdims:
+        picked = tuple(0 if i in axes else slice(None) for i in range(x.ndim))
+    if 0 in x.shape:
+        kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
+        return describe(kept, dtype)
+    rest = x[(*picked, ...)]
+    return like_layout(rest.shape, dtype, [rest])
+
+
+def _finish(trace: Trace, x: Traced, value: Value, axes: tuple[int, ...], keepdims: Any) -> Any:
+    keep = bool(keepdims) and keepdims is not NO_VALUE
+    meta = reduced_meta(x.meta, axes, value.type.dtype.numpy, keep)
+    value = trace.reshape(value, meta.shape)
+    return trace.fresh(value, meta, scalar=not keep and not meta.shape)
+
+
+def reduce(
+    trace: Trace,
+    ufunc: np.ufunc,
+    x: Traced,
+    axis: Axis = 0,
+    dtype: Any = None,
+    keepdims: Any = False,
+    initial: Any = NO_VALUE,
+    where: Any = True,
+) -> Any:
+    """``ufunc.reduce``. The result's dtype is what NumPy's reduction of one element has."""
+    name = ufunc.__name__
+    axes = axes_of(axis, x.meta.ndim)
+    sample = ufunc.reduce(np.ones((1,), x.meta.dtype), dtype=dtype)
+    result = ir_dtype(np.asarray(sample).dtype)
+    value = x.value
+    if name in ("logical_or", "logical_and"):
+        value, op = trace.cast(value, bool_), _REDUCTIONS[name]
+    else:
+        value = trace.cast(value, result)
+        op = _ON_BOOL.get(name, "") if result.kind == "bool" else _REDUCTIONS.get(name, "")
+    if not op:
+        raise trace.unsupported(f"np.{name}.reduce of {x.meta.dtype} is not compiled")
+    if where is not True and where is not NO_VALUE:
+        value = _masked(trace, name, value, where, initial, x)
+    count = int(np.prod([x.meta.shape[a] for a in axes], dtype=np.int64))
+    if count == 0 and ufunc.identity is None:
+        if not _given(initial):
+            message = f"zero-size array to reduction operation {name} which has no identity"
+            raise ShapeRuleError(message, trace.location())
+        shape = [n for i, n in enumerate(x.meta.shape) if i not in axes]
+        value = trace.broadcast(trace.constant(initial, result), shape)
+        return _finish(trace, x, value, axes, keepdims)
+    value = trace.emit(op, value, attributes=ReduceAttributes(axes)) if axes else value
+    if _given(initial):
+        value = apply(trace, name, [value, trace.operand(initial, value.type.dtype)])
+    return _finish(trace, x, trace.cast(value, result), axes, keepdims)
+
+
+def _masked(trace: Trace, name: str, value: Value, where: Any, initial: Any, x: Traced) -> Value:
+    neutral = {"add": 0, "multiply": 1, "logical_or": False, "logical_and": True}.get(name)
+    if neutral is None:
+        if not _given(initial):
+            message = (
+                f"reduction operation '{name}' does not have an identity, "
+                "so to use a where mask one has to specify 'initial'"
+            )
+            raise ShapeRuleError(message, trace.location())
+        neutral = initial
+    mask = trace.operand(where, bool_)
+    dtype = value.type.dtype
+    if dtype.kind == "bool":
+        neutral = bool(neutral)
+    shown = trace.emit("select", mask, value, trace.operand(neutral, dtype))
+    if shown.type.shape != x.meta.shape:
+        raise trace.unsupported("a where mask that is larger than the array is not compiled")
+    return shown
+
+
+def mean(
+    trace: Trace, x: Traced, axis: Axis = None, dtype: Any = None, keepdims: Any = False, where: Any = True
+) -> Any:
+    """``np.mean``: integers average in f64, f16 in f32 rounded once."""
+    axes = axes_of(axis, x.meta.ndim)
+    result = ir_dtype(np.ones((1,), x.meta.dtype).mean(dtype=dtype).dtype)
+    if where is not True and where is not NO_VALUE:
+        mask = trace.broadcast(trace.operand(where, bool_), x.meta.shape)
+        total = trace.emit("select", mask, trace.cast(x.value, result), trace.constant(0, result))
+        total = trace.emit("reduce_sum", total, attributes=ReduceAttributes(axes))
+        count = trace.emit("reduce_sum", trace.cast(mask, result), attributes=ReduceAttributes(axes))
+        return _finish(trace, x, trace.emit("div", total, count), axes, keepdims)
+    if result.kind == "complex":
+        raise trace.unsupported("np.mean of complex numbers is not compiled")
+    value = trace.cast(x.value, result)
+    return _finish(
+        trace, x, trace.emit("mean", value, attributes=ReduceAttributes(axes)) if axes else value, axes, keepdims
+    )
+
+
+def var(trace: Trace, x: Traced, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
+    """``np.var``: mean of squared distances to the mean, over ``n - ddof``."""
+    axes = axes_of(axis, x.meta.ndim)
+    result = ir_dtype(np.ones((2,), x.meta.dtype).var(dtype=dtype).dtype)
+    if x.meta.dtype.kind == "c":
+        raise trace.unsupported("np.var of complex numbers is not compiled")
+    if not axes:
+        raise trace.unsupported("np.var over no axes is not compiled")
+    value = trace.emit("var", trace.cast(x.value, result), attributes=VarAttributes(axes, float(ddof)))
+    return _finish(trace, x, value, axes, keepdims)
+
+
+def search(trace: Trace, name: str, x: Traced, axis: int | None = None, keepdims: Any = False) -> Any:
+    """``np.argmax``/``np.argmin``: the first index of the extreme."""
+    if x.meta.dtype.kind == "c":
+        raise trace.unsupported(f"np.{name} of complex numbers is not compiled")
+    rank = x.meta.ndim
+    axes = axes_of(axis, rank) if axis is None else (normalize_axis_index(axis, rank),)
+    value = x.value
+    if axis is None:
+        value, along = trace.reshape(value, (x.meta.size,)), 0
+    else:
+        along = axes[0]
+    if value.type.static_shape[along] == 0:
+        raise ShapeRuleError(f"attempt to get {name} of an empty sequence", trace.location())
+    value = trace.emit(name, value, attributes=ArgReduceAttributes(along))
+    return _finish(trace, x, trace.cast(value, i64), axes, keepdims)
+
+
+def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtype: Any = None) -> Any:
+    """``np.cumsum``/``np.cumprod``; over the flattened array where no axis is given."""
+    if ufunc.__name__ not in _SCANS:
+        raise trace.unsupported(f"np.{ufunc.__name__}.accumulate is not compiled")
+    sample = ufunc.reduce(np.ones((1,), x.meta.dtype), dtype=dtype)
+    value = trace.cast(x.value, ir_dtype(np.asarray(sample).dtype))
+    if axis is None:
+        value, axis = trace.reshape(value, (x.meta.size,)), 0
+    along = normalize_axis_index(axis, value.type.rank)
+    value = trace.emit(_SCANS[ufunc.__name__], value, attributes=ScanAttributes(along))
+    meta = None if value.type.shape != x.meta.shape else like_layout(x.meta.shape, value.type.dtype.numpy, [x.meta])
+    return trace.fresh(value, meta)

@@ -1,0 +1,394 @@
+"""The state of one NumPy capture: the graph being built, its inputs, and what is known of its values.
+
+A traced array keeps, beside its graph value, an ndarray of the same dtype, shape and strides that owns no such memory
+(``meta``). NumPy's own view arithmetic on it gives shapes, strides and offsets; its elements are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from fusec.errors import DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
+from fusec.frontend.capture import ArgumentSource, Fallback, ReferenceSource, Source
+from fusec.frontend.numpy_buffer import Buffer, Step
+from fusec.frontend.numpy_constant import recognise
+from fusec.frontend.source import user_location, user_site
+from fusec.ir.attributes import (
+    NO_ATTRIBUTES,
+    Attributes,
+    CastAttributes,
+    IotaAttributes,
+    Scalar,
+    ShapeAttributes,
+)
+from fusec.ir.graph import Builder, InputRole, Location, Op, Port, Value
+from fusec.ir.types import DTYPES, DType, TensorType, dtype_of
+
+if TYPE_CHECKING:
+    from fusec.frontend.numpy_scope import Scope
+
+Meta = np.ndarray[Any, np.dtype[Any]]
+_KNOWN_LIMIT = 1 << 16
+"""Most elements of a value that is computed at capture because Python asked for it."""
+
+
+class ShapeRuleError(TypeRuleError, ValueError):
+    """Shapes that do not fit, where NumPy raises ValueError."""
+
+
+class IndexRuleError(TypeRuleError, IndexError):
+    """An index out of range, where NumPy raises IndexError."""
+
+
+def describe(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] | None = None) -> Meta:
+    """An ndarray of this layout without memory behind it; its elements must never be read. Strides in bytes."""
+    if strides is None:
+        step, backwards = dtype.itemsize, []
+        for extent in reversed(shape):
+            backwards.append(step)
+            step *= max(extent, 1)
+        strides = backwards[::-1]
+    return as_strided(np.empty(1, dtype), tuple(shape), tuple(strides))
+
+
+def like_layout(shape: Sequence[int], dtype: np.dtype[Any], inputs: Sequence[Meta]) -> Meta:
+    """The layout that NumPy gives a fresh result of an elementwise loop over the inputs (order ``K``)."""
+    if all(m.flags.c_contiguous for m in inputs) or 0 in shape:
+        return describe(shape, dtype)
+    small = [as_strided(np.empty(1, m.dtype), m.shape, m.strides) for m in inputs]
+    flags: list[Any] = [["readonly"]] * len(small) + [["writeonly", "allocate"]]
+    types: list[Any] = [None] * len(small) + [dtype]
+    iterator = np.nditer([*small, None], ["zerosize_ok"], flags, types, order="K", casting="unsafe")
+    strides = iterator.operands[-1].strides
+    return describe(shape, dtype, strides)
+
+
+def ir_dtype(dtype: np.dtype[Any]) -> DType:
+    """fusec's type of a NumPy dtype; UnsupportedOpError for strings, objects, dates, records."""
+    try:
+        found = dtype_of(dtype)
+    except KeyError:
+        message = (
+            f"arrays of dtype {dtype} can't be compiled; fusec has {', '.join(d.long_name for d in DTYPES.values())}"
+        )
+        raise UnsupportedOpError(message, user_location()) from None
+    if not dtype.isnative:
+        raise UnsupportedOpError(
+            f"dtype {dtype} is not in this machine's byte order; use x.astype(x.dtype.newbyteorder('='))"
+        )
+    return found
+
+
+@dataclass(eq=False)
+class State:
+    """An array that the function found in a closure, a global or an attribute: fetched anew at each call."""
+
+    path: str
+    fetch: Callable[[], Any]
+    array: np.ndarray[Any, Any]
+    touched: bool = False
+
+
+class Traced:
+    """A traced array or NumPy scalar: a chain of views over a buffer.
+
+    ``is_scalar`` marks what NumPy would give as a scalar object (``np.float32``) and not as a 0-d array.
+    """
+
+    __slots__ = ("__weakref__", "_cached", "_meta", "buffer", "is_scalar", "steps", "tracer")
+
+    def __init__(
+        self, trace: Trace, buffer: Buffer, steps: tuple[Step, ...], meta: Meta, is_scalar: bool = False
+    ) -> None:
+        self.tracer = trace
+        self.buffer = buffer
+        self.steps = steps
+        self._meta = meta
+        self.is_scalar = is_scalar
+        self._cached: tuple[int, Value] | None = None
+
+    @property
+    def meta(self) -> Meta:
+        if self.buffer.state is not None:
+            self.buffer.state.touched = True
+        return self._meta
+
+    @property
+    def value(self) -> Value:
+        """The graph value that the array has now."""
+        if self._cached is None or self._cached[0] != self.buffer.version:
+            self._cached = (self.buffer.version, self.buffer.read(self.steps))
+        return self._cached[1]
+
+
+class Trace:
+    """One capture in progress. Not shared between threads."""
+
+    def __init__(self, name: str, fallback: Fallback, make: type[Traced]) -> None:
+        self.builder = Builder(name)
+        self.fallback: Fallback = fallback
+        self.scope: Scope
+        self.make = make
+        self.sources: list[Source] = []
+        self.input_buffers: list[Buffer] = []
+        self.inputs: list[Value] = []
+        self.ports: list[Port] = []
+        self.states: list[State] = []
+        self.notes: list[str] = []
+        self.producers: dict[Value, Op] = {}
+        self.pins: list[State] = []
+        self._lifted: dict[int, tuple[object, Value]] = {}
+        self._known: dict[Value, np.ndarray[Any, Any] | None] = {}
+        self._named: set[Value] = set()
+
+    # Making values
+
+    def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> Value:
+        """One op, at the user's line."""
+        (result,) = self.emit_all(name, *operands, attributes=attributes)
+        return result
+
+    def emit_all(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> tuple[Value, ...]:
+        results = self.builder.op(name, *operands, attributes=attributes, location=user_location())
+        op = self.builder.last_op
+        assert op is not None
+        for result in results:
+            self.producers[result] = op
+        return results
+
+    def constant(self, value: Any, dtype: DType) -> Value:
+        """A 0-d constant; the number is converted to the dtype as NumPy does."""
+        if dtype.kind == "float":
+            number: Scalar = float(np.asarray(value).astype(dtype.numpy))
+        elif dtype.kind == "complex":
+            number = complex(np.asarray(value).astype(dtype.numpy))
+        elif dtype.kind == "bool":
+            number = bool(value)
+        elif isinstance(value, int):
+            number = int(np.asarray(value, dtype.numpy))  # OverflowError out of range, as NumPy raises
+        else:
+            number = int(np.asarray(value).astype(dtype.numpy))
+        result = self.builder.constant(number, dtype)
+        op = self.builder.last_op
+        if op is not None and op.results == (result,):
+            self.producers[result] = op
+        return result
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        if value.type.dtype is dtype:
+            return value
+        return self.emit("cast", value, attributes=CastAttributes(dtype))
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        if value.type.shape == tuple(shape):
+            return value
+        return self.emit("reshape", value, attributes=ShapeAttributes(tuple(shape)))
+
+    def broadcast(self, value: Value, shape: Sequence[int]) -> Value:
+        if value.type.shape == tuple(shape):
+            return value
+        try:
+            return self.emit("broadcast", value, attributes=ShapeAttributes(tuple(shape)))
+        except TypeRuleError as error:
+            raise ShapeRuleError(str(error)) from None
+
+    def iota(self, extent: int, dtype: DType, rank: int = 1, axis: int = 0) -> Value:
+        """``0, 1, 2, ...`` along one axis of ``rank``, the others of extent 1."""
+        shape = tuple(extent if i == axis else 1 for i in range(rank))
+        return self.emit("iota", attributes=IotaAttributes(shape, axis, dtype))
+
+    def binary(self, name: str, value: Value, number: Any) -> Value:
+        """An op of a value and a number of its dtype."""
+        return self.emit(name, value, self.constant(number, value.type.dtype))
+
+    def operand(self, x: Any, dtype: DType | None = None) -> Value:
+        """The graph value of a traced array, an ndarray or a number, cast to ``dtype``."""
+        if isinstance(x, Traced):
+            value = self.checked(x).value
+        elif isinstance(x, np.ndarray) and x.ndim:
+            value = self.lift(x)
+        else:
+            item = x[()] if isinstance(x, np.ndarray) else x
+            return self.constant(item, dtype or ir_dtype(np.asarray(item).dtype))
+        return value if dtype is None else self.cast(value, dtype)
+
+    def checked(self, x: Traced) -> Traced:
+        if x.tracer is not self:
+            message = (
+                "an array traced in another call is used here; a traced array must not be kept in a global or an object"
+            )
+            raise FusecError(message, user_location())
+        return x
+
+    # Making arrays
+
+    def fresh(self, value: Value, meta: Meta | None = None, *, scalar: bool = False) -> Any:
+        """A new array (or scalar) that owns its memory; its value gets the name that the user's line assigns it to."""
+        if meta is None:
+            meta = describe(value.type.static_shape, value.type.dtype.numpy)
+        self.name_value(value)
+        buffer = Buffer(self, value)
+        buffer.layout = meta
+        return self.make(self, buffer, (), meta, scalar)
+
+    def result(self, value: Value, meta: Meta | None = None) -> Any:
+        """A new array, or a scalar where there are no axes, as ufuncs and reductions give."""
+        return self.fresh(value, meta, scalar=not value.type.shape)
+
+    def view(self, of: Traced, steps: Sequence[Step], meta: Meta, *, scalar: bool = False) -> Any:
+        """A view of an array; as a scalar it is a copy."""
+        kept = tuple(step for step in steps if step is not None)
+        made = self.make(self, of.buffer, (*of.steps, *kept), meta, scalar)
+        if scalar:
+            return self.fresh(made.value, meta, scalar=True)
+        return made
+
+    def name_value(self, value: Value) -> None:
+        op = self.producers.get(value)
+        if op is None or op.name == "constant" or value in self._named:
+            return
+        name = user_site()[1]
+        if name is not None and name.isidentifier():
+            self._named.add(value)
+            self.builder.rename(value, name)
+
+    # Inputs
+
+    def argument(self, array: np.ndarray[Any, Any], index: int, name: str, path: str) -> Any:
+        """The traced array that stands for an argument."""
+        buffer = Buffer(self, None, array=array, name=name, role="argument", path=path)
+        buffer.source = ArgumentSource(index)
+        self.add_input(buffer)
+        return self.make(self, buffer, (), array)
+
+    def state(self, array: np.ndarray[Any, Any], path: str, fetch: Callable[[], Any]) -> Any:
+        """The traced array that stands for an array fetched at each call; a graph input once it is read."""
+        ir_dtype(array.dtype)
+        buffer = Buffer(self, None, array=array, name=path.rpartition(".")[2], role="state", path=path)
+        buffer.state = State(path, fetch, array)
+        buffer.source = ReferenceSource(path, fetch)
+        self.states.append(buffer.state)
+        return self.make(self, buffer, (), array)
+
+    def add_input(self, buffer: Buffer) -> Value:
+        array = buffer.array
+        assert array is not None
+        assert buffer.source is not None
+        if type(array) is not np.ndarray:
+            kind = type(array).__name__
+            raise UnsupportedOpError(
+                f"{buffer.path} is a {kind}; only plain ndarrays are compiled: use np.asarray", user_location()
+            )
+        value = self._input(array, buffer.name, buffer.role, buffer.path)
+        buffer.value = value
+        buffer.input_index = len(self.sources)
+        self.sources.append(buffer.source)
+        self.input_buffers.append(buffer)
+        if buffer.state is not None:
+            buffer.state.touched = True
+            if array.size <= _KNOWN_LIMIT:
+                self._known[value] = array
+        return value
+
+    def _input(self, array: np.ndarray[Any, Any], name: str, role: InputRole, path: str) -> Value:
+        dtype = ir_dtype(array.dtype)
+        strides = None
+        if not array.flags.c_contiguous:
+            if any(s % array.itemsize for s in array.strides):
+                raise UnsupportedOpError(
+                    f"{path}: strides {array.strides} are not whole elements of {array.dtype}; copy it first"
+                )
+            strides = tuple(s // array.itemsize for s in array.strides)
+        safe = "".join(c if c.isalnum() or c == "_" else "_" for c in name) or "x"
+        port = Port(strides, 0, role, path)
+        value = self.builder.input(TensorType(dtype, array.shape), safe, port)
+        self.inputs.append(value)
+        self.ports.append(port)
+        return value
+
+    def lift(self, array: np.ndarray[Any, Any]) -> Value:
+        """The value of an ndarray that the function made or found: as ops where it has a simple form, else an input."""
+        found = self._lifted.get(id(array))
+        if found is not None:
+            return found[1]
+        ir_dtype(array.dtype)
+        value = recognise(self, array)
+        if value is None:
+            path = f"constant{len(self._lifted)}"
+            value = self._input(array, path, "state", path)
+            self._known[value] = array
+            buffer = Buffer(self, value)
+            buffer.array = array
+            self.sources.append(ReferenceSource(path, lambda: array))
+            self.input_buffers.append(buffer)
+        self._lifted[id(array)] = (array, value)
+        return value
+
+    # What is known at capture
+
+    def known(self, x: Traced) -> np.ndarray[Any, Any] | None:
+        """The array's elements when they don't depend on an argument; contents of state read so become guards."""
+        value = x.value
+        found = self._evaluate(value)
+        if found is not None:
+            used = self._inputs_of(value)
+            self.pins += [b.state for b in self.input_buffers if b.state is not None and b.value in used]
+        return found
+
+    def _evaluate(self, value: Value) -> np.ndarray[Any, Any] | None:
+        if value in self._known:
+            return self._known[value]
+        op = self.producers.get(value)
+        result: np.ndarray[Any, Any] | None = None
+        if op is not None and op.name != "extern" and value.type.size <= _KNOWN_LIMIT:
+            operands = [self._evaluate(v) for v in op.operands]
+            if all(a is not None for a in operands):
+                results = op.definition.reference([a for a in operands if a is not None], op.attributes)
+                result = results[op.results.index(value)]
+        self._known[value] = result
+        return result
+
+    def _inputs_of(self, value: Value) -> set[Value]:
+        pending, seen = [value], {value}
+        while pending:
+            op = self.producers.get(pending.pop())
+            for operand in op.operands if op is not None else ():
+                if operand not in seen:
+                    seen.add(operand)
+                    pending.append(operand)
+        return seen
+
+    def fill_of(self, value: Value) -> Value | None:
+        """The 0-d constant that every element of the value is, or None."""
+        while True:
+            op = self.producers.get(value)
+            if op is None:
+                return None
+            if op.name == "constant":
+                return value
+            if op.definition.kind != "view":
+                return None
+            value = op.operands[0]
+
+    def concrete(self, x: Traced, what: str, advice: str) -> np.ndarray[Any, Any]:
+        """The elements, for Python to act on. DataDependentError when they are not known at capture."""
+        found = self.known(x)
+        if found is None:
+            kind = f"{ir_dtype(x.meta.dtype)}{list(x.meta.shape)}"
+            message = (
+                f"{what} needs the elements of a traced array ({kind}), "
+                f"which are known only when the compiled function runs; {advice}"
+            )
+            raise DataDependentError(message, user_location())
+        return found
+
+    def unsupported(self, what: str) -> UnsupportedOpError:
+        return UnsupportedOpError(what, user_location())
+
+    def location(self) -> Location | None:
+        return user_location()
