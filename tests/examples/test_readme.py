@@ -1,0 +1,52 @@
+"""Every Python block of the README and the guides runs, in order, in one namespace a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fusec import errors
+from fusec.ir.ops import OPS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/guide.md", "docs/ir.md", "docs/errors.md", "CONTRIBUTING.md")
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: str) -> list[str]:
+    return BLOCK.findall((ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "page"}
+    found = blocks(page)
+    assert found, f"{page} has no Python block"
+    for number, source in enumerate(found):
+        path = tmp_path / f"block{number}.py"
+        path.write_text(source)
+        exec(compile(source, str(path), "exec"), namespace)
+
+
+def test_the_ir_page_lists_every_op() -> None:
+    page = (ROOT / "docs/ir.md").read_text()
+    table = page.split("### Ops")[1].split("### Views")[0]
+    listed = set(re.findall(r"`(\w+)`", "\n".join(line for line in table.splitlines() if line.startswith("|"))))
+    assert listed == set(OPS)
+
+
+def test_the_errors_page_lists_every_error() -> None:
+    page = (ROOT / "docs/errors.md").read_text()
+    classes = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert classes - {"FusecError"} == set(re.findall(r"`(\w+Error)`", page)) - {"TypeError", "ValueError"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/design.md", "docs/decisions/README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if not target.startswith("http"):
+            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
