@@ -152,7 +152,7 @@ def structure_of(value: Any, is_tensor: Callable[[Any], bool], leaves: list[Any]
         leaves.append(value)
         return TENSOR
     kind = type(value)
-    if isinstance(value, tuple) and (kind is tuple or hasattr(kind, "_fields")):
+    if isinstance(value, tuple) and (kind is tuple or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
         return Node(kind, (), tuple(structure_of(part, is_tensor, leaves) for part in value))
     if kind is list:
         return Node(kind, (), tuple(structure_of(part, is_tensor, leaves) for part in value))
@@ -177,6 +177,8 @@ def rebuild(structure: Structure, leaves: Any) -> Any:
     if kind is list:
         return parts
     if issubclass(kind, tuple):
+        if hasattr(kind, "n_sequence_fields"):  # a struct sequence, such as the result of torch.max
+            return kind(parts)
         return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
     if issubclass(kind, dict):
         return _make_dict(kind, dict(zip(structure.keys, parts, strict=True)))

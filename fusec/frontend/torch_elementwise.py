@@ -135,16 +135,16 @@ def _modulo(op: str) -> Lowering:
 
 def _require_nonzero(e: Emitter, divisor: Operand) -> None:
     if isinstance(divisor, Value):
-        raise Declined("PyTorch raises ZeroDivisionError when an integer divisor is 0, which a kernel can't")
+        raise Declined("PyTorch raises an error when an integer divisor is 0, which a kernel can't", final=True)
     if int(divisor.real) == 0:
-        raise Declined("an integer is divided by 0")
+        raise Declined("an integer is divided by 0", final=True)
 
 
 def _pow(e: Emitter, self: Operand, exponent: Operand) -> Value:
     """PyTorch computes the common powers by products and roots, in the operand's dtype."""
     if isinstance(exponent, Value) or not e.out.dtype.is_float or not isinstance(self, Value):
         if not e.out.dtype.is_float and not isinstance(exponent, Value) and exponent.real < 0:
-            raise Declined("an integer to a negative power")
+            raise Declined("an integer to a negative power", final=True)
         return binary(e, "pow", self, exponent)
     x = e.cast(self, e.out.dtype)
     match exponent:
@@ -279,6 +279,13 @@ def _sign(e: Emitter, x: Value) -> Value:
     return e.emit("select", e.emit("isnan", x), zero, e.emit("sign", x))
 
 
+def _signbit(e: Emitter, x: Value) -> Value:
+    dtype = x.type.dtype
+    if not dtype.is_float:
+        return e.emit("lt", x, e.constant(0, dtype))
+    return e.emit("lt", e.emit("copysign", e.constant(1, dtype), x), e.constant(0, dtype))
+
+
 def _abs(e: Emitter, x: Value) -> Value:
     if x.type.dtype.kind in ("complex", "bool"):
         raise Declined(f"of {x.type.dtype}")
@@ -348,6 +355,7 @@ ELEMENTWISE: dict[str, Lowering] = {
     "negative": _unary("neg"),
     "abs": _abs,
     "sign": _sign,
+    "signbit": _signbit,
     "floor": _keeping_integers("floor"),
     "ceil": _keeping_integers("ceil"),
     "trunc": _keeping_integers("trunc"),

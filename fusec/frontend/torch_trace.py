@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from types import FrameType
 from typing import Any, Literal
 
@@ -29,18 +28,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusec.errors import CaptureError, DataDependentError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source, format_arguments
 from fusec.frontend.torch_emit import Declined, Emitter, tensor_type
+from fusec.frontend.torch_fake import (
+    check_plain,
+    decompositions,
+    fake_like,
+    map_tensors,
+    same_layout,
+    strided_steps,
+    tensors_in,
+    value_name,
+)
 from fusec.frontend.torch_memory import Handle, Memory, Step, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_references import References
-from fusec.ir.attributes import ExternAttributes, PermuteAttributes, StridedAttributes
+from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Builder, InputRole, Port, Value
 from fusec.ir.types import contiguous_strides
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 
-_LIBRARY_ONLY = frozenset({"convolution", "grid_sampler_2d", "col2im", "im2col"})
+_LIBRARY_ONLY = frozenset(
+    {
+        *("convolution", "grid_sampler_2d", "col2im", "im2col"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
+        *("adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+    }
+)
 """Calls whose decomposition is worse than the library's kernel."""
 
 _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
@@ -94,7 +109,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._input(real, ReferenceSource(path, fetch), path, role, name)
 
     def _input(self, real: torch.Tensor, source: Source, path: str, role: InputRole, name: str) -> torch.Tensor:
-        _check_plain(real, path)
+        check_plain(real, path)
         strides = tuple(real.stride())
         port = Port(
             strides=None if strides == contiguous_strides(real.shape) else strides,
@@ -102,8 +117,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             role=role,
             path=path,
         )
-        value = self.builder.input(tensor_type(real), _value_name(name), port)
-        fake = self._fake(real)
+        value = self.builder.input(tensor_type(real), value_name(name), port)
+        fake = fake_like(self._fake_mode, real)
         memory = Memory(value, fake, source=len(self.sources))
         self.sources.append(source)
         self.memories.append(memory)
@@ -111,18 +126,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs.add(value)
         self._handles[id(fake)] = (fake, Handle(memory))
         return fake
-
-    def _fake(self, real: torch.Tensor) -> torch.Tensor:
-        """A fake tensor with the layout of a real one, in a storage of its own."""
-        shape, strides, offset = tuple(real.shape), tuple(real.stride()), real.storage_offset()
-        with self._fake_mode:
-            if offset == 0 and strides == contiguous_strides(shape):
-                fake = torch.empty(shape, dtype=real.dtype, device=real.device)
-            else:
-                reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides))
-                memory = torch.empty((offset + reach,), dtype=real.dtype, device=real.device)
-                fake = memory.as_strided(shape, strides, offset)
-        return fake.requires_grad_(real.requires_grad)
 
     def handle(self, tensor: torch.Tensor) -> Handle:
         """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
@@ -158,7 +161,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _outermost(self, func: OpOverload, args: Arguments, kwargs: Keywords, frame: FrameType) -> Any:
         self.emitter.location = self.namer.enter(frame)
         result = self._dispatch(func, args, kwargs)
-        tensors = [t for t in _tensors(result) if id(t) in self._handles]
+        tensors = [t for t in tensors_in(result) if id(t) in self._handles]
         if tensors:
             values = [self.value(t) for t in tensors]
             self.namer.give([v for v in values if v not in self._inputs])
@@ -169,15 +172,15 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.emitter.call = f"{func.namespace}.{name}"
         if name in ("lift_fresh", "lift") and not isinstance(args[0], FakeTensor):
             return self._fresh_constant(func, args[0])
-        args = _map_tensors(self._as_fake, args)
-        kwargs = {key: _map_tensors(self._as_fake, value) for key, value in kwargs.items()}
+        args = map_tensors(self._as_fake, args)
+        kwargs = {key: map_tensors(self._as_fake, value) for key, value in kwargs.items()}
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
         if name not in VALUES and name not in VIEWS and func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
         result = self._run_fake(func, args, kwargs)
-        outs = _tensors(result)
+        outs = tensors_in(result)
         if outs:
             self._lower(func, name, args, kwargs, outs)
         return result
@@ -235,6 +238,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _lower(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> None:
         """Finds a value or a place in memory for each result."""
+        if func.namespace == "prims" and self._depth > 1:
+            raise Declined("it is made of a primitive of PyTorch's own")  # the call that it is part of goes whole
         shared = self._shared_memory(args, kwargs, outs)
         if shared is not None and self._alias(name, args, kwargs, outs, shared):
             return
@@ -266,20 +271,20 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lowering = VALUES.get(name)
         if lowering is None:
             return None
-        listed = _map_tensors(self.value, args)
-        named = {key: _map_tensors(self.value, value) for key, value in kwargs.items()}
+        listed = map_tensors(self.value, args)
+        named = {key: map_tensors(self.value, value) for key, value in kwargs.items()}
         result = lowering(self.emitter, *listed, **named)
         return [result] if isinstance(result, Value) else list(result)
 
     def _decomposed(self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> bool:
         """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
-        decomposition = func.decompose if func._can_decompose() else _decompositions().get(func)
+        decomposition = func.decompose if func._can_decompose() else decompositions().get(func)
         if decomposition is None:
             return False
         try:
             with self:
-                made = _tensors(decomposition(*args, **kwargs))
-        except NotImplementedError:
+                made = tensors_in(decomposition(*args, **kwargs))
+        except (NotImplementedError, Declined):
             return False
         if len(made) != len(outs):
             return False
@@ -303,9 +308,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target = f"{func.namespace}.{func.overloadpacket.__name__}.{func._overloadname}"
         if self._fallback == "error":
             raise UnsupportedOpError(f"{target} can't be compiled: {reason}", self.emitter.location)
-        operands = list(dict.fromkeys(self.value(t) for t in _tensors((args, list(kwargs.values())))))
-        listed = _map_tensors(self.value, args)
-        named = {key: _map_tensors(self.value, value) for key, value in kwargs.items()}
+        operands = list(dict.fromkeys(self.value(t) for t in tensors_in((args, list(kwargs.values())))))
+        listed = map_tensors(self.value, args)
+        named = {key: map_tensors(self.value, value) for key, value in kwargs.items()}
         try:
             arguments = format_arguments(listed, named, operands)
         except TypeError as error:
@@ -333,24 +338,24 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _shared_memory(self, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> Handle | None:
         """The handle of the operand whose storage the results use, or None."""
         storage = outs[0].untyped_storage()._cdata
-        for tensor in _tensors((args, list(kwargs.values()))):
+        for tensor in tensors_in((args, list(kwargs.values()))):
             if tensor.untyped_storage()._cdata == storage:
                 return self.handle(tensor)
         return None
 
     def _alias(self, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor], shared: Handle) -> bool:
         """Makes the results views of an operand. False when no view of IR says what they are."""
-        operand = next(t for t in _tensors((args, list(kwargs.values()))) if self.handle(t) is shared)
+        operand = next(t for t in tensors_in((args, list(kwargs.values()))) if self.handle(t) is shared)
         self.emitter.results = tuple(tensor_type(out) for out in outs)
         paths: Sequence[tuple[Step, ...]]
         try:
             if name in VIEWS and operand is args[0]:
                 paths = VIEWS[name](self.emitter, tuple(operand.shape), *args[1:], **kwargs)
                 handles = [Handle(shared.memory, shared.steps + steps) for steps in paths]
-            elif all(_same_layout(operand, out) for out in outs):
+            elif all(same_layout(operand, out) for out in outs):
                 handles = [Handle(shared.memory, shared.steps) for _ in outs]
             else:
-                handles = [Handle(shared.memory, _strided_steps(shared.memory, out)) for out in outs]
+                handles = [Handle(shared.memory, strided_steps(shared.memory, out)) for out in outs]
             for out, handle in zip(outs, handles, strict=True):
                 if out is not operand:
                     if handle.read(self.emitter).type != tensor_type(out):
@@ -369,7 +374,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._in_place(func, name, packet, args, kwargs)
         if packet is not None and written and all(w in kwargs for w in written):
             return self._into_outs(packet, written, args, dict(kwargs))
-        decomposition = _decompositions().get(func)
+        decomposition = decompositions().get(func)
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
@@ -427,7 +432,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = self.emitter.call
         before = len(self.memories)
         with self:
-            made = _tensors(packet(*args, **kwargs))
+            made = tensors_in(packet(*args, **kwargs))
         self.emitter.call = call
         for target, tensor in zip(targets, made, strict=True):
             if target.shape != tensor.shape:
@@ -464,75 +469,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _holding(tensor: torch.Tensor) -> Callable[[], object]:
     return lambda: tensor
-
-
-def _value_name(path: str) -> str:
-    """A path as a name that IR text can show without quotes."""
-    name = "".join(c if c.isalnum() or c in "_." else "_" for c in path.replace("]", "")) or "arg"
-    return name if name[0].isalpha() or name[0] == "_" else f"_{name}"
-
-
-def _check_plain(tensor: torch.Tensor, path: str) -> None:
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain and not isinstance(tensor, torch.nn.Parameter | torch.nn.Buffer):
-        raise UnsupportedOpError(f"{path} is a {type(tensor).__name__}; fusec takes plain torch tensors")
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise UnsupportedOpError(f"{path} has layout {tensor.layout}; fusec takes dense tensors: call to_dense() first")
-    if tensor.is_conj() or tensor.is_neg():
-        raise UnsupportedOpError(f"{path} is a lazily conjugated view; call resolve_conj() first")
-
-
-def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.storage_offset() == b.storage_offset()
-        and a.dtype == b.dtype
-    )
-
-
-def _strided_steps(memory: Memory, out: torch.Tensor) -> tuple[Step, ...]:
-    """The result as strides into its memory, whose elements are brought to their order in memory first."""
-    base = memory.tensor
-    if base.dtype != out.dtype:
-        raise Declined("a view in another dtype")
-    strides = tuple(base.stride())
-    order = sorted(range(base.dim()), key=lambda a: (-strides[a], a))
-    shape = [base.shape[a] for a in order]
-    if tuple(strides[a] for a in order if base.shape[a] != 1) != tuple(
-        s for s, n in zip(contiguous_strides(shape), shape) if n != 1
-    ):
-        raise Declined("strides into memory with gaps")
-    from_base = int(out.storage_offset()) - int(base.storage_offset())
-    strided = StridedAttributes(tuple(out.shape), tuple(out.stride()), from_base)
-    steps = [Step("strided", strided)]
-    if order != list(range(base.dim())):
-        steps.insert(0, Step("permute", PermuteAttributes(tuple(order))))
-    return tuple(steps)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in a result or in arguments, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [t for part in value for t in _tensors(part)]
-    return []
-
-
-def _map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if type(value) in (tuple, list):
-        return type(value)(_map_tensors(function, part) for part in value)
-    return value
-
-
-@lru_cache(maxsize=1)
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions, decomposition_table  # half a second: only when needed
-
-    return {**decomposition_table, **core_aten_decompositions()}
 
 
 @contextmanager

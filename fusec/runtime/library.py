@@ -19,7 +19,6 @@ from fusec.ir.attributes import ExternAttributes
 
 _OPERAND = re.compile(r"\$(\d+)")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-_NAMESPACES = frozenset({"aten", "prims", "torchvision", "torchaudio"})
 
 Prepared = Callable[[Sequence[Any]], list[Any]]
 
@@ -137,7 +136,7 @@ def _resolve(target: str) -> tuple[Callable[..., Any], str]:
     namespace, *path = target.split(".")
     if namespace == "numpy":
         return _resolve_numpy(target, path), namespace
-    if namespace in _NAMESPACES and len(path) == 2:
+    if len(path) == 2:
         import torch
 
         packet = getattr(getattr(torch.ops, namespace), path[0], None)

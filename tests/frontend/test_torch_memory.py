@@ -173,9 +173,9 @@ def test_parameter_changed_in_place():
     module = Counter()
     captured = capture(module, (torch.ones(2),), {})
     assert module.count.tolist() == [0, 0]
-    assert [captured.graph.input_ports[p.mutates].path for p in captured.graph.output_ports if p.mutates is not None] == [
-        "self.count"
-    ]
+    assert [
+        captured.graph.input_ports[p.mutates].path for p in captured.graph.output_ports if p.mutates is not None
+    ] == ["self.count"]
 
 
 def test_view_of_a_changed_input_is_refused():
@@ -193,7 +193,7 @@ def test_write_to_overlapping_memory_is_refused_as_in_eager():
         h += 1
         return h
 
-    with pytest.raises(RuntimeError, match="unsupported operation|single memory location"):
+    with pytest.raises(RuntimeError, match=r"unsupported operation|single memory location"):
         f(X)
     with pytest.raises((RuntimeError, UnsupportedOpError)):
         capture(f, (X,), {})

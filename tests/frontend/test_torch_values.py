@@ -55,7 +55,7 @@ ELEMENTWISE = [
     ("activations", lambda x: (F.relu(x), F.silu(x), torch.sigmoid(x), F.softplus(x), F.leaky_relu(x)), (X,)),
     ("activations2", lambda x: (F.elu(x), F.relu6(x), F.hardswish(x), F.hardsigmoid(x), F.mish(x), F.selu(x)), (X,)),
     ("activations3", lambda x: (F.logsigmoid(x), F.tanhshrink(x), F.softsign(x), F.glu(x), F.celu(x)), (X,)),
-    ("comparisons", lambda x, y: (x > y, x <= 0, x == y, x != 1, 0.5 < y), (X, Y)),
+    ("comparisons", lambda x, y: (x > y, x <= 0, x == y, x != 1, y > 0.5), (X, Y)),
     ("integer_against_float", lambda i: (i > 2.5, i == 1, i / 2, i * 0.5), (I,)),
     ("logic", lambda x, b: ((x > 0) & b, (x > 0) | b, ~b, b ^ (x < 0), torch.logical_and(x, b)), (X, B)),
     ("bits", lambda i: (i & 3, i | 8, i ^ 5, ~i, i << 2, i >> 1), (I,)),
@@ -63,11 +63,19 @@ ELEMENTWISE = [
     ("where_promotes", lambda x, i: torch.where(x > 0, x, i), (X, I)),
     ("clamp", lambda x: (x.clamp(-0.5, 0.5), x.clamp(min=0), x.clamp(max=0.1), x.clamp(1, -1)), (X,)),
     ("clamp_tensor", lambda x, y: torch.clamp(x, y, y + 1), (X, Y)),
-    ("max_min_of_two", lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), torch.max(x, y), torch.fmax(x, y)), (X, Y)),
+    (
+        "max_min_of_two",
+        lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), torch.max(x, y), torch.fmax(x, y)),
+        (X, Y),
+    ),
     ("masked_fill", lambda x, b: x.masked_fill(b, -1e9), (X, B)),
     ("division", lambda x, y: (x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc")), (X, P)),
     ("integer_division", lambda i: (i // 3, i % 3, torch.fmod(i, 3), torch.div(i, -2, rounding_mode="trunc")), (I,)),
-    ("nan_tests", lambda x: (torch.isnan(x), torch.isinf(x), torch.isfinite(x)), (torch.tensor([1.0, math.nan, math.inf]),)),
+    (
+        "nan_tests",
+        lambda x: (torch.isnan(x), torch.isinf(x), torch.isfinite(x)),
+        (torch.tensor([1.0, math.nan, math.inf]),),
+    ),
     ("nan_tests_of_integers", lambda i: (torch.isnan(i), torch.isfinite(i)), (I,)),
     ("nan_to_num", lambda x: torch.nan_to_num(x), (torch.tensor([1.0, math.nan, -math.inf]),)),
     ("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.5) + torch.addcdiv(x, y, z), (X, Y, P)),
@@ -109,10 +117,18 @@ NETWORK = [
     ("matmuls", lambda x, y, z: (x @ y.T, z @ y.T, torch.mm(x, y.t()), z @ x[0], torch.bmm(z, z.mT)), (X, Y, Z)),
     ("broadcast_matmul", lambda a, b: a @ b, (torch.randn(2, 1, 3, 4), torch.randn(5, 4, 2))),
     ("vectors", lambda x, y: (x[0] @ y[0], torch.mv(x, y[0]), torch.outer(x[0], y[1]), torch.dot(x[0], y[0])), (X, Y)),
-    ("addmm", lambda b, x, y: (torch.addmm(b, x, y.T), torch.addmm(b, x, y.T, beta=0.5, alpha=2)), (torch.randn(3), X, Y)),
+    (
+        "addmm",
+        lambda b, x, y: (torch.addmm(b, x, y.T), torch.addmm(b, x, y.T, beta=0.5, alpha=2)),
+        (torch.randn(3), X, Y),
+    ),
     ("baddbmm", lambda z: torch.baddbmm(torch.zeros(2, 3, 3), z, z.mT, beta=0, alpha=0.5), (Z,)),
     ("einsum", lambda q, k: torch.einsum("bid,bjd->bij", q, k), (Z, Z)),
-    ("einsum_implicit", lambda q, k: (torch.einsum("...id,...jd->...ij", q, k), torch.einsum("ij,jk", q[0], k[0].T)), (Z, Z)),
+    (
+        "einsum_implicit",
+        lambda q, k: (torch.einsum("...id,...jd->...ij", q, k), torch.einsum("ij,jk", q[0], k[0].T)),
+        (Z, Z),
+    ),
     ("einsum_trace", lambda x: (torch.einsum("ii->i", x), torch.einsum("ij->", x)), (torch.randn(3, 3),)),
     ("tensordot", lambda a, b: torch.tensordot(a, b, dims=1), (Z, torch.randn(4, 5))),
     ("layer_norm", lambda x, w, b: F.layer_norm(x, (4,), w, b), (Z, torch.randn(4), torch.randn(4))),
@@ -122,7 +138,11 @@ NETWORK = [
     ("batch_norm", lambda x, m, v: F.batch_norm(x, m, v, v, m), (IMAGE, torch.randn(4), torch.rand(4) + 0.5)),
     ("instance_norm", lambda x: F.instance_norm(x), (IMAGE,)),
     ("sdpa", lambda q: F.scaled_dot_product_attention(q, q, q), (torch.randn(2, 2, 3, 4),)),
-    ("sdpa_causal", lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3), (torch.randn(2, 2, 3, 4),)),
+    (
+        "sdpa_causal",
+        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3),
+        (torch.randn(2, 2, 3, 4),),
+    ),
     (
         "sdpa_masks",
         lambda q, m: (
@@ -168,7 +188,11 @@ VIEWS = [
 ]
 
 DATA = [
-    ("cat_stack", lambda x, y: (torch.cat([x, y], 1), torch.stack([x, y], -1), torch.hstack([x, y]), torch.cat([x])), (X, Y)),
+    (
+        "cat_stack",
+        lambda x, y: (torch.cat([x, y], 1), torch.stack([x, y], -1), torch.hstack([x, y]), torch.cat([x])),
+        (X, Y),
+    ),
     ("cat_promotes", lambda x, i: torch.cat([x, i]), (X, I)),
     ("cat_with_empty", lambda x: torch.cat([torch.empty(0), x]), (X,)),
     ("pads", lambda x: (F.pad(x, (1, 2), value=3.0), F.pad(x, (0, 0, 1, -1)), F.pad(x, (-1, 1))), (X,)),
@@ -186,7 +210,11 @@ DATA = [
     ("triangles", lambda x: (x.tril(), x.triu(1), x.tril(-1)), (X,)),
     ("arange", lambda x: x * torch.arange(4) + torch.arange(1, 9, 2) + torch.arange(0.0, 2.0, 0.5), (X,)),
     ("linspace", lambda x: x + torch.linspace(-1, 1, 4), (X,)),
-    ("fills", lambda x: (torch.zeros(2) + torch.ones_like(x[0, :2]), torch.full((2,), 3), x.new_zeros(2), torch.eye(3)), (X,)),
+    (
+        "fills",
+        lambda x: (torch.zeros(2) + torch.ones_like(x[0, :2]), torch.full((2,), 3), x.new_zeros(2), torch.eye(3)),
+        (X,),
+    ),
     ("constants", lambda x: (x * torch.tensor(2.0) + torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([7, 7])), (X,)),
     ("meshgrid", lambda x: torch.meshgrid(x[0], x[1, :2], indexing="ij"), (X,)),
     ("rotate_half", lambda x: torch.cat((-x[..., 2:], x[..., :2]), dim=-1), (X,)),

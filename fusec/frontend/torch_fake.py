@@ -1,0 +1,102 @@
+"""Tensors while torch is traced: fakes of real ones, their layouts, and tensors inside arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusec.errors import UnsupportedOpError
+from fusec.frontend.torch_emit import Declined
+from fusec.frontend.torch_memory import Memory, Step
+from fusec.ir.attributes import PermuteAttributes, StridedAttributes
+from fusec.ir.types import contiguous_strides
+
+
+def fake_like(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
+    """A fake tensor with the layout of a real one, in a storage of its own."""
+    shape, strides, offset = tuple(real.shape), tuple(real.stride()), real.storage_offset()
+    with mode:
+        if offset == 0 and strides == contiguous_strides(shape):
+            fake = torch.empty(shape, dtype=real.dtype, device=real.device)
+        else:
+            reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides))
+            memory = torch.empty((offset + reach,), dtype=real.dtype, device=real.device)
+            fake = memory.as_strided(shape, strides, offset)
+    return fake.requires_grad_(real.requires_grad)
+
+
+def check_plain(tensor: torch.Tensor, path: str) -> None:
+    """UnsupportedOpError for a tensor that is not a plain dense one, such as a sparse or a quantized tensor."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain and not isinstance(tensor, torch.nn.Parameter | torch.nn.Buffer):
+        raise UnsupportedOpError(f"{path} is a {type(tensor).__name__}; fusec takes plain torch tensors")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise UnsupportedOpError(f"{path} has layout {tensor.layout}; fusec takes dense tensors: call to_dense() first")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedOpError(f"{path} is a lazily conjugated view; call resolve_conj() first")
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True when two tensors on one storage show the same elements in the same way."""
+    return (
+        a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.storage_offset() == b.storage_offset()
+        and a.dtype == b.dtype
+    )
+
+
+def strided_steps(memory: Memory, out: torch.Tensor) -> tuple[Step, ...]:
+    """The result as strides into its memory, whose elements are brought to their order in memory first."""
+    base = memory.tensor
+    if base.dtype != out.dtype:
+        raise Declined("a view in another dtype")
+    strides = tuple(base.stride())
+    order = sorted(range(base.dim()), key=lambda a: (-strides[a], a))
+    shape = [base.shape[a] for a in order]
+    if tuple(strides[a] for a in order if base.shape[a] != 1) != tuple(
+        s for s, n in zip(contiguous_strides(shape), shape) if n != 1
+    ):
+        raise Declined("strides into memory with gaps")
+    from_base = int(out.storage_offset()) - int(base.storage_offset())
+    strided = StridedAttributes(tuple(out.shape), tuple(out.stride()), from_base)
+    steps = [Step("strided", strided)]
+    if order != list(range(base.dim())):
+        steps.insert(0, Step("permute", PermuteAttributes(tuple(order))))
+    return tuple(steps)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a result or in arguments, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [t for part in value for t in tensors_in(part)]
+    return []
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """The value with ``function`` applied to the tensors in it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(map_tensors(function, part) for part in value)
+    return value
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions of ATen calls, core ATen's first."""
+    from torch._decomp import core_aten_decompositions, decomposition_table  # half a second: only when needed
+
+    return {**decomposition_table, **core_aten_decompositions()}
+
+
+def value_name(path: str) -> str:
+    """A path as a name that IR text can show without quotes."""
+    name = "".join(c if c.isalnum() or c in "_." else "_" for c in path.replace("]", "")) or "arg"
+    return name if name[0].isalpha() or name[0] == "_" else f"_{name}"

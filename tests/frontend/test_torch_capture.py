@@ -1,0 +1,449 @@
+"""What a capture of a torch function carries: names, locations, references, guards, library calls, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_harness import check, fetch, run
+
+from fusec.errors import CaptureError, DataDependentError, UnsupportedOpError
+from fusec.frontend.capture import ReferenceSource
+from fusec.frontend.torch import capture, flatten, needs_autograd
+
+torch.manual_seed(0)
+X = torch.randn(3, 4)
+SCALE = 2.0
+TABLE = torch.randn(4)
+HERE = __file__
+
+
+def line_of(f, offset):
+    return f.__code__.co_firstlineno + offset
+
+
+class Block(nn.Module):
+    def __init__(self, size=4, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(size)
+        self.query = nn.Linear(size, size)
+        self.key = nn.Linear(size, size)
+        self.value = nn.Linear(size, size)
+        self.out = nn.Linear(size, size)
+        self.mlp = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * size, size))
+
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def forward(self, x, mask=None):
+        h = self.norm(x)
+        q, k, v = self.split(self.query(h)), self.split(self.key(h)), self.split(self.value(h))
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, None, None, :] == 0, float("-inf"))
+        attended = (scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
+        x = x + self.out(attended)
+        return x + self.mlp(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self, layers=2, size=4, vocabulary=11):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, size)
+        self.layers = nn.ModuleList(Block(size) for _ in range(layers))
+
+    def forward(self, ids, mask=None):
+        x = self.embed(ids) + self.embed.weight[: ids.shape[1]]
+        for layer in self.layers:
+            x = layer(x, mask)
+        return {"hidden": x, "pooled": F.normalize(x.mean(1), dim=-1)}
+
+
+# Names and locations
+
+
+def test_values_carry_names_and_lines():
+    def f(x, w):
+        h = F.linear(x, w)
+        gate, up = h.chunk(2, dim=-1)
+        y = F.silu(gate) * up
+        y += 1
+        return y / SCALE
+
+    graph = capture(f, (X, torch.randn(6, 4)), {}).graph
+    where = {v.name: (op.name, op.location.line) for op in graph.ops if op.location for v in op.results}
+    assert where["h"] == ("linear", line_of(f, 1))
+    assert where["gate"] == ("slice", line_of(f, 2))
+    assert where["up"] == ("slice", line_of(f, 2))
+    assert where["silu"] == ("silu", line_of(f, 3))
+    assert where["y"] == ("mul", line_of(f, 3))
+    assert where["y_1"] == ("add", line_of(f, 4))
+    assert {op.location.file for op in graph.ops if op.location} == {HERE}
+    assert [v.name for v in graph.inputs] == ["x", "w"]
+    assert graph.name == "f"
+
+
+def test_last_operation_of_a_line_has_its_name():
+    def f(x):
+        out = F.cosine_similarity(x, x + 1)
+        return out * 2
+
+    graph = capture(f, (X,), {}).graph
+    named = [op for op in graph.ops for v in op.results if v.name == "out"]
+    assert len(named) == 1
+    assert graph.ops[-1].operands[0].name == "out"
+
+
+def test_nested_arguments_have_paths():
+    def f(batch, *rest, scale):
+        return batch["ids"][0] + rest[0] + scale
+
+    ports = capture(f, ({"ids": [X]}, X), {"scale": X}).graph.input_ports
+    assert [p.path for p in ports] == ["batch[ids][0]", "rest_0", "scale"]
+
+
+def test_module_parameters_have_paths_and_the_user_line():
+    graph = check(Encoder().eval(), torch.tensor([[1, 2, 3]]), torch.tensor([[1, 1, 0]]), ulps=64).graph
+    assert "layers.0.mlp.3.weight" in [v.name for v in graph.inputs]
+    parameter = next(p for p in graph.input_ports if p.path == "self.layers.0.mlp.3.weight")
+    assert parameter.role == "parameter"
+    linear = next(op for op in graph.ops if op.name == "linear")
+    assert linear.location.line == line_of(Block.forward, 2)
+
+
+# References
+
+
+def test_parameters_are_fetched_anew():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    captured = capture(model, (X,), {})
+    with torch.no_grad():
+        model[0].weight += 1
+        torch.testing.assert_close(run(captured, (X,)), model(X))
+    model[0].weight = nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(run(captured, (X,)), model(X).detach())
+
+
+def test_globals_and_closures_are_references():
+    weights = {"w": torch.randn(4), "list": [torch.randn(4)]}
+    captured = check(lambda x: x * weights["w"] + weights["list"][0] + TABLE, X)
+    assert sorted(s.path for s in captured.sources if isinstance(s, ReferenceSource)) == [
+        "TABLE",
+        "weights['list'][0]",
+        "weights['w']",
+    ]
+    weights["w"] = torch.ones(4)
+    torch.testing.assert_close(run(captured, (X,)), X + weights["list"][0] + TABLE)
+
+
+def test_method_of_a_plain_object_and_helpers():
+    class Scorer:
+        def __init__(self):
+            self.table = torch.randn(4)
+            self.model = nn.Linear(4, 4)
+
+        def score(self, x):
+            return self.model(x) + helper(x) + self.table
+
+    def helper(x):
+        return x * TABLE
+
+    captured = check(Scorer().score, X)
+    paths = {s.path for s in captured.sources if isinstance(s, ReferenceSource)}
+    assert paths == {"self.model.weight", "self.model.bias", "self.table", "TABLE"}
+
+
+def test_module_as_argument_or_closure():
+    model = nn.Linear(4, 2)
+    inside = capture(lambda x: model(x), (X,), {})
+    given = capture(lambda m, x: m(x), (model, X), {})
+    assert [s.path for s in inside.sources[1:]] == ["model.weight", "model.bias"]
+    assert [s.path for s in given.sources[1:]] == ["m.weight", "m.bias"]
+    torch.testing.assert_close(run(given, (model, X)), model(X).detach())
+
+
+def test_one_tensor_given_twice_is_two_inputs():
+    captured = capture(lambda x, y: x - y, (X, X), {})
+    assert len(captured.graph.inputs) == 2
+    torch.testing.assert_close(run(captured, (X, X + 1)), torch.full_like(X, -1.0))
+
+
+def test_unread_references_are_dropped_and_unread_arguments_kept():
+    captured = capture(lambda x, y: (TABLE * 2, x)[1] + 1, (X, X), {})
+    assert [v.name for v in captured.graph.inputs] == ["x", "y"]
+    assert len(captured.sources) == 2
+
+
+# Guards
+
+
+def test_guards_see_a_changed_global(monkeypatch):
+    captured = capture(lambda x: x * SCALE, (X,), {})
+    assert captured.environment.holds()
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    assert not captured.environment.holds()
+
+
+def test_guards_see_module_state_and_torch_modes():
+    model = Block().eval()
+    with torch.no_grad():
+        captured = capture(model, (torch.randn(1, 2, 4),), {})
+        assert captured.environment.holds()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert not captured.environment.holds()
+        with torch.enable_grad():
+            assert not captured.environment.holds()
+        model.heads = 4
+        assert not captured.environment.holds()
+        model.heads = 2
+        assert captured.environment.holds()
+        model.train()
+        assert not captured.environment.holds()
+
+
+def test_autocast_is_captured_and_remembers_nothing():
+    model = nn.Linear(4, 4)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        captured = capture(model, (X,), {})
+        assert captured.graph.outputs[0].type.dtype.name == "bf16"
+        assert type(model(X)) is torch.Tensor
+
+
+def test_needs_autograd():
+    model = nn.Linear(4, 4)
+    captured = capture(model, (X,), {})
+    picks = capture(lambda x: model(x).argmax(-1), (X,), {})
+    assert needs_autograd([X], captured)
+    assert needs_autograd([X.clone().requires_grad_()])
+    assert not needs_autograd([X], picks)
+    assert not needs_autograd([X])
+    with torch.no_grad():
+        assert not needs_autograd([X], captured)
+
+
+# Structures
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+    name: str = "out"
+
+
+def test_results_are_rebuilt():
+    def f(x):
+        y = x + 1
+        return Output(y), [y, {"n": 3, "t": (x.shape[0], None)}]
+
+    first, rest = run(capture(f, (X,), {}), (X,))
+    assert type(first) is Output
+    assert first.name == "out"
+    assert first.loss is None
+    assert rest[0] is first.logits
+    assert rest[1] == {"n": 3, "t": (3, None)}
+
+
+def test_call_key_tells_static_values_apart():
+    def key(*args):
+        return flatten(args, {})[1]
+
+    assert key(X, 1) == key(X + 1, 1)
+    assert hash(key(X, [1.5, "a"])) == hash(key(X, [1.5, "a"]))
+    for a, b in [(1, 1.0), (1, True), (0.0, -0.0), ([1], (1,)), ({"a": 1}, {"b": 1}), (None, 0)]:
+        assert key(X, a) != key(X, b)
+    assert key(float("nan")) == key(float("nan"))
+
+
+# Library calls
+
+
+@pytest.mark.parametrize(
+    ("f", "externs"),
+    [
+        (lambda x: x.sort(-1, descending=True).values + 1, 1),
+        (lambda x: torch.topk(x, 2), 1),
+        (lambda x: F.conv1d(x[None], torch.ones(3, 3, 2)) * 2, 1),
+        (lambda x: x.scatter_add(1, torch.zeros(3, 2, dtype=torch.long), torch.ones(3, 2)).relu(), 1),
+        (lambda x: x.clone().index_put_((torch.tensor([0, 2]),), torch.zeros(4)), 1),
+        (lambda x: F.max_pool1d(x[None], 2), 1),
+        (lambda x: torch.cummax(x, 1), 1),
+        (lambda x: (x * 10).long() // (x * 0 + 3).long(), 1),
+        (lambda x: torch.searchsorted(torch.tensor([0.0, 1.0]), x), 1),
+        (lambda x: torch.fft.rfft(x).abs(), 2),
+        (lambda x: torch.linalg.inv(x[:, :3] @ x[:, :3].T), 1),
+    ],
+)
+def test_library_calls_run_and_are_told(f, externs):
+    captured = check(f, X, extern=externs, ulps=256)
+    assert len(captured.notes) == externs
+    assert "test_torch_capture.py" in captured.notes[0]
+
+
+def test_library_call_is_refused_when_asked():
+    def f(x):
+        y = x + 1
+        return torch.sort(y)
+
+    with pytest.raises(UnsupportedOpError, match=rf"test_torch_capture.py:{line_of(f, 2)}: aten.sort"):
+        capture(f, (X,), {}, fallback="error")
+
+
+def test_random_calls_stay_apart():
+    def f(x):
+        return F.dropout(x, 0.5, training=True) + F.dropout(x, 0.5, training=True), torch.rand(3) + torch.rand(3)
+
+    captured = capture(f, (X,), {})
+    attributes = [op.attributes for op in captured.graph.ops if op.name == "extern"]
+    assert len(set(attributes)) == 4
+    assert "random" in captured.notes[0]
+    torch.manual_seed(3)
+    first = run(captured, (X,))
+    torch.manual_seed(3)
+    assert torch.equal(first[0], run(captured, (X,))[0])
+
+
+# Errors
+
+
+def branch(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def item(x):
+    return x * x.max().item()
+
+
+def nonzero(x):
+    return x[x > 0]
+
+
+def listed(x):
+    return [v * 2 for v in x[0].tolist()]
+
+
+@pytest.mark.parametrize(("f", "line"), [(branch, 1), (item, 1), (nonzero, 1), (listed, 1)])
+def test_data_dependence_is_one_clear_error(f, line):
+    with pytest.raises(DataDependentError, match=rf"test_torch_capture.py:{line_of(f, line)}: .*torch.where"):
+        capture(f, (X,), {})
+
+
+def test_constants_of_the_function_are_not_data():
+    check(lambda x: x * torch.tensor(3.0).item(), X)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x @ x,
+        lambda x: x.view(5, 5),
+        lambda x: x + torch.ones(7),
+        lambda x: F.layer_norm(x, (3,)),
+        lambda x: torch.cat([x, x[:, :2]], 0),
+        lambda x: x.sum(5),
+        lambda x: x.nothing(),
+    ],
+)
+def test_mistakes_raise_what_eager_raises(f):
+    with pytest.raises(Exception) as eager:  # noqa: PT011 - whatever it is
+        f(X)
+    with pytest.raises(type(eager.value)):
+        capture(f, (X,), {})
+
+
+def test_leaving_torch_is_an_error():
+    with pytest.raises(CaptureError):
+        capture(lambda x: x.numpy() + 1, (X,), {})
+
+
+def test_training_batch_norm_is_refused():
+    with pytest.raises(UnsupportedOpError, match="eval"):
+        capture(nn.BatchNorm1d(4), (X,), {})
+
+
+def test_assigned_attribute_is_refused_and_put_back():
+    class Cache(nn.Module):
+        def forward(self, x):
+            self.last = x + 1
+            return self.last
+
+    module = Cache()
+    with pytest.raises(UnsupportedOpError, match="'last'"):
+        capture(module, (X,), {})
+    assert not hasattr(module, "last")
+
+
+def test_sparse_input_is_refused():
+    with pytest.raises(UnsupportedOpError, match="dense"):
+        capture(lambda x: x + x, (torch.eye(3).to_sparse(),), {})
+
+
+# Modules of torch, speed, threads
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 3, 8)),
+        (nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.RMSNorm(8), nn.Softmax(-1)), (3, 4)),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            (2, 3, 5, 5),
+        ),
+        (nn.Sequential(nn.GroupNorm(2, 4), nn.ELU(), nn.Unflatten(1, (2, 2))), (3, 4, 5)),
+    ],
+)
+def test_modules_of_torch(module, shape):
+    module.eval()
+    x = torch.randn(shape)
+    captured = capture(module, (x,), {})
+    with torch.no_grad():
+        expected = module(x)
+    torch.testing.assert_close(run(captured, (x,)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_multihead_attention():
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    captured = capture(lambda x: module(x, x, x, need_weights=False)[0], (x,), {}, fallback="error")
+    torch.testing.assert_close(run(captured, (x,)), module(x, x, x)[0].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_capture_is_quick():
+    model = Encoder(layers=6, size=16).eval()
+    ids = torch.ones(2, 5, dtype=torch.long)
+    capture(model, (ids, ids), {})
+    start = time.perf_counter()
+    captured = capture(model, (ids, ids), {})
+    assert time.perf_counter() - start < 3
+    assert len(captured.graph.ops) > 100
+
+
+def test_threads_capture_at_once():
+    model = Encoder().eval()
+    ids = torch.ones(2, 5, dtype=torch.long)
+    texts: list[str] = []
+    threads = [threading.Thread(target=lambda: texts.append(str(capture(model, (ids,), {}).graph))) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+
+
+def test_capture_reads_and_changes_nothing():
+    model = Encoder().eval()
+    ids = torch.ones(2, 5, dtype=torch.long)
+    before = {name: (p.data_ptr(), p._version, p.requires_grad) for name, p in model.named_parameters()}
+    captured = capture(model, (ids,), {})
+    assert before == {name: (p.data_ptr(), p._version, p.requires_grad) for name, p in model.named_parameters()}
+    assert all(type(t) in (torch.Tensor, nn.Parameter) for t in fetch(captured, (ids,), {}))
