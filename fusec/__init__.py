@@ -3,8 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING
 
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "passes").is_dir() and not (_Path(__file__).parent / "passes").exists():
     # Run from a checkout whose root is on sys.path: fusec.passes and fusec.codegen stand beside this folder there.
     __path__.append(str(_checkout))
+
+if TYPE_CHECKING:
+    from fusec.api import Compiled as Compiled
+    from fusec.api import TensorSpec as TensorSpec
+    from fusec.api import compile as compile
+    from fusec.api import explain as explain
+    from fusec.api import jit as jit
+    from fusec.api import load as load
+    from fusec.api import lower as lower
+    from fusec.api import parse as parse
+    from fusec.api import release_memory as release_memory
+    from fusec.api import trace as trace
+
+__all__ = [
+    "Compiled",
+    "TensorSpec",
+    "compile",
+    "explain",
+    "jit",
+    "load",
+    "lower",
+    "parse",
+    "release_memory",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> object:
+    """The public functions are imported on first use, so that ``import fusec`` costs next to nothing."""
+    if name in __all__:
+        from fusec import api
+
+        value = globals()[name] = getattr(api, name)
+        return value
+    raise AttributeError(f"module 'fusec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

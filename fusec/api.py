@@ -1,0 +1,332 @@
+"""What a user calls: each function strings stages together and holds no logic of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, TypeVar, overload
+
+from fusec import config
+from fusec.build import Built, Options, Tune, build, run_passes, target_of
+from fusec.compiled import Compiled, Variant, argument_of
+from fusec.errors import CaptureError, FusecError
+from fusec.frontend.capture import Capture, Fallback, Library, ReferenceSource, flatten
+from fusec.ir.graph import Graph
+from fusec.ir.parse import parse
+from fusec.report import explain_program
+from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
+from fusec.runtime.memory import release_memory
+from fusec.runtime.program import KernelReport, Program
+from fusec.specs import TensorSpec, example, spec_of
+from fusec.tile.nodes import Kernel
+
+__all__ = [
+    "Compiled",
+    "LoweredGraph",
+    "LoweredKernel",
+    "TensorSpec",
+    "compile",
+    "explain",
+    "jit",
+    "load",
+    "lower",
+    "parse",
+    "release_memory",
+    "trace",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+config.configure_logging()
+
+
+@overload
+def jit(function: F, /) -> F: ...
+
+
+@overload
+def jit(
+    *,
+    target: str | None = None,
+    dynamic: object = None,
+    static: object = None,
+    precision: object = None,
+    tune: Tune = False,
+    fallback: Fallback = "eager",
+    cache: bool = True,
+) -> Callable[[F], F]: ...
+
+
+def jit(
+    function: Any = None,
+    /,
+    *,
+    target: str | None = None,
+    dynamic: object = None,
+    static: object = None,
+    precision: object = None,
+    tune: Tune = False,
+    fallback: Fallback = "eager",
+    cache: bool = True,
+) -> Any:
+    """Compiles a function of torch tensors or NumPy arrays, or an ``nn.Module``, for each signature it is called with.
+
+    A decorator, bare or with options. The result is called like the function and gives what it gives: the same
+    shapes, dtypes, strides and aliasing, and the same class of error. A call's signature is the layout of its
+    arrays, its other arguments by value, and what the function reads from closures, globals and attributes.
+
+    target: ``cpu`` or ``cpu:NAME``; by default where the arguments live. tune: ``"quick"`` or ``"full"`` measures
+    schedules at the first call. fallback: ``"eager"`` runs what can't be compiled as written (:func:`explain` says
+    what); ``"error"`` refuses it. cache: keep compiled programs on disk.
+
+    ``dynamic``, ``static`` and ``precision`` are names for later; anything but None is refused.
+    """
+    _refuse_unknown(dynamic=dynamic, static=static, precision=precision)
+    if tune not in (False, "quick", "full"):
+        raise ValueError(f"tune={tune!r}; it is False, 'quick' or 'full'")
+    if fallback not in ("eager", "error"):
+        raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
+    options = Options(target, tune, cache)
+    if function is None:
+        return lambda f: _jit(f, options, fallback)
+    return _jit(function, options, fallback)
+
+
+def _refuse_unknown(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise FusecError(f"{name}={value!r} is not there yet: every call is compiled for its exact layout")
+
+
+def _jit(function: Any, options: Options, fallback: Fallback) -> Any:
+    if not callable(function):
+        raise TypeError(f"fusec.jit compiles functions and modules, not {type(function).__name__}")
+    if isinstance(function, JitFunction):
+        function = function.dispatcher.function
+    elif isinstance(function, JitModule):
+        function = function.__dict__["_module"]
+
+    def compile_capture(capture: Capture) -> Any:
+        return build(capture.graph, capture.library, options).executable
+
+    nn = sys.modules.get("torch.nn")
+    if nn is not None and isinstance(function, nn.Module):
+        return JitModule(function, compile_capture, fallback)
+    return JitFunction(function, compile_capture, fallback)
+
+
+def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Graph:
+    """The graph of a function for these arguments (arrays or :class:`TensorSpec`); its ``str`` is the IR text.
+
+    Raises what capture raises: DataDependentError, UnsupportedOpError, and eager's own errors for a mistake.
+    """
+    function = _plain(function)
+    examples, named, _ = _examples(function, args, kwargs)
+    return _dispatcher(function).capture(examples, named).graph
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """One kernel: its tile IR, its schedule, its source for the target, and what is known of its speed."""
+
+    name: str
+    kernel: Kernel
+    report: KernelReport | None
+    target: str
+
+    @property
+    def ir(self) -> str:
+        """The tile IR text."""
+        from fusec.tile.print import print_kernel
+
+        return print_kernel(self.kernel)
+
+    @property
+    def schedule(self) -> dict[str, int | str]:
+        """Tile sizes by name."""
+        return dict(self.report.schedule) if self.report is not None else {}
+
+    @property
+    def source(self) -> str:
+        """The kernel in the backend's language, TVMScript on a CPU."""
+        from fusec.codegen.tvm.emit import emit_kernel
+        from fusec.target.cpu import cpu_target
+
+        return str(emit_kernel(self.kernel, cpu_target(self.target)).script())
+
+
+@dataclass(frozen=True)
+class LoweredGraph:
+    """A graph after all passes. ``stages``: IR text after each pass, by its name, in order."""
+
+    stages: Mapping[str, str]
+    program: Program
+    seconds: Mapping[str, float]
+
+    @property
+    def kernels(self) -> list[LoweredKernel]:
+        """The kernels in the order in which they run, those that pack weights first used first."""
+        reports = {report.kernel: report for report in self.program.reports}
+        target = self.program.target
+        return [LoweredKernel(k.name, k, reports.get(k.name), target) for k in self.program.kernels]
+
+    def explain(self) -> str:
+        """What was fused into which kernels, and why not more."""
+        return explain_program(self.program)
+
+
+def lower(graph: Graph, target: str | None = None, *, tune: Tune = False) -> LoweredGraph:
+    """Runs the passes on a graph: IR after each, and kernels with their tile IR, schedule and source.
+
+    The target need not be this machine. Raises TargetError for one that is not known.
+    """
+    lowered = run_passes(graph, target or target_of(graph), Options(target, tune))
+    return LoweredGraph(lowered.stages, lowered.program, lowered.seconds)
+
+
+def compile(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    target: str | None = None,
+    freeze: bool = True,
+    tune: Tune = False,
+    fallback: Fallback = "eager",
+    cache: bool = True,
+    **kwargs: Any,
+) -> Compiled:
+    """Compiles a function ahead of its calls, for arguments given as arrays or :class:`TensorSpec`.
+
+    Other arguments are part of what is compiled. With ``freeze`` a module's parameters, and tensors that the function
+    reads, are copied (packed for the kernels) as they are now; without, each call fetches them. The result computes
+    no gradients. A named dimension is compiled for each extent that it is called with.
+
+    Raises what capture and the passes raise.
+    """
+    function = _plain(function)
+    options = Options(target, tune, cache)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    _, _, library = _examples(function, args, kwargs)
+    leaves, call = flatten(args, kwargs, _is_argument)
+    specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
+
+    def specialise(bindings: Mapping[str, int]) -> Variant:
+        arrays = [example(spec, bindings, library) for spec in specs]
+        positional, named = call.restore(arrays)
+        capture = _dispatcher(function, fallback).capture(positional, named)
+        return _variant(capture, build(capture.graph, library, options), specs, bindings, freeze)
+
+    compiled = Compiled(name, library, specs, call, {}, specialise)
+    if not any(spec.names for spec in specs):
+        compiled.specialised({})
+    return compiled
+
+
+def _variant(
+    capture: Capture, built: Built, specs: list[TensorSpec], bindings: Mapping[str, int], freeze: bool
+) -> Variant:
+    executable = built.executable
+    if freeze:
+        changed = {port.mutates for port in executable.program.output_ports}
+        fixed = {
+            k: source.fetch()
+            for k, source in enumerate(capture.sources)
+            if isinstance(source, ReferenceSource) and k not in changed
+        }
+        executable = executable.freeze(fixed)
+    arguments = tuple(argument_of(capture.sources[k]) for k in executable.free_inputs)
+    layouts = tuple((spec.type(bindings), spec.laid_out(bindings)) for spec in specs)
+    return Variant(executable, arguments, layouts, capture.rebuild, str(capture.graph), capture.notes)
+
+
+def load(path: str | PathLike[str]) -> Compiled:
+    """The function that :meth:`Compiled.save` wrote. It runs native code: load only files whose author you trust.
+
+    Raises ArtifactError for a file that is damaged, of another format, or for another machine.
+    """
+    from fusec.runtime.artifact import load as load_artifact
+
+    return load_artifact(path)
+
+
+def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) -> str:
+    """What becomes of a function for these arguments: its kernels, what each fused, what was not fused and why.
+
+    With ``measure`` the kernels are run on the arguments and timed. For a function that :func:`jit` made, the calls
+    that ran as written are counted too.
+    """
+    if isinstance(function, Compiled):
+        return function.explain()
+    jitted = function if isinstance(function, JitFunction) else getattr(function, "_fusec", None)
+    eager = jitted.dispatcher.eager_calls if isinstance(jitted, JitFunction) else {}
+    plain = _plain(function)
+    positional, named, library = _examples(plain, args, kwargs)
+    try:
+        capture = _dispatcher(plain).capture(positional, named)
+    except CaptureError as error:
+        return f"{getattr(plain, '__name__', plain)} runs as written: {error}\n" + _eager_lines(eager)
+    options = Options(cache=True)
+    executable = build(capture.graph, library, options).executable
+    notes = list(capture.notes)
+    leaves, _ = flatten(positional, named, _is_argument)
+    if needs_autograd(library, leaves, capture):
+        notes.append("a gradient is needed for these arguments, so the call runs as written; see torch.no_grad()")
+    measured = None
+    if measure:
+        sources = [argument_of(source) for source in capture.sources]
+        measured = executable.profile([leaves[s] if isinstance(s, int) else s() for s in sources])
+    return explain_program(executable.program, notes, eager, measured)
+
+
+def _eager_lines(eager: Mapping[str, int]) -> str:
+    return "".join(f"    {count} × {reason}\n" for reason, count in eager.items())
+
+
+# Helpers
+
+
+def _plain(function: Any) -> Any:
+    """The function under a decorator of ours."""
+    if isinstance(function, JitFunction):
+        return function.dispatcher.function
+    if isinstance(function, JitModule):
+        return function.__dict__["_module"]
+    if not callable(function):
+        raise TypeError(f"{type(function).__name__} is not a function or a module")
+    return function
+
+
+def _dispatcher(function: Any, fallback: Fallback = "eager") -> Dispatcher:
+    def refuse(capture: Capture) -> Any:
+        raise AssertionError("this dispatcher only captures")
+
+    return Dispatcher(function, refuse, fallback=fallback)
+
+
+def _is_argument(value: object) -> bool:
+    return isinstance(value, TensorSpec) or (library_of(_nothing, (value,), {}) is not None and _is_leaf(value))
+
+
+def _is_leaf(value: object) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _nothing() -> None:
+    """A function that reads no library."""
+
+
+def _examples(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Library]:
+    """The arguments with an array in the place of each spec. Named dimensions get an extent of their own."""
+    leaves, call = flatten(args, kwargs, _is_argument)
+    library = library_of(function, tuple(v for v in leaves if not isinstance(v, TensorSpec)), {})
+    if library is None:
+        raise FusecError("can't tell whether torch or NumPy is meant: no array among the arguments; give one")
+    names = sorted(frozenset[str]().union(*(v.names for v in leaves if isinstance(v, TensorSpec))))
+    bindings = {name: 2 + number for number, name in enumerate(names)}
+    made = [example(v, bindings, library) if isinstance(v, TensorSpec) else v for v in leaves]
+    positional, named = call.restore(made)
+    return positional, named, library

@@ -1,0 +1,293 @@
+"""From a captured graph to an executable: passes, code generation, and the caches before them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from fusec import config
+from fusec.errors import ArtifactError, FusecError
+from fusec.frontend.capture import Library
+from fusec.ir.graph import Graph, Location
+from fusec.ir.print import print_graph
+from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
+from fusec.runtime.executable import Executable, Module
+from fusec.runtime.program import Lowered, Program
+from fusec.runtime.serial import program_from_json, program_to_json
+from fusec.target.cpu import cpu_target
+
+Tune = Literal[False, "quick", "full"]
+
+_FORMAT = 1
+log = config.logger("cache")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compilation depends on besides the graph.
+
+    target: None is where the arguments live. tune: measure the best few schedules of each kernel. cache: look in
+    and write to the on-disk cache.
+    """
+
+    target: str | None = None
+    tune: Tune = False
+    cache: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """An executable, and what building it took."""
+
+    executable: Executable
+    from_cache: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+_built: weakref.WeakValueDictionary[str, Built] = weakref.WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[str, threading.Lock] = weakref.WeakValueDictionary()
+_table_lock = threading.Lock()
+
+
+def build(graph: Graph, library: Library, options: Options) -> Built:
+    """The executable of a graph: one built before in this process, one from the disk, or a new one.
+
+    Raises what the passes and the backend raise: LoweringError, CodegenError, TargetError.
+    """
+    target = options.target or target_of(graph)
+    machine = cpu_target(target)
+    anonymous, locations = without_locations(graph)
+    disabled = config.disabled_passes()
+    key = content_key(
+        print_graph(anonymous), library, repr(machine), target, repr(options.tune), repr(sorted(disabled)), *versions()
+    )
+    with _table_lock:
+        known = _built.get(key)
+        lock = _locks.get(key)
+        if lock is None:
+            lock = _locks[key] = threading.Lock()
+    if known is not None and _same_places(known, locations):
+        return known
+    with lock:
+        known = _built.get(key)
+        if known is None or not _same_places(known, locations):
+            known = _built[key] = _build(graph, library, target, options, key, locations)
+    return known
+
+
+def _same_places(built: Built, locations: list[Location]) -> bool:
+    """Whether an executable names these lines of the user's source; another function may have the same graph."""
+    fused = (place for report in built.executable.program.reports for _, place in report.fused)
+    return {place for place in fused if place is not None} <= set(locations)
+
+
+def _build(graph: Graph, library: Library, target: str, options: Options, key: str, locations: list[Location]) -> Built:
+    disk = default_cache() if options.cache and config.dump_dir() is None else None
+    if disk is None:
+        return _compile(graph, library, target, options)
+    found = _from_disk(disk, key, library, locations)
+    if found is not None:
+        return found
+    with disk.lock(key):
+        found = _from_disk(disk, key, library, locations)
+        if found is not None:
+            return found
+        made = _compile(graph, library, target, options)
+        _to_disk(disk, key, made, locations)
+    return made
+
+
+def _compile(graph: Graph, library: Library, target: str, options: Options) -> Built:
+    lowered = run_passes(graph, target, options)
+    start = time.perf_counter()
+    module = compile_module(lowered.program)
+    seconds = {**lowered.seconds, "codegen": time.perf_counter() - start}
+    executable = Executable(lowered.program, module, library, kernel_digests(lowered.program))
+    _log_fusion(lowered.program)
+    folder = config.dump_dir()
+    if folder is not None:
+        dump(folder, lowered, module, executable)
+    return Built(executable, False, seconds)
+
+
+def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
+    """The graph through all passes."""
+    from fusec.passes.pipeline import lower
+
+    selector = None
+    if options.tune:
+        from fusec.tuning import tuning_selector  # needs the code generator
+
+        selector = tuning_selector(cpu_target(target), options.tune, TuningStore(config.cache_dir()))
+    return lower(graph, target, disable=config.disabled_passes(), check=config.verifies(), selector=selector)
+
+
+def compile_module(program: Program) -> Module:
+    """Machine code of a program's kernels."""
+    if not program.kernels:
+        return NoKernels()
+    from fusec.codegen.tvm.build import compile_kernels
+
+    module: Module = compile_kernels(program.kernels, cpu_target(program.target))
+    return module
+
+
+def load_module(data: bytes) -> Module:
+    """The module that ``to_bytes`` wrote. ArtifactError where it can't be loaded."""
+    if not data:
+        return NoKernels()
+    from fusec.codegen.tvm.module import CompiledModule
+
+    module: Module = CompiledModule.from_bytes(data)
+    return module
+
+
+class NoKernels:
+    """The module of a program that launches nothing."""
+
+    def function(self, name: str) -> Any:
+        raise FusecError(f"the module has no kernel {name!r}")
+
+    def to_bytes(self) -> bytes:
+        return b""
+
+
+def kernel_digests(program: Program) -> dict[str, str]:
+    """A hash of each kernel's contents, whatever its name."""
+    from fusec.tile.print import print_kernel
+
+    return {k.name: content_key(program.target, print_kernel(replace(k, name="kernel"))) for k in program.kernels}
+
+
+def target_of(graph: Graph) -> str:
+    """The target of the device that a graph's values are on."""
+    devices = {value.type.device for op in graph.ops for value in op.results} | {v.type.device for v in graph.inputs}
+    others = sorted(device for device in devices if device != "cpu")
+    if others:
+        raise FusecError(f"arrays on {', '.join(others)} can't be compiled for yet; move them to the CPU")
+    return "cpu"
+
+
+# The disk
+
+
+def _from_disk(disk: DiskCache, key: str, library: Library, locations: list[Location]) -> Built | None:
+    start = time.perf_counter()
+    entry = disk.load(key)
+    if entry is None:
+        log.info("%s: not in the cache", key[:12])
+        return None
+    try:
+        record = json.loads(entry.record)
+        program = program_from_json(record["program"], locations)
+        executable = Executable(program, load_module(entry.module), library, dict(record["digests"]))
+    except (ArtifactError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: does not load (%s), built again", key[:12], error)
+        disk.discard(key)
+        return None
+    log.info("%s: loaded", key[:12])
+    return Built(executable, True, {"load": time.perf_counter() - start})
+
+
+def _to_disk(disk: DiskCache, key: str, built: Built, locations: list[Location]) -> None:
+    executable = built.executable
+    program = program_to_json(executable.program, locations)
+    if len(program["locations"]) > len(locations):
+        log.info("%s: not kept, a kernel names a line that is not in the graph", key[:12])
+        return
+    try:
+        module = executable.module.to_bytes()
+    except (OSError, FusecError) as error:
+        log.warning("%s: the machine code can't be saved: %s", key[:12], error)
+        return
+    record = json.dumps({"program": program, "digests": dict(executable.digests)})
+    disk.store(key, Entry(record, module))
+    log.info("%s: stored", key[:12])
+
+
+def without_locations(graph: Graph) -> tuple[Graph, list[Location]]:
+    """The graph with each line of source replaced by its number, and the lines. A moved function stays the same."""
+    places: dict[Location, int] = {}
+    ops = []
+    for op in graph.ops:
+        if op.location is None:
+            ops.append(op)
+        else:
+            number = places.setdefault(op.location, len(places))
+            ops.append(replace(op, location=Location("source", number)))
+    return graph.with_ops(ops), list(places)
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """What else a compiled program depends on: the compiler's own source, and TVM."""
+    try:
+        tvm = version("apache-tvm")
+    except PackageNotFoundError:
+        tvm = "none"
+    return str(_FORMAT), tvm, _source_digest()
+
+
+def _source_digest() -> str:
+    """A hash of fusec's own files, so that a changed compiler never takes an old entry."""
+    digest = hashlib.sha256()
+    for path in _source_files():
+        digest.update(path.name.encode() + b"\0")
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _source_files() -> Iterable[Path]:
+    from fusec import codegen, passes
+
+    roots = {Path(__file__).parent, *map(Path, passes.__path__), *map(Path, codegen.__path__)}
+    return sorted({path for root in roots for path in root.rglob("*.py")})
+
+
+# Telling
+
+
+def _log_fusion(program: Program) -> None:
+    fuse = config.logger("fuse")
+    for report in program.reports:
+        fuse.info("%s: %s kernel of %d ops", report.kernel, report.kind, len(report.fused))
+    for declined in program.declined:
+        where = f" at {declined.location}" if declined.location else ""
+        fuse.info("declined %s%s: %s", declined.rule, where, declined.reason)
+
+
+_dump_lock = threading.Lock()
+
+
+def dump(folder: Path, lowered: Lowered, module: Module, executable: Executable) -> None:
+    """Writes the IR after each pass, each kernel's tile IR and source, and the Python of a call, under ``folder``."""
+    from fusec.tile.print import print_kernel
+
+    program = lowered.program
+    with _dump_lock:
+        number = 0
+        while True:
+            target = folder / f"{number:03d}_{program.name}"
+            try:
+                target.mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1
+    for place, (stage, text) in enumerate(lowered.stages.items()):
+        (target / f"{place:02d}_{stage}.ir").write_text(text + "\n")
+    for kernel in program.kernels:
+        (target / f"{kernel.name}.tile").write_text(print_kernel(kernel) + "\n")
+        source = getattr(module, "source", None)
+        if source is not None:
+            (target / f"{kernel.name}.tvm.py").write_text(source(kernel.name) + "\n")
+    (target / "program.json").write_text(json.dumps(program_to_json(program), indent=1) + "\n")
+    (target / "call.py").write_text(executable.source)

@@ -1,0 +1,159 @@
+"""What :func:`fusec.compile` and :func:`fusec.load` return: a function compiled ahead of its calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from fusec.errors import ArtifactError, SignatureError
+from fusec.frontend.capture import ArgumentSource, CallSpec, Library, Rebuild, flatten
+from fusec.ir.types import TensorType
+from fusec.runtime.arrays import load_arrays
+from fusec.runtime.executable import Executable
+from fusec.specs import TensorSpec
+
+Fetch = Callable[[], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One set of extents, compiled.
+
+    arguments: for each free input of the executable, the number of the argument leaf, or the function that fetches it.
+    layouts: type and strides of each leaf. rebuild: makes the user's result from the outputs.
+    """
+
+    executable: Executable
+    arguments: tuple[int | Fetch, ...]
+    layouts: tuple[tuple[TensorType, tuple[int, ...]], ...]
+    rebuild: Rebuild
+    graph_text: str
+    notes: tuple[str, ...] = ()
+
+
+class Compiled:
+    """A function for given shapes and dtypes. Call it like the function; safe to call from many threads.
+
+    Named dimensions take any extent: each new set of extents is compiled at its first call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        library: Library,
+        specs: Sequence[TensorSpec],
+        call: CallSpec,
+        variants: Mapping[tuple[int, ...], Variant],
+        specialise: Callable[[Mapping[str, int]], Variant] | None = None,
+    ) -> None:
+        self.name = name
+        self.library = library
+        self.specs = tuple(specs)
+        self.call_spec = call
+        self._arrays = load_arrays(library)
+        self._names = tuple(sorted(frozenset().union(*(spec.names for spec in specs))))
+        self._variants = dict(variants)
+        self._specialise = specialise
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result. SignatureError for arguments that do not fit what was compiled."""
+        leaves, spec = flatten(args, kwargs, self._arrays.is_array)
+        if spec != self.call_spec:
+            raise SignatureError(
+                f"{self.name} was compiled for the arguments {_describe(self.call_spec)}, these are {_describe(spec)}"
+            )
+        variant = self._variant(leaves)
+        inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
+        return variant.rebuild(variant.executable(*inputs))
+
+    def _variant(self, leaves: Sequence[Any]) -> Variant:
+        found = []
+        for number, leaf in enumerate(leaves):
+            try:
+                found.append(self._arrays.layout(leaf))
+            except (TypeError, KeyError) as error:
+                raise SignatureError(f"{self.name}: array {number} can't be used: {error}") from None
+        bindings: dict[str, int] = {}
+        for number, (layout, spec) in enumerate(zip(found, self.specs, strict=True)):
+            spec.bind(layout.type, f"{self.name}: array {number}", bindings)
+        variant = self.specialised(bindings)
+        for number, (layout, (_, strides)) in enumerate(zip(found, variant.layouts, strict=True)):
+            moves = zip(layout.type.static_shape, layout.strides, strides, strict=True)
+            if any(have != want for extent, have, want in moves if extent > 1) and layout.type.size:
+                raise SignatureError(
+                    f"{self.name}: array {number} has strides {layout.strides}, compiled were {strides}; "
+                    "make it contiguous, or compile for these strides"
+                )
+        return variant
+
+    def specialised(self, bindings: Mapping[str, int]) -> Variant:
+        """The variant for these extents; compiled now if it is new."""
+        key = tuple(bindings[name] for name in self._names)
+        variant = self._variants.get(key)
+        if variant is None:
+            if self._specialise is None:
+                raise SignatureError(f"{self.name} was not compiled for {dict(bindings)}")
+            with self._lock:
+                variant = self._variants.get(key)
+                if variant is None:
+                    variant = self._variants[key] = self._specialise(bindings)
+        return variant
+
+    @property
+    def variants(self) -> Mapping[tuple[int, ...], Variant]:
+        """What has been compiled, by the extents of the named dimensions in the order of their names."""
+        return dict(self._variants)
+
+    @property
+    def only(self) -> Variant:
+        """The one variant. ArtifactError where dimensions are named and so there may be more."""
+        if self._names:
+            raise ArtifactError(
+                f"{self.name} has named dimensions ({', '.join(self._names)}); "
+                "only functions compiled for fixed shapes can be saved: give integers"
+            )
+        return self.specialised({})
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the compiled function to a file for :func:`fusec.load`. ArtifactError where it can't be saved."""
+        from fusec.runtime.artifact import save
+
+        save(self, path)
+
+    def explain(self) -> str:
+        """What was fused into which kernels, and why not more."""
+        from fusec.report import explain_program
+
+        texts = []
+        for key, variant in sorted(self._variants.items()):
+            extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
+            head = f"for {extents}\n" if extents else ""
+            texts.append(head + explain_program(variant.executable.program, variant.notes))
+        return "\n".join(texts)
+
+    def __repr__(self) -> str:
+        return f"<fusec compiled {self.name}({', '.join(map(str, self.specs))})>"
+
+
+def argument_of(source: Any) -> int | Fetch:
+    """Where a graph's input comes from at a call."""
+    if isinstance(source, ArgumentSource):
+        return source.index
+    fetch: Fetch = source.fetch
+    return fetch
+
+
+def _describe(spec: CallSpec) -> str:
+    parts = [_describe_part(part) for part in spec.args]
+    parts += [f"{name}={_describe_part(part)}" for name, part in spec.kwargs]
+    return f"({', '.join(parts)})"
+
+
+def _describe_part(part: Any) -> str:
+    if hasattr(part, "parts"):
+        return f"{part.kind.__name__}({', '.join(map(_describe_part, part.parts))})"
+    return repr(part.value) if hasattr(part, "value") else "array"

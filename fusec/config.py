@@ -1,0 +1,62 @@
+"""Every environment variable that fusec reads.
+
+FUSEC_CACHE_DIR      folder of compiled programs (default: the user's cache folder)
+FUSEC_DUMP           folder that gets the IR of every pass, the tile IR and the sources of each compiled graph
+FUSEC_LOGS           subjects to log on stderr, separated by commas: fuse, tune, cache, recompile, code; or all
+FUSEC_DISABLE_PASS   graph passes to leave out, separated by commas
+FUSEC_VERIFY         1: check the IR after every pass
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+LOG_SUBJECTS = ("fuse", "tune", "cache", "recompile", "code")
+
+
+def cache_dir() -> Path:
+    """The folder of the on-disk cache; it need not exist yet."""
+    given = os.environ.get("FUSEC_CACHE_DIR")
+    if given:
+        return Path(given).expanduser()
+    import platformdirs  # not needed by a program that compiles nothing
+
+    return Path(platformdirs.user_cache_dir("fusec", appauthor=False))
+
+
+def dump_dir() -> Path | None:
+    """Where to write IR and sources, or None."""
+    given = os.environ.get("FUSEC_DUMP")
+    return Path(given).expanduser() if given else None
+
+
+def disabled_passes() -> frozenset[str]:
+    return frozenset(filter(None, (p.strip() for p in os.environ.get("FUSEC_DISABLE_PASS", "").split(","))))
+
+
+def verifies() -> bool:
+    return os.environ.get("FUSEC_VERIFY", "") not in ("", "0")
+
+
+def logger(subject: str) -> logging.Logger:
+    """The logger ``fusec.<subject>``."""
+    assert subject in LOG_SUBJECTS, subject
+    return logging.getLogger(f"fusec.{subject}")
+
+
+def configure_logging() -> None:
+    """Turns on the subjects named by FUSEC_LOGS. A name that is not one is warned about."""
+    wanted = {s.strip() for s in os.environ.get("FUSEC_LOGS", "").split(",")} - {""}
+    if not wanted:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+    root = logging.getLogger("fusec")
+    root.addHandler(handler)
+    for subject in LOG_SUBJECTS if "all" in wanted else wanted & set(LOG_SUBJECTS):
+        logging.getLogger(f"fusec.{subject}").setLevel(logging.DEBUG)
+    unknown = wanted - set(LOG_SUBJECTS) - {"all"}
+    if unknown:
+        root.warning("FUSEC_LOGS: no subject %s; subjects: %s", ", ".join(sorted(unknown)), ", ".join(LOG_SUBJECTS))

@@ -1,0 +1,140 @@
+"""What became of a function, as text: its kernels, what each fused, what was not fused and why."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fusec.ir.graph import Location
+from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program
+
+WIDTH = 120
+_NAMES_SHOWN = 12
+
+
+def explain_program(
+    program: Program,
+    notes: Sequence[str] = (),
+    eager: Mapping[str, int] | None = None,
+    measured: Sequence[float] | None = None,
+) -> str:
+    """The report on a program. ``eager``: calls that ran as written, by reason. ``measured``: seconds of each step.
+
+    Deterministic: the same program gives the same text.
+    """
+    parts: list[RenderableType] = [Text(_summary(program), style="bold")]
+    if program.reports:
+        parts.append(_kernel_table(program, measured))
+        parts += [Text(line) for report in _launched(program) for line in _fused_lines(report)]
+    parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call)])
+    parts += _section("packed once, and again when the weights change", _pack_lines(program))
+    parts += _section("not fused", [_declined_line(d) for d in dict.fromkeys(program.declined)])
+    parts += _section("notes", list(notes))
+    parts += _section("calls that ran as written", [f"{n} × {reason}" for reason, n in (eager or {}).items()])
+    return render(Group(*parts))
+
+
+def render(content: RenderableType) -> str:
+    """Plain text, without colours, at a fixed width."""
+    buffer = io.StringIO()
+    Console(file=buffer, width=WIDTH, force_terminal=False, color_system=None, highlight=False).print(content)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _summary(program: Program) -> str:
+    reports = _launched(program)
+    ops = sum(len(report.fused) for report in reports)
+    calls = sum(isinstance(step, Call) for step in program.steps)
+    library = f", {_count(calls, 'library call')}" if calls else ""
+    return f"{program.name} on {program.target}: {_count(ops, 'op')} in {_count(len(reports), 'kernel')}{library}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _launched(program: Program) -> list[KernelReport]:
+    """The reports in the order of the launches."""
+    by_name = {report.kernel: report for report in program.reports}
+    names = dict.fromkeys(step.kernel for step in program.steps if isinstance(step, Launch))
+    return [by_name[name] for name in names if name in by_name]
+
+
+def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = ["kernel", "kind", "tiles", "flops", "bytes", "predicted"]
+    for column in [*columns, *(["measured"] if measured is not None else []), "limit", "of the limit"]:
+        table.add_column(column, justify="left" if column in ("kernel", "kind", "tiles") else "right")
+    for report in _launched(program):
+        row = [
+            report.kernel,
+            report.kind,
+            " ".join(f"{name}={size}" for name, size in report.schedule),
+            _amount(report.flops),
+            _amount(report.bytes),
+            _time(report.predicted),
+        ]
+        seconds = report.predicted
+        if measured is not None:
+            seconds = sum(
+                s
+                for s, step in zip(measured, program.steps, strict=True)
+                if isinstance(step, Launch) and step.kernel == report.kernel
+            )
+            row.append(_time(seconds))
+        share = f"{100 * report.limit / seconds:.0f} %" if seconds > 0 else "-"
+        table.add_row(*row, f"{_time(report.limit)} {report.bound}", share)
+    return table
+
+
+def _fused_lines(report: KernelReport) -> list[str]:
+    by_line: dict[Location | None, list[str]] = {}
+    for name, location in report.fused:
+        by_line.setdefault(location, []).append(name)
+    lines = [f"{report.kernel} does"]
+    for location, names in by_line.items():
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (
+            f", and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
+        )
+        where = location.short if location is not None else "-"
+        lines.append(f"    {where:<24} {shown}")
+    return lines
+
+
+def _pack_lines(program: Program) -> list[str]:
+    packs = [step for step in program.steps if isinstance(step, Pack)]
+    return [f"{program.slots[s.arguments[0]].name} by {s.kernel}" for s in packs if len(s.arguments) > 1]
+
+
+def _call_line(step: Call) -> str:
+    where = f" at {step.location.short}" if step.location is not None else ""
+    reason = f": {step.attributes.reason}" if step.attributes.reason else ""
+    return f"{step.attributes.target}{where}{reason}"
+
+
+def _declined_line(declined: Declined) -> str:
+    where = f" at {declined.location.short}" if declined.location is not None else ""
+    return f"{declined.rule}{where}: {declined.reason}"
+
+
+def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
+    return [Text(title), *(Text(f"    {line}") for line in lines)] if lines else []
+
+
+def _amount(n: float) -> str:
+    for unit in ("", "K", "M", "G", "T"):
+        if n < 1000 or unit == "T":
+            return f"{n:.0f}{unit}" if unit == "" else f"{n:.3g}{unit}"
+        n /= 1000
+    raise AssertionError
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

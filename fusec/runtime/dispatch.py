@@ -1,0 +1,403 @@
+"""``fusec.jit``'s machinery: from a call to the plan made for calls like it, and to a new plan where there is none."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusec.config import logger, verifies
+from fusec.errors import CaptureError, FusecError
+from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, Node, Static, Structure, flatten
+from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
+from fusec.runtime.executable import Executable
+
+RECOMPILE_LIMIT = 64
+"""Plans that one function may have; further signatures run as written."""
+
+_RECENT = 4
+log = logger("recompile")
+
+
+CaptureFunction = Callable[..., Capture]
+Compile = Callable[[Capture], Executable]
+"""From a capture to an executable, with the options of the function that is being compiled."""
+
+
+class _Thread(threading.local):
+    capturing = False
+
+
+_thread = _Thread()
+
+
+def load_capture(library: Library) -> CaptureFunction:
+    """The capture function of a library's frontend, imported on first use."""
+    if library == "torch":
+        from fusec.frontend.torch import capture as torch_capture
+
+        return torch_capture
+    from fusec.frontend.numpy import capture as numpy_capture
+
+    return numpy_capture
+
+
+def needs_autograd(library: Library, leaves: Sequence[Any], capture: Capture | None = None) -> bool:
+    """True when the library would record this call for a gradient."""
+    if library != "torch":
+        return False
+    from fusec.frontend.torch import needs_autograd as torch_needs_autograd
+
+    return torch_needs_autograd(leaves, capture)
+
+
+def library_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Library | None:
+    """Whose arrays a call is about: PyTorch's if there is any tensor among them, else NumPy's; None if neither.
+
+    A call without arrays goes by the function: a module, or a function that reads only one library's name.
+    """
+    found: set[Library] = set()
+    for value in (*args, *kwargs.values()):
+        _libraries_in(value, found)
+    owner = getattr(function, "__self__", function)
+    if "torch" in found or _is_torch_module(owner):
+        return "torch"
+    if "numpy" in found:
+        return "numpy"
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    names = getattr(getattr(function, "__func__", function), "__globals__", {})
+    used = {getattr(names.get(n), "__name__", "").split(".")[0] for n in (code.co_names if code else ())}
+    if "torch" in used:
+        return "torch"
+    return "numpy" if "numpy" in used else None
+
+
+def _libraries_in(value: object, found: set[Library]) -> None:
+    kind = type(value)
+    if isinstance(value, tuple | list):
+        for part in value:
+            _libraries_in(part, found)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _libraries_in(part, found)
+    elif kind.__module__ != "builtins":
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if torch is not None and isinstance(value, torch.Tensor):
+            found.add("torch")
+        elif numpy is not None and isinstance(value, numpy.ndarray):
+            found.add("numpy")
+        else:
+            for name in getattr(kind, "__dataclass_fields__", ()):
+                _libraries_in(getattr(value, name, None), found)
+
+
+def _is_torch_module(value: object) -> bool:
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and isinstance(value, nn.Module)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why."""
+
+    entry: Entry
+    capture: Capture | None = None
+    executable: Executable | None = None
+    reason: str = ""
+
+
+class Dispatcher:
+    """The plans of one function. Safe to call from many threads."""
+
+    def __init__(
+        self, function: Callable[..., Any], compile: Compile, *, fallback: Fallback = "eager", name: str = ""
+    ) -> None:
+        self.function = function
+        self.eager_calls: Counter[str] = Counter()
+        self._compile = compile
+        self._fallback = fallback
+        self._name = name or getattr(function, "__qualname__", type(function).__name__)
+        self._lock = threading.RLock()
+        self._recent: tuple[Plan, ...] = ()
+        self._plans: dict[Hashable, list[Plan]] = {}
+        self._count = 0
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _thread.capturing:  # an outer function is being captured: become part of it
+            return self.function(*args, **kwargs)
+        for plan in self._recent:
+            result = plan.entry(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._slow(args, kwargs)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All plans, in the order in which they were made within each signature."""
+        return [plan for plans in self._plans.values() for plan in plans]
+
+    # Finding a plan
+
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        library = library_of(self.function, args, kwargs)
+        if library is None:
+            return self._as_written("no array of a known library is among its arguments", args, kwargs)
+        arrays = load_arrays(library)
+        leaves, spec = flatten(args, kwargs, arrays.is_array)
+        unfit = _unfit(spec, library)
+        try:
+            layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        except (TypeError, KeyError) as error:
+            unfit = f"an argument can't be compiled: {error}"
+        if unfit:
+            return self._as_written(unfit, args, kwargs)
+        key = (library, spec, layouts, arrays.mode())
+        for plan in tuple(self._plans.get(key, ())):
+            result = plan.entry(args, kwargs)
+            if result is not MISS:
+                self._promote(plan)
+                return result
+        return self._new(key, arrays, leaves, spec, args, kwargs)
+
+    def _new(
+        self,
+        key: Hashable,
+        arrays: Arrays,
+        leaves: list[Any],
+        spec: CallSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        with self._lock:
+            known = tuple(self._plans.get(key, ()))
+            for plan in known:  # another thread may have made it meanwhile
+                result = plan.entry(args, kwargs)
+                if result is not MISS:
+                    return result
+            if self._count >= RECOMPILE_LIMIT:
+                return self._too_many(args, kwargs)
+            self._log_recompile(key, known)
+            plan = self._make(arrays, leaves, spec, args, kwargs)
+            self._count += 1
+            self._plans.setdefault(key, []).append(plan)
+            self._promote(plan)
+        result = plan.entry(args, kwargs)
+        if result is MISS:
+            return self._as_written("what it reads changes while it runs", args, kwargs)
+        return result
+
+    def _promote(self, plan: Plan) -> None:
+        self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
+
+    def _log_recompile(self, key: Hashable, known: tuple[Plan, ...]) -> None:
+        if not self._plans:
+            log.info("%s: first call", self._name)
+        elif not known:
+            log.info("%s: new signature (%d plans so far)", self._name, self._count)
+        else:
+            why = getattr(known[-1].capture and known[-1].capture.environment, "why_changed", lambda: "")()
+            log.info("%s: %s", self._name, why or "a tensor that it reads has changed its layout")
+
+    def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reason = f"it was compiled {RECOMPILE_LIMIT} times, for as many signatures"
+        if self._fallback == "eager" and not self.eager_calls[reason]:
+            warnings.warn(f"{self._name}: {reason}; further ones run as written", RuntimeWarning, stacklevel=5)
+        return self._as_written(reason, args, kwargs)
+
+    # Making a plan
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """The function captured for one call. FusecError where no library's arrays are among the arguments."""
+        library = library_of(self.function, args, kwargs)
+        if library is None:
+            raise FusecError(f"{self._name}: no torch tensor or NumPy array is among the arguments")
+        return self._capture(library, args, kwargs)
+
+    def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        outer, _thread.capturing = _thread.capturing, True
+        try:
+            return load_capture(library)(self.function, args, kwargs, fallback=self._fallback)
+        finally:
+            _thread.capturing = outer
+
+    def _make(
+        self,
+        arrays: Arrays,
+        leaves: list[Any],
+        spec: CallSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Plan:
+        autograd = "a gradient is needed and only the forward is compiled; call it under torch.no_grad() if it is not"
+        if needs_autograd(arrays.library, leaves):
+            return self._eager_plan(arrays, spec, leaves, autograd)
+        try:
+            capture = self._capture(arrays.library, args, kwargs)
+            if needs_autograd(arrays.library, leaves, capture):
+                return self._eager_plan(arrays, spec, leaves, autograd, capture)
+            executable = self._compile(capture)
+            eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+            entry = compiled_entry(executable, capture, spec, leaves, eager)
+            return Plan(entry, capture, executable)
+        except Exception as error:
+            if self._fallback == "error" or verifies():
+                raise
+            return self._declined_plan(arrays, spec, leaves, error)
+
+    def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception) -> Plan:
+        """Runs as written. The user's own mistake comes out there, as the library says it; a bug of ours is told."""
+        if isinstance(error, FusecError):
+            log.info("%s runs as written: %s", self._name, error)
+        else:
+            log.info("%s: capture ended with %s: %s", self._name, type(error).__name__, error)
+        return self._eager_plan(arrays, spec, leaves, f"{error}")
+
+    def _eager_plan(
+        self, arrays: Arrays, spec: CallSpec, leaves: list[Any], reason: str, capture: Capture | None = None
+    ) -> Plan:
+        eager = functools.partial(self._as_written, reason)
+        if capture is None:
+            return Plan(eager_entry(arrays, spec, leaves, eager), None, None, reason)
+        return Plan(eager_entry(arrays, spec, leaves, eager, capture.sources), capture, None, reason)
+
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._fallback == "error":
+            raise CaptureError(f"{self._name} can't be compiled: {reason}")
+        self.eager_calls[reason] += 1
+        return self.function(*args, **kwargs)
+
+
+def _unfit(spec: CallSpec, library: Library) -> str:
+    """Why the static values of a call can't be part of a key; empty when they can."""
+    for part in (*spec.args, *(part for _, part in spec.kwargs)):
+        for value in _statics(part):
+            if library == "torch" and isinstance(value, np.ndarray):
+                return "torch tensors and NumPy arrays are mixed"
+            if isinstance(value, set | bytearray):
+                return f"an argument is a {type(value).__name__}"
+    return ""
+
+
+def _statics(part: Structure) -> list[Any]:
+    if isinstance(part, Static):
+        return [part.value]
+    if isinstance(part, Node):
+        return [value for inner in part.parts for value in _statics(inner)]
+    return []
+
+
+class JitFunction:
+    """A function that compiles itself for each signature it is called with. Made by :func:`fusec.jit`."""
+
+    def __init__(self, function: Callable[..., Any], compile: Compile, fallback: Fallback) -> None:
+        functools.update_wrapper(self, function)
+        self.dispatcher = Dispatcher(function, compile, fallback=fallback)
+        self._dispatch = self.dispatcher.__call__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._dispatch(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method: each instance has plans of its own, which live as long as it does."""
+        if instance is None:
+            return self
+        table = getattr(instance, "__dict__", None)
+        if not isinstance(table, dict):  # a class, or an instance with slots only
+            return types.MethodType(self, instance)
+        bound = table.get(_BOUND)
+        if bound is None:
+            bound = table.setdefault(_BOUND, BoundMethods())
+        return bound.method(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<fusec.jit {self.dispatcher.function!r}>"
+
+
+_BOUND = "_fusec_bound"
+
+
+class BoundMethods:
+    """The compiled methods of one instance, kept in its ``__dict__``. A copy of the instance starts without any."""
+
+    def __init__(self) -> None:
+        self._methods: dict[int, tuple[JitFunction, JitFunction]] = {}
+
+    def method(self, jitted: JitFunction, instance: Any) -> JitFunction:
+        """The function bound to the instance; made on first use."""
+        known = self._methods.get(id(jitted))
+        if known is None:
+            dispatcher = jitted.dispatcher
+            bound = types.MethodType(dispatcher.function, instance)
+            made = JitFunction(bound, dispatcher._compile, dispatcher._fallback)
+            known = self._methods.setdefault(id(jitted), (jitted, made))
+        return known[1]
+
+    def __deepcopy__(self, memo: object) -> BoundMethods:
+        return BoundMethods()
+
+    def __copy__(self) -> BoundMethods:
+        return BoundMethods()
+
+    def __reduce__(self) -> tuple[type[BoundMethods], tuple[()]]:
+        return BoundMethods, ()
+
+
+class JitModule:
+    """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training.
+
+    A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one.
+    """
+
+    def __init__(self, module: Any, compile: Compile, fallback: Fallback) -> None:
+        self.__dict__["_fusec"] = JitFunction(module, compile, fallback)
+        self.__dict__["_module"] = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fusec._dispatch(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__["_module"]
+        value = getattr(module, name)
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            return _returning(self, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_module"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["_module"], name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__dict__["_module"])
+
+    def __repr__(self) -> str:
+        return f"fusec.jit({self.__dict__['_module']!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitModule:
+        import copy
+
+        dispatcher = self._fusec.dispatcher
+        module = copy.deepcopy(self.__dict__["_module"], memo)
+        return JitModule(module, dispatcher._compile, dispatcher._fallback)
+
+
+def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return wrapper if result is method.__self__ else result
+
+    return call

@@ -1,0 +1,160 @@
+"""The code that a call runs: tests that this call is the one a plan was made for, then the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fusec.frontend.capture import ArgumentSource, CallSpec, Capture, Node, ReferenceSource, Source, Static, Structure
+from fusec.runtime.arrays import Arrays
+from fusec.runtime.code import Scope, make_function
+from fusec.runtime.executable import Executable
+
+MISS = object()
+"""What an entry returns for a call that it was not made for."""
+
+Entry = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+_BY_VALUE = (int, str, bytes, type(None), type(...), range, bool)
+
+
+class _EntryWriter:
+    """Writes the tests of a call's structure; ``leaves`` are the variables of its arrays, in order."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.lines: list[str] = []
+        self.leaves: list[str] = []
+        self._count = 0
+        self._miss = scope.bind(MISS, "MISS")
+
+    def call(self, spec: CallSpec) -> None:
+        self.unless(f"len(args) == {len(spec.args)}")
+        self.unless(f"len(kwargs) == {len(spec.kwargs)}" if spec.kwargs else "not kwargs")
+        self._unpack("args", spec.args)
+        for name, part in spec.kwargs:
+            variable = self._variable()
+            missing = self._miss
+            self.lines.append(f"{variable} = kwargs.get({name!r}, {missing})")
+            self._part(variable, part)
+
+    def unless(self, condition: str) -> None:
+        """Leaves with a miss where the condition does not hold."""
+        if condition != "True":
+            self.lines.append(f"if not ({condition}): return {self._miss}")
+
+    def _variable(self) -> str:
+        self._count += 1
+        return f"a{self._count - 1}"
+
+    def _unpack(self, source: str, parts: Sequence[Structure]) -> None:
+        if not parts:
+            return
+        variables = [self._variable() for _ in parts]
+        self.lines.append(f"{', '.join(variables)}, = {source}")
+        for variable, part in zip(variables, parts, strict=True):
+            self._part(variable, part)
+
+    def _part(self, variable: str, part: Structure) -> None:
+        if isinstance(part, Static):
+            self._static(variable, part)
+        elif isinstance(part, Node):
+            self._container(variable, part)
+        else:
+            self.leaves.append(variable)
+
+    def _static(self, variable: str, part: Static) -> None:
+        value = part.value
+        kind = type(value)
+        if value is None or value is ... or kind is bool:
+            self.unless(f"{variable} is {value!r}" if value is not ... else f"{variable} is ...")
+        elif kind in _BY_VALUE or (kind in (float, complex) and value and value == value):
+            known = self.scope.bind(value, "value")
+            self.unless(f"type({variable}) is {self.scope.bind(kind, kind.__name__)} and {variable} == {known}")
+        else:  # zeros and NaNs among numbers, objects
+            static = self.scope.bind(Static, "Static")
+            known = self.scope.bind(part, "static")
+            self.unless(f"{variable} is {self.scope.bind(value, 'value')} or {static}({variable}) == {known}")
+
+    def _container(self, variable: str, part: Node) -> None:
+        kind = self.scope.bind(part.kind, part.kind.__name__)
+        self.unless(f"type({variable}) is {kind}")
+        if issubclass(part.kind, dict):
+            self.unless(f"tuple({variable}) == {self.scope.bind(part.keys, 'keys')}")
+            self._unpack(f"{variable}.values()", part.parts)
+        elif part.keys:
+            parts = ", ".join(f"{variable}.{name}" for name in part.keys)
+            self._unpack(f"({parts},)", part.parts)
+        elif issubclass(part.kind, tuple | list):
+            self.unless(f"len({variable}) == {len(part.parts)}")
+            self._unpack(variable, part.parts)
+
+
+def compiled_entry(
+    executable: Executable, capture: Capture, spec: CallSpec, leaves: Sequence[Any], eager: Callable[..., Any]
+) -> Entry:
+    """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
+
+    ``eager(args, kwargs)`` takes over where a changed input shares memory with another.
+    """
+    arrays = executable.arrays
+    scope = Scope()
+    writer = _EntryWriter(scope)
+    writer.call(spec)
+    writer.unless(f"{scope.bind(capture.environment.holds, 'holds')}()")
+    inputs = _check_arrays(writer, arrays, leaves, capture.sources)
+    writer.lines += _clashes(executable, scope, inputs, eager)
+    written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
+    rebuild = scope.bind(capture.rebuild, "rebuild")
+    lines = [*writer.lines, *written.lines, f"return {rebuild}([{', '.join(written.results)}])"]
+    return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
+
+
+def eager_entry(
+    arrays: Arrays, spec: CallSpec, leaves: Sequence[Any], eager: Callable[..., Any], sources: Sequence[Source] = ()
+) -> Entry:
+    """The entry that runs calls like this one as the user wrote them, while ``sources`` keep their layouts."""
+    scope = Scope()
+    writer = _EntryWriter(scope)
+    writer.call(spec)
+    _check_arrays(writer, arrays, leaves, sources)
+    lines = [*writer.lines, f"return {scope.bind(eager, 'eager')}(args, kwargs)"]
+    return make_function("call_eager", ["args", "kwargs"], lines, scope)
+
+
+def _check_arrays(writer: _EntryWriter, arrays: Arrays, leaves: Sequence[Any], sources: Sequence[Source]) -> list[str]:
+    """Fetches what is taken by reference, tests all layouts, and returns the variable of each source."""
+    scope = writer.scope
+    examples, variables = list(leaves), list(writer.leaves)
+    inputs: list[str] = []
+    fetches: list[str] = []
+    for number, source in enumerate(sources):
+        match source:
+            case ArgumentSource(index):
+                inputs.append(writer.leaves[index])
+            case ReferenceSource():
+                variable = f"r{number}"
+                fetches.append(f"{variable} = {scope.bind(source.fetch, 'fetch')}()")
+                inputs.append(variable)
+                variables.append(variable)
+                examples.append(source.fetch())
+    if fetches:
+        miss = scope.bind(MISS, "MISS")
+        writer.lines += ["try:", *("    " + line for line in fetches), f"except Exception: return {miss}"]
+    writer.unless(arrays.check(scope, examples, variables))
+    return inputs
+
+
+def _clashes(executable: Executable, scope: Scope, inputs: Sequence[str], eager: Callable[..., Any]) -> list[str]:
+    """Lines that give way to eager where a mutated input shares memory with another input."""
+    mutated = {port.mutates for port in executable.program.output_ports if port.mutates is not None}
+    overlap = scope.bind(executable.arrays.overlap, "overlap")
+    tests = [
+        f"{overlap}({inputs[k]}, {inputs[other]})"
+        for k in sorted(mutated)
+        for other in range(len(inputs))
+        if other != k and not (other in mutated and other < k)
+    ]
+    if not tests:
+        return []
+    return [f"if {' or '.join(tests)}: return {scope.bind(eager, 'eager')}(args, kwargs)"]

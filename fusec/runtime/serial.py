@@ -1,0 +1,246 @@
+"""A program as JSON and back. Kernels keep their names and figures; their bodies are machine code elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fusec.errors import ArtifactError
+from fusec.ir.attributes import ExternAttributes, Scalar
+from fusec.ir.graph import InputRole, Location, Port
+from fusec.ir.types import DTYPES, TensorType
+from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
+from fusec.tile.nodes import Kernel
+from fusec.tile.scalar import Buffer
+
+Json = Any
+_SLOT_KINDS = ("input", "output", "workspace", "packed", "extern", "view", "constant")
+_ROLES = ("argument", "parameter", "state")
+_DIMENSION_LIMIT = 1 << 62
+
+
+def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Json:
+    """The program as lists, dicts, strings and numbers. ValueError if a shape in it is symbolic.
+
+    Lines of source are written as numbers into ``locations``, followed by those that are not in it.
+    """
+    places = {location: number for number, location in enumerate(locations)}
+    return {
+        "name": program.name,
+        "target": program.target,
+        "slots": [_slot_to(s) for s in program.slots],
+        "inputs": list(program.inputs),
+        "outputs": list(program.outputs),
+        "input_ports": [_port_to(p) for p in program.input_ports],
+        "output_ports": [_port_to(p) for p in program.output_ports],
+        "kernels": [_kernel_to(k) for k in program.kernels],
+        "steps": [_step_to(s, places) for s in program.steps],
+        "reports": [_report_to(r, places) for r in program.reports],
+        "declined": [[d.rule, d.reason, _place(d.location, places)] for d in program.declined],
+        "locations": [[place.file, place.line] for place in places],
+    }
+
+
+def program_from_json(data: Json, locations: Sequence[Location] | None = None) -> Program:
+    """The program that :func:`program_to_json` wrote. ``locations`` stand in for those written, in their order.
+
+    Everything is checked: a slot that names a slot that is not there, or a kind that does not exist, is an
+    ArtifactError, and not a crash when the program runs.
+    """
+    try:
+        places = list(locations) if locations is not None else [Location(str(f), int(n)) for f, n in data["locations"]]
+        program = Program(
+            str(data["name"]),
+            str(data["target"]),
+            tuple(_slot_from(s) for s in data["slots"]),
+            _numbers(data["inputs"]),
+            _numbers(data["outputs"]),
+            tuple(_port_from(p) for p in data["input_ports"]),
+            tuple(_port_from(p) for p in data["output_ports"]),
+            tuple(_kernel_from(k) for k in data["kernels"]),
+            tuple(_step_from(s, places) for s in data["steps"]),
+            tuple(_report_from(r, places) for r in data["reports"]),
+            tuple(Declined(str(d[0]), str(d[1]), _place_from(d[2], places)) for d in data["declined"]),
+        )
+        _check(program)
+    except ArtifactError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ArtifactError(f"a program record is damaged: {type(error).__name__}: {error}") from None
+    return program
+
+
+def _check(program: Program) -> None:
+    """Every number of a slot is that of a slot, views end, kernels exist."""
+    count = len(program.slots)
+    used = [*program.inputs, *program.outputs]
+    names = {kernel.name for kernel in program.kernels}
+    for step in program.steps:
+        used += step.arguments
+        if isinstance(step, Call):
+            used += step.results
+        elif step.kernel not in names:
+            raise ArtifactError(f"a step runs kernel {step.kernel!r}, which is not there")
+    if any(not 0 <= slot < count for slot in used):
+        raise ArtifactError("a step or an output names a slot that is not there")
+    for number, slot in enumerate(program.slots):
+        if slot.kind == "view" and not 0 <= slot.source < count:
+            raise ArtifactError(f"view {slot.name!r} is of a slot that is not there")
+        seen = {number}
+        while slot.kind == "view":
+            if slot.source in seen:
+                raise ArtifactError(f"view {slot.name!r} is a view of itself")
+            seen.add(slot.source)
+            slot = program.slots[slot.source]
+    if len(program.inputs) != len(program.input_ports) or len(program.outputs) != len(program.output_ports):
+        raise ArtifactError("inputs or outputs do not match their ports")
+    if any(port.mutates is not None and port.mutates >= len(program.inputs) for port in program.output_ports):
+        raise ArtifactError("an output changes an input that is not there")
+
+
+# Parts
+
+
+def _numbers(values: Sequence[Any]) -> tuple[int, ...]:
+    made = tuple(values)
+    if any(type(v) is not int or abs(v) > _DIMENSION_LIMIT for v in made):
+        raise ArtifactError(f"{values!r} are not integers")
+    return made
+
+
+def _place(location: Location | None, places: dict[Location, int]) -> int | None:
+    return None if location is None else places.setdefault(location, len(places))
+
+
+def _place_from(place: int | None, places: Sequence[Location]) -> Location | None:
+    return None if place is None else places[place]
+
+
+def type_to_json(type: TensorType) -> Json:
+    return [type.dtype.name, list(type.static_shape), type.device]
+
+
+def type_from_json(data: Json) -> TensorType:
+    dtype, shape, device = data
+    if any(n < 0 for n in _numbers(shape)):
+        raise ArtifactError(f"shape {shape} has a negative extent")
+    return TensorType(DTYPES[dtype], _numbers(shape), str(device))
+
+
+def _slot_to(slot: Slot) -> Json:
+    value = scalar_to_json(slot.value)
+    return [slot.name, slot.kind, type_to_json(slot.type), list(slot.strides), slot.source, slot.offset, value]
+
+
+def _slot_from(data: Json) -> Slot:
+    name, kind, type, strides, source, offset, value = data
+    if kind not in _SLOT_KINDS:
+        raise ArtifactError(f"there is no slot kind {kind!r}")
+    found = type_from_json(type)
+    laid = _numbers(strides)
+    if len(laid) != found.rank:
+        raise ArtifactError(f"slot {name!r} has {found.rank} axes and {len(laid)} strides")
+    return Slot(
+        str(name), cast(SlotKind, kind), found, laid, *_numbers([source, offset]), value=scalar_from_json(value)
+    )
+
+
+def scalar_to_json(value: Scalar | None) -> Json:
+    """JSON has no complex numbers, infinities or NaN; those are written as text."""
+    if isinstance(value, complex):
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def scalar_from_json(data: Json) -> Scalar | None:
+    if isinstance(data, Mapping):
+        if "complex" in data:
+            real, imag = data["complex"]
+            return complex(float(real), float(imag))
+        return float(data["float"])
+    if data is not None and type(data) not in (bool, int, float):
+        raise ArtifactError(f"{data!r} is not a number")
+    return cast("Scalar | None", data)
+
+
+def _port_to(port: Port) -> Json:
+    strides = None if port.strides is None else list(port.strides)
+    return [strides, port.offset, port.role, port.path, port.mutates]
+
+
+def _port_from(data: Json) -> Port:
+    strides, offset, role, path, mutates = data
+    if role not in _ROLES:
+        raise ArtifactError(f"there is no input role {role!r}")
+    return Port(
+        None if strides is None else _numbers(strides),
+        *_numbers([offset]),
+        cast(InputRole, role),
+        str(path),
+        None if mutates is None else _numbers([mutates])[0],
+    )
+
+
+def _kernel_to(kernel: Kernel) -> Json:
+    parameters = [[p.name, p.dtype.name, list(p.shape), list(p.strides)] for p in kernel.parameters]
+    return [kernel.name, kernel.kind, parameters, kernel.outputs, kernel.flops, kernel.bytes]
+
+
+def _kernel_from(data: Json) -> Kernel:
+    name, kind, parameters, outputs, flops, nbytes = data
+    made = tuple(Buffer(str(n), DTYPES[d], _numbers(shape), _numbers(strides)) for n, d, shape, strides in parameters)
+    return Kernel(str(name), str(kind), made, *_numbers([outputs]), (), *_numbers([flops, nbytes]))
+
+
+def _step_to(step: Step, places: dict[Location, int]) -> Json:
+    match step:
+        case Launch():
+            return ["launch", step.kernel, list(step.arguments)]
+        case Pack():
+            return ["pack", step.kernel, list(step.arguments), step.cacheable]
+        case Call(attributes, arguments, results, location):
+            types = [type_to_json(t) for t in attributes.types]
+            record = [attributes.target, attributes.arguments, types, attributes.reason]
+            return ["call", record, list(arguments), list(results), _place(location, places)]
+
+
+def _step_from(data: Json, places: Sequence[Location]) -> Step:
+    match data:
+        case ["launch", str(kernel), arguments]:
+            return Launch(kernel, _numbers(arguments))
+        case ["pack", str(kernel), arguments, bool(cacheable)]:
+            return Pack(kernel, _numbers(arguments), cacheable)
+        case ["call", [target, text, types, reason], arguments, results, place]:
+            record = ExternAttributes(str(target), str(text), tuple(map(type_from_json, types)), str(reason))
+            return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
+    raise ArtifactError(f"there is no step such as {str(data)[:80]}")
+
+
+def _report_to(report: KernelReport, places: dict[Location, int]) -> Json:
+    return {
+        "kernel": report.kernel,
+        "kind": report.kind,
+        "fused": [[name, _place(location, places)] for name, location in report.fused],
+        "schedule": [[name, value] for name, value in report.schedule],
+        "flops": report.flops,
+        "bytes": report.bytes,
+        "predicted": report.predicted,
+        "limit": report.limit,
+        "bound": report.bound,
+    }
+
+
+def _report_from(data: Json, places: Sequence[Location]) -> KernelReport:
+    return KernelReport(
+        str(data["kernel"]),
+        str(data["kind"]),
+        tuple((str(name), _place_from(place, places)) for name, place in data["fused"]),
+        tuple((str(name), value if type(value) is int else str(value)) for name, value in data["schedule"]),
+        *_numbers([data["flops"], data["bytes"]]),
+        float(data["predicted"]),
+        float(data["limit"]),
+        str(data["bound"]),
+    )

@@ -1,0 +1,98 @@
+"""Descriptions of arrays that are not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.errors import SignatureError
+from fusec.frontend.capture import Library
+from fusec.ir.types import TensorType, contiguous_strides, dtype_of
+
+
+@dataclass(frozen=True, init=False)
+class TensorSpec:
+    """The shape, dtype, strides and device of an argument.
+
+    A dimension is an integer or a name, such as ``TensorSpec(("B", 768), "float32")``; equal names are equal
+    dimensions. ``strides`` are in elements, None for row-major. ValueError for a shape or dtype that can't be.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: str
+    strides: tuple[int, ...] | None
+    device: str
+
+    def __init__(
+        self,
+        shape: Sequence[int | str],
+        dtype: object = "float32",
+        strides: Sequence[int] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        for n in shape:
+            if isinstance(n, str) and not n.isidentifier():
+                raise ValueError(f"{n!r} can't name a dimension; use an identifier such as 'B'")
+            if not isinstance(n, str) and (isinstance(n, bool) or int(n) != n or n < 0):
+                raise ValueError(f"{n!r} is not a dimension; use an integer from 0 on, or a name")
+        if strides is not None and len(strides) != len(shape):
+            raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
+        try:
+            name = dtype_of(dtype).long_name
+        except (KeyError, TypeError) as error:
+            raise ValueError(str(error.args[0])) from None
+        object.__setattr__(self, "shape", tuple(n if isinstance(n, str) else int(n) for n in shape))
+        object.__setattr__(self, "dtype", name)
+        object.__setattr__(self, "strides", None if strides is None else tuple(strides))
+        object.__setattr__(self, "device", device)
+
+    def __str__(self) -> str:
+        return f"{dtype_of(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The named dimensions."""
+        return frozenset(n for n in self.shape if isinstance(n, str))
+
+    def type(self, bindings: Mapping[str, int]) -> TensorType:
+        """The type with each name replaced by its extent. KeyError for a name without one."""
+        shape = tuple(bindings[n] if isinstance(n, str) else n for n in self.shape)
+        return TensorType(dtype_of(self.dtype), shape, self.device)
+
+    def laid_out(self, bindings: Mapping[str, int]) -> tuple[int, ...]:
+        """Strides in elements."""
+        return self.strides if self.strides is not None else contiguous_strides(self.type(bindings).static_shape)
+
+    def bind(self, array_type: TensorType, where: str, bindings: dict[str, int]) -> None:
+        """Adds the extents of an array's named dimensions. SignatureError where the array does not fit."""
+        fits = array_type.rank == len(self.shape) and array_type.dtype == dtype_of(self.dtype)
+        if fits and array_type.device == self.device:
+            for wanted, extent in zip(self.shape, array_type.static_shape, strict=True):
+                known = bindings.setdefault(wanted, extent) if isinstance(wanted, str) else wanted
+                if known != extent:
+                    break
+            else:
+                return
+        known_names = "".join(f", {name} = {extent}" for name, extent in bindings.items() if name in self.names)
+        raise SignatureError(f"{where} is {array_type}, compiled was {self}{known_names}")
+
+
+def example(spec: TensorSpec, bindings: Mapping[str, int], library: Library) -> Any:
+    """An array of this layout, its contents not defined."""
+    from fusec.runtime.arrays import load_arrays
+    from fusec.runtime.code import Scope
+
+    scope = Scope()
+    expression = load_arrays(library).allocate(scope, spec.type(bindings), spec.laid_out(bindings))
+    return eval(expression, dict(scope.objects))
+
+
+def spec_of(array: Any, library: Library) -> TensorSpec:
+    """The layout of an array. TypeError for one that can't be compiled for."""
+    from fusec.runtime.arrays import load_arrays
+
+    layout = load_arrays(library).layout(array)
+    shape = layout.type.static_shape
+    strides = None if layout.strides == contiguous_strides(shape) else layout.strides
+    return TensorSpec(shape, layout.type.dtype, strides, layout.type.device)
