@@ -30,6 +30,8 @@ def strided_view(
 ) -> StridedView | None:
     """A chain of views as strides over the memory of its source, or None where it is none or no strides say it."""
     shape = value.type.static_shape
+    if 0 in shape:
+        return _empty_view(value, producers)
     symbols = fresh_index("v", shape)
     index: tuple[Index, ...] = symbols
     base = value
@@ -52,6 +54,13 @@ def strided_view(
     offset = substitute(flat, zero)
     assert isinstance(offset, int)
     return StridedView(base, tuple(k or 0 for k in steps), offset)
+
+
+def _empty_view(value: Value, producers: Mapping[Value, Op]) -> StridedView:
+    base = value
+    while (op := producers.get(base)) is not None and op.definition.kind == "view":
+        base = op.operands[0]
+    return StridedView(base, contiguous_strides(value.type.static_shape), 0)
 
 
 def input_strides(graph: Graph) -> dict[Value, Strides]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from math import frexp, inf, isfinite
 
-import numpy as np
-from fusec.passes.fold import filled, known, to_scalar
+from fusec.passes.fold import evaluate, filled, known
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 from fusec.ir.attributes import ConstantAttributes, Scalar
@@ -170,13 +169,14 @@ def function_of_mask(r: Rewriter) -> Outcome:
     mask = found[masks[0]]
     assert mask is not None
     condition, choices = mask
-    numbers = [known(r, v) for v in r.operands]
-    if any(number is None for k, number in enumerate(numbers) if k != masks[0]):
+    others = [known(r, v) if k != masks[0] else False for k, v in enumerate(r.operands)]
+    numbers = [number for number in others if number is not None]
+    if len(numbers) != len(others):
         return None
     values: list[Scalar] = []
     for choice in choices:
         numbers[masks[0]] = choice
-        values.append(_evaluate(r, numbers))
+        values.append(evaluate(r.op, numbers))
     result = r.op.result.type
     if result.dtype == bool_:
         return _condition(r, condition, values[0], values[1])
@@ -198,13 +198,6 @@ def _two_valued(r: Rewriter, value: Value) -> tuple[Value, tuple[Scalar, Scalar]
         return made.operands[0], (1, 0) if integer else (1.0, 0.0)
     a, b = known(r, made.operands[1]), known(r, made.operands[2])
     return None if a is None or b is None else (made.operands[0], (a, b))
-
-
-def _evaluate(r: Rewriter, numbers: list[Scalar | None]) -> Scalar:
-    with np.errstate(all="ignore"):
-        arrays = [np.array(n).astype(v.type.dtype.numpy) for n, v in zip(numbers, r.operands)]
-    (array,) = r.op.definition.reference(arrays, r.op.attributes)
-    return to_scalar(array, r.op.result.type.dtype)
 
 
 ARITHMETIC_RULES: tuple[Rule, ...] = (

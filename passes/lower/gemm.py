@@ -270,25 +270,38 @@ class _Gemm:
             *(delinearize(self.i, axes.rows) if axes.rows else ()),
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
-        group = Group("gemm", self.op.result.type.static_shape)
-        for op in self.ops:
-            group.position[op.result] = group.identity
-        positions_of(self.frame.body, group)
-        placeholders = [_Placeholder(self.frame, op.result, point, self.dtype) for op in self.ops]
-        columns = min(s.tile_n, axes.n)
-        limit = None if axes.n == columns else _limit(axes.n, s.tile_n, column0)
-        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
-        stores: list[Statement] = []
-        for value in self.frame.body.outputs:
-            if value not in group.position:
-                raise LoweringError(f"{value} does not lie over the product's result")
-            at = place(group.position[value], group, point)
-            element = reindex(self.frame.inliner.at(value, at), self.shift)
-            for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
-                element = placeholder.fill(element, accumulator)
-            index = tuple(substitute(x, self.shift) for x in at)
-            stores.append(Store(domain, self.frame.buffers[value], index, element))
-        return stores
+        limit = _limit(axes.n, s.tile_n, column0)
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, s.tile_n, limit))
+        return epilogue_stores(self.frame, self.ops, point, self.shift, domain, accumulators)
+
+
+def epilogue_stores(
+    frame: Frame,
+    ops: list[Op],
+    point: tuple[Index, ...],
+    shift: dict[Symbol, Index],
+    domain: tuple[Iter, ...],
+    accumulators: list[Load],
+) -> list[Statement]:
+    """The stores of every output, over accumulators that hold the products at the result's index ``point``.
+
+    ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
+    """
+    group = Group("gemm", ops[0].result.type.static_shape)
+    for op in ops:
+        group.position[op.result] = group.identity
+    positions_of(frame.body, group)
+    placeholders = [_Placeholder(frame, op.result, point, acc.dtype) for op, acc in zip(ops, accumulators, strict=True)]
+    stores: list[Statement] = []
+    for value in frame.body.outputs:
+        if value not in group.position:
+            raise LoweringError(f"{value} does not lie over the product's result")
+        at = place(group.position[value], group, point)
+        element = reindex(frame.inliner.at(value, at), shift)
+        for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
+            element = placeholder.fill(element, accumulator)
+        stores.append(Store(domain, frame.buffers[value], tuple(substitute(x, shift) for x in at), element))
+    return stores
 
 
 class _Placeholder:

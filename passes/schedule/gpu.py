@@ -1,0 +1,185 @@
+"""Schedules of GPU kernels: block sizes, warps, pipeline stages; candidates in the order of a simple cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.target.gpu import GpuTarget
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one block is: ``warps`` of it, and how many loads ahead its loops run (``stages``)."""
+
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class GpuGemmSchedule:
+    """A block computes ``m`` by ``n`` of the result in steps of ``k``.
+
+    group: row blocks whose column blocks run side by side, so that L2 serves both operands.
+    split: parts of K that different blocks add up (1: none). persistent: one block a unit walks many tiles.
+    """
+
+    m: int
+    n: int
+    k: int
+    group: int
+    split: int
+    persistent: bool
+    launch: Launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("group", self.group),
+            ("split", self.split),
+            ("persistent", int(self.persistent)),
+            ("warps", self.launch.warps),
+            ("stages", self.launch.stages),
+        )
+
+
+@dataclass(frozen=True)
+class GpuAttentionSchedule:
+    """A block does ``queries`` rows against ``keys`` at a time."""
+
+    queries: int
+    keys: int
+    launch: Launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("queries", self.queries),
+            ("keys", self.keys),
+            ("warps", self.launch.warps),
+            ("stages", self.launch.stages),
+        )
+
+
+@dataclass(frozen=True)
+class GpuRowSchedule:
+    """A block holds ``rows`` whole rows, each padded to ``columns``."""
+
+    rows: int
+    columns: int
+    launch: Launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (("rows", self.rows), ("columns", self.columns), ("warps", self.launch.warps))
+
+
+@dataclass(frozen=True)
+class GpuMapSchedule:
+    """A block computes ``elements`` neighbouring elements."""
+
+    elements: int
+    launch: Launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (("elements", self.elements), ("warps", self.launch.warps))
+
+
+GpuSchedule = GpuGemmSchedule | GpuAttentionSchedule | GpuRowSchedule | GpuMapSchedule
+
+_GEMM_BLOCKS = (
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 4, 3),
+    (64, 256, 64, 8, 3),
+    (64, 128, 64, 4, 4),
+    (128, 64, 64, 4, 4),
+    (64, 64, 64, 4, 5),
+    (32, 128, 64, 4, 5),
+    (32, 64, 128, 4, 4),
+    (16, 128, 128, 4, 4),
+    (16, 64, 256, 4, 3),
+    (16, 32, 256, 4, 4),
+)
+"""Rows, columns, depth, warps, stages."""
+
+MAX_COLUMNS = 32768
+"""Longest row that one block holds in registers."""
+
+
+def gemm_candidates(batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget) -> list[GpuGemmSchedule]:
+    """Schedules that fit shared memory, best predicted first."""
+    found: dict[GpuGemmSchedule, float] = {}
+    item = bits // 8
+    for bm, bn, bk, warps, stages in _GEMM_BLOCKS:
+        if bits == 32:
+            bm, bn, bk, stages = min(bm, 64), min(bn, 64), min(bk, 32), 2
+        if (bm > 16 and bm >= 2 * _pow2(m)) or (bn > 32 and bn >= 2 * _pow2(n)):
+            continue
+        bk = min(bk, max(16, _pow2(k)))
+        while stages > 1 and (bm + bn) * bk * item * stages > target.shared_memory:
+            stages -= 1
+        tiles = batches * ceil(m / bm) * ceil(n / bn)
+        for split in (1, 2, 4, 8):
+            if split > 1 and (tiles * split > target.units or k // split < 2 * bk):
+                continue
+            persistent = False
+            s = GpuGemmSchedule(bm, bn, bk, 8, split, persistent, Launch(warps, stages))
+            found[s] = _predict_gemm(batches, m, n, k, item, s, target)
+    return sorted(found, key=found.__getitem__)
+
+
+def _predict_gemm(batches: int, m: int, n: int, k: int, item: int, s: GpuGemmSchedule, target: GpuTarget) -> float:
+    """Seconds: whole waves of blocks at the tile's share of the peak, or the traffic, whichever is longer."""
+    tiles = batches * ceil(m / s.m) * ceil(n / s.n) * s.split
+    peak = (target.half_flops if item == 2 else target.single_flops) / target.units
+    reuse = s.m * s.n / (s.m + s.n)
+    efficiency = min(1.0, reuse / (80.0 if item == 2 else 24.0)) * 0.9
+    per_tile = 2.0 * s.m * s.n * (k / s.split) / (peak * efficiency)
+    waves = ceil(tiles / target.units)
+    traffic = (m * k + n * k + m * n * s.split) * batches * item / target.bandwidth
+    busy = min(1.0, tiles / target.units)
+    return max(waves * per_tile, traffic / max(busy, 0.1)) + (3e-6 if s.split > 1 else 0.0)
+
+
+def attention_candidates(
+    queries: int, keys: int, depth: int, values: int, bits: int, target: GpuTarget
+) -> list[GpuAttentionSchedule]:
+    """Schedules that fit shared memory, the usual best first."""
+    item = bits // 8
+    found: list[GpuAttentionSchedule] = []
+    for q, k, warps, stages in (
+        (128, 128, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 32, 4, 2),
+        (32, 32, 4, 2),
+        (16, 64, 4, 2),
+        (16, 32, 4, 2),
+    ):
+        if q > max(16, _pow2(queries)) or k > max(16, _pow2(keys)):
+            continue
+        if item == 4 and q * k > 64 * 32:
+            continue
+        if (q * depth + stages * k * (depth + values)) * item <= target.shared_memory:
+            found.append(GpuAttentionSchedule(q, k, Launch(warps, stages)))
+    return found or [GpuAttentionSchedule(16, 16, Launch(4, 1))]
+
+
+def row_schedule(rows: int, length: int, target: GpuTarget) -> GpuRowSchedule:
+    """Rows enough for a block of about 4096 elements; sixteen to thirty-two elements a thread."""
+    columns = max(16, _pow2(length))
+    together = max(1, min(_pow2(max(rows, 1)), 4096 // columns))
+    warps = max(1, min(16, together * columns // (target.warp_size * 16)))
+    return GpuRowSchedule(together, columns, Launch(_pow2(warps), 1))
+
+
+def map_schedule(elements: int, target: GpuTarget) -> GpuMapSchedule:
+    """Enough blocks for every unit, eight elements a thread where there are many."""
+    block = 1024 if elements >= 1024 * target.units * 4 else 256
+    return GpuMapSchedule(block, Launch(4, 1))
+
+
+def _pow2(n: int) -> int:
+    """The least power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
