@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fusec.passes.precision import precision
+from rewriting import becomes, computes_the_same, unchanged
+
+from fusec.ir.interpret import interpret
+from fusec.ir.parse import parse
+
+
+@pytest.mark.parametrize("name", ["reduce_sum", "reduce_prod"])
+def test_sums_of_halves_accumulate_in_f32(name: str) -> None:
+    becomes(
+        precision,
+        f"""
+        graph @g(%x: bf16[4, 300]) {{
+          %y = {name}(%x) {{axes=[1]}} : bf16[4]
+          return %y
+        }}
+        """,
+        f"""
+        graph @g(%x: bf16[4, 300]) {{
+          %y_wide = cast(%x) : f32[4, 300]
+          %y_total = {name}(%y_wide) {{axes=[1]}} : f32[4]
+          %y = cast(%y_total) : bf16[4]
+          return %y
+        }}
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+def test_running_sums_too(name: str) -> None:
+    graph = computes_the_same(
+        precision,
+        f"""
+        graph @g(%x: f16[4, 30]) {{
+          %y = {name}(%x) {{axis=1}} : f16[4, 30]
+          return %y
+        }}
+        """,
+    )
+    assert [op.name for op in graph.ops] == ["cast", name, "cast"]
+
+
+def test_a_comparison_sees_the_rounded_sum() -> None:
+    becomes(
+        precision,
+        """
+        graph @g(%x: bf16[9], %z: bf16[9]) {
+          %a = add(%x, %z) : bf16[9]
+          %n = neg(%a) : bf16[9]
+          %t = lt(%n, %z) : bool[9]
+          return %t
+        }
+        """,
+        """
+        graph @g(%x: bf16[9], %z: bf16[9]) {
+          %a = add(%x, %z) : bf16[9]
+          %n = neg(%a) : bf16[9]
+          %t_rounded = cast(%n) : bf16[9]
+          %t = lt(%t_rounded, %z) : bool[9]
+          return %t
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize("call", ["floor(%a) : f16[9]", "cast(%a) : i32[9]", "argmax(%a) {axis=0} : i64[]"])
+def test_other_jumps(call: str) -> None:
+    graph = computes_the_same(
+        precision,
+        f"""
+        graph @g(%x: f16[9], %z: f16[9]) {{
+          %a = mul(%x, %z) : f16[9]
+          %t = {call}
+          return %t
+        }}
+        """,
+        special=not call.startswith("cast"),
+    )
+    assert [op.result.name for op in graph.ops] == ["a", "t_rounded", "t"]
+
+
+KEPT = [
+    # A user's own rounding stays, however pointless it looks.
+    "%a = cast(%x) : bf16[9]\n%y = cast(%a) : f32[9]",
+    # Nothing is rounded before the comparison: the input is a half.
+    "%h = cast(%x) : bf16[9]\n%y = lt(%h, bf16(0.5)) : bool[9]",
+    # No jump, so the f32 digits only help.
+    "%h = cast(%x) : bf16[9]\n%a = mul(%h, %h) : bf16[9]\n%y = exp(%a) : bf16[9]",
+    # The largest of halves is one of them.
+    "%h = cast(%x) : f16[9]\n%y = reduce_max(%h) {axes=[0]} : f16[]",
+    # Full precision needs no care.
+    "%a = mul(%x, %x) : f32[9]\n%s = reduce_sum(%a) {axes=[0]} : f32[]\n%y = floor(%s) : f32[]",
+]
+
+
+@pytest.mark.parametrize("body", KEPT)
+def test_what_stays(body: str) -> None:
+    lines = "\n".join(f"      {line}" for line in body.splitlines())
+    unchanged(precision, f"    graph @g(%x: f32[9]) {{\n{lines}\n      return %y\n    }}\n")
+
+
+def test_an_intermediate_selection_is_looked_through() -> None:
+    graph = computes_the_same(
+        precision,
+        """
+        graph @g(%x: bf16[9], %c: bool[9]) {
+          %a = mul(%x, %x) : bf16[9]
+          %s = select(%c, %a, %x) : bf16[9]
+          %r = reshape(%s) : bf16[3, 3]
+          %y = ge(%r, bf16(0.25)) : bool[3, 3]
+          return %y
+        }
+        """,
+    )
+    assert "y_rounded" in [op.result.name for op in graph.ops]
+
+
+def test_many_small_terms_are_not_lost() -> None:
+    text = "graph @g(%x: bf16[4096]) {\n  %y = reduce_sum(%x) {axes=[0]} : bf16[]\n  return %y\n}"
+    ones = np.ones(4096, np.float32).astype(parse(text).inputs[0].type.dtype.numpy)
+    (y,) = interpret(precision(parse(text)), [ones])
+    assert float(y) == 4096.0
