@@ -26,7 +26,7 @@ from fusec.frontend.capture import rebuild as _rebuild
 from fusec.frontend.environment import record_environment
 from fusec.frontend.source import code_location
 from fusec.frontend.torch_memory import Handle, Memory
-from fusec.frontend.torch_references import References
+from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.graph import Graph, Location, Port, Value
 from fusec.ir.types import contiguous_strides
@@ -78,9 +78,11 @@ def capture(
     if dynamic:
         raise CaptureError("torch functions are captured for static shapes; leave dynamic= out", _location(f))
     names = _argument_names(f, args, kwargs)
-    trace = Trace(_graph_name(f), References(f, names), fallback)
+    references = References(f, names)
+    _refuse_hooks(references)
+    trace = Trace(_graph_name(f), references, fallback)
     fakes = _fake_arguments(trace, names, args, kwargs)
-    before = _attributes(f, names)
+    before = _attributes(f, references)
     recorder = record_environment(f, [*args, *kwargs.values()])
     ambient = _ambient()
     with recorder:
@@ -90,23 +92,33 @@ def capture(
     _refuse_changes(before, f)
     guards = recorder.finish(is_tensor=is_tensor)
     graph, sources = kept.finish()
-    return Capture(graph, sources, _Guards(guards, ambient), kept.rebuild, "torch", tuple(trace.notes))
+    environment = _Guards(guards, ambient, tuple(trace.ties))
+    return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
 
 
 @dataclass(frozen=True)
 class _Guards:
-    """The function's guards, and PyTorch's own modes: grad, autocast, default dtype."""
+    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and places that share a tensor."""
 
     guards: Environment
     ambient: Ambient
+    ties: tuple[tuple[Fetch, Fetch], ...]
 
     def holds(self) -> bool:
-        return _ambient() == self.ambient and self.guards.holds()
+        return _ambient() == self.ambient and self.guards.holds() and self._tied()
+
+    def _tied(self) -> bool:
+        try:
+            return all(one() is other() for one, other in self.ties)
+        except (AttributeError, LookupError, AssertionError, ValueError):
+            return False
 
     def why_changed(self) -> str:
         """The first thing found changed; empty when nothing is."""
         if _ambient() != self.ambient:
             return f"torch's modes: were {self.ambient}, now {_ambient()}"
+        if not self._tied():
+            return "two places that held one tensor no longer do"
         explain = getattr(self.guards, "why_changed", None)
         return explain() if explain is not None else ""
 
@@ -186,30 +198,52 @@ def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict
             raise
 
 
-def _attributes(f: Callable[..., Any], names: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each attribute table of the modules at hand, with a copy of it."""
-    roots = [f, getattr(f, "__self__", None), *names.values()]
-    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for root in roots:
-        if isinstance(root, torch.nn.Module):
-            for module in root.modules():
-                own = vars(module)
-                tables += [(t, dict(t)) for t in (own, own["_buffers"], own["_parameters"])]
-        elif root is not None and not inspect.isroutine(root) and hasattr(root, "__dict__"):
-            tables.append((vars(root), dict(vars(root))))
-    return tables
+def _refuse_hooks(references: References) -> None:
+    """A hook may do anything at each call; a graph would do it never."""
+    for path, module in references.modules:
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UnsupportedOpError(f"{path} ({type(module).__name__}) has forward hooks; remove them first")
 
 
-def _refuse_changes(before: list[tuple[dict[str, Any], dict[str, Any]]], f: Callable[..., Any]) -> None:
-    """Puts back what the traced run assigned to attributes; an error if that was a tensor."""
-    for table, copy in before:
-        changed = [name for name, value in table.items() if is_tensor(value) and copy.get(name) is not value]
-        if changed:
-            table.clear()
+Table = dict[Any, Any] | list[Any]
+
+
+def _attributes(f: Callable[..., Any], references: References) -> list[tuple[Table, Table]]:
+    """The attribute tables of the modules and the object at hand, and containers in them, each with a copy."""
+    tables: list[Table] = []
+    for _, module in references.modules:
+        own = vars(module)
+        tables += [own, own["_buffers"], own["_parameters"]]
+    owner = getattr(f, "__self__", None)
+    if owner is not None and not isinstance(owner, torch.nn.Module) and hasattr(owner, "__dict__"):
+        tables.append(vars(owner))
+    inner = [v for t in tables if isinstance(t, dict) for v in t.values() if type(v) in (dict, list)]
+    return [(t, t.copy()) for t in [*tables, *inner]]
+
+
+def _refuse_changes(before: list[tuple[Table, Table]], f: Callable[..., Any]) -> None:
+    """Puts back tables to which the traced run added tensors, and refuses the function."""
+    changed = [(table, copy, _added_tensors(table, copy)) for table, copy in before]
+    changed = [entry for entry in changed if entry[2]]
+    for table, copy, _ in changed:
+        table.clear()
+        if isinstance(table, dict):
             table.update(copy)
-            raise UnsupportedOpError(
-                f"the function assigns a tensor to the attribute {changed[0]!r}; return it instead", _location(f)
-            )
+        else:
+            table.extend(copy)
+    if changed:
+        raise UnsupportedOpError(
+            f"the function assigns a tensor to {changed[0][2][0]!r}, which outlives the call; return it instead",
+            _location(f),
+        )
+
+
+def _added_tensors(table: Table, copy: Table) -> list[Any]:
+    """Keys or positions at which a tensor is that was not there before."""
+    if isinstance(table, dict) and isinstance(copy, dict):
+        return [key for key, value in table.items() if is_tensor(value) and copy.get(key) is not value]
+    known = {id(value) for value in copy}
+    return [place for place, value in enumerate(table) if is_tensor(value) and id(value) not in known]
 
 
 def _location(f: Callable[..., Any]) -> Location | None:

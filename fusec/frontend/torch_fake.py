@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -38,6 +41,27 @@ def check_plain(tensor: torch.Tensor, path: str) -> None:
         raise UnsupportedOpError(f"{path} has layout {tensor.layout}; fusec takes dense tensors: call to_dense() first")
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedOpError(f"{path} is a lazily conjugated view; call resolve_conj() first")
+
+
+def is_held(tensor: torch.Tensor) -> bool:
+    """True when something besides running code refers to a tensor, so that another call may find another one there.
+
+    A tensor that the function has just made (``torch.from_numpy(...)``) is held by variables of running frames only.
+    """
+    frames = _running_frames()
+    running = {id(frame) for frame in frames} | {id(frame.f_locals) for frame in frames}
+    return any(
+        id(holder) not in running and not isinstance(holder, tuple | FrameType) for holder in gc.get_referrers(tensor)
+    )
+
+
+def _running_frames() -> list[FrameType]:
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -22,30 +23,34 @@ Fetch = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """A tensor's path, as the user would spell it, and how to fetch the tensor that is there now."""
+    """A tensor's path, as the user would spell it, and how to fetch the tensor that is there now.
+
+    ``others`` fetch it from further places that hold the same tensor, as tied weights do.
+    """
 
     path: str
     fetch: Fetch
     is_parameter: bool
+    others: list[Fetch] = field(default_factory=list)
 
 
 class References:
-    """Finds tensors that a function can reach: through itself, its globals, closure, defaults and arguments."""
+    """Finds tensors that a function can reach: through itself, its globals, closure, defaults and arguments.
 
-    def __init__(self, function: Callable[..., object], named_arguments: Mapping[str, object]) -> None:
-        self._function = function
-        self._arguments = named_arguments
-        self._found: dict[int, tuple[torch.Tensor, Reference]] | None = None
+    ``modules`` are the modules met on the way, with their paths.
+    """
+
+    def __init__(self, function: Callable[..., object], arguments: Mapping[str, object]) -> None:
+        walk = _Walk()
+        walk.function(function)
+        for name, value in arguments.items():
+            walk.enter(name, _constant(value), value, 0)
+        walk.run()
+        self._found = walk.found
+        self.modules: list[tuple[str, torch.nn.Module]] = walk.modules
 
     def find(self, tensor: torch.Tensor) -> Reference | None:
         """The place of this very tensor object, or None when it was not found anywhere."""
-        if self._found is None:
-            walk = _Walk()
-            walk.function(self._function)
-            for name, value in self._arguments.items():
-                walk.enter(name, _constant(value), value, 0)
-            walk.run()
-            self._found = walk.found
         entry = self._found.get(id(tensor))
         return entry[1] if entry is not None else None
 
@@ -55,17 +60,22 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found: dict[int, tuple[torch.Tensor, Reference]] = {}
+        self.modules: list[tuple[str, torch.nn.Module]] = []
         self._seen: dict[int, object] = {}
         self._queue: deque[tuple[str, Fetch, Any, int]] = deque()
 
     def enter(self, path: str, fetch: Fetch, value: object, depth: int) -> None:
         """Notes a tensor, or queues what may hold tensors."""
         if isinstance(value, torch.Tensor):
-            is_parameter = isinstance(value, torch.nn.Parameter)
-            self.found.setdefault(id(value), (value, Reference(path, fetch, is_parameter)))
+            self._note(value, Reference(path, fetch, isinstance(value, torch.nn.Parameter)))
         elif depth <= _DEPTH and id(value) not in self._seen and not isinstance(value, int | float | str | bytes):
             self._seen[id(value)] = value
             self._queue.append((path, fetch, value, depth))
+
+    def _note(self, tensor: torch.Tensor, reference: Reference) -> None:
+        known = self.found.setdefault(id(tensor), (tensor, reference))[1]
+        if known is not reference:
+            known.others.append(reference.fetch)
 
     def run(self) -> None:
         while self._queue:
@@ -100,22 +110,36 @@ class _Walk:
         elif not isinstance(value, type | ModuleType):
             for name, part in list(getattr(value, "__dict__", {}).items()):
                 self.enter(f"{path}.{name}", partial(_attribute, fetch, name), part, depth + 1)
+            self._class(path, fetch, type(value), depth)
+
+    def _class(self, path: str, fetch: Fetch, cls: type, depth: int) -> None:
+        """Tensors kept by the user's classes."""
+        for holder in cls.__mro__:
+            file = getattr(sys.modules.get(holder.__module__), "__file__", None)
+            if file is not None and is_user_file(file):
+                for name, part in list(vars(holder).items()):
+                    if isinstance(part, torch.Tensor | list | dict | tuple):
+                        self.enter(f"{path}.{name}", partial(_attribute, fetch, name), part, depth + 1)
 
     def _module(self, path: str, root: torch.nn.Module) -> None:
         """Parameters, buffers and plain tensor attributes of a module and its children, fetched from the root down."""
         for prefix, module in root.named_modules(remove_duplicate=True):
+            if id(module) in self._seen and module is not root:
+                continue
             self._seen[id(module)] = module
             steps = tuple(prefix.split(".")) if prefix else ()
             where = f"{path}.{prefix}" if prefix else path
+            self.modules.append((where, module))
             for table in ("_parameters", "_buffers"):
                 for name, tensor in module.__dict__[table].items():
                     if tensor is not None:
-                        reference = Reference(f"{where}.{name}", partial(_module_entry, root, steps, table, name), True)
-                        self.found.setdefault(id(tensor), (tensor, reference))
+                        fetch: Fetch = partial(_module_entry, root, steps, table, name)
+                        self._note(tensor, Reference(f"{where}.{name}", fetch, True))
             for name, part in list(module.__dict__.items()):
                 if not name.startswith("_") or isinstance(part, torch.Tensor):
                     fetch = partial(_module_attribute, root, steps, name)
                     self.enter(f"{where}.{name}", fetch, part, 2)
+            self._class(where, partial(_submodule, root, steps), type(module), 2)
             self._code_of(type(module).forward, 1)
 
     def _code_of(self, function: Any, depth: int) -> None:
@@ -186,17 +210,17 @@ def _key(table: Mapping[str, Any], name: str) -> Any:
     return table[name]
 
 
-def _module_entry(root: torch.nn.Module, steps: tuple[str, ...], table: str, name: str) -> Any:
+def _submodule(root: torch.nn.Module, steps: tuple[str, ...]) -> torch.nn.Module:
     for step in steps:
         found = root._modules[step]
         assert found is not None
         root = found
-    return root.__dict__[table][name]
+    return root
+
+
+def _module_entry(root: torch.nn.Module, steps: tuple[str, ...], table: str, name: str) -> Any:
+    return _submodule(root, steps).__dict__[table][name]
 
 
 def _module_attribute(root: torch.nn.Module, steps: tuple[str, ...], name: str) -> Any:
-    for step in steps:
-        found = root._modules[step]
-        assert found is not None
-        root = found
-    return getattr(root, name)
+    return getattr(_submodule(root, steps), name)

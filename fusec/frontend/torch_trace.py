@@ -32,6 +32,7 @@ from fusec.frontend.torch_fake import (
     check_plain,
     decompositions,
     fake_like,
+    is_held,
     map_tensors,
     same_layout,
     strided_steps,
@@ -41,7 +42,7 @@ from fusec.frontend.torch_fake import (
 from fusec.frontend.torch_memory import Handle, Memory, Step, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_ops import VALUES, VIEWS
-from fusec.frontend.torch_references import References
+from fusec.frontend.torch_references import Fetch, References
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Builder, InputRole, Port, Value
 from fusec.ir.types import contiguous_strides
@@ -83,6 +84,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self.memories: list[Memory] = []
+        self.ties: list[tuple[Fetch, Fetch]] = []
         self._references = references
         self._fallback = fallback
         self._fake_mode = FakeTensorMode()
@@ -102,11 +104,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _reference(self, real: torch.Tensor) -> torch.Tensor:
         """The fake tensor of a parameter or another tensor that the function found."""
         found = self._references.find(real)
-        fetch = found.fetch if found is not None else _holding(real)
-        path = found.path if found is not None else "constant"
-        role: InputRole = "parameter" if found is not None and found.is_parameter else "state"
-        name = path.removeprefix("self.")
-        return self._input(real, ReferenceSource(path, fetch), path, role, name)
+        if found is None:
+            if is_held(real):
+                raise UnsupportedOpError(
+                    f"{self.emitter.call} reads a tensor of shape {list(real.shape)} that is kept where it can't be "
+                    "fetched anew; pass it as an argument, or keep it in a module, a variable or an attribute",
+                    self.emitter.location,
+                )
+            return self._input(real, ReferenceSource("constant", _holding(real)), "constant", "state", "constant")
+        self.ties += [(found.fetch, other) for other in found.others]
+        role: InputRole = "parameter" if found.is_parameter else "state"
+        name = found.path.removeprefix("self.")
+        return self._input(real, ReferenceSource(found.path, found.fetch), found.path, role, name)
 
     def _input(self, real: torch.Tensor, source: Source, path: str, role: InputRole, name: str) -> torch.Tensor:
         check_plain(real, path)
@@ -213,11 +222,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.emitter.results = (tensor_type(real),)
         first = real.reshape(-1)[0].item() if real.numel() else 0
         if real.device.type == "cpu" and bool((real == first).all()):
-            constant = self.emitter.constant(first, self.emitter.out.dtype)
-            self._bind(fake, self.emitter.broadcast(constant, self.emitter.out.shape))
+            number = self.emitter.constant(first, self.emitter.out.dtype)
+            self._bind(fake, self.emitter.broadcast(number, self.emitter.out.shape))
         else:
-            lifted = self._as_fake(real)
-            self._bind(fake, self.value(lifted))
+            constant = self._input(real, ReferenceSource("constant", _holding(real)), "constant", "state", "constant")
+            self._bind(fake, self.value(constant))
         return fake
 
     # Results

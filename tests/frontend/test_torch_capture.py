@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -447,3 +448,75 @@ def test_capture_reads_and_changes_nothing():
     captured = capture(model, (ids,), {})
     assert before == {name: (p.data_ptr(), p._version, p.requires_grad) for name, p in model.named_parameters()}
     assert all(type(t) in (torch.Tensor, nn.Parameter) for t in fetch(captured, (ids,), {}))
+
+
+def test_tied_weights_are_guarded():
+    model = Encoder(layers=1).eval()
+    head = nn.Linear(4, 11, bias=False)
+    head.weight = model.embed.weight
+    both = nn.ModuleDict({"body": model, "head": head})
+    ids = torch.ones(2, 5, dtype=torch.long)
+    captured = capture(lambda ids: both["head"](both["body"](ids)["hidden"]), (ids,), {})
+    assert captured.environment.holds()
+    head.weight = nn.Parameter(torch.randn(11, 4))
+    assert not captured.environment.holds()
+
+
+def test_hooks_are_refused():
+    model = nn.Sequential(nn.Linear(4, 4))
+    handle = model[0].register_forward_hook(lambda *a: None)
+    with pytest.raises(UnsupportedOpError, match=r"self.0 \(Linear\) has forward hooks"):
+        capture(model, (X,), {})
+    handle.remove()
+    capture(model, (X,), {})
+
+
+def test_tensor_kept_in_a_list_is_refused_and_put_back():
+    class Recorder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = [1]
+
+        def forward(self, x):
+            self.seen.append(x + 1)
+            return x
+
+    module = Recorder()
+    with pytest.raises(UnsupportedOpError, match="outlives the call"):
+        capture(module, (X,), {})
+    assert module.seen == [1]
+
+
+class Kept:
+    scale = torch.randn(4)
+
+    def __init__(self):
+        self.hidden = iter([torch.randn(4)])
+        self.queue = {frozenset([1]): {2: {3: {4: {5: {6: torch.randn(4)}}}}}}
+
+    def scaled(self, x):
+        return x * self.scale
+
+    def deep(self, x):
+        return x * self.queue[frozenset([1])][2][3][4][5][6]
+
+
+def test_tensor_of_a_class():
+    kept = Kept()
+    captured = capture(kept.scaled, (X,), {})
+    assert [s.path for s in captured.sources[1:]] == ["self.scale"]
+    kept.scale = torch.ones(4)
+    assert torch.equal(run(captured, (X,)), X)
+
+
+def test_tensor_that_can_not_be_fetched_anew_is_refused():
+    with pytest.raises(UnsupportedOpError, match="fetched anew"):
+        capture(Kept().deep, (X,), {})
+
+
+def test_tensor_made_outside_of_dispatch_is_a_constant():
+    def f(x):
+        w = torch.from_numpy(np.arange(4, dtype=np.float32))
+        return x * w + torch.from_numpy(np.ones(4, np.float32)) + torch.FloatTensor([1, 2, 3, 4])
+
+    torch.testing.assert_close(run(capture(f, (X,), {}), (X,)), f(X))
