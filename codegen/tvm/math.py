@@ -25,10 +25,20 @@ def _scale(code: Code, x: Value, n: Value) -> Value:
         every, mode = tir.integer(-1, "int16"), tir.integer(4)
         name = "llvm.x86.avx512.mask.scalef.ps.512"
         return code.let(Value(tir.intrinsic(name, "float32", 16, x.node, n.node, x.node, every, mode), "float32", 16))
-    whole = code.convert(n, "int32")
+    whole = _whole(code, n)
     half = code.bitwise("shift_right", whole, code.constant(whole, 1))
     rest = code.sub(whole, half)
     return code.mul(code.mul(x, _power(code, half)), _power(code, rest))
+
+
+ROUNDING = 12582912.0
+"""1.5 * 2**23: added to a float of less than 2**22, it leaves the whole part in the lowest bits."""
+
+
+def _whole(code: Code, n: Value) -> Value:
+    """A whole float of less than 2**22 as int32. Of a NaN, some number: LLVM's own conversion is undefined there."""
+    bits = code.reinterpret(code.add(n, code.constant(n, ROUNDING)), "int32")
+    return code.sub(bits, code.constant(bits, 0x4B400000))
 
 
 def _power(code: Code, n: Value) -> Value:
@@ -47,18 +57,32 @@ EXP = (0.0001989951706, 0.00139338302, 0.008333298378, 0.04166646302, 0.16666667
 """(e**r - 1 - r) / r**2 on [-ln2/2, ln2/2]."""
 
 
-def _exp_parts(code: Code, x: Value) -> tuple[Value, Value]:
-    """``n`` and ``e**r - 1`` with ``x = n*ln2 + r``."""
+def _reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
+    """``n`` and ``r`` with ``x = n*ln2 + r``."""
     n = code.call("llvm.rint", "float32", code.mul(x, code.constant(x, LOG2E)))
     r = code.fma(n, code.constant(x, -LN2_HIGH), x)
-    r = code.fma(n, code.constant(x, -LN2_LOW), r)
-    q = code.polynomial(r, EXP)
-    return n, code.fma(code.mul(q, r), r, r)
+    return n, code.fma(n, code.constant(x, -LN2_LOW), r)
+
+
+def _exp_parts(code: Code, x: Value) -> tuple[Value, Value]:
+    """``n`` and ``e**r - 1`` with ``x = n*ln2 + r``."""
+    n, r = _reduce_exp(code, x)
+    return n, code.fma(code.mul(code.polynomial(r, EXP), r), r, r)
+
+
+def _exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
+    """``e**(r + low)``. What rounding ``1 + r`` loses is added to the small terms."""
+    one = code.constant(r, 1.0)
+    first = code.add(one, r)
+    lost = code.sub(r, code.sub(first, one))
+    if low is not None:
+        lost = code.add(lost, low)
+    return code.add(first, code.fma(code.mul(code.polynomial(r, EXP), r), r, lost))
 
 
 def exp(code: Code, x: Value) -> Value:
-    n, less_one = _exp_parts(code, _clamp(code, x, -104.0, 89.0))
-    return _scale(code, code.add(less_one, code.constant(x, 1.0)), n)
+    n, r = _reduce_exp(code, _clamp(code, x, -104.0, 89.0))
+    return _scale(code, _exp_rest(code, r), n)
 
 
 def exp2(code: Code, x: Value) -> Value:
@@ -68,9 +92,7 @@ def exp2(code: Code, x: Value) -> Value:
     high = code.mul(fraction, code.constant(x, math.log(2.0)))
     low = code.fma(fraction, code.constant(x, math.log(2.0)), code.neg(high))
     low = code.fma(fraction, code.constant(x, _LN2_ERROR), low)
-    q = code.polynomial(high, EXP)
-    less_one = code.fma(code.mul(q, high), high, code.add(high, low))
-    return _scale(code, code.add(less_one, code.constant(x, 1.0)), n)
+    return _scale(code, _exp_rest(code, high, low), n)
 
 
 _LN2_ERROR = -1.904654323148236e-09
@@ -87,22 +109,31 @@ def expm1(code: Code, x: Value) -> Value:
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
-TANH = (0.002373519354, -0.008412557654, 0.02178910933, -0.05396165326, 0.1333331317, -0.3333333433)
-"""(tanh(x)/x - 1) / x**2 in x**2 on [0, 0.36]."""
+TANH = (
+    0.0001438288164,
+    -0.0009271475137,
+    0.003211853793,
+    -0.008701320738,
+    0.02183077857,
+    -0.05396362394,
+    0.1333331168,
+    -0.3333333433,
+)
+"""(tanh(x)/x - 1) / x**2 in x**2 on [0, 1]."""
 
 
 def tanh(code: Code, x: Value) -> Value:
     size = code.abs(x)
     ten = code.constant(x, 10.0)
     bounded = code.select(code.compare("gt", size, ten), ten, size)
-    n, less_one = _exp_parts(code, code.add(bounded, bounded))
+    n, r = _reduce_exp(code, code.add(bounded, bounded))
+    power = _scale(code, _exp_rest(code, r), n)
     one = code.constant(x, 1.0)
-    power = _scale(code, code.add(less_one, one), n)
     large = code.sub(one, code.div(code.constant(x, 2.0), code.add(power, one)))
     square = code.mul(x, x)
     p = code.polynomial(square, TANH)
     small = code.fma(code.mul(p, square), size, size)
-    return code.copysign(code.select(code.compare("lt", size, code.constant(x, 0.6)), small, large), x)
+    return code.copysign(code.select(code.compare("lt", size, one), small, large), x)
 
 
 LOG = (
@@ -206,32 +237,65 @@ def log10(code: Code, x: Value) -> Value:
 SIN = (2.718311493989822e-6, -1.98408743366e-4, 8.33333293858894e-3, -1.66666666416265e-1)
 COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 HALF_PI = (float.fromhex("0x1.921fb6p0"), float.fromhex("-0x1.777a5cp-25"), float.fromhex("-0x1.ee59dap-50"))
-SIN_RANGE = 1.0e4
+SIN_RANGE = 1.0e6
 """Beyond this the reduction by three parts of pi/2 loses too much; the C library takes over."""
 
 
-def _sin_or_cos(code: Code, x: Value, quarter: int) -> Value:
+def _reduce_quarter(code: Code, x: Value) -> tuple[Value, Value, Value]:
+    """``n``, ``r`` and ``low`` with ``x = n*pi/2 + r + low``, the reduction good to some 70 bits."""
     n = code.call("llvm.rint", "float32", code.mul(x, code.constant(x, 2.0 / math.pi)))
-    r = x
-    for piece in HALF_PI:
-        r = code.fma(n, code.constant(x, -piece), r)
-    q = code.add(code.convert(n, "int32"), tir.constant(quarter, "int32", x.lanes))
+    first, second, third = (code.constant(x, -piece) for piece in HALF_PI)
+    exact = code.fma(n, first, x)
+    product = code.mul(n, second)
+    product_lost = code.fma(n, second, code.neg(product))
+    r, lost = _two_sum(code, exact, product)
+    return n, r, code.fma(n, third, code.add(lost, product_lost))
+
+
+def _two_sum(code: Code, a: Value, b: Value) -> tuple[Value, Value]:
+    """The rounded sum and what rounding lost (Knuth, TAOCP 2, section 4.2.2)."""
+    total = code.add(a, b)
+    second = code.sub(total, a)
+    return total, code.add(code.sub(a, code.sub(total, second)), code.sub(b, second))
+
+
+def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
+    """Sine and cosine of ``r + low`` in [-pi/4, pi/4]."""
     square = code.mul(r, r)
-    sine = code.fma(code.mul(code.polynomial(square, SIN), square), r, r)
-    half = code.fma(square, code.constant(x, -0.5), code.constant(x, 1.0))
-    cosine = code.fma(code.mul(code.polynomial(square, COS), square), square, half)
+    cube = code.mul(square, r)
+    sine = code.add(r, code.fma(code.polynomial(square, SIN), cube, low))
+    one, half = code.constant(r, 1.0), code.constant(r, 0.5)
+    halved = code.mul(square, half)
+    first = code.sub(one, halved)
+    lost = code.sub(code.sub(one, first), halved)
+    square_lost = code.fma(r, r, code.neg(square))
+    lost = code.sub(lost, code.fma(r, low, code.mul(square_lost, half)))
+    fourth = code.mul(square, square)
+    return sine, code.add(first, code.fma(code.polynomial(square, COS), fourth, lost))
+
+
+def _sin_or_cos(code: Code, x: Value, quarter: int) -> Value:
+    n, r, low = _reduce_quarter(code, x)
+    q = code.add(_whole(code, n), tir.constant(quarter, "int32", x.lanes))
+    sine, cosine = _sin_and_cos(code, r, low)
     odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
     y = code.reinterpret(code.select(odd, cosine, sine), "int32")
     sign = code.bitwise("shift_left", code.bitwise("bitwise_and", q, code.constant(q, 2)), code.constant(q, 30))
     return code.reinterpret(code.bitwise("bitwise_xor", y, sign), "float32")
 
 
+def _with_large(code: Code, x: Value, y: Value, name: str) -> Value:
+    large = code.compare("gt", code.abs(x), code.constant(x, SIN_RANGE))
+    return code.replace_where(large, y, lambda inner: inner.library(name, x))
+
+
 def sin(code: Code, x: Value) -> Value:
-    return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, _sin_or_cos(code, x, 0))
+    y = code.select(code.compare("eq", x, code.constant(x, 0.0)), x, _sin_or_cos(code, x, 0))
+    return _with_large(code, x, y, "sinf")
 
 
 def cos(code: Code, x: Value) -> Value:
-    return _sin_or_cos(code, x, 1)
+    return _with_large(code, x, _sin_or_cos(code, x, 1), "cosf")
 
 
 ERF_SMALL = (
@@ -242,8 +306,10 @@ ERF_SMALL = (
     -0.02686543763,
     0.1128378287,
     -0.3761263788,
+    0.1283791661,
 )
-ERF_SMALL_FIRST = 1.128379226
+"""erf(x)/x - 1 in x**2 on [0, 1]."""
+
 ERF_LARGE = (
     1.414138637e-07,
     -3.426901685e-06,
@@ -260,8 +326,7 @@ ERF_LARGE = (
 
 def erf(code: Code, x: Value) -> Value:
     size, square = code.abs(x), code.mul(x, x)
-    p = code.polynomial(square, ERF_SMALL)
-    small = code.fma(code.mul(p, square), size, code.mul(size, code.constant(x, ERF_SMALL_FIRST)))
+    small = code.fma(code.polynomial(square, ERF_SMALL), size, size)
     four = code.constant(x, 4.0)
     bounded = code.select(code.compare("gt", size, four), four, size)
     power = code.mul(code.polynomial(bounded, ERF_LARGE), bounded)

@@ -170,7 +170,7 @@ def _isfinite(code: Code, x: Value) -> Value:
 
 
 def _constant_power(code: Code, x: Value, exponent: object) -> Value | None:
-    """Powers that one or two multiplications give: ``x**1``, ``x**2``, ``x**3``, and the reciprocal."""
+    """Powers that a few instructions give: 1, 2, 3, and for floats -1, 0.5 and -0.5."""
     if x.type == "bool":
         return None
     if exponent == 1:
@@ -179,9 +179,21 @@ def _constant_power(code: Code, x: Value, exponent: object) -> Value | None:
         return code.mul(x, x)
     if exponent == 3:
         return code.mul(code.mul(x, x), x)
-    if exponent == -1 and is_float(x.type):
+    if not is_float(x.type):
+        return None
+    if exponent == -1:
         return code.div(code.constant(x, 1.0), x)
+    if exponent in (0.5, -0.5):
+        root = _square_root_power(code, x)
+        return root if exponent == 0.5 else code.div(code.constant(x, 1.0), root)
     return None
+
+
+def _square_root_power(code: Code, x: Value) -> Value:
+    """``x**0.5``, which unlike a square root is +0 at -0 and infinite at minus infinity."""
+    root = code.add(code.call("llvm.sqrt", x.type, x), code.constant(x, 0.0))
+    below = code.compare("eq", x, code.constant(x, -math.inf))
+    return code.select(below, code.constant(x, math.inf), root)
 
 
 def _pow(code: Code, a: Value, b: Value) -> Value:

@@ -8,7 +8,7 @@ floats are added in two levels, so that the error does not grow with the length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusec.codegen.tvm import tir
@@ -38,7 +38,7 @@ ACCUMULATORS = 4
 """Vector accumulators of a reduction along the lanes: the latency of an addition over its throughput."""
 
 STRIP = 4
-"""Vectors of results that a reduction across the lanes makes at once."""
+"""Vectors of results that a reduction across the lanes makes at once. With fewer, rows are taken several at a time."""
 
 SHORT_SUM = 64
 """Additions into one accumulator before it is added to the next level's (pairwise summation, Higham 1993)."""
@@ -67,8 +67,10 @@ class _Monoid:
                 return 1
             case "max" | "min":
                 return _extreme(self.type, lowest=self.op == "max")
+        raise AssertionError(self.op)
 
     def combine(self, code: Code, a: Value, b: Value) -> Value:
+        """``b`` is the running result: what waits for it is kept short."""
         match self.op:
             case "sum":
                 return code.add(a, b)
@@ -93,8 +95,8 @@ def _extreme(element: str, *, lowest: bool) -> int | float:
         return -math.inf if lowest else math.inf
     bits = bits_of(element)
     if is_signed(element):
-        return -(2 ** (bits - 1)) if lowest else 2 ** (bits - 1) - 1
-    return 0 if lowest else 2**bits - 1
+        return -(1 << (bits - 1)) if lowest else (1 << (bits - 1)) - 1
+    return 0 if lowest else (1 << bits) - 1
 
 
 class _Registers:
@@ -121,7 +123,7 @@ class _Registers:
 
     def update(self, code: Code, number: int, value: Value) -> None:
         old = code.let(self.read(number), "old")
-        self.write(code, number, self.monoid.combine(code, old, tir.widen(value, self.lanes)))
+        self.write(code, number, self.monoid.combine(code, tir.widen(value, self.lanes), old))
 
 
 def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
@@ -208,7 +210,7 @@ class _Writer:
         if not statement.fresh:
             old = points.value(Load(statement.target, statement.index))
             old = points.code.byte(old) if old.type == "bool" else old
-            value = self.monoid.combine(points.code, old, value)
+            value = self.monoid.combine(points.code, value, old)
         if statement.target.dtype.name == "bool":
             value = points.code.test(value)
         points.store(statement.target, statement.index, value)
@@ -339,14 +341,15 @@ class _Writer:
         lanes = self._lanes(last)
         split = split_lanes(self.context, code, last, lanes)
         strips: int | Node
+        width = STRIP if not isinstance(split.full, int) else 2 if split.full in (2, 3) else STRIP
         if isinstance(split.full, int):
-            strips, left = split.full // STRIP, split.full % STRIP
+            strips, left = split.full // width, split.full % width
         else:
-            strips = code.let_index(tirx.truncdiv(split.full, self._number(STRIP)), self.context.index_type)
-            left = code.let_index(tirx.truncmod(split.full, self._number(STRIP)), self.context.index_type)
+            strips = code.let_index(tirx.truncdiv(split.full, self._number(width)), self.context.index_type)
+            left = code.let_index(tirx.truncmod(split.full, self._number(width)), self.context.index_type)
         zero = self._number(0)
-        self._strip_loop(code, inside, last, lanes, zero, strips, STRIP)
-        base = self._number(strips * STRIP) if isinstance(strips, int) else tirx.Mul(strips, self._number(STRIP))
+        self._strip_loop(code, inside, last, lanes, zero, strips, width)
+        base = self._number(strips * width) if isinstance(strips, int) else tirx.Mul(strips, self._number(width))
         self._strip_loop(code, inside, last, lanes, base, left, 1)
         if isinstance(split.rest, int) and split.rest == 0:
             return
@@ -379,37 +382,76 @@ class _Writer:
         self, code: Code, inside: Sequence[Iter], last: Iter, lanes: int, starts: Sequence[Node], valid: Node | None
     ) -> None:
         """The results of a few blocks of lanes, each reduced over the iterators inside."""
-        totals = _Registers(code, self.monoid, lanes, len(starts))
+        ways = STRIP // len(starts) if inside and inside[-1].extent >= STRIP else 1
+        totals = _Registers(code, self.monoid, lanes, len(starts) * ways)
         totals.clear(code)
-        self._sum_rows(code, totals, inside, last, starts, valid)
+        self._reduce_rows(code, totals, inside, _Strip(last, starts, valid, ways))
+        count = len(starts)
+        while ways > 1:
+            ways //= 2
+            for i in range(count * ways):
+                totals.update(code, i, code.let(totals.read(i + count * ways)))
         for i, start in enumerate(starts):
             points = self._points(code, last, lanes, start, valid, None)
             self._finish(points, code.let(totals.read(i)))
 
-    def _sum_rows(
-        self,
-        code: Code,
-        totals: _Registers,
-        inside: Sequence[Iter],
-        last: Iter,
-        starts: Sequence[Node],
-        valid: Node | None,
-    ) -> None:
-        def add_row(inner: Code, into: _Registers) -> None:
-            uniform = self._single(inner)
-            for i, start in enumerate(starts):
-                points = self._points(inner, last, into.lanes, start, valid, uniform)
-                into.update(inner, i, self.operand(points))
-
-        if not (self.monoid.two_levels and inside and inside[-1].extent > SHORT_SUM):
-            outer_loops(self.context, code, inside, lambda inner: add_row(inner, totals))
+    def _reduce_rows(self, code: Code, totals: _Registers, inside: Sequence[Iter], strip: _Strip) -> None:
+        if not inside:
+            self._add_row(code, totals, strip, 0)
             return
         *others, rows = inside
-        outer_loops(self.context, code, others, lambda inner: self._chunked_rows(inner, totals, rows, add_row))
+        if self.monoid.two_levels and rows.extent > SHORT_SUM:
+            outer_loops(self.context, code, others, lambda inner: self._chunked_rows(inner, totals, rows, strip))
+            return
 
-    def _chunked_rows(
-        self, code: Code, totals: _Registers, rows: Iter, add_row: Callable[[Code, _Registers], None]
+        def all_rows(inner: Code) -> None:
+            static = static_count(rows)
+            count = (
+                static
+                if static is not None
+                else inner.let_index(
+                    tirx.Max(iter_count(self.context, rows), self._number(0)), self.context.index_type, "rows"
+                )
+            )
+            self._rows(inner, totals, rows, self._number(0), count, strip)
+
+        outer_loops(self.context, code, others, all_rows)
+
+    def _add_row(self, code: Code, into: _Registers, strip: _Strip, way: int) -> None:
+        """Reduces the values at one row into one set of accumulators."""
+        uniform = self._single(code)
+        for i, start in enumerate(strip.starts):
+            points = self._points(code, strip.last, into.lanes, start, strip.valid, uniform)
+            into.update(code, way * len(strip.starts) + i, self.operand(points))
+
+    def _rows(self, code: Code, into: _Registers, rows: Iter, first: Node, count: int | Node, strip: _Strip) -> None:
+        """``count`` rows from ``first`` on, ``strip.ways`` at a time, then one by one."""
+        ways = strip.ways
+        if isinstance(count, int):
+            self._row_loop(code, into, rows, first, self._number(count // ways), strip, ways)
+            after, left = self._number(count // ways * ways), count % ways
+            if left:
+                self._row_loop(code, into, rows, tirx.Add(first, after), self._number(left), strip, 1)
+            return
+        groups = code.let_index(tirx.truncdiv(count, self._number(ways)), self.context.index_type)
+        self._row_loop(code, into, rows, first, groups, strip, ways)
+        if ways > 1:
+            done = code.let_index(tirx.Mul(groups, self._number(ways)), self.context.index_type)
+            self._row_loop(code, into, rows, tirx.Add(first, done), tirx.Sub(count, done), strip, 1)
+
+    def _row_loop(
+        self, code: Code, into: _Registers, rows: Iter, first: Node, count: Node, strip: _Strip, ways: int
     ) -> None:
+        dtype = self.context.index_type
+        step = tir.variable(code.fresh("row"), dtype)
+        inner = code.nested()
+        for way in range(ways):
+            place = tirx.Add(first, tirx.Add(tirx.Mul(step, self._number(ways)), self._number(way)))
+            self.context.loops[rows.var] = inner.let_index(place, dtype, rows.var.name)
+            self._add_row(inner, into, strip, way)
+        code.append(tir.loop(step, count, inner.statements, dtype=dtype))
+
+    def _chunked_rows(self, code: Code, totals: _Registers, rows: Iter, strip: _Strip) -> None:
         """The rows in chunks of SHORT_SUM, each summed by itself first."""
         dtype = self.context.index_type
         size = self._number(SHORT_SUM)
@@ -421,16 +463,21 @@ class _Writer:
         partial.clear(inner)
         first = inner.let_index(tirx.Mul(counter, size), dtype)
         length = inner.let_index(tirx.Min(size, tirx.Sub(count, first)), dtype)
-        row = tir.variable(rows.var.name, dtype)
-        self.context.loops[rows.var] = row
-        step = tir.variable(code.fresh("row"), dtype)
-        innermost = inner.nested()
-        innermost.append(tir.bind(row, tirx.Add(first, step)))
-        add_row(innermost, partial)
-        inner.append(tir.loop(step, length, innermost.statements, dtype=dtype))
+        self._rows(inner, partial, rows, first, length, strip)
         for i in range(len(totals.buffers)):
             totals.update(inner, i, inner.let(partial.read(i)))
         code.append(tir.loop(counter, chunks, inner.statements, dtype=dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class _Strip:
+    """Blocks of lanes that are reduced together: where each starts, how many lanes of the last count, and how many
+    rows are taken at a time, each into accumulators of its own."""
+
+    last: Iter
+    starts: Sequence[Node]
+    valid: Node | None
+    ways: int
 
 
 def _across(code: Code, monoid: _Monoid, value: Value) -> Value:

@@ -272,7 +272,7 @@ def _constant(e: Const) -> Value:
 
 def _rounded(value: bool | int | float, dtype: DType) -> bool | int | float:
     """The literal as its dtype holds it."""
-    return dtype.numpy.type(value).item() if dtype.is_float else value  # type: ignore[no-any-return]
+    return dtype.numpy.type(value).item() if dtype.is_float else value
 
 
 def _is_small_index(e: ScalarExpr) -> bool:

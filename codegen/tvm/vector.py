@@ -82,11 +82,33 @@ class Code:
         """A function of the C library (``powf``), called once a lane."""
         lanes, widened = self._widen(args)
         element = args[0].type
-        results = []
-        for i in range(lanes):
-            scalars = [tir.lane(a, i).node for a in widened]
-            results.append(self.let(Value(tirx.call_pure_extern(element, name, *scalars), element)))
-        return results[0] if lanes == 1 else self.let(tir.join(results))
+        if lanes == 1:
+            return self.let(Value(tirx.call_pure_extern(element, name, *(a.node for a in widened)), element))
+        sources = [self._spilled(a) for a in widened]
+        result, allocate = tir.stack(self.fresh("lanes"), element, lanes)
+        i = tir.variable(self.fresh("lane"), "int32")
+        call = tirx.call_pure_extern(element, name, *(tirx.BufferLoad(s, [i]) for s in sources))
+        self.append(allocate, tir.loop(i, tir.integer(lanes), [tirx.BufferStore(result, call, [i])]))
+        return self.let(Value(tirx.BufferLoad(result, [tir.ramp(tir.integer(0), lanes)]), element, lanes))
+
+    def _spilled(self, a: Value) -> Node:
+        """The lanes of a vector in memory."""
+        buffer, allocate = tir.stack(self.fresh("lanes"), a.type, a.lanes)
+        self.append(allocate, tirx.BufferStore(buffer, a.node, [tir.ramp(tir.integer(0), a.lanes)]))
+        return buffer
+
+    def replace_where(self, test: Value, usual: Value, write: Callable[[Code], Value]) -> Value:
+        """``usual``, but where the test holds on some lane, what ``write`` computes there; it is run only then."""
+        buffer, allocate = tir.registers(self.fresh("t"), usual.type, usual.lanes)
+        zero = tir.integer(0)
+        self.append(allocate, tirx.BufferStore(buffer, usual.node, [zero]))
+        byte = self.byte(test)
+        some = byte.node if byte.lanes == 1 else tir.intrinsic("llvm.vector.reduce.umax", "int8", 1, byte.node)
+        inner = self.nested()
+        chosen = inner.select(self.test(byte), write(inner), usual)
+        inner.append(tirx.BufferStore(buffer, chosen.node, [zero]))
+        self.append(tir.when(tirx.NE(some, tir.integer(0, "int8")), inner.statements))
+        return Value(tirx.BufferLoad(buffer, [zero]), usual.type, usual.lanes)
 
     def _widen(self, values: Sequence[Value]) -> tuple[int, list[Value]]:
         lanes = max(v.lanes for v in values)
@@ -230,8 +252,12 @@ class Code:
         return self._extremum("lt", a, b)
 
     def _extremum(self, op: str, a: Value, b: Value) -> Value:
+        """One machine instruction gives ``b`` where either is NaN; a second puts ``a``'s NaN in its place.
+
+        So only one instruction waits for ``b``: a running extreme belongs there.
+        """
         lanes, (a, b) = self._widen((a, b))
-        otherwise = b.node
+        chosen = tirx.Select(self.compare(op, a, b).node, a.node, b.node)
         if is_float(a.type):
-            otherwise = tirx.Select(self.compare("eq", a, a).node, b.node, a.node)
-        return self.let(Value(tirx.Select(self.compare(op, a, b).node, a.node, otherwise), a.type, lanes))
+            chosen = tirx.Select(self.compare("eq", a, a).node, chosen, a.node)
+        return self.let(Value(chosen, a.type, lanes))

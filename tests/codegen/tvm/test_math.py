@@ -1,0 +1,79 @@
+"""Accuracy of the vector functions in units in the last place, against double precision."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from fusec.codegen.tvm.build import compile_kernels
+from tile_harness import buffer, iters, kernel, load, op, sym
+
+from fusec.ir.types import f32
+from fusec.target.cpu import cpu_target
+from fusec.tile.nodes import Store
+
+N = 1 << 15
+
+REFERENCES = {
+    "exp": (np.exp, 0.85),
+    "exp2": (np.exp2, 0.85),
+    "expm1": (np.expm1, 1.5),
+    "log": (np.log, 0.9),
+    "log2": (np.log2, 2.1),
+    "log10": (np.log10, 2.2),
+    "log1p": (np.log1p, 1.5),
+    "sin": (np.sin, 1.05),
+    "cos": (np.cos, 1.0),
+    "tanh": (np.tanh, 1.25),
+    "erf": (np.vectorize(math.erf), 1.2),
+}
+"""The function in double precision and the most ulps that ours may be off."""
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-39, -1e-39, 3e38, -3e38]
+EDGES = [88.72283, 88.72284, -87.3365, -103.97, -104.0, -103.98, 128.0, -149.0, -150.0, 127.99999, 9.0, -9.0, 4.0, 1e6]
+
+
+def samples():
+    rng = np.random.default_rng(7)
+    return {
+        "bits": rng.integers(0, 2**32, N, dtype=np.uint32).view(np.float32),
+        "moderate": (rng.normal(size=N) * 3).astype(np.float32),
+        "small": (rng.normal(size=N) * 1e-2).astype(np.float32),
+        "wide": rng.uniform(-110, 110, N).astype(np.float32),
+        "near one": rng.uniform(0.5, 2, N).astype(np.float32),
+        "periods": (np.arange(N) * np.float32(np.pi / 2)).astype(np.float32),
+        "edges": np.resize(np.array(SPECIAL + EDGES, np.float32), N),
+    }
+
+
+@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3"])
+def functions(request):
+    x, y, i = buffer("x", f32, (N,)), buffer("y", f32, (N,)), sym("i", N)
+    kernels = [kernel(name, (x, y), (Store(iters((i, N)), y, (i,), op(name, load(x, i))),)) for name in REFERENCES]
+    return compile_kernels(kernels, cpu_target(request.param))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_ulps(functions, name):
+    reference, allowed = REFERENCES[name]
+    for where, x in samples().items():
+        y = np.empty_like(x)
+        functions.function(name)(x.ctypes.data, y.ctypes.data)
+        with np.errstate(all="ignore"):
+            exact = reference(x.astype(np.float64)).astype(np.float64)
+            rounded = exact.astype(np.float32)
+        finite = np.isfinite(rounded)
+        np.testing.assert_array_equal(y[~finite], rounded[~finite], err_msg=f"{name} on {where}")
+        spacing = np.maximum(np.spacing(np.abs(rounded[finite])), np.float32(1e-45)).astype(np.float64)
+        error = np.abs(y[finite].astype(np.float64) - exact[finite]) / spacing
+        worst = int(error.argmax()) if error.size else 0
+        assert error.size == 0 or error[worst] <= allowed, f"{name}({x[finite][worst]!r}) is off by {error[worst]} ulp"
+
+
+@pytest.mark.parametrize("name", ["sin", "tanh", "erf", "expm1", "log1p"])
+def test_odd_functions_keep_the_sign_of_zero(functions, name):
+    x = np.resize(np.array([0.0, -0.0], np.float32), N)
+    y = np.empty_like(x)
+    functions.function(name)(x.ctypes.data, y.ctypes.data)
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
