@@ -61,7 +61,7 @@ def _count(n: int, what: str) -> str:
 def _launched(program: Program) -> list[KernelReport]:
     """The reports in the order of the launches."""
     by_name = {report.kernel: report for report in program.reports}
-    names = dict.fromkeys(step.kernel for step in program.steps if isinstance(step, Launch))
+    names = dict.fromkeys(step.group or step.kernel for step in program.steps if isinstance(step, Launch))
     return [by_name[name] for name in names if name in by_name]
 
 
@@ -84,7 +84,7 @@ def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
             seconds = sum(
                 s
                 for s, step in zip(measured, program.steps, strict=True)
-                if isinstance(step, Launch) and step.kernel == report.kernel
+                if isinstance(step, Launch) and (step.group or step.kernel) == report.kernel
             )
             row.append(_time(seconds))
         share = f"{100 * report.limit / seconds:.0f} %" if seconds > 0 else "-"

@@ -15,6 +15,14 @@ from fusec.passes.inline import fresh_index, pure, view_index
 
 Strides = tuple[int, ...]
 
+KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
+"""Kinds of the ops that kernels compute; their results can have any strides."""
+
+
+def is_call(op: Op) -> bool:
+    """True for an op that a library, or the interpreter, runs: it reads and makes whole arrays."""
+    return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "fused")
+
 
 @dataclass(frozen=True)
 class StridedView:
@@ -71,38 +79,50 @@ def input_strides(graph: Graph) -> dict[Value, Strides]:
     }
 
 
+def memory_strides(graph: Graph) -> dict[Value, Strides]:
+    """The strides of inputs, and of computed outputs whose port asks for some; all else is contiguous."""
+    strides = input_strides(graph)
+    producers = graph.producers()
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        op = producers.get(value)
+        if op is not None and op.definition.kind in KERNEL_KINDS and port.strides is not None:
+            strides.setdefault(value, port.strides)
+    return strides
+
+
 def same_layout(shape: tuple[int, ...], a: Strides, b: Strides) -> bool:
     """Equal strides on every axis with more than one element (others are never stepped along)."""
     return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
 
 
 def own_outputs(graph: Graph) -> Graph:
-    """Inserts a ``copy`` before each output, or operand of a library call, that no plain view of memory can be."""
+    """Inserts a ``copy`` before each output, or operand of a call, that no plain view of memory can be."""
     producers = graph.producers()
-    strides = input_strides(graph)
+    strides = memory_strides(graph)
     ops: list[Op] = []
     outputs: list[Value] = []
     taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
-    copies: dict[Value, Value] = {}
+    copies: dict[tuple[Value, Strides | None], Value] = {}
 
-    def copied(value: Value, where: list[Op]) -> Value:
-        if value not in copies:
+    def copied(value: Value, where: list[Op], layout: Strides | None = None) -> Value:
+        key = (value, layout)
+        if key not in copies:
             name = value.name
             while name in taken:
                 name += "_own"
             taken.add(name)
-            copies[value] = Value(value.type, name)
-            where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copies[value],)))
-        return copies[value]
+            copies[key] = Value(value.type, name)
+            where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copies[key],)))
+        return copies[key]
 
     for op in graph.ops:
-        if op.definition.kind == "extern":
+        if is_call(op):
             operands = tuple(v if _in_memory(v, producers, strides) else copied(v, ops) for v in op.operands)
             ops.append(op if operands == op.operands else replace(op, operands=operands))
         else:
             ops.append(op)
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
-        outputs.append(value if _is_output_memory(value, port, producers, strides) else copied(value, ops))
+        outputs.append(value if _is_output_memory(value, port, producers, strides) else copied(value, ops, port.strides))
     return graph.with_ops(ops, outputs)
 
 
@@ -134,9 +154,9 @@ def _is_output_memory(
         return True
     if not _in_memory(value, producers, strides):
         return False
-    if op.definition.kind != "view":
-        return op.definition.kind != "extern" or port.strides is None
-    view = strided_view(value, producers, strides)
     shape = value.type.static_shape
     wanted = port.strides if port.strides is not None else contiguous_strides(shape)
+    if op.definition.kind != "view":
+        return same_layout(shape, strides.get(value, contiguous_strides(shape)), wanted)
+    view = strided_view(value, producers, strides)
     return view is not None and same_layout(shape, view.strides, wanted)

@@ -41,10 +41,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Launch:
-    """Runs a kernel; ``arguments`` are slots in the order of the kernel's parameters."""
+    """Runs a kernel; ``arguments`` are slots in the order of the kernel's parameters.
+
+    ``group`` names the launch's report; groups whose kernels differ only in names share one kernel.
+    """
 
     kernel: str
     arguments: tuple[int, ...]
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Declined:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What ``explain`` and ``inspect`` say of one kernel.
+    """What ``explain`` and ``inspect`` say of one group of ops; ``kernel`` is the group's name.
 
     ``fused`` are the user's ops in it (name and location); ``schedule`` its tile sizes by name;
     ``predicted`` the cost model's time in seconds; ``limit`` the roofline's time in seconds;

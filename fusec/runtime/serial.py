@@ -198,7 +198,7 @@ def _kernel_from(data: Json) -> Kernel:
 def _step_to(step: Step, places: dict[Location, int]) -> Json:
     match step:
         case Launch():
-            return ["launch", step.kernel, list(step.arguments)]
+            return ["launch", step.kernel, list(step.arguments), step.group]
         case Pack():
             return ["pack", step.kernel, list(step.arguments), step.cacheable]
         case Call(attributes, arguments, results, location):
@@ -209,8 +209,8 @@ def _step_to(step: Step, places: dict[Location, int]) -> Json:
 
 def _step_from(data: Json, places: Sequence[Location]) -> Step:
     match data:
-        case ["launch", str(kernel), arguments]:
-            return Launch(kernel, _numbers(arguments))
+        case ["launch", str(kernel), arguments, str(group)]:
+            return Launch(kernel, _numbers(arguments), group)
         case ["pack", str(kernel), arguments, bool(cacheable)]:
             return Pack(kernel, _numbers(arguments), cacheable)
         case ["call", [target, text, types, reason], arguments, results, place]:

@@ -39,14 +39,17 @@ def sdpa(r: Rewriter) -> Outcome:
     split = _split(batch, groups)
     q, k, v = (_with_batch(r, x, batch, split, hint) for x, hint in ((q, "q"), (k, "k"), (v, "v")))
     scores = _scores(r, q, k, attributes)
-    if mask:
-        scores = _masked(r, scores, _split_mask(r, mask[0], batch, groups))
+    masks = [_split_mask(r, value, batch, groups) for value in mask]
+    for value in masks:
+        scores = _masked(r, scores, value)
     axes = tuple(range(len(split)))
     rank = len(split) + 2
-    safe = bool(mask) and not _keeps_a_key(r, mask[0])
-    weights = scores if scores.type.shape[-1] == 0 else _weights(r, scores, safe=safe)
+    weights = scores if scores.type.shape[-1] == 0 else softmax_of(r, scores, rank - 1)[0]
     weights = r.cast(weights, v.type.dtype, hint="weights")
     out = dot(r, weights, v, ((rank - 1,), (rank - 2,)), (axes, axes), hint="out")
+    for value in masks:
+        if not _keeps_a_key(r, value):
+            out = _zero_where_empty(r, value, out)
     return r.reshape(out, r.op.result.type.shape)
 
 
@@ -130,13 +133,15 @@ def _masked(r: Rewriter, scores: Value, mask: Value) -> Value:
     return r.emit("add", scores, r.cast(mask, scores.type.dtype), hint="masked")
 
 
-def _weights(r: Rewriter, scores: Value, *, safe: bool) -> Value:
-    """The softmax; with ``safe`` a row of only -inf gives zeros, as PyTorch's attention does with a mask."""
-    weights, largest = softmax_of(r, scores, scores.type.rank - 1)
-    if not safe:
-        return weights
+def _zero_where_empty(r: Rewriter, mask: Value, out: Value) -> Value:
+    """Zeros for a query whose keys are all masked, as PyTorch's attention gives; the softmax alone gives NaN."""
+    axes = [mask.type.rank - 1] if mask.type.rank else []
+    if mask.type.dtype == bool_:
+        some = r.keep(r.reduce("reduce_any", mask, axes, hint="some"), mask, axes)
+        return r.emit("select", some, out, r.constant(0.0, out), hint="safe")
+    largest = r.keep(r.reduce("reduce_max", mask, axes, hint="most"), mask, axes)
     empty = r.emit("eq", largest, r.constant(_MINUS_INFINITY, largest), hint="empty")
-    return r.emit("select", empty, r.constant(0.0, weights), weights, hint="safe")
+    return r.emit("select", empty, r.constant(0.0, out), out, hint="safe")
 
 
 def _keeps_a_key(r: Rewriter, mask: Value) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import ExternAttributes, FusedAttributes
+from fusec.ir.attributes import NO_ATTRIBUTES, ExternAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Location, Op, Value
+from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
-from fusec.ir.types import contiguous_strides
+from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan
-from fusec.passes.outputs import Strides, input_strides, strided_view
+from fusec.passes.lower.share import kernel_key
+from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
@@ -34,7 +36,7 @@ class _Assembly:
     reports: list[KernelReport] = field(default_factory=list)
     declined: list[Declined] = field(default_factory=list)
     packed: dict[tuple[object, ...], int] = field(default_factory=dict)
-    bodies: dict[str, str] = field(default_factory=dict)
+    names: dict[tuple[object, ...], str] = field(default_factory=dict)
 
 
 def assemble(
@@ -127,14 +129,23 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         lowered = a.lower(Frame(op, layouts, _kernel_name(a, op)))
     except LoweringError as error:
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
-        _interpreted(a, list(body.ops), op.operands, op.results, str(error))
+        _interpreted_group(a, op, body, owned, str(error))
         return
     sources = {id(p.packed): _pack(a, p) for p in lowered.packs}
     _make_results(a, op, owned)
     arguments = tuple(sources[id(x)] if isinstance(x, Buffer) else _slot(a, x) for x in lowered.arguments)
-    a.kernels.append(lowered.kernel)
-    a.steps.append(Launch(lowered.kernel.name, arguments))
+    name = _kernel(a, lowered.kernel)
+    a.steps.append(Launch(name, arguments, lowered.kernel.name))
     a.reports.append(a.report(lowered, op))
+
+
+def _kernel(a: _Assembly, kernel: Kernel) -> str:
+    """Adds a kernel, unless the program has its like under another name, and returns the name to launch."""
+    key = kernel_key(kernel)
+    if key not in a.names:
+        a.names[key] = kernel.name
+        a.kernels.append(kernel)
+    return a.names[key]
 
 
 def _make_results(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
@@ -147,27 +158,19 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
     """The packed slot; the same packing of the same sources is done once."""
     sources = tuple(_slot(a, v) for v in plan.sources)
     packed = plan.packed
-    key = (sources, packed.shape, packed.dtype.name, repr(plan.kernel.body) if len(sources) != 1 else _pack_text(plan))
+    key = (sources, kernel_key(plan.kernel))
     if key in a.packed:
         return a.packed[key]
-    from fusec.ir.types import TensorType
-
     type_ = TensorType(packed.dtype, packed.shape, plan.sources[0].type.device if plan.sources else "cpu")
     cacheable = all(
         a.slots[s].kind == "input" and a.graph.input_ports[a.slots[s].source].role != "argument" for s in sources
     )
     slot = _add(a, Slot(packed.name, "packed" if cacheable else "workspace", type_, packed.strides))
     a.packed[key] = slot
-    a.kernels.append(plan.kernel)
+    name = _kernel(a, plan.kernel)
     arguments = (*sources, slot)
-    a.steps.append(Pack(plan.kernel.name, arguments, True) if cacheable else Launch(plan.kernel.name, arguments))
+    a.steps.append(Pack(name, arguments, True) if cacheable else Launch(name, arguments))
     return slot
-
-
-def _pack_text(plan: PackPlan) -> str:
-    from fusec.tile.print import print_kernel
-
-    return print_kernel(replace(plan.kernel, name="pack"))
 
 
 def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:
@@ -181,6 +184,25 @@ def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:
     a.declined.append(
         Declined(f"library call {attributes.target}", attributes.reason or "no kernel for it", op.location)
     )
+
+
+def _interpreted_group(a: _Assembly, op: Op, body: Graph, owned: dict[Value, Strides], reason: str) -> None:
+    """The call gives contiguous results; one that the caller wants laid out otherwise is copied by a kernel."""
+    raw = {
+        r: Value(r.type, f"{r.name}_raw")
+        for r in op.results
+        if r in owned and not same_layout(r.type.static_shape, owned[r], contiguous_strides(r.type.static_shape))
+    }
+
+    def renamed(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(raw.get(v, v) for v in values)
+
+    ops = [replace(o, operands=renamed(o.operands), results=renamed(o.results)) for o in body.ops]
+    _interpreted(a, ops, op.operands, renamed(op.results), reason)
+    for result, source in raw.items():
+        copy = Op(OPS["copy"], (source,), NO_ATTRIBUTES, (result,), op.location)
+        inner = Graph(result.name, (source,), (result,), (copy,))
+        _fused(a, Op(OPS["fused"], (source,), FusedAttributes("map", inner), (result,), op.location), owned)
 
 
 def _interpreted(
