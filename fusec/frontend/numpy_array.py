@@ -70,8 +70,18 @@ class TracedArray(Traced):
         return self._meta.dtype.type if self.is_scalar else np.ndarray
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Any:
         return self.meta.shape
+
+    @shape.setter
+    def shape(self, shape: Any) -> None:
+        made = self.reshape(shape)
+        if made.buffer is not self.buffer:
+            message = (
+                "Incompatible shape for in-place modification. Use `.reshape()` to make a copy with the desired shape."
+            )
+            raise AttributeError(message)
+        self.steps, self._meta, self._cached = made.steps, made.meta, None
 
     @property
     def ndim(self) -> int:
@@ -112,7 +122,7 @@ class TracedArray(Traced):
     def __len__(self) -> int:
         if not self.meta.ndim:
             raise TypeError("len() of unsized object")
-        return self.meta.shape[0]
+        return int(self.meta.shape[0])
 
     def __repr__(self) -> str:
         return f"<traced {ir_dtype(self._meta.dtype)}{list(self._meta.shape)}>"
@@ -199,7 +209,7 @@ class TracedArray(Traced):
             return call_ufunc(fast, (self,))
         return self._power(other)
 
-    def __ipow__(self, other: Any) -> Any:
+    def __ipow__(self, other: Any) -> Any:  # type: ignore[misc]
         return self**other if self.is_scalar else self._power_in_place(other)
 
     def __neg__(self) -> Any:
@@ -213,9 +223,6 @@ class TracedArray(Traced):
 
     def __invert__(self) -> Any:
         return call_ufunc(np.invert, (self,))
-
-    def __round__(self, decimals: int | None = None) -> Any:
-        return self.round(decimals or 0)
 
     # Elements
 
@@ -283,7 +290,7 @@ class TracedArray(Traced):
 
     def transpose(self, *axes: Any) -> Any:
         given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int | np.integer) else axes
-        order = tuple(range(self.ndim))[::-1] if not given else tuple(int(a) for a in given)
+        order = tuple(range(self.ndim))[::-1] if given is None or len(given) == 0 else tuple(int(a) for a in given)
         try:
             meta = self.meta.transpose(order)
         except ValueError as error:
@@ -334,6 +341,16 @@ class TracedArray(Traced):
     def flatten(self, order: str = "C") -> Any:
         flat = self.reshape(-1, order=order)
         return self.tracer.fresh(flat.value)
+
+    @property
+    def flat(self) -> Any:
+        if not self.flags.c_contiguous:
+            raise self.tracer.unsupported("x.flat of an array that is not contiguous is not compiled; use x.ravel()")
+        return self.reshape(-1)
+
+    @flat.setter
+    def flat(self, new: Any) -> None:
+        index.write(self.tracer, self.flat, new)
 
     def squeeze(self, axis: Any = None) -> Any:
         if axis is None:

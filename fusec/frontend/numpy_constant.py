@@ -79,7 +79,7 @@ def _triangle(trace: Trace, array: Array) -> Value | None:
 
 
 def _differs(a: Array, b: Any) -> Array:
-    return ~((a == b) | ((a != a) & (b != b)))
+    return np.asarray(~((a == b) | ((a != a) & (b != b))))
 
 
 def _split(trace: Trace, array: Array, test: str, diagonal: int, inside: Any, outside: Any) -> Value:

@@ -91,7 +91,7 @@ def as_array(trace: Trace, x: Any, dtype: Any = None) -> Any:
 def concatenate(trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Any:
     """``np.concatenate``; of the flattened arrays where ``axis`` is None."""
     if isinstance(arrays, Traced):
-        arrays = list(arrays)  # type: ignore[call-overload]
+        arrays = list(arrays)
     parts = [p if isinstance(p, Traced) else as_array(trace, p) for p in arrays]
     if not parts:
         raise ShapeRuleError("need at least one array to concatenate", trace.location())

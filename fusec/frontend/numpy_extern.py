@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.errors import DataDependentError
+from fusec.errors import DataDependentError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
 from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype
 from fusec.ir.attributes import ExternAttributes
@@ -36,10 +36,9 @@ def extern(
         text = format_arguments(args, kwargs, operands)
     except TypeError as error:
         raise trace.unsupported(f"{target} is not compiled, and can't be kept as a call: {error}") from None
-    first, second = (_run(trace, target, function, args, kwargs, operands, seed) for seed in (1, 2))
+    first = _run(trace, target, function, args, kwargs, operands, _random_sample)
     leaves = _leaves(trace, target, first)
-    others = _leaves(trace, target, second)
-    if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in others]:
+    if _shape_varies(trace, target, function, args, kwargs, operands, leaves):
         message = f"the shape of {target}'s result depends on the elements; it can't be part of a compiled function"
         raise DataDependentError(message, trace.location())
     types = tuple(TensorType(ir_dtype(a.dtype), a.shape) for a in leaves)
@@ -85,10 +84,9 @@ def _run(
     args: Any,
     kwargs: Any,
     operands: Sequence[Traced],
-    seed: int,
+    sample: Callable[[Traced], np.ndarray[Any, Any]],
 ) -> Any:
-    """The call on sample arrays; a matrix that is symmetric and positive definite suits linear algebra too."""
-    samples = {id(x): _sample(x, seed) for x in operands}
+    samples = {id(x): sample(x) for x in operands}
     try:
         with np.errstate(all="ignore"):
             return function(*_filled(args, samples), **_filled(kwargs, samples))
@@ -97,15 +95,26 @@ def _run(
         raise trace.unsupported(f"{target}({kinds}) is not compiled, and NumPy refuses it: {error}") from error
 
 
-def _sample(x: Traced, seed: int) -> np.ndarray[Any, Any]:
+def _shape_varies(
+    trace: Trace, target: str, function: Callable[..., Any], args: Any, kwargs: Any, operands: Any, leaves: list[Any]
+) -> bool:
+    """True when arrays of equal elements give results of another shape than random ones."""
+    try:
+        other = _run(trace, target, function, args, kwargs, operands, lambda x: np.ones(x.meta.shape, x.meta.dtype))
+    except UnsupportedOpError:  # such as the inverse of a singular matrix
+        return False
+    return [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in _leaves(trace, target, other)]
+
+
+def _random_sample(x: Traced) -> np.ndarray[Any, Any]:
+    """Random elements; a square matrix is symmetric and positive definite, which suits linear algebra too."""
     shape, dtype = x.meta.shape, x.meta.dtype
-    generator = np.random.default_rng(seed)
-    made = generator.random(shape)
+    made = np.asarray(np.random.default_rng(1).random(shape))
     if len(shape) > 1 and shape[-1] == shape[-2]:
         made = made + np.swapaxes(made, -1, -2) + 2 * shape[-1] * np.eye(shape[-1])
     if dtype.kind in "biu":
         made = np.floor(made * 2)
-    return made.astype(dtype)
+    return np.asarray(made.astype(dtype))
 
 
 def _filled(x: Any, samples: Mapping[int, Any]) -> Any:

@@ -24,31 +24,30 @@ from fusec.ir.types import bool_, i64
 Function = Callable[..., Any]
 NO_VALUE = reductions.NO_VALUE
 _LIBRARY = frozenset(
-    [
-        "sort",
-        "argsort",
-        "partition",
-        "argpartition",
-        "median",
-        "percentile",
-        "quantile",
-        "nanmedian",
-        "nanpercentile",
-        "nanquantile",
-        "searchsorted",
-        "lexsort",
-        "interp",
-        "convolve",
-        "correlate",
-        "histogram",
-        "bincount",
-        "digitize",
-        "unwrap",
-        "apply_along_axis",
-        "apply_over_axes",
-    ]
+    {
+        *(
+            "sort",
+            "argsort",
+            "partition",
+            "argpartition",
+            "lexsort",
+            "searchsorted",
+            "digitize",
+            "bincount",
+            "histogram",
+        ),
+        *("median", "percentile", "quantile", "nanmedian", "nanpercentile", "nanquantile"),
+        *("interp", "convolve", "correlate", "unwrap", "apply_along_axis", "apply_over_axes"),
+    }
 )
 """Functions that are called whole: their Python code would only be cut into smaller library calls."""
+_LINALG = frozenset(
+    {
+        *("norm", "vector_norm", "matrix_norm", "matrix_power", "matrix_transpose", "multi_dot", "matmul"),
+        *("outer", "cross", "diagonal", "trace", "tensordot", "vecdot"),
+    }
+)
+"""The functions of numpy.linalg whose Python code needs no decomposition."""
 
 
 def call_function(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -59,8 +58,8 @@ def call_function(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[
     module = getattr(func, "__module__", "") or ""
     name = getattr(func, "__name__", str(func))
     implementation = getattr(func, "__wrapped__", None)
-    opened = isinstance(implementation, FunctionType) and name not in _LIBRARY
-    if opened and (module != "numpy.linalg" or name in _LINALG) and not module.startswith("numpy.fft"):
+    opened = name not in _LIBRARY and not module.startswith("numpy.fft")
+    if isinstance(implementation, FunctionType) and opened and (module != "numpy.linalg" or name in _LINALG):
         fallback = trace.fallback
         trace.fallback = "error"  # a part that is not compiled makes the whole a library call
         try:
@@ -68,16 +67,11 @@ def call_function(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[
         except (TypeRuleError, np.exceptions.AxisError, ValueError, IndexError):
             raise
         except (CaptureError, TypeError, NotImplementedError, AttributeError) as error:
-            if fallback == "error" and isinstance(error, CaptureError):
-                raise
+            if fallback == "error":
+                raise trace.unsupported(f"{module}.{name} is not compiled: {error}") from error
         finally:
             trace.fallback = fallback
     return library_call(trace, func, args, kwargs)
-
-
-_LINALG = frozenset(
-    {"norm", "vector_norm", "matrix_norm", "matrix_power", "multi_dot", "outer", "cross", "diagonal", "trace"}
-)
 
 
 def library_call(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -232,6 +226,39 @@ def _nonzero(trace: Trace, a: Any) -> Any:
     )
 
 
+def _nan_extreme(ufunc: np.ufunc, worst: float) -> Function:
+    """The extreme of the numbers; NaN where there is none."""
+
+    def reduce(trace: Trace, a: Any, axis: Any = None, out: Any = None, keepdims: Any = NO_VALUE, **kwargs: Any) -> Any:
+        if kwargs or out is not None or a.meta.dtype.kind != "f":
+            return library_call(
+                trace, np.nanmax if worst < 0 else np.nanmin, (a, axis), {"keepdims": bool(keepdims), **kwargs}
+            )
+        missing = call_ufunc(np.isnan, (a,))
+        found = reductions.reduce(trace, ufunc, _where(trace, missing, worst, a), axis, None, keepdims)
+        none = reductions.reduce(trace, np.logical_and, missing, axis, None, keepdims)
+        made = _where(trace, none, np.nan, found)
+        made.is_scalar = found.is_scalar
+        return made
+
+    return reduce
+
+
+def _nanmean(
+    trace: Trace,
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = NO_VALUE,
+    where: Any = True,
+) -> Any:
+    if out is not None or where is not True:
+        raise trace.unsupported("np.nanmean with out or where is not compiled")
+    there = True if a.meta.dtype.kind != "f" else call_ufunc(np.logical_not, (call_ufunc(np.isnan, (a,)),))
+    return reductions.mean(trace, a, axis, dtype, keepdims, there)
+
+
 def _clip(trace: Trace, a: Any, a_min: Any = NO_VALUE, a_max: Any = NO_VALUE, out: Any = None, **kwargs: Any) -> Any:
     low = kwargs.pop("min", None) if a_min is NO_VALUE else a_min
     high = kwargs.pop("max", None) if a_max is NO_VALUE else a_max
@@ -266,4 +293,7 @@ _TABLE: dict[Any, Function] = {
     np.flatnonzero: _nonzero,
     np.argwhere: _nonzero,
     np.clip: _clip,
+    np.nanmean: _nanmean,
+    np.nanmax: _nan_extreme(np.maximum, -np.inf),
+    np.nanmin: _nan_extreme(np.minimum, np.inf),
 }

@@ -209,7 +209,7 @@ def _as_slice(arrays: dict[int, Item], shape: tuple[int, ...]) -> tuple[int, int
     if len(arrays) != 1:
         return None
     ((axis, index),) = arrays.items()
-    if not isinstance(index, np.ndarray) or index.ndim != 1 or len(index) < 2:
+    if isinstance(index, Traced) or not isinstance(index, np.ndarray) or index.ndim != 1 or len(index) < 2:
         return None
     places = np.where(index < 0, index + shape[axis], index).astype(np.int64)
     step = int(places[1] - places[0])
@@ -359,7 +359,12 @@ def _set_places(trace: Trace, x: Traced, plan: _Plan, new: Any) -> None:
     axes = [item for item in plan.items if item is not None]
     arrays = {axis: item for axis, item in enumerate(axes) if not isinstance(item, slice)}
     full = all(item == slice(None) for axis, item in enumerate(axes) if axis not in arrays)
-    if len(arrays) != 1 or not full or any(isinstance(a, Traced) for a in arrays.values()) or None in plan.items:
+    if (
+        len(arrays) != 1
+        or not full
+        or any(isinstance(a, Traced) for a in arrays.values())
+        or any(i is None for i in plan.items)
+    ):
         raise trace.unsupported("storing at places given by arrays is compiled only for constant places along one axis")
     ((axis, index),) = arrays.items()
     shape = x.meta.shape

@@ -15,7 +15,7 @@ from fusec.ir.graph import Value
 from fusec.ir.types import bool_, i64
 
 Axis = None | int | Sequence[int]
-NO_VALUE: Any = np._NoValue  # type: ignore[attr-defined]
+NO_VALUE: Any = np._NoValue
 
 _REDUCTIONS = {
     "add": "reduce_sum",

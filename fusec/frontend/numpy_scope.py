@@ -30,6 +30,7 @@ from fusec.ir.graph import Location
 
 Fetch = Callable[[], Any]
 _MISSING: Any = object()
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _ADVICE = "a compiled call would not do so: return the value"
 
 
@@ -153,8 +154,6 @@ class Scope:
             return make
 
         def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **kwargs: Any) -> Any:
-            if np.ndim(fill_value) and not isinstance(fill_value, Traced):
-                return np.full(shape, fill_value, dtype, order)  # type: ignore[call-overload]
             return create.full(trace, shape, fill_value, dtype, order)
 
         def strided(
@@ -165,7 +164,11 @@ class Scope:
                 return as_strided(x, shape, wanted, subok, writeable)
             return strides.as_strided(trace, x, shape, wanted)
 
+        def broadcast(*args: Any) -> Any:
+            return np.broadcast(*(x.meta if isinstance(x, Traced) else x for x in args))
+
         return {
+            np.broadcast: broadcast,
             np.array: array,
             np.asarray: asarray,
             np.asanyarray: asarray,
@@ -305,7 +308,7 @@ class Scope:
     def _shadow(self, value: Any, path: str) -> Any:
         """An object of a subclass whose methods are copies and whose arrays are traced."""
         cls = type(value)
-        made = object.__new__(self._shadow_class(cls))
+        made: Any = object.__new__(self._shadow_class(cls))
         self._remember(value, made)
         try:
             reference: Callable[[], Any] = weakref.ref(value)
@@ -388,5 +391,7 @@ def _has_user_state(value: Any) -> bool:
         return False
     if not is_user_class(cls) or not hasattr(value, "__dict__"):
         return False
-    is_plain_object = cls.__new__ is object.__new__ and cls.__basicsize__ <= object.__basicsize__ + 16
-    return is_plain_object and cls.__init_subclass__.__qualname__ == "object.__init_subclass__"
+    bases = [c for c in cls.__mro__ if c is not object]
+    if not all(c.__flags__ & _HEAP_TYPE for c in bases):
+        return False
+    return not any("__new__" in vars(c) or "__init_subclass__" in vars(c) or vars(c).get("__slots__") for c in bases)

@@ -78,7 +78,7 @@ def as_strided(
     if moves is None:
         if not base.is_dense:
             raise trace.unsupported(
-                f"as_strided on {x.buffer.path or 'an array'}, which is itself strided, is compiled only along its axes; "
+                f"as_strided on {x.buffer.path or 'an array'}, itself strided, is compiled only along its axes; "
                 "pass np.ascontiguousarray of it"
             )
         strided = StridedAttributes(extents, tuple(s for _, s in wanted), offset)

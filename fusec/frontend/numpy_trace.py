@@ -144,6 +144,7 @@ class Trace:
         self.pins: list[State] = []
         self._lifted: dict[int, tuple[object, Value]] = {}
         self._known: dict[Value, np.ndarray[Any, Any] | None] = {}
+        self._constants = 0
         self._named: set[Value] = set()
 
     # Making values
@@ -319,7 +320,8 @@ class Trace:
         ir_dtype(array.dtype)
         value = recognise(self, array)
         if value is None:
-            path = f"constant{len(self._lifted)}"
+            path = f"constant{self._constants}"
+            self._constants += 1
             value = self._input(array, path, "state", path)
             self._known[value] = array
             buffer = Buffer(self, value)
