@@ -6,6 +6,7 @@ Loading one needs TVM's small function-call library (tvm_ffi) alone, not the com
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -43,8 +44,8 @@ class CompiledModule:
         return found  # type: ignore[no-any-return]
 
     def source(self, name: str) -> str:
-        """The kernel as TVMScript text."""
-        return str(self.functions[name].script())
+        """The kernel as TVMScript, its one-vector variables shown as plain assignments to be read more easily."""
+        return _readable(str(self.functions[name].script()))
 
     def llvm(self) -> str:
         """LLVM's optimised IR of all kernels."""
@@ -84,6 +85,19 @@ class CompiledModule:
             raise ArtifactError(f"a compiled CPU module can't be loaded: {error}") from error
         finally:
             os.unlink(path)
+
+
+_VARIABLE = re.compile(
+    r"^( *)(\w+) = T\.alloc_local\(\(1,\), (\"\w+\", )?layout=None, annotations=\{[^}]*\}\)\n\1\2\[0\] = ", re.MULTILINE
+)
+_ALLOCATION = re.compile(r", annotations=\{\"disable_lower_builtin\": T\.bool\(True\)\}")
+
+
+def _readable(script: str) -> str:
+    names = [match.group(2) for match in _VARIABLE.finditer(script)]
+    script = _ALLOCATION.sub("", _VARIABLE.sub(r"\1\2 = ", script))
+    once = re.compile(rf"\b({'|'.join(names)})\[0\]") if names else None
+    return once.sub(r"\1", script) if once else script
 
 
 def _link(module: Any, folder: Path) -> bytes | None:

@@ -32,7 +32,7 @@ def print_kernel(kernel: Kernel) -> str:
     """The kernel's text, ending without a newline.
 
     A parameter or scratch buffer is shown with its strides where they are not row-major; an iterator as
-    ``name:extent``, with ``<limit`` where only the points below the limit are run.
+    ``name:extent``, or ``name:min(extent, limit)`` where it has a limit.
     """
     inputs = kernel.parameters[: len(kernel.parameters) - kernel.outputs]
     outputs = kernel.parameters[len(inputs) :]
@@ -130,8 +130,8 @@ def _domain(iters: Iterable[Iter]) -> str:
 
 
 def _iter(it: Iter) -> str:
-    limit = "" if it.limit is None else f"<{_index(it.limit)}"
-    return f"{it.var}:{it.extent}{limit}"
+    count = f"{it.extent}" if it.limit is None else f"min({it.extent}, {_index(it.limit)})"
+    return f"{it.var}:{count}"
 
 
 def _subscripts(subscripts: Iterable[Subscript]) -> str:
