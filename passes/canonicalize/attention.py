@@ -44,11 +44,12 @@ def sdpa(r: Rewriter) -> Outcome:
         scores = _masked(r, scores, value)
     axes = tuple(range(len(split)))
     rank = len(split) + 2
-    weights = scores if scores.type.shape[-1] == 0 else softmax_of(r, scores, rank - 1)[0]
+    no_keys = scores.type.shape[-1] == 0
+    weights = scores if no_keys else softmax_of(r, scores, rank - 1)[0]
     weights = r.cast(weights, v.type.dtype, hint="weights")
     out = dot(r, weights, v, ((rank - 1,), (rank - 2,)), (axes, axes), hint="out")
     for value in masks:
-        if not _keeps_a_key(r, value):
+        if not no_keys and not _keeps_a_key(r, value):
             out = _zero_where_empty(r, value, out)
     return r.reshape(out, r.op.result.type.shape)
 
