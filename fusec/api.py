@@ -246,7 +246,7 @@ def load(path: str | PathLike[str]) -> Compiled:
 
     Raises ArtifactError for a file that is damaged, of another format, or for another machine.
     """
-    from fusec.runtime.artifact import load as load_artifact
+    from fusec.saving import load as load_artifact
 
     return load_artifact(path)
 

@@ -120,7 +120,7 @@ class Compiled:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the compiled function to a file for :func:`fusec.load`. ArtifactError where it can't be saved."""
-        from fusec.runtime.artifact import save
+        from fusec.saving import save  # needs the passes, for the texts
 
         save(self, path)
 

@@ -1,0 +1,238 @@
+"""Compiled functions as files: a zip of a JSON manifest, IR text, sources, machine code and weights. No pickle.
+
+Everything in a file is checked before any of it is used: the names, sizes and hashes of its members, then the
+format, then the machine. Looking at a file never loads machine code. Loading one does, and that is as safe as
+its author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import ArtifactError
+from fusec.ir.types import DTYPES, DType
+from fusec.runtime.isa import host_architecture, host_features
+from fusec.runtime.serial import Json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PROGRAM = "program.json"
+GRAPH = "graph.ir"
+CODE = "kernels.bin"
+WEIGHTS = "weights.safetensors"
+
+_NAME = re.compile(
+    r"manifest\.json|program\.json|graph\.ir|kernels\.bin|weights\.safetensors"
+    r"|stages/[A-Za-z0-9_.-]{1,100}\.ir|kernels/[A-Za-z0-9_-]{1,200}\.(?:tile|tvm\.py)"
+)
+_TEXT_LIMIT = 256 * 1024 * 1024
+_BINARY_LIMIT = 1 << 40
+_MEMBER_LIMIT = 20_000
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """The machine that the code is for: architecture and CPU flags, as Linux spells them."""
+
+    architecture: str
+    features: tuple[str, ...]
+
+    def check(self) -> None:
+        """ArtifactError, saying what is needed and what is here, where this machine can't run the code."""
+        here = host_architecture()
+        if here != self.architecture:
+            raise ArtifactError(f"it needs a {self.architecture} machine, this one is {here}")
+        missing = sorted(set(self.features) - host_features())
+        if missing:
+            raise ArtifactError(
+                f"it needs a CPU with {', '.join(missing)}, which this one does not have; "
+                "compile it with a lesser target, such as target='cpu:x86-64-v3'"
+            )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A file whose members have been checked against its manifest. ``manifest`` is what the writer put there."""
+
+    path: Path
+    manifest: Json
+    sizes: Mapping[str, int]
+
+    def read(self, member: str) -> bytes:
+        """A member's bytes, its hash checked. ArtifactError where it is missing or not what the manifest says."""
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                return _read_member(archive, member, self.manifest)
+        except (OSError, zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError) as error:
+            raise ArtifactError(f"{self.path}: can't read {member}: {error}") from None
+
+    def text(self, member: str) -> str:
+        return self.read(member).decode()
+
+    @property
+    def requirements(self) -> Requirements:
+        try:
+            needs = self.manifest["requires"]
+            return Requirements(str(needs["architecture"]), tuple(map(str, needs["features"])))
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(f"{self.path}: the manifest does not say which machine it is for: {error}") from None
+
+
+def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapping[str, bytes]) -> None:
+    """Writes a file: the manifest, with the size and hash of each member, and the members.
+
+    The same contents give the same bytes. It appears under its name only when it is whole. ArtifactError where it
+    can't be written.
+    """
+    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
+    head = {"format": FORMAT, **manifest, "members": listed}
+    text = json.dumps(head, indent=1, allow_nan=False).encode()
+    target = Path(path)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            for name, data in [(MANIFEST, text), *members.items()]:
+                packed = zipfile.ZIP_STORED if name in (CODE, WEIGHTS) else zipfile.ZIP_DEFLATED
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, packed)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise ArtifactError(f"can't write {target}: {error}") from error
+
+
+def read(path: str | PathLike[str]) -> Contents:
+    """Opens a file and checks every member. Raises ArtifactError for one that is damaged or of another format."""
+    source = Path(path)
+    try:
+        with zipfile.ZipFile(source) as archive:
+            return _checked(source, archive)
+    except FileNotFoundError:
+        raise ArtifactError(f"there is no file {source}") from None
+    except zipfile.BadZipFile as error:
+        raise ArtifactError(f"{source} is not a whole fusec file: {error}") from None
+    except (OSError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise ArtifactError(f"{source} can't be read: {error}") from None
+
+
+def _checked(path: Path, archive: zipfile.ZipFile) -> Contents:
+    infos = archive.infolist()
+    names = [info.filename for info in infos]
+    if len(names) > _MEMBER_LIMIT or len(set(names)) != len(names):
+        raise ArtifactError(f"{path}: it has {len(names)} members, some of the same name, or too many")
+    for info in infos:
+        if not _NAME.fullmatch(info.filename):
+            raise ArtifactError(f"{path}: a member may not be called {info.filename[:100]!r}")
+        limit = _BINARY_LIMIT if info.filename in (CODE, WEIGHTS) else _TEXT_LIMIT
+        if info.file_size > limit:
+            raise ArtifactError(f"{path}: member {info.filename} is too large ({info.file_size} bytes)")
+    if MANIFEST not in names:
+        raise ArtifactError(f"{path} is a zip file without a manifest, and not one of fusec's")
+    manifest = _manifest(path, archive)
+    listed = set(manifest["members"]) | {MANIFEST}
+    if listed != set(names):
+        odd = sorted(listed.symmetric_difference(names))
+        raise ArtifactError(f"{path}: its members are not those that its manifest lists: {', '.join(odd)[:200]}")
+    for name in names:
+        if name != MANIFEST:
+            _read_member(archive, name, manifest)
+    return Contents(path, manifest, {info.filename: info.file_size for info in infos})
+
+
+def _manifest(path: Path, archive: zipfile.ZipFile) -> Json:
+    try:
+        manifest = json.loads(archive.read(MANIFEST))
+    except (ValueError, zipfile.BadZipFile, zipfile.error) as error:
+        raise ArtifactError(f"{path}: the manifest can't be read: {error}") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("members"), dict):
+        raise ArtifactError(f"{path}: the manifest is not one of fusec's")
+    if manifest.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{path} is of format {manifest.get('format')!r}, this fusec reads format {FORMAT}; "
+            "compile and save it again"
+        )
+    return manifest
+
+
+def _read_member(archive: zipfile.ZipFile, name: str, manifest: Json) -> bytes:
+    """The bytes of a member; no more than the manifest says are ever unpacked."""
+    try:
+        size, wanted = int(manifest["members"][name]["bytes"]), str(manifest["members"][name]["sha256"])
+    except (KeyError, TypeError, ValueError):
+        raise ArtifactError(f"the manifest does not list {name}") from None
+    with archive.open(name) as file:
+        data = file.read(size + 1)
+    if len(data) != size or hashlib.sha256(data).hexdigest() != wanted:
+        raise ArtifactError(f"{name} is not what the manifest says: the file is damaged or was changed")
+    return data
+
+
+# Weights
+
+_SAFE_NAMES = {
+    "f16": "F16",
+    "bf16": "BF16",
+    "f32": "F32",
+    "f64": "F64",
+    "i8": "I8",
+    "i16": "I16",
+    "i32": "I32",
+    "i64": "I64",
+    "u8": "U8",
+    "u16": "U16",
+    "u32": "U32",
+    "u64": "U64",
+    "bool": "BOOL",
+    "c64": "C64",
+}
+
+
+def encode_weights(weights: Mapping[str, tuple[DType, Sequence[int], bytes]]) -> bytes:
+    """Arrays in the safetensors format. ArtifactError for a dtype that it does not have."""
+    header: dict[str, Any] = {}
+    start = 0
+    for name, (dtype, shape, data) in weights.items():
+        if dtype.name not in _SAFE_NAMES:
+            raise ArtifactError(f"an array of {dtype} can't be saved: safetensors has no such dtype")
+        stop = start + len(data)
+        header[name] = {"dtype": _SAFE_NAMES[dtype.name], "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, _, data in weights.values())])
+
+
+def decode_weights(data: bytes) -> dict[str, tuple[DType, np.ndarray[Any, Any]]]:
+    """The arrays of :func:`encode_weights`; each is a copy of its own. ArtifactError where they do not fit."""
+    types = {safe: DTYPES[name] for name, safe in _SAFE_NAMES.items()}
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        body = memoryview(data)[8 + length :]
+        found = {}
+        for name, entry in header.items():
+            dtype = types[entry["dtype"]]
+            start, stop = entry["data_offsets"]
+            if not 0 <= start <= stop <= len(body):
+                raise ArtifactError(f"weight {name} lies outside of its file")
+            array = np.frombuffer(body[start:stop], dtype.numpy).reshape(entry["shape"]).copy()
+            found[str(name)] = (dtype, array)
+        return found
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"the weights can't be read: {error}") from None

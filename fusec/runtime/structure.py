@@ -1,0 +1,175 @@
+"""The structure of a call and of a result as JSON, so that a file can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import ArtifactError
+from fusec.frontend.capture import TENSOR, CallSpec, Library, Node, Rebuild, Static, Structure, rebuild, structure_of
+from fusec.runtime.numpy_arrays import view
+from fusec.runtime.serial import Json, scalar_from_json, scalar_to_json
+
+_CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
+
+
+def call_to_json(spec: CallSpec) -> Json:
+    """ArtifactError for an argument that a file can't hold."""
+    return {"args": [_to_json(p) for p in spec.args], "kwargs": [[name, _to_json(p)] for name, p in spec.kwargs]}
+
+
+def call_from_json(data: Json) -> CallSpec:
+    try:
+        named = tuple((str(name), _from_json(part)) for name, part in data["kwargs"])
+        return CallSpec(tuple(_from_json(part) for part in data["args"]), named)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"the record of the call is damaged: {error}") from None
+
+
+def _to_json(part: Structure) -> Json:
+    if isinstance(part, Static):
+        value = part.value
+        if type(value) is str:
+            return {"str": value}
+        if value is None or type(value) in (bool, int, float, complex):
+            return {"value": scalar_to_json(value)}
+        raise ArtifactError(f"a value of type {type(value).__name__} can't be saved; numbers, strings and None can")
+    if isinstance(part, Node):
+        for name, kind in _CONTAINERS.items():
+            if part.kind is kind:
+                keys = [_to_json(Static(key)) for key in part.keys]
+                return {name: [_to_json(p) for p in part.parts], **({"keys": keys} if keys else {})}
+        raise ArtifactError(f"a {part.kind.__name__} can't be saved; tuples, lists and dicts can")
+    return "array"
+
+
+def _from_json(data: Json) -> Structure:
+    if data == "array":
+        return TENSOR
+    if "str" in data:
+        return Static(str(data["str"]))
+    if "value" in data:
+        return Static(scalar_from_json(data["value"]))
+    for name, kind in _CONTAINERS.items():
+        if name in data:
+            keys = tuple(_plain(key) for key in data.get("keys", ()))
+            return Node(kind, keys, tuple(_from_json(part) for part in data[name]))
+    raise ArtifactError(f"there is no structure such as {str(data)[:80]}")
+
+
+def _plain(data: Json) -> Any:
+    part = _from_json(data)
+    if not isinstance(part, Static):
+        raise ArtifactError("a key of a dict is not a plain value")
+    return part.value
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a result: output ``output`` itself, or (NumPy) its one element, or a view of it.
+
+    A view has a shape, and strides and an offset in bytes. ``constant`` is an array that no output holds.
+    """
+
+    output: int = -1
+    is_scalar: bool = False
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    constant: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a function returns: containers, plain values, and where its arrays come from."""
+
+    structure: Structure
+    leaves: tuple[Leaf, ...]
+
+    def rebuild(self, constants: dict[str, Any]) -> Rebuild:
+        """The function from outputs to the result."""
+        makers = [_maker(leaf, constants) for leaf in self.leaves]
+        structure = self.structure
+        return lambda outputs: rebuild(structure, iter([make(outputs) for make in makers]))
+
+
+def _maker(leaf: Leaf, constants: dict[str, Any]) -> Callable[[Sequence[Any]], Any]:
+    if leaf.constant:
+        constant = constants[leaf.constant]
+        return lambda outputs: constant.copy()
+    k = leaf.output
+    if leaf.is_scalar:
+        return lambda outputs: outputs[k][()]
+    shape, strides, offset = leaf.shape, leaf.strides, leaf.offset
+    if shape is not None:
+        return lambda outputs: view(outputs[k], outputs[k].dtype, shape, strides, offset)
+    return lambda outputs: outputs[k]
+
+
+class _Probe(np.ndarray[Any, Any]):
+    """Stands for an output; taking its one element out is noticed."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return _Element(self) if isinstance(key, tuple) and key == () else super().__getitem__(key)
+
+
+@dataclass(frozen=True, eq=False)
+class _Element:
+    source: np.ndarray[Any, Any]
+
+
+def examine(make: Rebuild, examples: Sequence[Any], library: Library) -> tuple[Result, dict[str, Any]]:
+    """What a capture's ``rebuild`` does, found by running it on ``examples``, one array for each output.
+
+    The dict holds constant arrays by name. ArtifactError for a result that a file can't hold.
+    """
+    probes = [e.view(_Probe) for e in examples] if library == "numpy" else list(examples)
+    made: list[Any] = []
+    kinds = (_Element, np.ndarray) if library == "numpy" else (type(examples[0]) if examples else _Element,)
+    structure = structure_of(make(probes), lambda v: isinstance(v, kinds), made)
+    _to_json_check(structure)
+    constants: dict[str, Any] = {}
+    return Result(structure, tuple(_leaf(value, probes, constants) for value in made)), constants
+
+
+def _to_json_check(structure: Structure) -> None:
+    _to_json(structure)
+
+
+def _leaf(value: Any, probes: Sequence[Any], constants: dict[str, Any]) -> Leaf:
+    if isinstance(value, _Element):
+        found = _leaf(value.source, probes, constants)
+        return Leaf(found.output, is_scalar=True)
+    for k, probe in enumerate(probes):
+        if value is probe:
+            return Leaf(k)
+    for k, probe in enumerate(probes):
+        if isinstance(value, np.ndarray) and np.may_share_memory(value, probe):
+            return Leaf(k, False, value.shape, value.strides, value.ctypes.data - probe.ctypes.data)
+    name = f"constant_{len(constants)}"
+    constants[name] = np.asarray(value)
+    return Leaf(constant=name)
+
+
+def result_to_json(result: Result) -> Json:
+    leaves = [[e.output, e.is_scalar, e.shape, list(e.strides), e.offset, e.constant] for e in result.leaves]
+    return {"structure": _to_json(result.structure), "leaves": leaves}
+
+
+def result_from_json(data: Json, outputs: int) -> Result:
+    """ArtifactError where it names an output that is not there."""
+    try:
+        leaves = []
+        for output, is_scalar, shape, strides, offset, constant in data["leaves"]:
+            laid = tuple(int(n) for n in shape) if shape is not None else None
+            leaf = Leaf(int(output), bool(is_scalar), laid, tuple(map(int, strides)), int(offset), str(constant))
+            leaves.append(leaf)
+        result = Result(_from_json(data["structure"]), tuple(leaves))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"the record of the result is damaged: {error}") from None
+    if any(not leaf.constant and not 0 <= leaf.output < outputs for leaf in result.leaves):
+        raise ArtifactError("the result names an output that is not there")
+    return result
