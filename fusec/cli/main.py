@@ -1,0 +1,73 @@
+"""The command ``fusec``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec.cli.doctor import diagnose
+from fusec.cli.inspect import describe_file
+from fusec.errors import FusecError
+from fusec.runtime.cache import default_cache
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fuses plain PyTorch and NumPy code into kernels.")
+cache_app = typer.Typer(no_args_is_help=True, help="The on-disk cache of compiled programs.")
+app.add_typer(cache_app, name="cache")
+
+
+@app.callback()
+def _root() -> None:
+    """Makes ``fusec inspect`` a subcommand even while there are few."""
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="a file that Compiled.save wrote")],
+    ir: Annotated[bool, typer.Option("--ir", help="also print the graph")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="also print the kernels' tile IR")] = False,
+) -> None:
+    """Shows what is in a compiled file. Nothing in it is run; safe on a file you don't trust."""
+    try:
+        typer.echo(describe_file(file, graph=ir, kernels=kernels), nl=False)
+    except FusecError as error:
+        _fail(error)
+
+
+@app.command()
+def doctor() -> None:
+    """Says what this machine and installation can do; exit status 1 if something needed is missing."""
+    text, healthy = diagnose()
+    typer.echo(text, nl=False)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+@cache_app.command("ls")
+def cache_list() -> None:
+    """Lists the cached programs, the last used first."""
+    import datetime
+
+    cache = default_cache()
+    entries = cache.entries()
+    for key, size, used in entries:
+        when = datetime.datetime.fromtimestamp(used).strftime("%Y-%m-%d %H:%M")
+        typer.echo(f"{key[:16]}  {size / 1024:10.1f} KiB  {when}")
+    total = sum(size for _, size, _ in entries)
+    typer.echo(f"{len(entries)} programs, {total / 1024 / 1024:.1f} MiB in {cache.folder}")
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Removes every cached program and measured schedule."""
+    try:
+        count = default_cache().clear()
+    except FusecError as error:
+        _fail(error)
+    typer.echo(f"{count} entries removed")
+
+
+def _fail(error: FusecError) -> None:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(1)
