@@ -270,8 +270,9 @@ class _Gemm:
             *(delinearize(self.i, axes.rows) if axes.rows else ()),
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
-        limit = _limit(axes.n, s.tile_n, column0)
-        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, s.tile_n, limit))
+        columns = min(s.tile_n, axes.n)
+        limit = None if axes.n == columns else _limit(axes.n, s.tile_n, column0)
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
         return epilogue_stores(self.frame, self.ops, point, self.shift, domain, accumulators)
 
 
