@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import NO_ATTRIBUTES, ExternAttributes, FusedAttributes
