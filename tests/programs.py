@@ -25,6 +25,8 @@ from fusec.ir.types import TensorType, contiguous_strides
 from fusec.runtime.library import run_extern
 from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
 from fusec.target.cpu import cpu_target
+from fusec.tile import interpret as tile_interpreter
+from fusec.tile.verify import verify
 
 Array = npt.NDArray[Any]
 
@@ -93,10 +95,12 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[Array]:
     return arrays
 
 
-def execute(program: Program, inputs: Sequence[Array]) -> list[Array]:
-    """Compiles a program's kernels with TVM and runs its steps on guarded memory."""
-    target = cpu_target(program.target)
-    module = compile_kernels(program.kernels, target) if program.kernels else None
+def execute(program: Program, inputs: Sequence[Array], *, compiled: bool = True) -> list[Array]:
+    """Runs a program's steps on guarded memory: kernels compiled with TVM, or in the tile IR's interpreter."""
+    for kernel in program.kernels:
+        verify(kernel)
+    kernels = {k.name: k for k in program.kernels}
+    module = compile_kernels(program.kernels, cpu_target(program.target)) if program.kernels and compiled else None
     memory: dict[int, Guarded] = {}
     arrays: dict[int, Array] = {}
     addresses: dict[int, int] = {}
@@ -111,9 +115,10 @@ def execute(program: Program, inputs: Sequence[Array]) -> list[Array]:
         if slot.kind == "view":
             arrays[k], addresses[k] = _view(slot, memory[slot.source])
     for step in program.steps:
-        if isinstance(step, Launch | Pack):
-            assert module is not None
+        if isinstance(step, Launch | Pack) and module is not None:
             module.function(step.kernel)(*[addresses[k] for k in step.arguments])
+        elif isinstance(step, Launch | Pack):
+            tile_interpreter.run(kernels[step.kernel], [arrays[k] for k in step.arguments])
         else:
             results = run_call(step.attributes, [arrays[k] for k in step.arguments])
             for k, result in zip(step.results, results, strict=True):
@@ -149,12 +154,13 @@ def run(
     selector: Selector | None = None,
     threads: int = 2,
     seed: int = 0,
+    compiled: bool = True,
 ) -> Run:
     """Lowers a graph (or its text) for this CPU, checked after every pass, and runs it."""
     graph = parse(source) if isinstance(source, str) else source
     arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
     lowered = lower(graph, "cpu", threads=threads, disable=disable, check=True, selector=selector)
-    return Run(lowered, execute(lowered.program, arrays))
+    return Run(lowered, execute(lowered.program, arrays, compiled=compiled))
 
 
 def check(
@@ -166,15 +172,16 @@ def check(
     threads: int = 2,
     seed: int = 0,
     slack: float = 2.0,
+    compiled: bool = True,
 ) -> Run:
     """:func:`run`, compared with the interpreter in float64 and in the graph's own dtypes, strides included."""
     graph = parse(source) if isinstance(source, str) else source
     arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
-    result = run(graph, arrays, disable=disable, selector=selector, threads=threads)
+    result = run(graph, arrays, disable=disable, selector=selector, threads=threads, compiled=compiled)
     with np.errstate(all="ignore"):
         eager = interpret(graph, arrays, extern=_reference_extern)
         exact = interpret(graph, arrays, float64=True, extern=_reference_extern)
-    assert_close_to_oracle(result.outputs, exact, eager, slack=slack)
+    _compare(result.outputs, exact, eager, slack)
     for array, value, port in zip(result.outputs, graph.outputs, graph.output_ports, strict=True):
         shape = value.type.static_shape
         wanted = port.strides if port.strides is not None else contiguous_strides(shape)
@@ -182,6 +189,17 @@ def check(
         same = 0 in shape or all(n == 1 or s == w for n, s, w in zip(shape, have, wanted))
         assert same, f"{value}: strides {have}, wanted {wanted}"
     return result
+
+
+def _compare(outputs: list[Array], exact: list[Array], eager: list[Array], slack: float) -> None:
+    for k, (ours, right, theirs) in enumerate(zip(outputs, exact, eager, strict=True)):
+        if ours.dtype == np.float64:
+            finite = np.isfinite(right) & np.isfinite(theirs)
+            allowed = slack * np.abs(theirs - right)[finite].max(initial=0.0)
+            allowed += 1e-12 * np.abs(right)[finite].max(initial=1.0)
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=allowed, err_msg=f"output {k}")
+        else:
+            assert_close_to_oracle(ours, right, theirs, slack=slack)
 
 
 def _reference_extern(attributes: ExternAttributes, operands: Sequence[Array]) -> Sequence[Array]:
