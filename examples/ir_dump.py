@@ -1,7 +1,9 @@
 """Everything on the way from a Python function to machine code, as text.
 
-    python examples/ir_dump.py            # prints it
-    FUSEC_DUMP=dump python examples/mlp.py    # or let any program write it to a folder, numbered by stage
+Prints it all:
+    python examples/ir_dump.py
+or any program writes it to a folder, numbered by stage:
+    FUSEC_DUMP=dump python examples/mlp.py
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def main() -> dict[str, str]:
     low = fusec.lower(graph)
     shown |= low.stages
     for kernel in low.kernels:
-        shown[f"kernel {kernel.name}: tile IR and schedule"] = str(kernel)
+        tiles = " ".join(f"{name}={size}" for name, size in kernel.schedule.items())
+        shown[f"kernel {kernel.name}: {tiles}"] = kernel.ir
         shown[f"kernel {kernel.name}: TVM"] = kernel.source
     for name, content in shown.items():
         title(name)

@@ -1,5 +1,6 @@
 """fusec on a function and on an nn.Module, and what `explain` says of both.
 
+Run it:
     python examples/mlp.py
 """
 

@@ -3,6 +3,7 @@
 Plain NumPy multiplies `a` by 981 overlapping windows of 20 columns. Each column of `b` is in up to 20 of them,
 so most of that work is done 20 times. fusec derives `a @ windows(b)  =>  windows(a @ b)` from the strides.
 
+Run it:
     python examples/windows.py
 """
 

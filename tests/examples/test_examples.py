@@ -56,7 +56,8 @@ def test_minilm() -> None:
     assert found["agreement"]["difference"] < 1e-5
     assert found["agreement"]["cosine"] > 0.99999
     first = [answers[0] for answers in found["answers"].values()]
-    assert [re.search(word, text) is not None for word, text in zip(("git", "moon", "pressure", "cat"), first)] == [True] * 4
+    for word, text in zip(("git", "moon", "pressure", "cat"), first):
+        assert word in text
 
 
 def test_minilm_is_the_published_model() -> None:
