@@ -230,7 +230,7 @@ def _format(value: Any, positions: Mapping[int, int]) -> str:
         return str(value)
     if kind.__module__ == "torch" and kind.__name__ == "device":
         return f"torch.device({str(value)!r})"
-    if kind.__module__.startswith("numpy"):
+    if kind.__module__.startswith("numpy") or (kind is type and value.__module__.startswith("numpy")):
         return _format_numpy(value)
     raise TypeError(f"an argument of type {kind.__name__} has no spelling in IR text")
 

@@ -15,6 +15,7 @@ from fusec.frontend.capture import (
     Capture,
     Environment,
     Fallback,
+    Rebuild,
     ReferenceSource,
     Source,
     Static,
@@ -308,9 +309,11 @@ class _Result:
         self._ports.append(Port(strides=None if plain else strides, mutates=mutates))
         return len(self._outputs) - 1
 
-    def rebuild(self, outputs: Sequence[Any]) -> Any:
-        """The user's result from the tensors of the graph's outputs."""
-        return _rebuild(self._structure, iter([outputs[slot] for slot in self._slots]))
+    @property
+    def rebuild(self) -> Rebuild:
+        """Makes the user's result from the tensors of the graph's outputs. Keeps nothing of the trace alive."""
+        structure, slots = self._structure, tuple(self._slots)
+        return lambda outputs: _rebuild(structure, iter([outputs[slot] for slot in slots]))
 
     def finish(self) -> tuple[Graph, tuple[Source, ...]]:
         """The graph without what no output needs, and the sources of its inputs."""

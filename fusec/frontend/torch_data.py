@@ -77,7 +77,9 @@ def _joined_index(e: Emitter, indices: list[Value], sizes: list[int]) -> Value:
     """One index into the merged axes, row-major, each part made non-negative first."""
     total: Value | None = None
     for index, size in zip(indices, sizes):
-        part = _non_negative(e, e.cast(index, i64), size)
+        part = e.cast(index, i64)
+        if not e.is_iota(index):
+            part = _non_negative(e, part, size)
         if total is not None:
             part = e.emit("add", e.emit("mul", total, e.constant(size, i64)), part)
         total = part

@@ -293,10 +293,17 @@ def _abs(e: Emitter, x: Value) -> Value:
 
 
 def _bitwise(op: str) -> Lowering:
+    """Of bools it is logic, so that masks have one form."""
+
     def lower(e: Emitter, self: Operand, other: Operand) -> Value:
-        return e.emit(op, e.value(self, e.out.dtype), e.value(other, e.out.dtype))
+        name = op.replace("bitwise", "logical") if e.out.dtype is bool_ else op
+        return e.emit(name, e.value(self, e.out.dtype), e.value(other, e.out.dtype))
 
     return lower
+
+
+def _bitwise_not(e: Emitter, x: Value) -> Value:
+    return e.emit("logical_not" if x.type.dtype is bool_ else "bitwise_not", x)
 
 
 def _shift(op: str) -> Lowering:
@@ -346,13 +353,14 @@ def _fused_product(e: Emitter, op: str, x: Value, a: Value, b: Value, scale: Sca
 # fmt: off
 _SAME_NAME = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
-    "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "neg", "bitwise_not",
+    "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "neg",
 )
 # fmt: on
 
 ELEMENTWISE: dict[str, Lowering] = {
     **{name: _unary(name) for name in _SAME_NAME},
     "negative": _unary("neg"),
+    "bitwise_not": _bitwise_not,
     "abs": _abs,
     "sign": _sign,
     "signbit": _signbit,

@@ -92,6 +92,7 @@ class Emitter:
         self.viewed: dict[Value, Value] = {}
         self._constants: dict[tuple[str, DType, str], Value] = {}
         self._constant_values: set[Value] = set()
+        self._iotas: set[Value] = set()
 
     @property
     def out(self) -> TensorType:
@@ -133,7 +134,13 @@ class Emitter:
 
     def iota(self, shape: Sequence[Dim], axis: int, dtype: DType, device: str | None = None) -> Value:
         where = device or self.out.device
-        return self.emit("iota", attributes=IotaAttributes(tuple(shape), axis, dtype, where))
+        made = self.emit("iota", attributes=IotaAttributes(tuple(shape), axis, dtype, where))
+        self._iotas.add(made)
+        return made
+
+    def is_iota(self, value: Value) -> bool:
+        """True for views of an iota, which is never negative."""
+        return self.root(value) in self._iotas
 
     def cast(self, value: Value, dtype: DType) -> Value:
         return value if value.type.dtype == dtype else self.emit("cast", value, attributes=CastAttributes(dtype))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch_harness import check, fetch, run
 
 from fusec.errors import CaptureError, DataDependentError, UnsupportedOpError
@@ -520,3 +523,16 @@ def test_tensor_made_outside_of_dispatch_is_a_constant():
         return x * w + torch.from_numpy(np.ones(4, np.float32)) + torch.FloatTensor([1, 2, 3, 4])
 
     torch.testing.assert_close(run(capture(f, (X,), {}), (X,)), f(X))
+
+
+def test_a_capture_keeps_no_argument_and_no_trace_alive():
+    x = torch.randn(3, 4)
+    gc.collect()
+    before = {id(o) for o in gc.get_objects() if type(o) is FakeTensor}
+    captured = capture(lambda x: (x + 1).sum(), (x,), {})
+    gone = weakref.ref(x)
+    fakes = [o for o in gc.get_objects() if type(o) is FakeTensor and id(o) not in before]
+    del x
+    assert gone() is None
+    assert not fakes
+    assert captured.environment.holds()

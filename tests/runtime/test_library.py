@@ -1,0 +1,101 @@
+"""Library calls: their text is read safely, and they run as the library would."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fusec.errors import FusecError, UnsupportedOpError
+from fusec.frontend.capture import format_arguments
+from fusec.ir.attributes import ExternAttributes
+from fusec.ir.types import TensorType, f32, i64
+from fusec.runtime.library import Operand, parse_arguments, run_extern
+
+T = TensorType(f32, (3,))
+
+
+def round_trip(*args, **kwargs):
+    return parse_arguments(format_arguments(args, kwargs, []))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 3, -4, 2.5, -0.0, "a $0 'quoted'", ..., 1 + 2j, 1e-300),
+        *((1,), (), [1, [2.0, None]], slice(1, None, -1), math.inf, -math.inf),
+        *(torch.float16, torch.strided, torch.channels_last, torch.device("cuda:1"), np.dtype("int16"), np.float32(2)),
+    ],
+    ids=repr,
+)
+def test_arguments_survive_their_text(value):
+    args, kwargs = round_trip(value, name=value)
+    assert args[0] == value
+    assert type(args[0]) is type(value)
+    assert repr(kwargs["name"]) == repr(value)
+
+
+def test_nan_and_types():
+    (args, _) = round_trip(math.nan, np.float32)
+    assert math.isnan(args[0])
+    assert args[1] == np.dtype("float32")
+
+
+def test_operands_are_numbered():
+    a, b = object(), object()
+    text = format_arguments([a, [b, None, a]], {"other": b}, [a, b])
+    assert text == "($0, [$1, None, $0]), {'other': $1}"
+    assert parse_arguments(text) == ((Operand(0), [Operand(1), None, Operand(0)]), {"other": Operand(1)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(__import__('os').system('true'),), {}",
+        "(open('x'),), {}",
+        "(torch.load('x'),), {}",
+        "(torch.hub,), {}",
+        "(numpy.load('x'),), {}",
+        "((lambda: 1)(),), {}",
+        "([x for x in (1,)],), {}",
+        "(1,)",
+        "(1, {}",
+        "{}, ()",
+    ],
+)
+def test_text_that_is_not_literal_is_refused(text):
+    with pytest.raises(FusecError):
+        parse_arguments(text)
+
+
+def test_torch_call():
+    attributes = ExternAttributes(
+        "aten.sort.stable", "($0,), {'stable': True, 'descending': True}", (T, T.with_dtype(i64))
+    )
+    values, places = run_extern(attributes, [torch.tensor([1.0, 3.0, 2.0]).requires_grad_()])
+    assert values.tolist() == [3, 2, 1]
+    assert places.tolist() == [1, 2, 0]
+    assert not values.requires_grad
+
+
+def test_numpy_call():
+    (result,) = run_extern(ExternAttributes("numpy.sort", "($0,), {'axis': -1}", (T,)), [np.array([3.0, 1.0, 2.0])])
+    assert result.tolist() == [1, 2, 3]
+    (total,) = run_extern(ExternAttributes("numpy.add.reduce", "($0,), {}", (T.with_shape(()),)), [np.ones(3)])
+    assert total == 3
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["aten.nothing.default", "aten.sort.nothing", "numpy.load", "numpy._core", "os.system", "numpy.lib.npyio.load"],
+)
+def test_unknown_target(target):
+    with pytest.raises(UnsupportedOpError, match="no library function"):
+        run_extern(ExternAttributes(target, "(), {}", ()), [])
+
+
+def test_wrong_number_of_results():
+    with pytest.raises(FusecError, match="2 results, 1 were captured"):
+        run_extern(ExternAttributes("aten.sort.default", "($0,), {}", (T,)), [torch.ones(3)])
