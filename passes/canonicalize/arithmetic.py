@@ -34,12 +34,14 @@ _COMMUTES = ("mul", "add", "bitwise_or", "bitwise_xor")
 def neutral_operand(r: Rewriter) -> Outcome:
     """mul(x, 1) ⇒ x;  likewise x / 1, x - 0, x + -0.0, pow(x, 1), and on integers x + 0, x | 0, x << 0"""
     x, y = r.operands
+    if x.type.dtype.kind == "complex":  # (inf + 0j) * (1 + 0j) is inf + nanj
+        return None
     pairs = ((x, y), (y, x)) if r.op.name in _COMMUTES else ((x, y),)
     for value, other in pairs:
         number = known(r, other)
         if number is None or isinstance(number, bool):
             continue
-        if r.op.name == "add" and value.type.dtype.kind in ("float", "complex") and repr(number) != "-0.0":
+        if r.op.name == "add" and value.type.dtype.is_float and repr(number) != "-0.0":
             if number == 0:
                 return Reject(f"{value} + 0.0 is not {value} where that is -0.0")
             continue
@@ -60,7 +62,7 @@ def div_by_power_of_two(r: Rewriter) -> Outcome:
     """div(x, 2^k) ⇒ mul(x, 2^-k), where that is a normal number: both round the same exact value"""
     x, y = r.operands
     number = known(r, y)
-    if number is None or isinstance(number, complex) or not isfinite(number):
+    if number is None or isinstance(number, complex) or not isfinite(number) or not y.type.dtype.is_float:
         return None
     if abs(frexp(number)[0]) != 0.5:
         return None

@@ -15,7 +15,7 @@ from fusec.ir.ops.definition import Array
 from fusec.ir.types import Dim, bool_, i64
 
 _MINUS_INFINITY = -float("inf")
-_MASK_LIMIT = 1 << 22
+_MASK_LIMIT = 1 << 24
 """Elements of a mask that are worth computing at compile time to see whether a row is masked whole."""
 
 Shape = tuple[Dim, ...]

@@ -9,6 +9,7 @@ from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 from fusec.ir.attributes import DotAttributes, PermuteAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.ops.contract import free_axes
+from fusec.ir.types import Dim
 
 COPY_COST = 16
 """Multiply-adds that writing and reading back one element of the small product is taken to cost: on a CPU with
@@ -17,14 +18,14 @@ COPY_COST = 16
 
 @rule("windows")
 def windows_without_overlap(r: Rewriter) -> Outcome:
-    """windows(x, size=n, step=n) ⇒ permute(reshape(x)): the axis is only split"""
+    """windows(x, size=n, step=n) ⇒ permute(reshape(x)): the axis is only split; so it is where there is one window"""
     attributes = _windows(r.op)
     (x,) = r.operands
-    if attributes.size != attributes.step or not x.type.is_static:
-        return None
     axis, size = attributes.axis, attributes.size
+    count = r.op.result.type.shape[axis]
+    if not x.type.is_static or not isinstance(count, int) or (size != attributes.step and count != 1):
+        return None
     shape = list(x.type.static_shape)
-    count = shape[axis] // size
     if shape[axis] != count * size:
         stops = (*shape[:axis], count * size, *shape[axis + 1 :])
         cut = SliceAttributes((0,) * len(shape), stops, (1,) * len(shape))
@@ -32,6 +33,56 @@ def windows_without_overlap(r: Rewriter) -> Outcome:
     split = r.reshape(x, [*shape[:axis], count, size, *shape[axis + 1 :]], hint="split")
     rank = len(shape) + 1
     return r.permute(split, [*(k for k in range(rank) if k != axis + 1), axis + 1])
+
+
+@rule("windows")
+def windows_of_permute(r: Rewriter) -> Outcome:
+    """windows(permute(x)) ⇒ permute(windows(x))"""
+    view = r.producer(r.operands[0], "permute")
+    if view is None:
+        return None
+    attributes, names = _windows(r.op), _permutation(view, view.result.type.rank)
+    inner = r.emit("windows", view.operands[0], attributes=replace(attributes, axis=names[attributes.axis]))
+    return r.permute(inner, [*names, len(names)])
+
+
+@rule("windows")
+def windows_of_unit_axes(r: Rewriter) -> Outcome:
+    """windows(reshape(x)) ⇒ reshape(windows(x)), where the reshape only adds or drops axes of extent 1"""
+    view = r.producer(r.operands[0], "reshape")
+    attributes = _windows(r.op)
+    if view is None or not _moves_unit_axes(view) or view.result.type.shape[attributes.axis] == 1:
+        return None
+    (source,) = view.operands
+    wanted = _wide_axes(view.result.type.shape).index(attributes.axis)
+    inner = r.emit("windows", source, attributes=replace(attributes, axis=_wide_axes(source.type.shape)[wanted]))
+    return r.reshape(inner, r.op.result.type.shape)
+
+
+@rule("permute")
+def permute_of_unit_axes(r: Rewriter) -> Outcome:
+    """permute(reshape(windows(x))) ⇒ reshape(permute(windows(x))), where the reshape only moves axes of extent 1"""
+    view = r.producer(r.operands[0], "reshape")
+    if view is None or not _moves_unit_axes(view):
+        return None
+    (source,) = view.operands
+    made = r.producer(source, "windows", "permute")
+    if made is None or (made.name == "permute" and r.producer(made.operands[0], "windows") is None):
+        return None
+    inside, outside = _wide_axes(source.type.shape), _wide_axes(view.result.type.shape)
+    order = [inside[outside.index(k)] for k in _permutation(r.op, len(outside)) if k in outside]
+    units = [k for k in range(source.type.rank) if k not in inside]
+    return r.reshape(r.permute(source, [*units, *order]), r.op.result.type.shape)
+
+
+def _moves_unit_axes(view: Op) -> bool:
+    """True for a reshape that only adds or drops axes of extent 1."""
+    (source,) = view.operands
+    return [d for d in source.type.shape if d != 1] == [d for d in view.result.type.shape if d != 1]
+
+
+def _wide_axes(shape: tuple[Dim, ...]) -> list[int]:
+    return [k for k, extent in enumerate(shape) if extent != 1]
 
 
 @rule("dot")
@@ -175,4 +226,11 @@ def _windows(op: Op) -> WindowsAttributes:
     return op.attributes
 
 
-WINDOW_RULES: tuple[Rule, ...] = (windows_without_overlap, dot_of_broadcast, dot_of_windows)
+WINDOW_RULES: tuple[Rule, ...] = (
+    windows_without_overlap,
+    windows_of_permute,
+    windows_of_unit_axes,
+    permute_of_unit_axes,
+    dot_of_broadcast,
+    dot_of_windows,
+)

@@ -232,3 +232,54 @@ def test_an_operand_that_is_repeated_for_some_batch_axes_stays() -> None:
     }
     """
     assert unchanged(applying(*WINDOW_RULES), text) == []
+
+
+@pytest.mark.parametrize("take", ["reshape", "permuted"])
+def test_windows_of_all_rows_are_windows_of_columns(take: str) -> None:
+    """``sliding_window_view(b, (20, 8))[0]``, and with the place among the columns before that among the rows."""
+    last = (
+        "%p = reshape(%v) : f32[93, 20, 8]\n"
+        if take == "reshape"
+        else "%q = permute(%v) {permutation=[0, 1, 3, 2]} : f32[1, 93, 8, 20]\n"
+        "          %r = reshape(%q) : f32[93, 8, 20]\n"
+        "          %p = permute(%r) {permutation=[0, 2, 1]} : f32[93, 20, 8]\n"
+    )
+    becomes(
+        canonicalize,
+        f"""
+        graph @g(%a: f32[4, 20], %b: f32[20, 100]) {{
+          %w = windows(%b) {{axis=0, size=20}} : f32[1, 100, 20]
+          %v = windows(%w) {{axis=1, size=8}} : f32[1, 93, 20, 8]
+          {last}          %c = matmul(%a, %p) : f32[93, 4, 8]
+          return %c
+        }}
+        """,
+        """
+        graph @g(%a: f32[4, 20], %b: f32[20, 100]) {
+          %c_dot_dot = dot(%a, %b) {contract=[1]x[0]} : f32[4, 100]
+          %c_dot = windows(%c_dot_dot) {axis=1, size=8} : f32[4, 93, 8]
+          %c = permute(%c_dot) {permutation=[1, 0, 2]} : f32[93, 4, 8]
+          return %c
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize("order", ["0, 1, 2, 3", "3, 1, 0, 2", "2, 3, 1, 0", "1, 0, 3, 2"])
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_windows_of_other_views(order: str, axis: int) -> None:
+    extents = [(5, 1, 7, 4)[int(k)] for k in order.split(", ")]
+    result = [*extents, 1 if extents[axis] == 1 else 3]
+    result[axis] = 1 if extents[axis] == 1 else extents[axis] - 2
+    computes_the_same(
+        canonicalize,
+        f"""
+        graph @g(%x: f32[5, 7, 4]) {{
+          %u = reshape(%x) : f32[5, 1, 7, 4]
+          %p = permute(%u) {{permutation=[{order}]}} : f32{extents}
+          %w = windows(%p) {{axis={axis}, size={result[-1]}}} : f32{result}
+          %y = exp(%w) : f32{result}
+          return %y
+        }}
+        """,
+    )
