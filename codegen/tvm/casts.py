@@ -5,10 +5,13 @@ In registers half types are f32, and a bool is a condition. In memory bf16 is it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float
 
+from fusec.errors import LoweringError
 from fusec.ir.types import DType
 
 _REGISTER = {
@@ -31,12 +34,18 @@ _MEMORY = _REGISTER | {"f16": "float16", "bf16": "uint16", "bool": "int8"}
 
 def register_type(dtype: DType) -> str:
     """TIR's name of the type that a value of this dtype has in a register."""
-    return _REGISTER[dtype.name]
+    return _find(_REGISTER, dtype)
 
 
 def memory_type(dtype: DType) -> str:
     """TIR's name of the type that an element of this dtype has in memory."""
-    return _MEMORY[dtype.name]
+    return _find(_MEMORY, dtype)
+
+
+def _find(table: Mapping[str, str], dtype: DType) -> str:
+    if dtype.name not in table:
+        raise LoweringError(f"the CPU backend does not compute with {dtype}")
+    return table[dtype.name]
 
 
 def from_memory(code: Code, raw: Value, dtype: DType) -> Value:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,10 @@ class CompiledModule:
 
     def function(self, name: str) -> KernelFunction:
         """The kernel of this name. CodegenError if there is none."""
-        found = self.module.get_function(name)
-        if found is None:
-            raise CodegenError(f"the module has no kernel {name!r}")
-        return found  # type: ignore[no-any-return]
+        try:
+            return self.module.get_function(name)  # type: ignore[no-any-return]
+        except AttributeError:
+            raise CodegenError(f"the module has no kernel {name!r}") from None
 
     def source(self, name: str) -> str:
         """The kernel as TVMScript, its one-vector variables shown as plain assignments to be read more easily."""
@@ -62,18 +63,20 @@ class CompiledModule:
         with tempfile.TemporaryDirectory() as folder:
             linked = _link(self.module, Path(folder))
             if linked is not None:
-                return _SHARED + linked
+                return _sealed(_SHARED, linked)
             path = Path(folder) / "kernels.ll"
             self.module.write_to_file(str(path), "ll")
-            return _TEXT + path.read_bytes()
+            return _sealed(_TEXT, path.read_bytes())
 
     @staticmethod
     def from_bytes(data: bytes) -> CompiledModule:
         """What :meth:`to_bytes` made. ArtifactError where it can't be loaded."""
-        kind, content = data[:8], data[8:]
+        kind, digest, content = data[:8], data[8:40], data[40:]
         suffix = {_SHARED: ".so", _TEXT: ".ll"}.get(kind)
         if suffix is None:
             raise ArtifactError("not the bytes of a compiled CPU module")
+        if sha256(content).digest() != digest:
+            raise ArtifactError("the bytes of a compiled CPU module are damaged: their checksum is wrong")
         handle, path = tempfile.mkstemp(suffix=suffix)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -98,6 +101,11 @@ def _readable(script: str) -> str:
     script = _ALLOCATION.sub("", _VARIABLE.sub(r"\1\2 = ", script))
     once = re.compile(rf"\b({'|'.join(names)})\[0\]") if names else None
     return once.sub(r"\1", script) if once else script
+
+
+def _sealed(kind: bytes, content: bytes) -> bytes:
+    """With a checksum: the system's loader crashes on a truncated shared object."""
+    return kind + sha256(content).digest() + content
 
 
 def _link(module: Any, folder: Path) -> bytes | None:

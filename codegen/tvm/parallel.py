@@ -12,7 +12,6 @@ a closure is ``int (*)(int task, {void* sync, int tasks}*, void* data)``.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 import sys
 from typing import Any
@@ -120,8 +119,10 @@ def _openmp() -> Any | None:
         process = ctypes.CDLL(None)
         if hasattr(process, "GOMP_parallel"):
             return process
-    name = ctypes.util.find_library("gomp")
-    return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL) if name else None
+    try:
+        return ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return None
 
 
 def _prepare_tvm_pool() -> None:

@@ -1,0 +1,31 @@
+"""CPU targets: names, the host, rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.errors import TargetError
+from fusec.target.cpu import NAMED, cpu_target, host_cpu
+
+
+def test_named_targets():
+    assert cpu_target("cpu:sapphirerapids").vector_bits == 512
+    assert cpu_target("cpu:x86-64-v3").lanes(32) == 8
+    assert cpu_target("cpu:x86-64-v3", cores=7).cores == 7
+    assert all(t.mcpu == name and t.name == f"cpu:{name}" for name, t in NAMED.items())
+    with pytest.raises(TargetError, match="no CPU named 'i486'; known: x86-64-v3"):
+        cpu_target("cpu:i486")
+
+
+def test_host():
+    host = host_cpu()
+    assert cpu_target() is host
+    assert host.runs_here
+    assert 8 * 1024 <= host.l1 <= host.l2
+    assert host.cores >= 1
+
+
+def test_peak():
+    target = cpu_target("cpu:x86-64-v3", cores=2)
+    assert target.peak_flops() == 2 * 8 * 2 * target.frequency * 2
+    assert target.peak_flops(64, cores=1) == target.peak_flops() / 4
