@@ -265,9 +265,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reason, final = str(declined), declined.final
             except TypeRuleError as error:
                 reason = f"its operands do not fit ({error})"
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self._random_calls += 1
-            reason = f"it draws random numbers (call {self._random_calls})"
+        random = "random numbers" in reason
+        if random or torch.Tag.nondeterministic_seeded in func.tags:
+            self._random_calls += 1  # in the reason, so that no pass takes two calls for one
+            reason = f"{reason if random else 'it draws random numbers'} (call {self._random_calls})"
         elif shared is None and not final and name not in _LIBRARY_ONLY and self._decomposed(func, args, kwargs, outs):
             return
         self._extern(func, args, kwargs, outs, reason, shared)
