@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fusec
+from fusec.runtime.program import Launch
 
 WIDTH, HEADS, LAYERS, HIDDEN, WORDS, LONGEST = 384, 12, 6, 1536, 30522, 512
 QUERIES = (
@@ -186,12 +187,13 @@ def show_kernels(console: Console, model: nn.Module, batch: tuple[Tensor, Tensor
     captured = time.perf_counter()
     low = fusec.lower(graph)
     lowered = time.perf_counter()
-    launched = [k for k in low.kernels if k.kernel.kind != "pack"]
+    launches = sum(isinstance(step, Launch) for step in low.program.steps)
+    packs = sum(k.kernel.kind == "pack" for k in low.kernels)
     console.print(
-        f"[bold]captured[/] {len(graph.ops)} ops in {captured - start:.1f} s, [bold]fused[/] into {len(launched)} "
-        f"kernels in {lowered - captured:.1f} s (and {len(low.kernels) - len(launched)} that pack the weights once)"
+        f"[bold]captured[/] {len(graph.ops)} ops in {captured - start:.1f} s, [bold]fused[/] into {launches} launches of "
+        f"{len(low.kernels) - packs} kernels in {lowered - captured:.1f} s (and {packs} kernels that pack weights once)"
     )
-    kernel = next(k for k in launched if k.kernel.kind == "attention")
+    kernel = next(k for k in low.kernels if k.kernel.kind == "attention")
     tiles = "  ".join(f"{name}={size}" for name, size in kernel.schedule.items())
     console.print(Panel(Text(kernel.ir), title=f"one of them: {kernel.name}  {tiles}", title_align="left"))
 
