@@ -65,7 +65,7 @@ def same_in_float64(old: Graph, new: Graph, inputs: list[Array]) -> None:
 
 
 def random_array(type_: TensorType, rng: np.random.Generator, *, special: bool) -> Array:
-    """Values of about one; with ``special`` a tenth of the floats are zeros, infinities, NaN or large."""
+    """Values of about one; with ``special`` nearly a third of the floats are zeros, infinities, NaN or large."""
     shape, dtype = type_.static_shape, type_.dtype
     if dtype.kind == "bool":
         return rng.random(shape) < 0.5
@@ -73,7 +73,7 @@ def random_array(type_: TensorType, rng: np.random.Generator, *, special: bool) 
         return rng.integers(0 if dtype.kind == "uint" else -5, 6, shape).astype(dtype.numpy)
     values = np.asarray(rng.standard_normal(shape))
     if special:
-        values = np.where(rng.random(shape) < 0.1, rng.choice(SPECIAL, shape), values)
+        values = np.where(rng.random(shape) < 0.3, rng.choice(SPECIAL, shape), values)
     return values.astype(dtype.numpy)
 
 

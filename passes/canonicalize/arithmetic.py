@@ -79,10 +79,11 @@ _SMALLEST_INVERSE = {"f16": 2.0**14, "bf16": 2.0**126, "f32": 2.0**126, "f64": 2
 def pow_by_constant(r: Rewriter) -> Outcome:
     """pow(x, 2) ⇒ x·x;  pow(x, 3) ⇒ x·x·x;  pow(x, -1) ⇒ 1/x;  pow(x, -2) ⇒ 1/(x·x);  pow(x, ½) ⇒ √x
 
-    As PyTorch does. The root is taken where pow and sqrt differ, too: pow(-0.0, ½) is 0.0, pow(-inf, ½) is inf.
+    As PyTorch and NumPy do where the exponent is one number: for ½ the root of -0.0 is -0.0 and of -inf NaN,
+    unlike C's pow. For -½ NumPy does as C does: 0.0 for -inf, and inf for -0.0.
     """
     x, y = r.operands
-    number = known(r, y)
+    number = r.scalar(y)
     if number is None or x.type.shape != r.op.result.type.shape or x.type.dtype.kind == "complex":
         return None
     if number == 2:
@@ -98,13 +99,14 @@ def pow_by_constant(r: Rewriter) -> Outcome:
         case -2:
             return r.emit("div", one, r.emit("mul", x, x, hint="square"))
         case 0.5:
-            return _root(r, x)
+            return r.emit("sqrt", x)
         case -0.5:
-            return r.emit("div", one, _root(r, x))
+            return r.emit("div", one, _unsigned_root(r, x))
     return Reject(f"pow({x}, {number}) has no spelling that is as exact and cheaper")
 
 
-def _root(r: Rewriter, x: Value) -> Value:
+def _unsigned_root(r: Rewriter, x: Value) -> Value:
+    """The root, but 0.0 of -0.0 and inf of -inf."""
     root = r.emit("sqrt", r.emit("add", x, r.constant(0.0, x), hint="unsigned"))
     below = r.emit("eq", x, r.constant(-inf, x), hint="below")
     return r.emit("select", below, r.constant(inf, x), root)

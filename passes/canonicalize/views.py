@@ -20,7 +20,10 @@ from fusec.ir.ops import OPS
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import Dim, DType
 
-_BROADCASTING = tuple(name for name, op in OPS.items() if op.kind == "elementwise" and op.arity[0] > 1)
+_BROADCASTING = tuple(
+    name for name, op in OPS.items() if op.kind == "elementwise" and op.arity[0] > 1 and name != "pow"
+)
+"""All but pow, whose meaning NumPy changes a little where the exponent is a single number."""
 
 
 @rule("permute", "reshape", "broadcast", "slice")

@@ -41,10 +41,16 @@ RULES = [
     (
         "f32",
         "%y = pow(%x, f32(0.5)) : f32[40]",
+        "%y = sqrt(%x) : f32[40]",
+    ),
+    (
+        "f32",
+        "%y = pow(%x, f32(-0.5)) : f32[40]",
         "%y_unsigned = add(%x, f32(0.0)) : f32[40]\n"
         "%y_sqrt = sqrt(%y_unsigned) : f32[40]\n"
         "%y_below = eq(%x, f32(-inf)) : bool[40]\n"
-        "%y = select(%y_below, f32(inf), %y_sqrt) : f32[40]",
+        "%y_select = select(%y_below, f32(inf), %y_sqrt) : f32[40]\n"
+        "%y = div(f32(1.0), %y_select) : f32[40]",
     ),
     (
         "i32",
@@ -117,6 +123,7 @@ KEPT = [
         "%c = lt(%x, %z) : bool[40]\n%y = logical_not(%c) : bool[40]",
         "not-of-comparison: %y: not lt of %x holds for NaN, and ge does not",
     ),
+    ("f32", "%h = broadcast(f32(0.5)) : f32[40]\n%y = pow(%x, %h) : f32[40]", None),
     ("f32", "%y = sub(%x, f32(-0.0)) : f32[40]", None),
     ("f32", "%y = sub(%x, %x) : f32[40]", None),
     ("f32", "%y = mul(%x, f32(0.0)) : f32[40]", None),
