@@ -17,6 +17,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
+from fusec.runtime.executable import Executable
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.specs import TensorSpec, example, spec_of
@@ -108,13 +109,15 @@ def _jit(function: Any, options: Options, fallback: Fallback) -> Any:
     elif isinstance(function, JitModule):
         function = function.__dict__["_module"]
 
-    def compile_capture(capture: Capture) -> Any:
-        return build(capture.graph, capture.library, options).executable
-
+    compile_capture = _compile_with(options)
     nn = sys.modules.get("torch.nn")
     if nn is not None and isinstance(function, nn.Module):
         return JitModule(function, compile_capture, fallback)
     return JitFunction(function, compile_capture, fallback)
+
+
+def _compile_with(options: Options) -> Callable[[Capture], Executable]:
+    return lambda capture: build(capture.graph, capture.library, options).executable
 
 
 def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Graph:
@@ -267,8 +270,8 @@ def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) 
         capture = _dispatcher(plain).capture(positional, named)
     except CaptureError as error:
         return f"{getattr(plain, '__name__', plain)} runs as written: {error}\n" + _eager_lines(eager)
-    options = Options(cache=True)
-    executable = build(capture.graph, library, options).executable
+    compile_capture = jitted.dispatcher.compile if isinstance(jitted, JitFunction) else _compile_with(Options())
+    executable = compile_capture(capture)
     notes = list(capture.notes)
     leaves, _ = flatten(positional, named, _is_argument)
     if needs_autograd(library, leaves, capture):

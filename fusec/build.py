@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fusec import config
-from fusec.errors import ArtifactError, FusecError
+from fusec.errors import ArtifactError, FusecError, TargetError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Graph, Location
 from fusec.ir.print import print_graph
@@ -23,7 +25,10 @@ from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, defa
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
-from fusec.target.cpu import cpu_target
+from fusec.target.cpu import CpuTarget, cpu_target
+
+if TYPE_CHECKING:
+    from fusec.passes.lower.select import Selector
 
 Tune = Literal[False, "quick", "full"]
 
@@ -125,10 +130,30 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
 
     selector = None
     if options.tune:
-        from fusec.tuning import tuning_selector  # needs the code generator
+        selector = _tuning_selector(cpu_target(target), options.tune)
+    lowered: Lowered = lower(
+        graph, target, disable=config.disabled_passes(), check=config.verifies(), selector=selector
+    )
+    return lowered
 
-        selector = tuning_selector(cpu_target(target), options.tune, TuningStore(config.cache_dir()))
-    return lower(graph, target, disable=config.disabled_passes(), check=config.verifies(), selector=selector)
+
+def _tuning_selector(target: CpuTarget, effort: Literal["quick", "full"]) -> Selector:
+    """A selector that measures. TargetError where the target is not this machine."""
+    from fusec.passes.schedule.tune import TuningSelector
+    from fusec.runtime.tuning import CpuMeasure
+
+    if not target.runs_here:
+        raise TargetError(f"schedules for {target.name} can't be measured on this machine; leave tune= out")
+    store = TuningStore(config.cache_dir())
+    return TuningSelector(
+        target, target.cores, measure=CpuMeasure(target), effort=effort, remembered=store, progress=_show_progress
+    )
+
+
+def _show_progress(kernel: str, candidates: int) -> None:
+    config.logger("tune").info("%s: measuring %d schedules", kernel, candidates)
+    if sys.stderr.isatty():
+        print(f"fusec: tuning {kernel}, {candidates} schedules", file=sys.stderr)
 
 
 def compile_module(program: Program) -> Module:
@@ -247,9 +272,8 @@ def _source_digest() -> str:
 
 
 def _source_files() -> Iterable[Path]:
-    from fusec import codegen, passes
-
-    roots = {Path(__file__).parent, *map(Path, passes.__path__), *map(Path, codegen.__path__)}
+    names = ("fusec.passes", "fusec.codegen")
+    roots = {Path(__file__).parent, *(Path(p) for name in names for p in import_module(name).__path__)}
     return sorted({path for root in roots for path in root.rglob("*.py")})
 
 

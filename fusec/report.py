@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -98,12 +99,15 @@ def _fused_lines(report: KernelReport) -> list[str]:
         by_line.setdefault(location, []).append(name)
     lines = [f"{report.kernel} does"]
     for location, names in by_line.items():
-        shown = ", ".join(names[:_NAMES_SHOWN]) + (
-            f", and {len(names) - _NAMES_SHOWN} more" * (len(names) > _NAMES_SHOWN)
-        )
+        more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         where = location.short if location is not None else "-"
-        lines.append(f"    {where:<24} {shown}")
+        lines.append(_wrapped(f"    {where:<24} ", ", ".join(names[:_NAMES_SHOWN]) + more))
     return lines
+
+
+def _wrapped(head: str, text: str) -> str:
+    """Text broken at the report's width, the later lines below the first."""
+    return textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def _pack_lines(program: Program) -> list[str]:
@@ -123,7 +127,7 @@ def _declined_line(declined: Declined) -> str:
 
 
 def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
-    return [Text(title), *(Text(f"    {line}") for line in lines)] if lines else []
+    return [Text(title), *(Text(_wrapped("    ", line)) for line in lines)] if lines else []
 
 
 def _amount(n: float) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
     program = executable.program
     result, constants = examine(variant.rebuild, _example_outputs(executable), compiled.library)
     weights = {f"input_{slot}": arrays.to_bytes(array) for slot, array in executable.weights.items()}
-    weights |= {f"packed_{slot}": (u8, [block.size], block.tobytes()) for slot, block in executable.packed.items()}
+    weights |= {f"packed_{slot}": (u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()}
     weights |= {name: load_arrays("numpy").to_bytes(array) for name, array in constants.items()}
     manifest = {
         "fusec": _version(),
@@ -113,9 +113,9 @@ def _load(contents: artifact.Contents) -> Compiled:
 
 
 def _library(name: object) -> Library:
-    if name not in ("torch", "numpy"):
-        raise ArtifactError(f"there is no array library {name!r}")
-    return cast(Library, name)
+    if name == "torch" or name == "numpy":
+        return name
+    raise ArtifactError(f"there is no array library {name!r}")
 
 
 def _weights(

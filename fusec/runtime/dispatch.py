@@ -123,8 +123,8 @@ class Dispatcher:
     ) -> None:
         self.function = function
         self.eager_calls: Counter[str] = Counter()
-        self._compile = compile
-        self._fallback = fallback
+        self.compile = compile
+        self.fallback = fallback
         self._name = name or getattr(function, "__qualname__", type(function).__name__)
         self._lock = threading.RLock()
         self._recent: tuple[Plan, ...] = ()
@@ -209,7 +209,7 @@ class Dispatcher:
 
     def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = f"it was compiled {RECOMPILE_LIMIT} times, for as many signatures"
-        if self._fallback == "eager" and not self.eager_calls[reason]:
+        if self.fallback == "eager" and not self.eager_calls[reason]:
             warnings.warn(f"{self._name}: {reason}; further ones run as written", RuntimeWarning, stacklevel=5)
         return self._as_written(reason, args, kwargs)
 
@@ -225,7 +225,7 @@ class Dispatcher:
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         outer, _thread.capturing = _thread.capturing, True
         try:
-            return load_capture(library)(self.function, args, kwargs, fallback=self._fallback)
+            return load_capture(library)(self.function, args, kwargs, fallback=self.fallback)
         finally:
             _thread.capturing = outer
 
@@ -244,12 +244,12 @@ class Dispatcher:
             capture = self._capture(arrays.library, args, kwargs)
             if needs_autograd(arrays.library, leaves, capture):
                 return self._eager_plan(arrays, spec, leaves, autograd, capture)
-            executable = self._compile(capture)
+            executable = self.compile(capture)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
             entry = compiled_entry(executable, capture, spec, leaves, eager)
             return Plan(entry, capture, executable)
         except Exception as error:
-            if self._fallback == "error" or verifies():
+            if self.fallback == "error" or verifies():
                 raise
             return self._declined_plan(arrays, spec, leaves, error)
 
@@ -270,7 +270,7 @@ class Dispatcher:
         return Plan(eager_entry(arrays, spec, leaves, eager, capture.sources), capture, None, reason)
 
     def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._fallback == "error":
+        if self.fallback == "error":
             raise CaptureError(f"{self._name} can't be compiled: {reason}")
         self.eager_calls[reason] += 1
         return self.function(*args, **kwargs)
@@ -340,7 +340,7 @@ class BoundMethods:
         if known is None:
             dispatcher = jitted.dispatcher
             bound = types.MethodType(dispatcher.function, instance)
-            made = JitFunction(bound, dispatcher._compile, dispatcher._fallback)
+            made = JitFunction(bound, dispatcher.compile, dispatcher.fallback)
             known = self._methods.setdefault(id(jitted), (jitted, made))
         return known[1]
 
@@ -391,7 +391,7 @@ class JitModule:
 
         dispatcher = self._fusec.dispatcher
         module = copy.deepcopy(self.__dict__["_module"], memo)
-        return JitModule(module, dispatcher._compile, dispatcher._fallback)
+        return JitModule(module, dispatcher.compile, dispatcher.fallback)
 
 
 def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def allocate(nbytes: int) -> Block:
     alignment = _HUGE_PAGE if nbytes >= _HUGE_PAGE else _PAGE
     raw = np.empty(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
-    return np.frombuffer(memoryview(raw)[start : start + nbytes], np.uint8)
+    return np.frombuffer(memoryview(raw.data)[start : start + nbytes], np.uint8)
 
 
 def size_class(nbytes: int) -> int:

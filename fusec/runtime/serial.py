@@ -109,6 +109,10 @@ def _numbers(values: Sequence[Any]) -> tuple[int, ...]:
     return made
 
 
+def _number(value: Any) -> int:
+    return _numbers([value])[0]
+
+
 def _place(location: Location | None, places: dict[Location, int]) -> int | None:
     return None if location is None else places.setdefault(location, len(places))
 
@@ -141,9 +145,7 @@ def _slot_from(data: Json) -> Slot:
     laid = _numbers(strides)
     if len(laid) != found.rank:
         raise ArtifactError(f"slot {name!r} has {found.rank} axes and {len(laid)} strides")
-    return Slot(
-        str(name), cast(SlotKind, kind), found, laid, *_numbers([source, offset]), value=scalar_from_json(value)
-    )
+    return Slot(str(name), cast(SlotKind, kind), found, laid, _number(source), _number(offset), scalar_from_json(value))
 
 
 def scalar_to_json(value: Scalar | None) -> Json:
@@ -177,10 +179,10 @@ def _port_from(data: Json) -> Port:
         raise ArtifactError(f"there is no input role {role!r}")
     return Port(
         None if strides is None else _numbers(strides),
-        *_numbers([offset]),
+        _number(offset),
         cast(InputRole, role),
         str(path),
-        None if mutates is None else _numbers([mutates])[0],
+        None if mutates is None else _number(mutates),
     )
 
 
@@ -192,7 +194,7 @@ def _kernel_to(kernel: Kernel) -> Json:
 def _kernel_from(data: Json) -> Kernel:
     name, kind, parameters, outputs, flops, nbytes = data
     made = tuple(Buffer(str(n), DTYPES[d], _numbers(shape), _numbers(strides)) for n, d, shape, strides in parameters)
-    return Kernel(str(name), str(kind), made, *_numbers([outputs]), (), *_numbers([flops, nbytes]))
+    return Kernel(str(name), str(kind), made, _number(outputs), (), _number(flops), _number(nbytes))
 
 
 def _step_to(step: Step, places: dict[Location, int]) -> Json:
@@ -239,7 +241,8 @@ def _report_from(data: Json, places: Sequence[Location]) -> KernelReport:
         str(data["kind"]),
         tuple((str(name), _place_from(place, places)) for name, place in data["fused"]),
         tuple((str(name), value if type(value) is int else str(value)) for name, value in data["schedule"]),
-        *_numbers([data["flops"], data["bytes"]]),
+        _number(data["flops"]),
+        _number(data["bytes"]),
         float(data["predicted"]),
         float(data["limit"]),
         str(data["bound"]),

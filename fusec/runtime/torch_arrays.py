@@ -198,7 +198,7 @@ class _Check:
 
 def _dispatch_keys(array: torch.Tensor) -> str:
     """Which of PyTorch's layers see a call on this tensor: vmap, grad, a mode, ..."""
-    return str(torch._C._dispatch_keys(array))  # type: ignore[attr-defined]
+    return str(torch._C._dispatch_keys(array))
 
 
 def _extent(array: torch.Tensor) -> tuple[int, int]:
