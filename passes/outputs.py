@@ -122,7 +122,9 @@ def own_outputs(graph: Graph) -> Graph:
         else:
             ops.append(op)
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
-        outputs.append(value if _is_output_memory(value, port, producers, strides) else copied(value, ops, port.strides))
+        outputs.append(
+            value if _is_output_memory(value, port, producers, strides) else copied(value, ops, port.strides)
+        )
     return graph.with_ops(ops, outputs)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from sys import maxsize
 
 import networkx as nx
 from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index, settled
@@ -26,7 +27,7 @@ class Group:
 
     ``domain`` is the shape of the anchor's iteration space and ``identity`` a symbol for each of its axes.
     ``position[v]`` is the index of ``v`` that belongs to a domain point, for values computed in the group
-    and for views of them.
+    and for views of them. ``first`` and ``last`` are the places in the graph of its outermost ops.
     """
 
     kind: FusedKind
@@ -35,6 +36,8 @@ class Group:
     position: dict[Value, Position] = field(default_factory=dict)
     reduced: tuple[int, ...] | None = None
     anchors: list[Op] = field(default_factory=list)
+    first: int = maxsize
+    last: int = -1
 
     def __post_init__(self) -> None:
         self.identity: Position = pure(settled(fresh_index("d", self.domain)))
@@ -123,48 +126,44 @@ class Partition:
     def add(self, group: Group, ops: Iterable[Op]) -> None:
         for op in ops:
             group.ops.add(op)
+            group.first = min(group.first, self.order[op])
+            group.last = max(group.last, self.order[op])
             self.owner[op] = group
         if group not in self.groups:
             self.groups.append(group)
 
-    def merge(self, group: Group, other: Group) -> None:
-        """Moves all ops of ``other`` into ``group``."""
-        self.groups.remove(other)
-        self.add(group, other.ops)
-
     def would_cycle(self, members: set[Op], added: Op) -> bool:
-        """True when ``added`` can't join ``members``: something it reads depends on them from outside."""
-        targets: set[Op] = set()
-        for value in self.sources(added):
-            producer = self.producers.get(value)
-            if producer is not None and producer not in members:
-                targets |= self._unit(producer)
-        return bool(targets) and self._reaches(members, targets, added)
+        """True when ``added`` can't join ``members``: a way from the two of them leads back to them through others."""
+        merged = members | self._unit(added)
+        last = max(self.order[op] for op in merged)
+        horizon = max((g.last for g in self.groups if g.first < last), default=last)
+        seen: set[Op] = set()
+        stack = [c for op in merged for c in self.compute_consumers(op) if c not in merged]
+        while stack:
+            op = stack.pop()
+            if op in seen:
+                continue
+            unit = self._unit(op)
+            seen |= unit
+            if self._first(op) > max(last, horizon):
+                continue
+            for consumer in (c for u in unit for c in self.compute_consumers(u)):
+                if consumer in merged:
+                    return True
+                stack.append(consumer)
+        return False
 
     def unit_name(self, op: Op) -> int:
         """A number for the op's group (or the op alone): the place of its first op in the graph."""
-        return min(self.order[u] for u in self._unit(op))
+        return self._first(op)
 
     def _unit(self, op: Op) -> set[Op]:
         group = self.owner.get(op)
         return group.ops if group is not None else {op}
 
-    def _reaches(self, members: set[Op], targets: set[Op], added: Op) -> bool:
-        last = max(self.order[t] for t in targets)
-        seen: set[Op] = set(members)
-        stack = [c for m in members for c in self.compute_consumers(m)]
-        while stack:
-            op = stack.pop()
-            if op in seen or op is added:
-                continue
-            if op in targets:
-                return True
-            unit = self._unit(op)
-            seen |= unit
-            if min(self.order[u] for u in unit) > last:
-                continue
-            stack.extend(c for u in unit for c in self.compute_consumers(u))
-        return False
+    def _first(self, op: Op) -> int:
+        group = self.owner.get(op)
+        return group.first if group is not None else self.order[op]
 
 
 def view_position(op: Op, position: Position) -> Position | None:

@@ -19,7 +19,7 @@ from fusec.passes.lower.mask import KeyRange, key_range
 from fusec.passes.schedule.attention import AttentionSchedule
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Value
+from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_
@@ -48,15 +48,17 @@ class Elements:
 
 def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by blocks of queries."""
+    return _Attention(frame, schedule, attention_in(frame)).lower()
+
+
+def attention_in(frame: Frame) -> AttentionMatch:
+    """The attention that a group was made around. LoweringError if there is none."""
     partition = Partition(frame.body)
-    found = None
-    for op in frame.anchors("dot"):
-        match = match_attention(partition, op)
-        if isinstance(match, AttentionMatch):
-            found = match
+    matches = (match_attention(partition, op) for op in reversed(frame.anchors("dot")))
+    found = next((m for m in matches if isinstance(m, AttentionMatch)), None)
     if found is None:
         raise LoweringError(f"{frame.name} does not hold an attention")
-    return _Attention(frame, schedule, found).lower()
+    return found
 
 
 def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
@@ -265,25 +267,34 @@ class _Attention:
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 
     def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
-        op = self.match.value_dot
-        group = Group("attention", op.result.type.static_shape)
-        group.position[op.result] = group.identity
-        positions_of(self.frame.body, group)
-        point: tuple[Index, ...] = self.e.point
         mean = Apply("div", (Load(out, (self.dv, self.qi)), Load(total, (self.qi,))), self.dtype)
-        marker = Buffer("result", self.dtype, (), (), "tile")
-        self.frame.inliner.add_leaf(op.result, expect_index(op.result, point, Load(marker, ())))
-        stores: list[Statement] = []
-        for value in self.frame.body.outputs:
-            if value not in group.position:
-                raise LoweringError(f"{value} does not lie over the attention's result")
-            at = place(group.position[value], group, point)
-            element = reindex(self.frame.inliner.at(value, at), self.shift)
-            element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
-            index = tuple(substitute(i, self.shift) for i in at)
-            domain = (self.live_lanes, Iter(self.dv, self.values))
-            stores.append(Store(domain, self.frame.buffers[value], index, element))
-        return stores
+        domain = (self.live_lanes, Iter(self.dv, self.values))
+        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+
+
+def attention_stores(
+    frame: Frame,
+    value_dot: Op,
+    point: tuple[Symbol, ...],
+    shift: dict[Symbol, Index],
+    domain: tuple[Iter, ...],
+    mean: ScalarExpr,
+) -> list[Statement]:
+    """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
+    group = Group("attention", value_dot.result.type.static_shape)
+    group.position[value_dot.result] = group.identity
+    positions_of(frame.body, group)
+    marker = Buffer("result", mean.dtype, (), (), "tile")
+    frame.inliner.add_leaf(value_dot.result, expect_index(value_dot.result, point, Load(marker, ())))
+    stores: list[Statement] = []
+    for value in frame.body.outputs:
+        if value not in group.position:
+            raise LoweringError(f"{value} does not lie over the attention's result")
+        at = place(group.position[value], group, point)
+        element = reindex(frame.inliner.at(value, at), shift)
+        element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
+        stores.append(Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element))
+    return stores
 
 
 def _cost(element: ScalarExpr) -> int:

@@ -18,8 +18,8 @@ from fusec.tile.scalar import Load, ScalarExpr, loads, reindex
 
 def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
     """Rows of the outermost axes are shared out to tasks; the innermost axes that every load reads evenly are one lane axis."""
-    shape = _domain(frame)
-    order = _by_stride(frame, shape)
+    shape = map_domain(frame)
+    order = memory_order(frame, shape)
     lanes_from = _first_lane_axis(frame, shape, order)
     outer = tuple(shape[a] for a in order[:lanes_from])
     inner = tuple(shape[a] for a in order[lanes_from:])
@@ -30,10 +30,10 @@ def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
     g = symbol("g", 0, -(-rows // per_task) - 1)
     r, lane = symbol("r", 0, rows - 1), symbol("l", 0, lanes - 1)
     row = symbol("row", 0, per_task - 1)
-    point = _scatter(order, (*delinearize(r, outer), *delinearize(lane, inner)))
+    point = scatter(order, (*delinearize(r, outer), *delinearize(lane, inner)))
     shift: dict[Symbol, Index] = {r: add(mul(g, per_task), row)}
     domain = (Iter(row, per_task, sub(rows, mul(g, per_task))), Iter(lane, lanes))
-    body = tuple(_store(frame, v, at, domain, shift) for v, at in _outputs(frame, shape, point))
+    body = tuple(store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point))
     tasks = -(-rows // per_task)
     return frame.finish("map", (Grid((Iter(g, tasks),), body),), (("rows", per_task), ("lanes", lanes)))
 
@@ -45,19 +45,19 @@ def _lower_flat(
     tasks = -(-size // chunk)
     g, e = symbol("g", 0, max(tasks - 1, 0)), symbol("e", 0, max(size - 1, 0))
     lane = symbol("l", 0, chunk - 1)
-    point = _scatter(order, delinearize(e, tuple(shape[a] for a in order)) if shape else ())
+    point = scatter(order, delinearize(e, tuple(shape[a] for a in order)) if shape else ())
     shift: dict[Symbol, Index] = {e: add(mul(g, chunk), lane)}
     limit = None if size % chunk == 0 else sub(size, mul(g, chunk))
     domain = (Iter(lane, chunk, limit),)
-    body = tuple(_store(frame, v, at, domain, shift) for v, at in _outputs(frame, shape, point))
+    body = tuple(store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point))
     return frame.finish("map", (Grid((Iter(g, tasks),), body),), (("elements", chunk),))
 
 
-def _domain(frame: Frame) -> tuple[int, ...]:
+def map_domain(frame: Frame) -> tuple[int, ...]:
     return max((v.type.static_shape for v in frame.body.outputs), key=prod)
 
 
-def _outputs(frame: Frame, shape: tuple[int, ...], point: tuple[Index, ...]) -> list[tuple[Value, tuple[Index, ...]]]:
+def outputs_at(frame: Frame, shape: tuple[int, ...], point: tuple[Index, ...]) -> list[tuple[Value, tuple[Index, ...]]]:
     """Each output with the index it has at a domain point."""
     group = Group("map", shape)
     for value in frame.body.outputs:
@@ -76,21 +76,21 @@ def _outputs(frame: Frame, shape: tuple[int, ...], point: tuple[Index, ...]) -> 
     return found
 
 
-def _store(
+def store_at(
     frame: Frame, value: Value, at: tuple[Index, ...], domain: tuple[Iter, ...], shift: dict[Symbol, Index]
 ) -> Store:
     element = reindex(frame.inliner.at(value, at), shift)
     return Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element)
 
 
-def _by_stride(frame: Frame, shape: tuple[int, ...]) -> tuple[int, ...]:
+def memory_order(frame: Frame, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The axes in the order of the first output's memory, outermost first."""
     first = next(v for v in frame.body.outputs if v.type.static_shape == shape)
     strides = frame.buffers[first].strides
     return tuple(sorted(range(len(shape)), key=lambda a: (-strides[a] if shape[a] > 1 else -(10**18), a)))
 
 
-def _scatter(order: tuple[int, ...], index: tuple[Index, ...]) -> tuple[Index, ...]:
+def scatter(order: tuple[int, ...], index: tuple[Index, ...]) -> tuple[Index, ...]:
     result: list[Index] = [0] * len(order)
     for axis, i in zip(order, index, strict=True):
         result[axis] = i
@@ -103,8 +103,8 @@ def _first_lane_axis(frame: Frame, shape: tuple[int, ...], order: tuple[int, ...
         inner = tuple(shape[a] for a in order[k:])
         lane = symbol("l", 0, max(prod(inner) - 1, 0))
         outer = fresh_index("o", tuple(shape[a] for a in order[:k]))
-        point = _scatter(order, (*outer, *delinearize(lane, inner)))
-        if k == len(order) - 1 or all(_even(frame, v, at, lane) for v, at in _outputs(frame, shape, point)):
+        point = scatter(order, (*outer, *delinearize(lane, inner)))
+        if k == len(order) - 1 or all(_even(frame, v, at, lane) for v, at in outputs_at(frame, shape, point)):
             return k
     return 0
 

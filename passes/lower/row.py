@@ -19,7 +19,7 @@ from fusec.ir.types import DType, f32
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Loop, Map, Reduce, ReduceOp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, reindex, walk
 
-_OPS: dict[str, ReduceOp] = {
+REDUCTIONS: dict[str, ReduceOp] = {
     "reduce_sum": "sum",
     "reduce_prod": "prod",
     "reduce_max": "max",
@@ -70,6 +70,20 @@ def lower_row(frame: Frame, schedule: RowSchedule) -> LoweredGroup:
     shape = anchors[0].operands[0].type.static_shape
     assert isinstance(anchors[0].attributes, ReduceAttributes)
     axes = anchors[0].attributes.axes
+    group = row_group(frame, anchors)
+    kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
+    reduced_inner = _reduced_is_innermost(frame, anchors[0], shape, kept_axes)
+    writer = _Phases(frame, schedule, group, anchors)
+    if reduced_inner or not kept_axes:
+        return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
+    return writer.rows_on_kept_lanes(shape, kept_axes, axes)
+
+
+def row_group(frame: Frame, anchors: list[Op]) -> Group:
+    """The positions of a row group's values over the domain of its reductions."""
+    attributes = anchors[0].attributes
+    assert isinstance(attributes, ReduceAttributes)
+    shape, axes = anchors[0].operands[0].type.static_shape, attributes.axes
     group = Group("row", shape, reduced=axes)
     group.position[anchors[0].operands[0]] = group.identity
     for op in anchors:
@@ -78,12 +92,7 @@ def lower_row(frame: Frame, schedule: RowSchedule) -> LoweredGroup:
         if value.type.static_shape == shape and value not in group.position:
             group.position[value] = group.identity
     positions_of(frame.body, group)
-    kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
-    reduced_inner = _reduced_is_innermost(frame, anchors[0], shape, kept_axes)
-    writer = _Phases(frame, schedule, group, anchors)
-    if reduced_inner or not kept_axes:
-        return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
-    return writer.rows_on_kept_lanes(shape, kept_axes, axes)
+    return group
 
 
 def _reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[int, ...], kept: tuple[int, ...]) -> bool:
@@ -121,7 +130,7 @@ class _Phases:
         rows, length = prod(kept), prod(shape[a] for a in axes)
         r, j = symbol("r", 0, max(rows - 1, 0)), symbol("j", 0, max(length - 1, 0))
         kept_index = delinearize(r, kept) if kept else ()
-        point = _merge(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
+        point = merge_axes(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
         space = _Space(r, Iter(j, length), None, {}, point, kept_index)
         body = self._row(space)
         task = self.schedule.task_rows
@@ -147,7 +156,7 @@ class _Phases:
         c = symbol("c", 0, max(blocks - 1, 0))
         shift: dict[Symbol, Index] = {whole: add(mul(c, lanes), lane)}
         kept_index = (*delinearize(r, outer), whole) if outer else (whole,)
-        point = _merge(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
+        point = merge_axes(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
         limit = None if width % lanes == 0 else sub(width, mul(c, lanes))
         space = _Space(r, Iter(j, length), Iter(lane, lanes, limit), shift, point, kept_index)
         body = self._row(space)
@@ -165,12 +174,12 @@ class _Phases:
         return tuple(self.statements)
 
     def _reduce(self, space: _Space, op: Op) -> None:
-        dtype = _accumulator(op.result.type.dtype)
+        dtype = accumulator_of(op.result.type.dtype)
         width = 1 if space.lane is None else space.lane.extent
         target = Buffer(f"{self.frame.name_of(op.result)}", dtype, (width,), (1,), "tile")
         element = self._at(space, op.operands[0], space.point)
         self.statements.append(Alloc(target))
-        self.statements.append(Reduce(space.whole, target, space.row_index, _OPS[op.name], element))
+        self.statements.append(Reduce(space.whole, target, space.row_index, REDUCTIONS[op.name], element))
         where = place(self.group.position[op.result], self.group, space.point)
         self._leaf(op.result, where, Load(target, space.row_index))
 
@@ -187,7 +196,7 @@ class _Phases:
         element = self._at(space, value, space.point)
         length = space.reduced.extent
         width = 1 if space.lane is None else space.lane.extent
-        dtype = _accumulator(value.type.dtype)
+        dtype = accumulator_of(value.type.dtype)
         cost = sum(_flops(n) for n in walk(element))
         if cost <= KEEP_ABOVE_FLOPS or length * width * dtype.itemsize > self.schedule.keep_bytes:
             return
@@ -229,7 +238,7 @@ def _symbols(index: tuple[Index, ...]) -> set[Symbol]:
     return {s for i in index for s in symbols_of(i)}
 
 
-def _merge(
+def merge_axes(
     rank: int, kept_axes: tuple[int, ...], kept: tuple[Index, ...], axes: tuple[int, ...], reduced: tuple[Index, ...]
 ) -> tuple[Index, ...]:
     point: list[Index] = [0] * rank
@@ -238,7 +247,7 @@ def _merge(
     return tuple(point)
 
 
-def _accumulator(dtype: DType) -> DType:
+def accumulator_of(dtype: DType) -> DType:
     """Half types accumulate in f32."""
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 

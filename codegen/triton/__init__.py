@@ -1,0 +1,1 @@
+"""Triton: tile IR to Triton source, for NVIDIA and AMD GPUs."""

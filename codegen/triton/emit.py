@@ -1,0 +1,450 @@
+"""Tile IR to Triton source: one traversal that prints, a block variable for every tile buffer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import assert_never
+
+from fusec.codegen.triton.spelling import EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
+from fusec.errors import LoweringError
+from fusec.ir.index import (
+    Expr,
+    Extremum,
+    FloorDiv,
+    Index,
+    Mod,
+    Product,
+    Sum,
+    Symbol,
+    bounds,
+    needs_int64,
+    symbols_of,
+)
+from fusec.ir.types import DType
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+
+_REDUCE = {
+    "sum": "tl.sum({0}, {1})",
+    "prod": "tl.reduce({0}, {1}, _product)",
+    "max": "tl.max({0}, {1})",
+    "min": "tl.min({0}, {1})",
+    "any": "tl.max({0}, {1})",
+    "all": "tl.min({0}, {1})",
+}
+_NAN_REDUCE = {"max": "tl.reduce({0}, {1}, _nan_maximum)", "min": "tl.reduce({0}, {1}, _nan_minimum)"}
+_COMBINE = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})",
+    "any": "tl.maximum({0}, {1})",
+    "all": "tl.minimum({0}, {1})",
+}
+_IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf')", "any": "0", "all": "1"}
+
+HEADER = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def _product(a, b):
+    return a * b
+
+
+@triton.jit
+def _nan_maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _nan_minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+"""
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """One kernel's source: ``text`` defines ``name``; ``grid`` is the number of blocks on each launch axis."""
+
+    name: str
+    text: str
+    grid: tuple[int, int, int]
+
+
+def emit_kernel(kernel: Kernel, *, tf32: bool = False) -> TritonKernel:
+    """The kernel as Triton source, without the imports in :data:`HEADER`. LoweringError for what Triton can't say."""
+    return _Emitter(kernel, tf32).emit()
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel, tf32: bool) -> None:
+        self.kernel = kernel
+        self.precision = "tf32" if tf32 else "ieee"
+        outputs = kernel.parameters[len(kernel.parameters) - kernel.outputs :]
+        self.fast = all(not b.dtype.is_float or b.dtype.bits < 32 for b in outputs)
+        self.lines: list[str] = []
+        self.depth = 1
+        self.names: dict[Buffer, str] = {}
+        self.symbols: dict[Symbol, str] = {}
+        self.taken = {"tl", "triton", "libdevice", "float", "range"}
+        self.wide = any(needs_int64(b.extent) for b in kernel.parameters)
+        self.made: dict[str, str] = {}
+        self.domain: tuple[Iter, ...] = ()
+
+    # Text
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def unique(self, name: str) -> str:
+        base = re.sub(r"\W", "_", name)
+        candidate, count = base, 0
+        while candidate in self.taken:
+            count += 1
+            candidate = f"{base}_{count}"
+        self.taken.add(candidate)
+        return candidate
+
+    def once(self, text: str, prefix: str) -> str:
+        """A variable that holds ``text``, made at its first use in the enclosing blocks."""
+        if text not in self.made:
+            name = self.unique(prefix)
+            self.line(f"{name} = {text}")
+            self.made[text] = name
+        return self.made[text]
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        outer = dict(self.made)
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.made = outer
+
+    # Statements
+
+    def emit(self) -> TritonKernel:
+        (grid,) = self.kernel.body
+        if not isinstance(grid, Grid):
+            raise LoweringError(f"{self.kernel.name} does not start with a grid")
+        for buffer in self.kernel.parameters:
+            self.names[buffer] = self.unique(f"{buffer.name}_ptr")
+        sizes = self._grid(grid)
+        self.block(grid.body)
+        head = f"@triton.jit\ndef {self.kernel.name}({', '.join(self.names[b] for b in self.kernel.parameters)}):"
+        return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes)
+
+    def _grid(self, grid: Grid) -> tuple[int, int, int]:
+        """The last iterator on the fastest axis; the others together on the second."""
+        iters = [i for i in grid.iters]
+        for i in iters:
+            if i.extent == 1:
+                self.symbols[i.var] = "0"
+        live = [i for i in iters if i.extent != 1]
+        if self.kernel.kind == "gemm":
+            live = live[::-1]
+        wide = ".to(tl.int64)" if self.wide else ""
+        if not live:
+            return (1 if all(i.extent for i in iters) else 0, 1, 1)
+        fast, rest = live[-1], live[:-1]
+        self.symbols[fast.var] = self.unique(fast.var.name)
+        self.line(f"{self.symbols[fast.var]} = tl.program_id(0){wide}")
+        outer = prod(i.extent for i in rest)
+        if outer > 65535:
+            raise LoweringError(f"a grid of {outer} rows of blocks")
+        if rest:
+            other = self.unique("outer")
+            self.line(f"{other} = tl.program_id(1){wide}")
+            step = 1
+            for i in reversed(rest):
+                name = self.symbols[i.var] = self.unique(i.var.name)
+                quotient = other if step == 1 else f"({other} // {step})"
+                last = i is rest[0]
+                self.line(f"{name} = {quotient}" if last else f"{name} = {quotient} % {i.extent}")
+                step *= i.extent
+        return (fast.extent, outer, 1)
+
+    def block(self, block: Block) -> None:
+        for statement in block:
+            self.statement(statement)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Alloc():
+                self.names[statement.buffer] = self.unique(statement.buffer.name)
+            case Map():
+                self._map(statement)
+            case Store():
+                self._store(statement)
+            case Reduce():
+                self._reduce(statement)
+            case Dot():
+                self._dot(statement)
+            case Loop():
+                self._loop(statement)
+            case If():
+                raise LoweringError("branches inside a block")
+            case Grid():
+                raise LoweringError("a grid inside a grid")
+            case _:
+                assert_never(statement)
+
+    def _loop(self, loop: Loop) -> None:
+        name = self.symbols[loop.var] = self.unique(loop.var.name)
+        self.domain = ()
+        start, stop = self.index(loop.start), self.index(loop.stop)
+        self.line(f"for {name} in range({start}, {stop}, {loop.step}):")
+        with self.indented():
+            self.block(loop.body)
+
+    def _map(self, s: Map) -> None:
+        self.domain = s.domain
+        if tuple(s.index) != tuple(i.var for i in s.domain):
+            raise LoweringError("a tile written at other subscripts than its domain's")
+        name = self.names[s.target]
+        text = self.scalar(s.value)
+        shape = ", ".join(str(i.extent) for i in s.domain)
+        dtype = type_name(s.target.dtype)
+        if isinstance(s.value, Const):
+            self.line(f"{name} = tl.full([{shape}], {text}, {dtype})")
+        else:
+            self.line(f"{name} = tl.broadcast_to({text}, [{shape}]).to({dtype})")
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Drops remembered texts that read a variable which has a new value now."""
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        stale = {text for text in self.made if word.search(text)}
+        while stale:
+            gone = {self.made.pop(text) for text in stale}
+            words = [re.compile(rf"\b{re.escape(g)}\b") for g in gone]
+            stale = {text for text in self.made if any(w.search(text) for w in words)}
+
+    def _store(self, s: Store) -> None:
+        self.domain = s.domain
+        value = self.scalar(s.value)
+        if s.target.dtype.name == "bool":
+            value = f"({value} != 0)"
+        where = self.pointer(s.target, s.index)
+        shape = ", ".join(str(i.extent) for i in s.domain)
+        mask = self.mask()
+        tail = f", mask={mask}" if mask else ""
+        self.line(
+            f"tl.store(tl.broadcast_to({where}, [{shape}]), tl.broadcast_to({value}, [{shape}]).to({type_name(s.target.dtype)}){tail})"
+        )
+
+    def _reduce(self, s: Reduce) -> None:
+        self.domain = s.domain
+        kept = [i.var for i in s.domain if i.var in s.index]
+        if tuple(kept) != tuple(s.index):
+            raise LoweringError("a reduction whose result is laid out in another order than its domain")
+        value = self.scalar(s.value)
+        shape = ", ".join(str(i.extent) for i in s.domain)
+        dtype = type_name(s.target.dtype)
+        text = f"tl.broadcast_to({value}, [{shape}]).to({'tl.int32' if s.target.dtype.name == 'bool' else dtype})"
+        mask = self.mask(tuple(i for i in s.domain if i.var not in s.index))
+        if mask:
+            text = f"tl.where({mask}, {text}, {self._identity(s.op, s.target.dtype)})"
+        propagates = s.op in _NAN_REDUCE and s.target.dtype.is_float and self.kernel.kind != "attention"
+        spelling = _NAN_REDUCE[s.op] if propagates else _REDUCE[s.op]
+        for axis in reversed(range(len(s.domain))):
+            if s.domain[axis].var not in s.index:
+                text = spelling.format(text, axis)
+        name = self.names[s.target]
+        if not s.fresh:
+            text = _COMBINE[s.op].format(name, text)
+        self.line(f"{name} = {text}")
+        self._forget(name)
+
+    def _identity(self, op: str, dtype: DType) -> str:
+        if dtype.is_float or op not in ("max", "min"):
+            return _IDENTITY[op]
+        low, high = (
+            (0, 2**dtype.bits - 1) if dtype.kind == "uint" else (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1)
+        )
+        return str(low if op == "max" else high)
+
+    def _dot(self, s: Dot) -> None:
+        half = [x.dtype for x in (s.a, s.b) if x.dtype.is_float and x.dtype.bits < 32]
+        a = self._operand(s.a, (s.m, s.k), half)
+        b = self._operand(s.b, (s.k, s.n), half)
+        name = self.names[s.accumulator.buffer]
+        precision = "" if half else f', input_precision="{self.precision}"'
+        if s.fresh:
+            self.line(f"{name} = tl.dot({a}, {b}{precision})")
+        else:
+            self.line(f"{name} = tl.dot({a}, {b}, {name}{precision})")
+        self._forget(name)
+
+    def _operand(self, load: Load, domain: tuple[Iter, Iter], half: list[DType]) -> str:
+        self.domain = domain
+        if load.buffer.space == "tile":
+            name = self.names[load.buffer]
+            if tuple(load.index) == tuple(i.var for i in reversed(domain)):
+                name = f"tl.trans({name})"
+            elif tuple(load.index) != tuple(i.var for i in domain):
+                raise LoweringError("a product of a tile at other subscripts than its own")
+            text = name
+        else:
+            text = self._read(load)
+        if half and load.dtype is not half[0]:
+            text = f"{text}.to({type_name(half[0])})"
+        return text
+
+    # Expressions
+
+    def mask(self, iters: tuple[Iter, ...] | None = None) -> str:
+        """The condition that a point of the domain is live; empty when all are."""
+        parts = [
+            f"({self.axis(i.var)} < {self.index(i.limit)})"
+            for i in (self.domain if iters is None else iters)
+            if i.limit is not None
+        ]
+        return self.once(" & ".join(parts), "live") if parts else ""
+
+    def axis(self, s: Symbol) -> str:
+        """A domain iterator as a block along its own axis; a loop or grid variable as a scalar."""
+        place = next((k for k, i in enumerate(self.domain) if i.var is s), None)
+        if place is None:
+            return self.symbols[s]
+        extent = self.domain[place].extent
+        wide = ".to(tl.int64)" if self.wide else ""
+        arange = self.once(f"tl.arange(0, {extent}){wide}", s.name)
+        rank = len(self.domain)
+        if rank == 1:
+            return arange
+        selector = ", ".join(":" if k == place else "None" for k in range(rank))
+        return f"{arange}[{selector}]"
+
+    def index(self, e: Index) -> str:
+        match e:
+            case int():
+                return str(e)
+            case Symbol():
+                return self.axis(e)
+            case Sum():
+                terms = [self.index(a) if k == 1 else f"{self.index(a)} * {k}" for a, k in e.terms]
+                return f"({' + '.join([*terms, *([str(e.constant)] if e.constant else [])])})"
+            case FloorDiv():
+                return self._divide(e.value, e.divisor, "//")
+            case Mod():
+                return self._divide(e.value, e.divisor, "%")
+            case Extremum():
+                function = "tl.maximum" if e.largest else "tl.minimum"
+                return f"{function}({self.index(e.a)}, {self.index(e.b)})"
+            case Product():
+                return f"({' * '.join(map(self.index, e.factors))})"
+            case Expr():
+                raise AssertionError(type(e))
+            case _:
+                assert_never(e)
+
+    def _divide(self, value: Expr, divisor: Index, sign: str) -> str:
+        """Triton divides towards zero: a value that may be negative is moved up by a multiple of the divisor first."""
+        low = bounds(value)[0]
+        a, b = self.index(value), self.index(divisor)
+        if low is not None and low >= 0:
+            return f"({a} {sign} {b})"
+        if low is None or not isinstance(divisor, int):
+            raise LoweringError("a division of an index that may be negative")
+        up = -(low // divisor)
+        moved = f"(({a} + {up * divisor}) {sign} {b})"
+        return moved if sign == "%" else f"({moved} - {up})"
+
+    def pointer(self, buffer: Buffer, index: Iterable[object]) -> str:
+        offset = []
+        flat: Index = 0
+        for i, stride in zip(index, buffer.strides, strict=True):
+            if isinstance(i, int | Expr):
+                flat = flat + i * stride
+            else:
+                offset.append(f"{self.scalar(i)}.to(tl.int64) * {stride}")  # type: ignore[arg-type]
+        if flat != 0 or not offset:
+            offset.insert(0, self.index(flat))
+        return f"{self.names[buffer]} + {' + '.join(offset)}"
+
+    def _read(self, load: Load) -> str:
+        if load.buffer.space == "tile":
+            return self._tile(load)
+        pointer = self.pointer(load.buffer, load.index)
+        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+        limited = tuple(i for i in self.domain if i.limit is not None)
+        mask = self.mask(limited) if limited else ""
+        if mask and not any(i.var in used for i in limited) and not used & {i.var for i in self.domain}:
+            mask = ""
+        if mask:
+            shape = ", ".join(str(i.extent) for i in self.domain)
+            return self.once(f"tl.load(tl.broadcast_to({pointer}, [{shape}]), mask={mask}, other=0)", load.buffer.name)
+        return self.once(f"tl.load({pointer})", load.buffer.name)
+
+    def _tile(self, load: Load) -> str:
+        name = self.names[load.buffer]
+        places = []
+        for i in load.index:
+            place = next((k for k, it in enumerate(self.domain) if it.var is i), None)
+            if place is None:
+                raise LoweringError(f"a tile read at {i}, which is no iterator of its statement")
+            places.append(place)
+        if places != sorted(places):
+            raise LoweringError("a tile read in another order of axes")
+        rank = len(self.domain)
+        if len(places) == rank:
+            return name
+        selector = ", ".join(":" if k in places else "None" for k in range(rank))
+        return f"{name}[{selector}]"
+
+    def scalar(self, e: ScalarExpr) -> str:
+        match e:
+            case Const():
+                return self._constant(e)
+            case IndexValue():
+                return self.index(e.index)
+            case Load():
+                text = self._read(e)
+                if e.buffer.space == "parameter" and e.dtype.is_float and e.dtype.bits < 32:
+                    return f"{text}.to(tl.float32)"
+                return text
+            case Apply(op="cast"):
+                return self._cast(e)
+            case Apply():
+                return self.once(self._apply(e), e.op)
+            case _:
+                assert_never(e)
+
+    def _constant(self, e: Const) -> str:
+        if e.dtype.is_float:
+            return float_literal(float(e.value.real))
+        return str(e.value) if e.dtype.name == "bool" else str(int(e.value.real))
+
+    def _cast(self, e: Apply) -> str:
+        argument = self.scalar(e.args[0])
+        if isinstance(e.args[0], Const):
+            return self._constant(Const(e.args[0].value, e.dtype))
+        if isinstance(e.args[0], IndexValue) and not symbols_of(e.args[0].index):
+            return argument
+        if e.dtype.name == "bool":
+            return f"({argument} != 0)"
+        text = f"({argument}).to({type_name(e.dtype)})"
+        half = e.dtype.is_float and e.dtype.bits < 32
+        return f"{text}.to(tl.float32)" if half else text
+
+    def _apply(self, e: Apply) -> str:
+        args = [self.scalar(a) for a in e.args]
+        table = FAST if self.fast else EXACT
+        if e.op in table:
+            return table[e.op].format(*args)
+        if e.op in SHARED:
+            return SHARED[e.op].format(*args)
+        if e.op in LIBDEVICE and e.dtype.is_float:
+            return f"libdevice.{LIBDEVICE[e.op]}({', '.join(args)})"
+        if e.op == "sign":
+            return f"tl.where({args[0]} > 0, 1.0, tl.where({args[0]} < 0, -1.0, {args[0]}))"
+        if e.op == "floordiv" and e.dtype.is_float:
+            return f"tl.floor(tl.div_rn({args[0]}, {args[1]}))"
+        raise LoweringError(f"{e.op} of {e.dtype} in a Triton kernel")

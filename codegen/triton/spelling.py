@@ -1,0 +1,131 @@
+"""How Triton spells each elementwise op. Half types have been widened to f32 before an op is spelled."""
+
+from __future__ import annotations
+
+from fusec.ir.types import DType
+
+TYPES = {
+    "f16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "f32": "tl.float32",
+    "f64": "tl.float64",
+    "i8": "tl.int8",
+    "i16": "tl.int16",
+    "i32": "tl.int32",
+    "i64": "tl.int64",
+    "u8": "tl.uint8",
+    "u16": "tl.uint16",
+    "u32": "tl.uint32",
+    "u64": "tl.uint64",
+    "bool": "tl.int1",
+}
+
+POINTERS = {
+    "f16": "*fp16",
+    "bf16": "*bf16",
+    "f32": "*fp32",
+    "f64": "*fp64",
+    "i8": "*i8",
+    "i16": "*i16",
+    "i32": "*i32",
+    "i64": "*i64",
+    "u8": "*u8",
+    "u16": "*u16",
+    "u32": "*u32",
+    "u64": "*u64",
+    "bool": "*i1",
+}
+
+SHARED = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "neg": "(-{0})",
+    "abs": "tl.abs({0})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "fmax": "tl.maximum({0}, {1})",
+    "fmin": "tl.minimum({0}, {1})",
+    "select": "tl.where({0}, {1}, {2})",
+    "logical_and": "({0} & {1})",
+    "logical_or": "({0} | {1})",
+    "logical_xor": "({0} ^ {1})",
+    "logical_not": "({0} == 0)",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "bitwise_not": "(~{0})",
+    "shift_left": "({0} << {1})",
+    "shift_right": "({0} >> {1})",
+    "isnan": "({0} != {0})",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "sqrt": "tl.sqrt_rn({0})",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "erf": "tl.erf({0})",
+    "isinf": "(tl.abs({0}) == float('inf'))",
+    "isfinite": "(tl.abs({0}) < float('inf'))",
+}
+"""Spellings that serve every float width."""
+
+FAST = {
+    "div": "({0} / {1})",
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "log2": "tl.log2({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "tanh": "(1.0 - 2.0 / (tl.exp(2.0 * {0}) + 1.0))",
+}
+"""Where every output is a half type: hardware approximations, a few f32 ulp off, far below the outputs' rounding."""
+
+EXACT = {
+    "div": "tl.div_rn({0}, {1})",
+    "exp": "libdevice.exp({0})",
+    "exp2": "libdevice.exp2({0})",
+    "log": "libdevice.log({0})",
+    "log2": "libdevice.log2({0})",
+    "rsqrt": "tl.div_rn(1.0, tl.sqrt_rn({0}))",
+    "tanh": "libdevice.tanh({0})",
+}
+"""Where an output is f32 or f64."""
+
+LIBDEVICE = {
+    "expm1": "expm1",
+    "log10": "log10",
+    "log1p": "log1p",
+    "tan": "tan",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "erfc": "erfc",
+    "pow": "pow",
+    "atan2": "atan2",
+    "copysign": "copysign",
+    "hypot": "hypot",
+    "fmod": "fmod",
+    "round": "rint",
+    "trunc": "trunc",
+}
+"""Functions of CUDA's and AMD's device libraries, by their names there."""
+
+
+def float_literal(value: float) -> str:
+    """A float as Triton source, with infinities and NaN."""
+    return f"float('{value}')" if value in (float("inf"), -float("inf")) or value != value else repr(float(value))
+
+
+def type_name(dtype: DType) -> str:
+    return TYPES[dtype.name]

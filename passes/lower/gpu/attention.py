@@ -1,0 +1,158 @@
+"""Attention on a GPU: a block of queries against blocks of keys, the softmax online.
+
+Scores are [queries, keys]; exponentials are powers of two, with log2(e) folded into the scores' scale
+(Dao, *FlashAttention-2*, 2023).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
+from fusec.ir.types import bool_, f32
+from fusec.passes.fuse.attention import AttentionMatch
+from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gemm import accumulator_dtype, contraction
+from fusec.passes.lower.mask import key_range
+from fusec.passes.schedule.gpu import GpuAttentionSchedule
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex, rewrite
+
+LOG2E = 1.4426950408889634
+_NO_REGISTERS = RegisterTile(0, 0)
+
+
+def lower_attention(frame: Frame, schedule: GpuAttentionSchedule) -> LoweredGroup:
+    """Grid points are blocks of queries, the heaviest first where a mask skips keys, by heads and other outer axes."""
+    return _Attention(frame, schedule, attention_in(frame)).lower()
+
+
+class _Attention:
+    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, match: AttentionMatch) -> None:
+        self.frame, self.schedule, self.match = frame, schedule, match
+        self.e = find_elements(frame, match)
+        self.dtype = accumulator_dtype(match.score_dot)
+        if self.dtype is not f32:
+            raise LoweringError(f"attention of {self.dtype} on a GPU")
+        shape = match.value_dot.result.type.static_shape
+        e, s = self.e, schedule
+        self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
+        self.keys = contraction(match.value_dot).k
+        self.depth = contraction(match.score_dot).k
+        self.blocks = -(-self.queries // s.queries)
+        self.qo = symbol("qo", 0, max(self.blocks - 1, 0))
+        self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
+        self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
+        wide, deep = _pow2(self.values), _pow2(self.depth)
+        self.vi, self.di = symbol("vi", 0, wide - 1), symbol("di", 0, deep - 1)
+        first = mul(self.qo, s.queries)
+        self.shift: dict[Symbol, Index] = {
+            e.point[e.query_axis]: add(first, self.qi),
+            e.key_symbol: add(self.k0, self.kj),
+            e.point[e.value_axis]: self.vi,
+            e.depth: self.di,
+        }
+        self.q = Iter(self.qi, s.queries, None if self.queries % s.queries == 0 else sub(self.queries, first))
+        self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
+        self.value = Iter(self.vi, wide, None if wide == self.values else self.values)
+        self.inner = Iter(self.di, deep, None if deep == self.depth else self.depth)
+
+    def tile(self, name: str, *shape: int) -> Buffer:
+        return Buffer(self.frame.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
+
+    def lower(self) -> LoweredGroup:
+        s, e = self.schedule, self.e
+        rows = Iter(self.qi, s.queries)
+        query, query_code = self._operand(e.query, "queries", self.q, self.inner)
+        peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
+        out = self.tile("acc", s.queries, self.value.extent)
+        span = key_range(
+            e.score, e.point[e.query_axis], e.key_symbol, (self.queries, s.queries), (self.keys, s.keys), self.qo
+        )
+        row = (self.qi,)
+        setup: list[Statement] = [
+            *query_code,
+            Alloc(peak),
+            Map((rows,), peak, row, Const(-inf, f32)),
+            Alloc(total),
+            Map((rows,), total, row, Const(0.0, f32)),
+            Alloc(out),
+            Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
+        ]
+        step = Loop(self.k0, span.start, span.stop, s.keys, tuple(self._step(query, peak, total, out, rows)))
+        shape = self.match.value_dot.result.type.static_shape
+        others = [
+            Iter(p, n)
+            for a, (p, n) in enumerate(zip(e.point, shape, strict=True))
+            if a not in (e.query_axis, e.value_axis)
+        ]
+        body = (*setup, step, *self._stores(out, total))
+        grid = Grid((*others, Iter(self.qo, self.blocks)), body)
+        return self.frame.finish("attention", (grid,), (*s.describe(), ("skipped", f"{span.skipped:.0%}")))
+
+    def _step(self, query: Load, peak: Buffer, total: Buffer, out: Buffer, rows: Iter) -> list[Statement]:
+        s, e = self.schedule, self.e
+        key, key_code = self._operand(e.key, "key_block", self.block, self.inner)
+        value, value_code = self._operand(e.value, "value_block", self.block, self.value)
+        scores, weights = self.tile("scores", s.queries, s.keys), self.tile("weights", s.queries, s.keys)
+        block_peak, shift, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
+        raw = Load(scores, (self.qi, self.kj))
+        all_keys = Iter(self.kj, s.keys)
+        row = (self.qi,)
+        at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale)}
+        empty = Apply("eq", (at[block_peak], Const(-inf, f32)), bool_)
+        domain = (rows, self.block)
+        weight = Load(weights, (self.qi, self.kj))
+        acc = Load(out, (self.qi, self.vi))
+        code: list[Statement] = [
+            *key_code,
+            Alloc(scores),
+            Dot(self.q, self.block, self.inner, raw, query, key, True, _NO_REGISTERS),
+            Map(domain, scores, (self.qi, self.kj), Apply("mul", (self._changed(raw), Const(LOG2E, f32)), f32)),
+            Alloc(block_peak),
+            Map((rows,), block_peak, row, at[peak]),
+            Reduce(domain, block_peak, row, "max", raw, fresh=False),
+            Alloc(shift),
+            Map((rows,), shift, row, Apply("select", (empty, Const(0.0, f32), at[block_peak]), f32)),
+            Alloc(scale),
+            Map((rows,), scale, row, _exp2(at[peak], at[shift])),
+            Map((rows,), peak, row, at[block_peak]),
+            Alloc(weights),
+            Map((rows, all_keys), weights, (self.qi, self.kj), _exp2(raw, at[shift])),
+            Map((rows,), total, row, Apply("mul", (at[total], at[scale]), f32)),
+            Reduce(domain, total, row, "sum", weight, fresh=False),
+            Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Apply("mul", (acc, at[scale]), f32)),
+            *value_code,
+            Dot(rows, self.value, self.block, acc, weight, value, False, _NO_REGISTERS),
+        ]
+        return code
+
+    def _changed(self, raw: Load) -> ScalarExpr:
+        shifted = reindex(self.e.score, self.shift)
+        buffer = self.e.raw_score
+        changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
+        return changed if changed.dtype == f32 else Apply("cast", (changed,), f32)
+
+    def _operand(self, element: ScalarExpr, name: str, rows: Iter, columns: Iter) -> tuple[Load, list[Statement]]:
+        shifted = reindex(element, self.shift)
+        if isinstance(shifted, Load):
+            return shifted, []
+        shape = (rows.extent, columns.extent)
+        tile = Buffer(self.frame.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
+        index = (rows.var, columns.var)
+        return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
+
+    def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
+        mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, (self.qi,))), f32)
+        domain = (self.q, self.value)
+        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+
+
+def _exp2(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
+    return Apply("exp2", (Apply("sub", (a, b), f32),), f32)
+
+
+def _pow2(n: int) -> int:
+    return max(16, 1 << max(n - 1, 0).bit_length())
