@@ -31,11 +31,13 @@ _SHARED, _TEXT = b"fusec-so", b"fusec-ll"
 class CompiledModule:
     """Machine code of some kernels.
 
-    ``functions`` holds the TIR of each by name; it is empty for a module that was loaded from bytes.
+    ``functions`` holds the TIR of each by name; it is empty for a module that was loaded from bytes, which keeps
+    them in ``loaded_from``, because a loaded module can't be written again.
     """
 
     module: Any
     functions: Mapping[str, Any] = field(default_factory=dict)
+    loaded_from: bytes | None = field(default=None, repr=False)
 
     def function(self, name: str) -> KernelFunction:
         """The kernel of this name. CodegenError if there is none."""
@@ -60,6 +62,8 @@ class CompiledModule:
 
         IR is compiled again (some milliseconds a kernel) when it is loaded, and loading it needs TVM.
         """
+        if self.loaded_from is not None:
+            return self.loaded_from
         with tempfile.TemporaryDirectory() as folder:
             linked = _link(self.module, Path(folder))
             if linked is not None:
@@ -83,7 +87,7 @@ class CompiledModule:
                 file.write(content)
             module = _load(path)
             parallel.attach(module)
-            return CompiledModule(module)
+            return CompiledModule(module, loaded_from=data)
         except Exception as error:
             raise ArtifactError(f"a compiled CPU module can't be loaded: {error}") from error
         finally:

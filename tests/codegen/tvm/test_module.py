@@ -95,6 +95,7 @@ def test_bytes_round_trip():
     loaded = CompiledModule.from_bytes(data)
     for k in kernels:
         compare_compiled(loaded, k, atol=1e-5)
+    assert loaded.to_bytes() == data, "a module from the cache can be saved"
     with pytest.raises(ArtifactError, match="not the bytes"):
         CompiledModule.from_bytes(b"something else")
     with pytest.raises(ArtifactError, match="checksum"):
