@@ -36,7 +36,8 @@ types: $(STAMP)
 		-p fusec -p fusec.passes -p fusec.codegen
 
 bench: $(STAMP)
-	@$(RUN) benchmarks/run.py $(ARGS)
+	@$(RUN) -c 'import jax, numexpr' 2>/dev/null || $(PIP) install -c constraints.txt jax numexpr
+	@$(RUN) -m benchmarks.cpu $(ARGS)
 
 setup: $(STAMP)
 

@@ -1,0 +1,110 @@
+"""The CPU's table: fusec against what its user has today, and against the machine's limits.
+
+    python -m benchmarks.cpu                 # all, writes benchmarks/results/cpu.md and cpu.json
+    python -m benchmarks.cpu --only attention --quick
+
+All peers of a line run in one process in turn, on two threads, on the same random inputs; medians of rounds in
+which no other process used the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks import noise
+from benchmarks.harness import FULL, PAUSE, QUICK
+from benchmarks.machine import measure_machine
+from benchmarks.peers import THREADS, limit_threads
+from benchmarks.report import Row, as_json, show, write
+from benchmarks.session import Session
+from benchmarks.workloads import attention, calls, compile_time, elementwise, linear, memory, minilm, rowwise, windows
+
+WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
+    "linear": linear.rows,
+    "attention": attention.rows,
+    "memory": memory.rows,
+    "elementwise": elementwise.rows,
+    "rowwise": rowwise.rows,
+    "windows": windows.rows,
+    "minilm": minilm.rows,
+    "calls": calls.rows,
+    "compile_time": compile_time.rows,
+}
+RESULTS = Path(__file__).parent / "results"
+
+HOW = f"""\
+{THREADS} threads. Peers in turn in one process, each once a round, the order rotated, {PAUSE * 1e3:.0f} ms between
+turns (calls shorter than a turn are repeated in it); medians of rounds in which other processes took less than
+{noise.TOLERATED:.0%} of the machine. A call ends when its result is dropped, so allocating and freeing outputs
+counts for all.
+`compile` is torch.compile with its defaults; fusec is not tuned.
+
+Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's flops at the
+measured rate or its bytes at the measured bandwidth, over fusec's time. Model: the cost model's time. Error: fusec's
+greatest absolute error against float64, and how many times that of the code as written it is."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload (again for more)")
+    parser.add_argument("--quick", action="store_true", help="few rounds, no waiting for a quiet machine, no files")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    arguments = parser.parse_args()
+    limit_threads()
+    warnings.filterwarnings("ignore", module="torch")
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    budget = QUICK if arguments.quick else FULL
+    if not noise.wait_for_quiet(budget.wait):
+        console.print("[yellow]other processes use this machine; the figures will be worse than they are[/]")
+    session = Session(
+        measure_machine(THREADS), budget, arguments.quick, partial(console.print, highlight=False, markup=False)
+    )
+    rows = run(session, arguments.only or list(WORKLOADS), quiet=arguments.json)
+    if arguments.json:
+        print(as_json(rows, session.machine), end="")
+    else:
+        show(console, rows)
+    for failure in session.failures:
+        console.print(failure, style="red", markup=False)
+    if not arguments.quick and not arguments.only:
+        write(RESULTS, rows, session.machine, HOW)
+    if session.failures:
+        raise SystemExit(1)
+
+
+@torch.no_grad()
+def run(session: Session, names: list[str], *, quiet: bool) -> list[Row]:
+    """The rows of these workloads. One that fails is noted in the session, and the others go on."""
+    rows: list[Row] = []
+    for name in names:
+        start = time.perf_counter()
+        try:
+            for row in WORKLOADS[name](session):
+                rows.append(row)
+                if not quiet:
+                    session.log(f"{row.work}: fusec {_summary(row)}")
+        except Exception:
+            session.failures.append(f"{name} failed:\n{traceback.format_exc()}")
+        if not quiet:
+            session.log(f"{name} took {time.perf_counter() - start:.0f} s")
+    return rows
+
+
+def _summary(row: Row) -> str:
+    values = ", ".join(f"{name} {value:.3g}" for name, value in row.values.items())
+    verdicts = ", ".join(f"{c.text}: {c.value:.2f} {'met' if c.met else 'MISSED'}" for c in row.checks)
+    return f"[{row.unit}] {values} | {verdicts}"
+
+
+if __name__ == "__main__":
+    main()

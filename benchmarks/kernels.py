@@ -1,0 +1,40 @@
+"""What fusec made of a function: its kernels, their predicted and their measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import fusec
+from benchmarks.report import KernelTime
+from fusec.runtime.program import KernelReport, Launch
+
+
+def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int) -> list[KernelTime]:
+    """Each kernel of the function for these arguments. Equal kernels (all but the name) are counted together."""
+    variant = fusec.compile(function, *args, freeze=False).only
+    executable = variant.executable
+    inputs = [args[a] if isinstance(a, int) else a() for a in variant.arguments]
+    seconds = executable.profile(inputs, repeats)
+    reports = {report.kernel: report for report in executable.program.reports}
+    groups: dict[tuple[object, ...], list[tuple[KernelReport, float]]] = {}
+    for step, measured in zip(executable.program.steps, seconds, strict=True):
+        report = reports.get(step.kernel) if isinstance(step, Launch) else None
+        if report is not None:
+            key = (report.kind, report.schedule, report.flops, report.bytes, len(report.fused))
+            groups.setdefault(key, []).append((report, measured))
+    return [_merge(group) for group in groups.values()]
+
+
+def _merge(group: Sequence[tuple[KernelReport, float]]) -> KernelTime:
+    """One line for equal kernels; seconds are of all of them."""
+    first = group[0][0]
+    return KernelTime(
+        first.kernel,
+        " ".join(f"{name}={size}" for name, size in first.schedule),
+        sum(report.predicted for report, _ in group),
+        sum(measured for _, measured in group),
+        sum(report.limit for report, _ in group),
+        first.bound,
+        len(group),
+    )

@@ -1,0 +1,139 @@
+"""The machine a table was made on: what it is, and the most it can do, measured."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fusec.target.cpu import cpu_target
+
+PACKAGES = ("fusec", "apache-tvm", "torch", "numpy", "numexpr", "jax", "jaxlib")
+_CHAINS = 20
+_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """flops: single-precision operations a second, all threads together. bandwidth: bytes read and written a second."""
+
+    model: str
+    family: str
+    mcpu: str
+    cores: int
+    threads: int
+    caches: str
+    memory: str
+    date: str
+    versions: dict[str, str]
+    flops: float
+    flops_from: str
+    bandwidth: float
+
+    def limit(self, flops: float, nbytes: float) -> float:
+        """The least seconds that this many operations and bytes of main memory take."""
+        return max(flops / self.flops, nbytes / self.bandwidth)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def measure_machine(threads: int) -> Machine:
+    """Takes about three seconds."""
+    target = cpu_target()
+    fields = _cpuinfo()
+    flops, source = _peak_flops(threads, target.vector_bits // 8)
+    return Machine(
+        model=fields.get("model name", "unknown"),
+        family=f"family {fields.get('cpu family', '?')} model {fields.get('model', '?')}",
+        mcpu=f"{target.mcpu}, {target.vector_bits}-bit vectors",
+        cores=target.cores,
+        threads=threads,
+        caches=f"L1 {target.l1 >> 10} KB, L2 {target.l2 >> 10} KB a core, L3 {target.l3 >> 20} MB",
+        memory=_memory(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        versions={name: _version(name) for name in PACKAGES},
+        flops=flops,
+        flops_from=source,
+        bandwidth=_copy_bandwidth(threads),
+    )
+
+
+def _cpuinfo() -> dict[str, str]:
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _memory() -> str:
+    kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mode = pages.read_text().split("[")[1].split("]")[0] if pages.exists() else "unknown"
+    return f"{kilobytes / _MB:.0f} GB, transparent huge pages: {mode}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _in_threads(threads: int, work: Callable[[int], object]) -> float:
+    """Seconds until all threads have done their part; the parts release the interpreter."""
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: None, range(threads)))
+        start = time.perf_counter()
+        list(pool.map(work, range(threads)))
+        return time.perf_counter() - start
+
+
+def _peak_flops(threads: int, width: int) -> tuple[float, str]:
+    """Operations a second of register-only multiply-adds, or of the best matrix product where there is no compiler."""
+    if shutil.which("g++"):
+        kernel = _fma_kernel(width)
+        steps = 2_000_000
+        seconds = min(_in_threads(threads, lambda _: kernel(steps, 0.5, 1.0)) for _ in range(8))
+        return threads * steps * _CHAINS * (width // 4) * 2 / seconds, "multiply-adds on registers"
+    a = torch.randn(2048, 2048)
+    best = min(_seconds(lambda: torch.mm(a, a)) for _ in range(10))
+    return 2 * 2048**3 / best, "the best matrix product, 2048³"
+
+
+def _fma_kernel(width: int) -> Callable[[int, float, float], float]:
+    source = Path(__file__).with_name("fma.cpp")
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/fma.so"
+        command = ["g++", "-O3", "-march=native", f"-DWIDTH={width}", "-shared", "-fPIC", str(source), "-o", library]
+        subprocess.run(command, check=True, capture_output=True)
+        function = ctypes.CDLL(library).multiply_add
+    function.restype = ctypes.c_float
+    function.argtypes = (ctypes.c_long, ctypes.c_float, ctypes.c_float)
+    result: Callable[[int, float, float], float] = function
+    return result
+
+
+def _copy_bandwidth(threads: int) -> float:
+    """Bytes read and written a second by ``np.copyto``, in arrays far larger than the caches, each thread its part."""
+    source = np.ones(256 * _MB // 4 * threads, np.float32)
+    target = np.zeros_like(source)
+    parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
+    seconds = min(_in_threads(threads, lambda i: np.copyto(parts[i][1], parts[i][0])) for _ in range(8))
+    return 2 * source.nbytes / seconds
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
