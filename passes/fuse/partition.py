@@ -135,8 +135,7 @@ class Partition:
     def would_cycle(self, members: set[Op], added: Op) -> bool:
         """True when ``added`` can't join ``members``: a way from the two of them leads back to them through others."""
         merged = members | self._unit(added)
-        last = max(self.order[op] for op in merged)
-        horizon = max((g.last for g in self.groups if g.first < last), default=last)
+        horizon = self._horizon(max(self.order[op] for op in merged))
         seen: set[Op] = set()
         stack = [c for op in merged for c in self.compute_consumers(op) if c not in merged]
         while stack:
@@ -145,13 +144,19 @@ class Partition:
                 continue
             unit = self._unit(op)
             seen |= unit
-            if self._first(op) > max(last, horizon):
+            if self._first(op) > horizon:
                 continue
             for consumer in (c for u in unit for c in self.compute_consumers(u)):
                 if consumer in merged:
                     return True
                 stack.append(consumer)
         return False
+
+    def _horizon(self, place: int) -> int:
+        """A place past which no way leads back to ops before ``place``: only a group's ops let a way go back."""
+        while (further := max((g.last for g in self.groups if g.first < place), default=place)) > place:
+            place = further
+        return place
 
     def unit_name(self, op: Op) -> int:
         """A number for the op's group (or the op alone): the place of its first op in the graph."""
