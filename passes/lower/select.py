@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Location, Op
-from fusec.passes.fuse.attention import AttentionMatch, match_attention
-from fusec.passes.fuse.partition import Partition
-from fusec.passes.lower.attention import lower_attention
+from fusec.passes.lower.attention import attention_in, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
 from fusec.passes.lower.map import lower_map
@@ -22,6 +17,10 @@ from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule, map_schedule
 from fusec.passes.schedule.roofline import roofline
 from fusec.passes.schedule.row import RowSchedule, row_schedule
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes, ReduceAttributes
+from fusec.ir.graph import Location, Op
 from fusec.runtime.program import KernelReport
 from fusec.target.cpu import CpuTarget
 
@@ -52,7 +51,7 @@ class Selector:
             problem = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
             return list(gemm_candidates(problem, self.target, self.threads))
         if kind == "attention":
-            match = _attention_of(frame)
+            match = attention_in(frame)
             dot, first = contraction(match.value_dot), contraction(match.score_dot)
             sides = (dot.m, dot.n)
             dtype = accumulator_dtype(match.score_dot)
@@ -84,11 +83,7 @@ class Selector:
         kernel = lowered.kernel
         bits = 64 if any(v.type.dtype.name == "f64" for v in body.outputs) else 32
         limit, bound = roofline(kernel.flops, kernel.bytes, self.target, self.threads, bits)
-        fused: tuple[tuple[str, Location | None], ...] = tuple(
-            (f"{o.name} %{o.results[0].name}", o.location)
-            for o in body.ops
-            if o.definition.kind not in ("view", "create")
-        )
+        fused = fused_ops(op)
         predicted = max(self._predict(op, lowered), limit)
         return KernelReport(
             kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, predicted, limit, bound
@@ -126,10 +121,11 @@ def lower_with(frame: Frame, schedule: Schedule) -> LoweredGroup:
             return lower_map(frame, schedule)
 
 
-def _attention_of(frame: Frame) -> AttentionMatch:
-    partition = Partition(frame.body)
-    for op in frame.anchors("dot"):
-        match = match_attention(partition, op)
-        if isinstance(match, AttentionMatch):
-            return match
-    raise LoweringError(f"{frame.name} does not hold an attention")
+def fused_ops(op: Op) -> tuple[tuple[str, Location | None], ...]:
+    """The compute ops of a fused op: name and result, and the user's line."""
+    assert isinstance(op.attributes, FusedAttributes)
+    return tuple(
+        (f"{o.name} %{o.results[0].name}", o.location)
+        for o in op.attributes.body.ops
+        if o.definition.kind not in ("view", "create")
+    )

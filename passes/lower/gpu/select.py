@@ -1,0 +1,108 @@
+"""Which GPU family lowers a group, and with which schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes, ReduceAttributes
+from fusec.ir.graph import Op
+from fusec.passes.lower.attention import attention_in
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gemm import accumulator_dtype, contraction
+from fusec.passes.lower.gpu.attention import lower_attention
+from fusec.passes.lower.gpu.gemm import lower_gemm
+from fusec.passes.lower.gpu.map import lower_map
+from fusec.passes.lower.gpu.row import lower_row
+from fusec.passes.lower.select import fused_ops
+from fusec.passes.schedule.gpu import (
+    GpuAttentionSchedule,
+    GpuGemmSchedule,
+    GpuMapSchedule,
+    GpuRowSchedule,
+    GpuSchedule,
+    attention_candidates,
+    gemm_candidates,
+    map_schedule,
+    row_schedule,
+)
+from fusec.runtime.program import KernelReport
+from fusec.target.gpu import GpuTarget
+
+LAUNCH_SECONDS = 3e-6
+
+
+@dataclass
+class GpuSelector:
+    """Chooses schedules for one GPU."""
+
+    target: GpuTarget
+
+    def candidates(self, frame: Frame) -> list[GpuSchedule]:
+        """Schedules for a group, best predicted first. LoweringError when no family fits."""
+        assert isinstance(frame.op.attributes, FusedAttributes)
+        match frame.op.attributes.kind:
+            case "gemm":
+                op = frame.anchors("dot")[0]
+                axes, dtype = contraction(op), op.operands[0].type.dtype
+                if not dtype.is_float or dtype.bits == 64:
+                    raise LoweringError(f"no matrix product of {dtype} on a GPU")
+                found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target)
+                return [s for s in found if s.split == 1]
+            case "attention":
+                match = attention_in(frame)
+                dot, first = contraction(match.value_dot), contraction(match.score_dot)
+                sides = (dot.m, dot.n)
+                bits = match.score_dot.operands[0].type.dtype.bits
+                side = match.weights_side
+                return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], bits, self.target))
+            case "row":
+                op = next(o for o in frame.body.ops if o.definition.kind == "reduce")
+                assert isinstance(op.attributes, ReduceAttributes)
+                shape = op.operands[0].type.static_shape
+                length = prod(shape[a] for a in op.attributes.axes)
+                return [row_schedule(prod(shape) // max(length, 1), length, self.target)]
+            case "map":
+                return [map_schedule(max(v.type.size for v in frame.body.outputs), self.target)]
+            case kind:
+                raise LoweringError(f"no family for {kind} groups")
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        """The group's kernel with the best predicted schedule."""
+        return lower_with(frame, self.candidates(frame)[0])
+
+    def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
+        """What explain says of the kernel."""
+        assert isinstance(op.attributes, FusedAttributes)
+        kernel = lowered.kernel
+        half = any(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in op.attributes.body.inputs)
+        has_dot = any(o.name == "dot" for o in op.attributes.body.ops)
+        rate = self.target.half_flops if half and has_dot else self.target.single_flops
+        compute, memory = kernel.flops / rate, kernel.bytes / self.target.bandwidth
+        limit = max(compute, memory, LAUNCH_SECONDS)
+        bound = "launch" if limit == LAUNCH_SECONDS else "compute" if compute >= memory else "memory"
+        return KernelReport(
+            kernel.name,
+            kernel.kind,
+            fused_ops(op),
+            lowered.schedule,
+            kernel.flops,
+            kernel.bytes,
+            limit / 0.85,
+            limit,
+            bound,
+        )
+
+
+def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+    """The group's kernel with a given schedule."""
+    match schedule:
+        case GpuGemmSchedule():
+            return lower_gemm(frame, schedule)
+        case GpuAttentionSchedule():
+            return lower_attention(frame, schedule)
+        case GpuRowSchedule():
+            return lower_row(frame, schedule)
+        case GpuMapSchedule():
+            return lower_map(frame, schedule)
