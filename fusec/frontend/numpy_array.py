@@ -242,8 +242,9 @@ class TracedArray(Traced):
         if mode != "raise":
             raise self.tracer.unsupported(f"take(mode={mode!r}) is not compiled")
         if axis is None:
-            return self.reshape(-1)[indices]
-        return self[(*(slice(None),) * normalize_axis_index(axis, self.ndim), indices)]
+            return self.reshape(-1).take(indices, 0)
+        made = self[(*(slice(None),) * normalize_axis_index(axis, self.ndim), indices)]
+        return self.tracer.fresh(made.value, scalar=made.is_scalar)
 
     def fill(self, value: Any) -> None:
         index.write(self.tracer, self, value)
@@ -336,7 +337,8 @@ class TracedArray(Traced):
             order = "A"
             if not self.flags.c_contiguous and not self.flags.f_contiguous:
                 raise self.tracer.unsupported("ravel(order='K') of an array that is not contiguous is not compiled")
-        return self.reshape(-1, order=order)
+        flat = self.reshape(-1, order=order)
+        return flat if flat.flags.c_contiguous else self.tracer.fresh(flat.value)
 
     def flatten(self, order: str = "C") -> Any:
         flat = self.reshape(-1, order=order)

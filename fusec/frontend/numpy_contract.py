@@ -11,7 +11,7 @@ import opt_einsum
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from fusec.frontend.numpy_create import as_array
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype
+from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype, laid_out_as, twin
 from fusec.frontend.numpy_ufunc import call
 from fusec.ir.attributes import DotAttributes, EinsumAttributes, PermuteAttributes, SliceAttributes
 from fusec.ir.graph import Value
@@ -142,7 +142,8 @@ def einsum(trace: Trace, *operands: Any, dtype: Any = None) -> Any:
     value = _contract(trace, prepared, output)
     if kind is bool_:
         value = trace.binary("ne", value, 0)
-    return trace.result(value)
+    sample = np.asarray(np.einsum(equation, *(twin(_meta(x)) for x in arrays)))
+    return trace.result(value, laid_out_as(sample, value.type.static_shape, value.type.dtype.numpy))
 
 
 def _parse(trace: Trace, operands: Sequence[Any]) -> tuple[str, list[Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from fusec.frontend.numpy_buffer import Step
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
+from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe, ir_dtype, laid_out_as, like_layout, twin
 from fusec.ir.attributes import ConcatAttributes, ShapeAttributes
 
 Shape = int | Sequence[int]
@@ -112,9 +112,10 @@ def concatenate(trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype
         )
         raise ShapeRuleError(message, trace.location())
     value = trace.emit("concat", *values, attributes=ConcatAttributes(along)) if len(values) > 1 else values[0]
-    is_fortran = bool(metas) and all(m.flags.f_contiguous and not m.flags.c_contiguous for m in metas)
     shape = value.type.static_shape
-    return trace.fresh(value, describe(shape[::-1], kind).T if is_fortran else describe(shape, kind))
+    if not metas:
+        return trace.fresh(value)
+    return trace.fresh(value, laid_out_as(np.concatenate([twin(m) for m in metas], axis=along), shape, kind))
 
 
 def broadcast_to(trace: Trace, x: Any, shape: Shape) -> Any:

@@ -11,7 +11,17 @@ import numpy as np
 from fusec.errors import DataDependentError
 from fusec.frontend.numpy_buffer import Step
 from fusec.frontend.numpy_create import as_array
-from fusec.frontend.numpy_trace import IndexRuleError, Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype
+from fusec.frontend.numpy_trace import (
+    IndexRuleError,
+    Meta,
+    ShapeRuleError,
+    Trace,
+    Traced,
+    describe,
+    ir_dtype,
+    laid_out_as,
+    twin,
+)
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
 from fusec.ir.graph import Value
 from fusec.ir.types import bool_, i64
@@ -275,18 +285,9 @@ def _advanced_meta(x: Traced, plan: _Plan, value: Value, index_shape: tuple[int,
     shape = value.type.static_shape
     if 0 in shape or 0 in x.meta.shape:
         return describe(shape, dtype)
-    rank = x.meta.ndim
-    outer_first = sorted(range(rank), key=lambda a: -abs(x.meta.strides[a]))
-    small = np.zeros([2] * rank, np.int8).transpose(np.argsort(outer_first))
-    zero = np.zeros([2] * len(index_shape), np.intp)
-    items = [i if i is None or isinstance(i, slice) else zero for i in plan.items]
-    items = [slice(None) if isinstance(i, slice) else i for i in items]
-    sample = small[tuple(items)]
-    if sample.ndim != len(shape):
-        return describe(shape, dtype)
-    order = sorted(range(sample.ndim), key=lambda a: -sample.strides[a])
-    dense = describe([shape[a] for a in order], dtype)
-    return dense.transpose(np.argsort(order)) if order else dense
+    zero = np.zeros([min(n, 2) for n in index_shape], np.intp)
+    items = [i if i is None else slice(None) if isinstance(i, slice) else zero for i in plan.items]
+    return laid_out_as(twin(x.meta)[tuple(items)], shape, dtype)
 
 
 def set_item(trace: Trace, x: Traced, index: Any, new: Any) -> None:

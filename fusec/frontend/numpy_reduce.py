@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
+from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, laid_out_as, twin
 from fusec.frontend.numpy_ufunc import apply
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes, VarAttributes
 from fusec.ir.graph import Value
@@ -40,23 +40,24 @@ def _given(x: Any) -> bool:
     return x is not None and x is not NO_VALUE
 
 
-def reduced_meta(x: Meta, axes: tuple[int, ...], dtype: np.dtype[Any], keepdims: bool) -> Meta:
-    """The layout of a reduction's result: the order of the axes that stay."""
-    picked: tuple[Any, ...] = tuple(slice(0, 1) if i in axes else slice(None) for i in range(x.ndim))
-    if not keepdims:
-        picked = tuple(0 if i in axes else slice(None) for i in range(x.ndim))
-    if 0 in x.shape:
-        kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
-        return describe(kept, dtype)
-    rest = x[(*picked, ...)]
-    return like_layout(rest.shape, dtype, [rest])
+Layout = Callable[[Meta, tuple[int, ...], bool], Any]
+"""A NumPy reduction of an array along axes, keeping them or not: it shows the order of the result's axes."""
 
 
-def _finish(trace: Trace, x: Traced, value: Value, axes: tuple[int, ...], keepdims: Any) -> Any:
+def _of_ufunc(ufunc: np.ufunc) -> Layout:
+    return lambda x, axes, keep: ufunc.reduce(x, axis=axes, keepdims=keep)
+
+
+def _finish(trace: Trace, x: Traced, value: Value, axes: tuple[int, ...], keepdims: Any, layout: Layout) -> Any:
     keep = bool(keepdims) and keepdims is not NO_VALUE
-    meta = reduced_meta(x.meta, axes, value.type.dtype.numpy, keep)
-    value = trace.reshape(value, meta.shape)
-    return trace.fresh(value, meta, scalar=not keep and not meta.shape)
+    extents = [1 if i in axes else n for i, n in enumerate(x.meta.shape) if keep or i not in axes]
+    value = trace.reshape(value, extents)
+    dtype = value.type.dtype.numpy
+    if 0 in x.meta.shape or x.meta.flags.c_contiguous:
+        meta = describe(extents, dtype)
+    else:
+        meta = laid_out_as(np.asarray(layout(twin(x.meta), axes, keep)), extents, dtype)
+    return trace.fresh(value, meta, scalar=not keep and not extents)
 
 
 def reduce(
@@ -91,11 +92,11 @@ def reduce(
             raise ShapeRuleError(message, trace.location())
         shape = [n for i, n in enumerate(x.meta.shape) if i not in axes]
         value = trace.broadcast(trace.constant(initial, result), shape)
-        return _finish(trace, x, value, axes, keepdims)
+        return _finish(trace, x, value, axes, keepdims, _of_ufunc(ufunc))
     value = trace.emit(op, value, attributes=ReduceAttributes(axes)) if axes else value
     if _given(initial):
         value = apply(trace, name, [value, trace.operand(initial, value.type.dtype)])
-    return _finish(trace, x, trace.cast(value, result), axes, keepdims)
+    return _finish(trace, x, trace.cast(value, result), axes, keepdims, _of_ufunc(ufunc))
 
 
 def _masked(trace: Trace, name: str, value: Value, where: Any, initial: Any, x: Traced) -> Value:
@@ -129,13 +130,12 @@ def mean(
         total = trace.emit("select", mask, trace.cast(x.value, result), trace.constant(0, result))
         total = trace.emit("reduce_sum", total, attributes=ReduceAttributes(axes))
         count = trace.emit("reduce_sum", trace.cast(mask, result), attributes=ReduceAttributes(axes))
-        return _finish(trace, x, trace.emit("div", total, count), axes, keepdims)
+        return _finish(trace, x, trace.emit("div", total, count), axes, keepdims, _of_ufunc(np.add))
     if result.kind == "complex":
         raise trace.unsupported("np.mean of complex numbers is not compiled")
     value = trace.cast(x.value, result)
-    return _finish(
-        trace, x, trace.emit("mean", value, attributes=ReduceAttributes(axes)) if axes else value, axes, keepdims
-    )
+    value = trace.emit("mean", value, attributes=ReduceAttributes(axes)) if axes else value
+    return _finish(trace, x, value, axes, keepdims, _of_ufunc(np.add))
 
 
 def var(trace: Trace, x: Traced, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
@@ -147,7 +147,7 @@ def var(trace: Trace, x: Traced, axis: Axis = None, dtype: Any = None, ddof: flo
     if not axes:
         raise trace.unsupported("np.var over no axes is not compiled")
     value = trace.emit("var", trace.cast(x.value, result), attributes=VarAttributes(axes, float(ddof)))
-    return _finish(trace, x, value, axes, keepdims)
+    return _finish(trace, x, value, axes, keepdims, _of_ufunc(np.add))
 
 
 def search(trace: Trace, name: str, x: Traced, axis: int | None = None, keepdims: Any = False) -> Any:
@@ -164,7 +164,11 @@ def search(trace: Trace, name: str, x: Traced, axis: int | None = None, keepdims
     if value.type.static_shape[along] == 0:
         raise ShapeRuleError(f"attempt to get {name} of an empty sequence", trace.location())
     value = trace.emit(name, value, attributes=ArgReduceAttributes(along))
-    return _finish(trace, x, trace.cast(value, i64), axes, keepdims)
+    return _finish(trace, x, trace.cast(value, i64), axes, keepdims, _searched(axis))
+
+
+def _searched(axis: int | None) -> Layout:
+    return lambda x, axes, keep: np.argmax(x, axis=axis, keepdims=keep)
 
 
 def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtype: Any = None) -> Any:
@@ -177,5 +181,7 @@ def scan(trace: Trace, ufunc: np.ufunc, x: Traced, axis: int | None = None, dtyp
         value, axis = trace.reshape(value, (x.meta.size,)), 0
     along = normalize_axis_index(axis, value.type.rank)
     value = trace.emit(_SCANS[ufunc.__name__], value, attributes=ScanAttributes(along))
-    meta = None if value.type.shape != x.meta.shape else like_layout(x.meta.shape, value.type.dtype.numpy, [x.meta])
-    return trace.fresh(value, meta)
+    if value.type.shape != x.meta.shape:
+        return trace.fresh(value)
+    sample = ufunc.accumulate(twin(x.meta), axis=along)
+    return trace.fresh(value, laid_out_as(sample, x.meta.shape, value.type.dtype.numpy))

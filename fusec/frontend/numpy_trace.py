@@ -60,12 +60,27 @@ def like_layout(shape: Sequence[int], dtype: np.dtype[Any], inputs: Sequence[Met
     """The layout that NumPy gives a fresh result of an elementwise loop over the inputs (order ``K``)."""
     if all(m.flags.c_contiguous for m in inputs) or 0 in shape:
         return describe(shape, dtype)
-    small = [as_strided(np.empty(1, m.dtype), m.shape, m.strides) for m in inputs]
-    flags: list[Any] = [["readonly"]] * len(small) + [["writeonly", "allocate"]]
-    types: list[Any] = [None] * len(small) + [dtype]
-    iterator = np.nditer([*small, None], ["zerosize_ok"], flags, types, order="K", casting="unsafe")
-    strides = iterator.operands[-1].strides
-    return describe(shape, dtype, strides)
+    twins = [twin(m) != 0 for m in inputs]
+    if len(twins) == 3:
+        return laid_out_as(np.where(*twins), shape, dtype)
+    return laid_out_as(twins[0] | twins[-1], shape, dtype)
+
+
+def twin(meta: Meta) -> Meta:
+    """A small real array whose axes lie in memory in the same order, for NumPy to show the order of a result."""
+    order = sorted(range(meta.ndim), key=lambda a: -abs(meta.strides[a]))
+    extents = [1 if meta.strides[a] == 0 else min(meta.shape[a], 2) for a in order]
+    dense = np.zeros(extents, meta.dtype).transpose(np.argsort(order))
+    signed = dense[tuple(slice(None, None, -1 if s < 0 else 1) for s in meta.strides)]
+    return np.broadcast_to(signed, [min(n, 2) for n in meta.shape])
+
+
+def laid_out_as(sample: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Meta:
+    """A dense layout of this shape whose axes lie in the sample's order."""
+    if sample.ndim != len(shape) or not shape or 0 in shape:
+        return describe(shape, dtype)
+    order = sorted(range(sample.ndim), key=lambda a: -abs(sample.strides[a]))
+    return describe([shape[a] for a in order], dtype).transpose(np.argsort(order))
 
 
 def ir_dtype(dtype: np.dtype[Any]) -> DType:

@@ -52,12 +52,24 @@ def _laid_out(array: Any, strides: tuple[int, ...] | None) -> Any:
 
 def copied(x: Any) -> Any:
     if isinstance(x, np.ndarray):
-        return x.copy(order="K")
+        return _with_strides(x)
     if isinstance(x, list | tuple):
         return type(x)(copied(part) for part in x)
     if isinstance(x, dict):
         return {k: copied(v) for k, v in x.items()}
     return x
+
+
+def _with_strides(x: Any) -> Any:
+    """A copy that lies in memory as ``x`` does."""
+    if x.flags.c_contiguous or x.flags.f_contiguous or not x.size:
+        return x.copy(order="K")
+    reach = [(n - 1) * s for n, s in zip(x.shape, x.strides)]
+    low = -sum(min(r, 0) for r in reach)
+    memory = np.zeros(low + sum(max(r, 0) for r in reach) + x.itemsize, np.uint8)
+    made = np.ndarray(x.shape, x.dtype, memory, low, x.strides)
+    made[...] = x
+    return made
 
 
 def same(made: Any, wanted: Any, ulps: float = 8) -> None:
@@ -74,6 +86,7 @@ def same(made: Any, wanted: Any, ulps: float = 8) -> None:
     elif isinstance(wanted, np.ndarray | np.generic):
         assert made.dtype == wanted.dtype, (made.dtype, wanted.dtype)
         assert made.shape == wanted.shape, (made.shape, wanted.shape)
+        assert _order(wanted) in ((), _order(made)), (made.strides, wanted.strides)
         if wanted.dtype.kind in "fc":
             tolerance = ulps * float(np.finfo(wanted.dtype).eps)
             np.testing.assert_allclose(made, wanted, rtol=tolerance, atol=tolerance)
@@ -81,6 +94,13 @@ def same(made: Any, wanted: Any, ulps: float = 8) -> None:
             np.testing.assert_array_equal(made, wanted)
     else:
         assert made == wanted
+
+
+def _order(x: Any) -> tuple[int, ...]:
+    """Strides of a dense array along the axes that have any extent; empty for what is a part of a larger array."""
+    axes = [a for a in range(x.ndim) if x.shape[a] > 1]
+    dense = x.transpose(sorted(range(x.ndim), key=lambda a: -x.strides[a])).flags.c_contiguous
+    return tuple(x.strides[a] for a in axes) if dense and x.size else ()
 
 
 def check(f: Callable[..., Any], *args: Any, ulps: float = 8, fallback: Any = "error", **kwargs: Any) -> Capture:
