@@ -1,8 +1,7 @@
-"""Vector versions of the elementary functions in f32, in a few units in the last place.
+"""Vector versions of the elementary functions, in f32 and f64, to about one unit in the last place.
 
 Each works on any number of lanes. Infinities, NaN, signed zeros and subnormal results are those of the C
-library. Coefficients are near-minimax fits (weighted Chebyshev) rounded to f32; reductions follow Cody and
-Waite, *Software Manual for the Elementary Functions* (1980).
+library. Reductions follow Cody and Waite, *Software Manual for the Elementary Functions* (1980).
 """
 
 from __future__ import annotations
@@ -11,40 +10,61 @@ import math
 from collections.abc import Callable
 
 from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.coefficients import ERF_LARGE_F32, ERF_SMALL_F32, FORMATS, LOG_F32, LOG_F64, FloatFormat
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
-LOG2E = 1.4426950408889634
-LN2_HIGH = 0.693145751953125
-LN2_LOW = 1.42860682030941723212e-6
+VectorFunction = Callable[[Code, Value], Value]
+
+
+def _format(x: Value) -> FloatFormat:
+    return FORMATS[x.type]
+
+
+# scaling by powers of two
+
+
+def _fills_register(code: Code, x: Value) -> bool:
+    """Whether AVX-512's own instructions for exponents apply."""
+    return code.avx512 and x.lanes * (32 if x.type == "float32" else 64) == 512
+
+
+def _avx512(code: Code, name: str, x: Value, *args: tir.Node) -> Value:
+    """An AVX-512 intrinsic on all lanes, in the current rounding mode."""
+    suffix, mask = ("ps", "int16") if x.type == "float32" else ("pd", "int8")
+    every, mode = tir.integer(-1, mask), tir.integer(4)
+    node = tir.intrinsic(f"llvm.x86.avx512.mask.{name}.{suffix}.512", x.type, x.lanes, x.node, *args, every, mode)
+    return code.let(Value(node, x.type, x.lanes))
 
 
 def _scale(code: Code, x: Value, n: Value) -> Value:
     """``x * 2**n`` for a whole number ``n`` (a float), rounded once, also where the result is subnormal."""
-    if code.avx512 and x.lanes == 16:
-        every, mode = tir.integer(-1, "int16"), tir.integer(4)
-        name = "llvm.x86.avx512.mask.scalef.ps.512"
-        return code.let(Value(tir.intrinsic(name, "float32", 16, x.node, n.node, x.node, every, mode), "float32", 16))
+    if _fills_register(code, x):
+        return _avx512(code, "scalef", x, n.node, x.node)
     whole = _whole(code, n)
     half = code.bitwise("shift_right", whole, code.constant(whole, 1))
     rest = code.sub(whole, half)
-    return code.mul(code.mul(x, _power(code, half)), _power(code, rest))
-
-
-ROUNDING = 12582912.0
-"""1.5 * 2**23: added to a float of less than 2**22, it leaves the whole part in the lowest bits."""
+    return code.mul(code.mul(x, _power(code, half, _format(x))), _power(code, rest, _format(x)))
 
 
 def _whole(code: Code, n: Value) -> Value:
-    """A whole float of less than 2**22 as int32. Of a NaN, some number: LLVM's own conversion is undefined there."""
-    bits = code.reinterpret(code.add(n, code.constant(n, ROUNDING)), "int32")
-    return code.sub(bits, code.constant(bits, 0x4B400000))
+    """A small whole float as an integer. Of a NaN, some number: LLVM's own conversion is undefined there."""
+    f = _format(n)
+    bits = code.reinterpret(code.add(n, code.constant(n, f.rounding)), f.integer)
+    return code.sub(bits, code.constant(bits, f.rounding_bits))
 
 
-def _power(code: Code, n: Value) -> Value:
-    """``2**n`` of an int32 in the range of normal exponents."""
-    biased = code.add(n, code.constant(n, 127))
-    return code.reinterpret(code.bitwise("shift_left", biased, code.constant(n, 23)), "float32")
+def _as_float(code: Code, whole: Value, f: FloatFormat) -> Value:
+    """A small integer as a float."""
+    bits = code.add(whole, code.constant(whole, f.rounding_bits))
+    number = code.reinterpret(bits, f.type)
+    return code.sub(number, code.constant(number, f.rounding))
+
+
+def _power(code: Code, n: Value, f: FloatFormat) -> Value:
+    """``2**n`` of an integer in the range of normal exponents."""
+    biased = code.add(n, code.constant(n, f.bias))
+    return code.reinterpret(code.bitwise("shift_left", biased, code.constant(n, f.mantissa)), f.type)
 
 
 def _clamp(code: Code, x: Value, low: float, high: float) -> Value:
@@ -53,21 +73,15 @@ def _clamp(code: Code, x: Value, low: float, high: float) -> Value:
     return code.select(code.compare("lt", x, code.constant(x, low)), code.constant(x, low), x)
 
 
-EXP = (0.0001989951706, 0.00139338302, 0.008333298378, 0.04166646302, 0.1666666716, 0.5)
-"""(e**r - 1 - r) / r**2 on [-ln2/2, ln2/2]."""
+# exponentials
 
 
 def _reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
     """``n`` and ``r`` with ``x = n*ln2 + r``."""
-    n = code.call("llvm.rint", "float32", code.mul(x, code.constant(x, LOG2E)))
-    r = code.fma(n, code.constant(x, -LN2_HIGH), x)
-    return n, code.fma(n, code.constant(x, -LN2_LOW), r)
-
-
-def _exp_parts(code: Code, x: Value) -> tuple[Value, Value]:
-    """``n`` and ``e**r - 1`` with ``x = n*ln2 + r``."""
-    n, r = _reduce_exp(code, x)
-    return n, code.fma(code.mul(code.polynomial(r, EXP), r), r, r)
+    f = _format(x)
+    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, f.log2_e[0])))
+    r = code.fma(n, code.constant(x, -f.ln2_short[0]), x)
+    return n, code.fma(n, code.constant(x, -f.ln2_short[1]), r)
 
 
 def _exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
@@ -77,31 +91,31 @@ def _exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
     lost = code.sub(r, code.sub(first, one))
     if low is not None:
         lost = code.add(lost, low)
-    return code.add(first, code.fma(code.mul(code.polynomial(r, EXP), r), r, lost))
+    return code.add(first, code.fma(code.mul(code.polynomial(r, _format(r).exp), r), r, lost))
 
 
 def exp(code: Code, x: Value) -> Value:
-    n, r = _reduce_exp(code, _clamp(code, x, -104.0, 89.0))
+    n, r = _reduce_exp(code, _clamp(code, x, *_format(x).exp_range))
     return _scale(code, _exp_rest(code, r), n)
 
 
 def exp2(code: Code, x: Value) -> Value:
-    x = _clamp(code, x, -151.0, 129.0)
-    n = code.call("llvm.rint", "float32", x)
+    f = _format(x)
+    x = _clamp(code, x, *f.exp2_range)
+    n = code.call("llvm.rint", x.type, x)
     fraction = code.sub(x, n)
-    high = code.mul(fraction, code.constant(x, math.log(2.0)))
-    low = code.fma(fraction, code.constant(x, math.log(2.0)), code.neg(high))
-    low = code.fma(fraction, code.constant(x, _LN2_ERROR), low)
+    ln2 = code.constant(x, f.ln2[0])
+    high = code.mul(fraction, ln2)
+    low = code.fma(fraction, ln2, code.neg(high))
+    low = code.fma(fraction, code.constant(x, f.ln2[1]), low)
     return _scale(code, _exp_rest(code, high, low), n)
 
 
-_LN2_ERROR = -1.904654323148236e-09
-"""ln2 less its f32 value."""
-
-
 def expm1(code: Code, x: Value) -> Value:
-    n, less_one = _exp_parts(code, _clamp(code, x, -104.0, 89.0))
-    one, top = code.constant(x, 1.0), code.constant(x, 127.0)
+    f = _format(x)
+    n, r = _reduce_exp(code, _clamp(code, x, *f.exp_range))
+    less_one = code.fma(code.mul(code.polynomial(r, f.exp), r), r, r)
+    one, top = code.constant(x, 1.0), code.constant(x, float(f.bias))
     overflows = code.compare("gt", n, top)
     power = _scale(code, one, code.select(overflows, top, n))
     y = code.fma(power, less_one, code.sub(power, one))
@@ -109,84 +123,63 @@ def expm1(code: Code, x: Value) -> Value:
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
-TANH = (
-    0.0001438288164,
-    -0.0009271475137,
-    0.003211853793,
-    -0.008701320738,
-    0.02183077857,
-    -0.05396362394,
-    0.1333331168,
-    -0.3333333433,
-)
-"""(tanh(x)/x - 1) / x**2 in x**2 on [0, 1]."""
-
-
 def tanh(code: Code, x: Value) -> Value:
+    f = _format(x)
     size = code.abs(x)
-    ten = code.constant(x, 10.0)
-    bounded = code.select(code.compare("gt", size, ten), ten, size)
+    limit, one = code.constant(x, f.tanh_limit), code.constant(x, 1.0)
+    bounded = code.select(code.compare("gt", size, limit), limit, size)
     n, r = _reduce_exp(code, code.add(bounded, bounded))
     power = _scale(code, _exp_rest(code, r), n)
-    one = code.constant(x, 1.0)
     large = code.sub(one, code.div(code.constant(x, 2.0), code.add(power, one)))
     square = code.mul(x, x)
-    p = code.polynomial(square, TANH)
-    small = code.fma(code.mul(p, square), size, size)
+    small = code.fma(code.mul(code.polynomial(square, f.tanh), square), size, size)
     return code.copysign(code.select(code.compare("lt", size, one), small, large), x)
 
 
-LOG = (
-    0.0714975372,
-    -0.1157120094,
-    0.1166151091,
-    -0.124110505,
-    0.1424993724,
-    -0.1666848063,
-    0.200007081,
-    -0.2499998957,
-    0.3333333135,
-)
-"""(log(1 + f) - f + f**2/2) / f**3 on [sqrt(1/2) - 1, sqrt(2) - 1]."""
-
-SMALLEST_NORMAL = 1.1754943508222875e-38
+# logarithms
 
 
 def _mantissa_exponent(code: Code, x: Value) -> tuple[Value, Value]:
     """``m`` in [sqrt(1/2), sqrt(2)) and a whole ``e`` (both floats) with ``x = m * 2**e``, for finite x > 0."""
-    if code.avx512 and x.lanes == 16:
+    if _fills_register(code, x):
         return _mantissa_exponent_avx512(code, x)
-    tiny = code.compare("lt", x, code.constant(x, SMALLEST_NORMAL))
-    bits = code.reinterpret(code.select(tiny, code.mul(x, code.constant(x, 2.0**24)), x), "int32")
-    offset = code.sub(bits, code.constant(bits, 0x3F3504F3))  # the bits of sqrt(1/2)
-    whole = code.bitwise("shift_right", offset, code.constant(bits, 23))
-    shifted = code.bitwise("shift_left", whole, code.constant(bits, 23))
-    mantissa = code.reinterpret(code.sub(bits, shifted), "float32")
-    exponent = code.convert(whole, "float32")
-    return mantissa, code.select(tiny, code.sub(exponent, code.constant(x, 24.0)), exponent)
+    f = _format(x)
+    tiny = code.compare("lt", x, code.constant(x, f.smallest_normal))
+    shift = float(f.mantissa + 1)
+    bits = code.reinterpret(code.select(tiny, code.mul(x, code.constant(x, 2.0**shift)), x), f.integer)
+    offset = code.sub(bits, code.constant(bits, f.sqrt_half_bits))
+    whole = code.bitwise("shift_right", offset, code.constant(bits, f.mantissa))
+    shifted = code.bitwise("shift_left", whole, code.constant(bits, f.mantissa))
+    mantissa = code.reinterpret(code.sub(bits, shifted), x.type)
+    exponent = _as_float(code, whole, f)
+    return mantissa, code.select(tiny, code.sub(exponent, code.constant(x, shift)), exponent)
 
 
 def _mantissa_exponent_avx512(code: Code, x: Value) -> tuple[Value, Value]:
-    every, mode = tir.integer(-1, "int16"), tir.integer(4)
-    get_mantissa, get_exponent = "llvm.x86.avx512.mask.getmant.ps.512", "llvm.x86.avx512.mask.getexp.ps.512"
-    raw = tir.intrinsic(get_mantissa, "float32", 16, x.node, tir.integer(0), x.node, every, mode)
-    mantissa = code.let(Value(raw, "float32", 16))
-    exponent = code.let(Value(tir.intrinsic(get_exponent, "float32", 16, x.node, x.node, every, mode), "float32", 16))
+    mantissa = _avx512(code, "getmant", x, tir.integer(0), x.node)
+    exponent = _avx512(code, "getexp", x, x.node)
     large = code.compare("gt", mantissa, code.constant(x, math.sqrt(2.0)))
     mantissa = code.select(large, code.mul(mantissa, code.constant(x, 0.5)), mantissa)
     return mantissa, code.select(large, code.add(exponent, code.constant(x, 1.0)), exponent)
 
 
-def _log_parts(code: Code, mantissa: Value, exponent: Value, correction: Value | None) -> Value:
+def _log_parts(code: Code, mantissa: Value, exponent: Value, correction: Value | None = None) -> Value:
     """``log(mantissa + correction) + exponent * ln2``."""
     f = code.sub(mantissa, code.constant(mantissa, 1.0))
     if correction is not None:
         f = code.add(f, correction)
+    high, low = (code.constant(f, part) for part in _format(f).ln2_short)
     square = code.mul(f, f)
-    t = code.mul(code.mul(square, f), code.polynomial(f, LOG))
-    t = code.fma(exponent, code.constant(f, LN2_LOW), t)
-    t = code.fma(square, code.constant(f, -0.5), t)
-    return code.fma(exponent, code.constant(f, LN2_HIGH), code.add(f, t))
+    if f.type == "float32":
+        t = code.fma(exponent, low, code.mul(code.mul(square, f), code.polynomial(f, LOG_F32)))
+        t = code.fma(square, code.constant(f, -0.5), t)
+        return code.fma(exponent, high, code.add(f, t))
+    s = code.div(f, code.add(f, code.constant(f, 2.0)))
+    z = code.mul(s, s)
+    half = code.mul(square, code.constant(f, 0.5))
+    rest = code.fma(code.polynomial(z, LOG_F64), z, half)
+    t = code.sub(half, code.fma(s, rest, code.mul(exponent, low)))
+    return code.fma(exponent, high, code.sub(f, t))
 
 
 def _log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
@@ -200,14 +193,14 @@ def _log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
 
 def log(code: Code, x: Value) -> Value:
     mantissa, exponent = _mantissa_exponent(code, x)
-    return _log_edges(code, x, _log_parts(code, mantissa, exponent, None), 0.0)
+    return _log_edges(code, x, _log_parts(code, mantissa, exponent), 0.0)
 
 
 def log1p(code: Code, x: Value) -> Value:
     one = code.constant(x, 1.0)
     u = code.add(x, one)
-    lost = code.sub(x, code.sub(u, one))  # what rounding 1 + x lost, exact while |x| < 2**24
-    huge = code.compare("gt", code.abs(x), code.constant(x, 1e7))
+    lost = code.sub(x, code.sub(u, one))  # what rounding 1 + x lost, exact while |x| is below 2**mantissa
+    huge = code.compare("gt", code.abs(x), code.constant(x, 2.0 ** _format(x).mantissa))
     lost = code.select(huge, code.constant(x, 0.0), lost)
     mantissa, exponent = _mantissa_exponent(code, u)
     y = _log_parts(code, mantissa, exponent, _scale(code, lost, code.neg(exponent)))
@@ -217,34 +210,27 @@ def log1p(code: Code, x: Value) -> Value:
 
 def log2(code: Code, x: Value) -> Value:
     mantissa, exponent = _mantissa_exponent(code, x)
-    y = _log_parts(code, mantissa, code.constant(x, 0.0), None)
-    y = code.fma(y, code.constant(x, LOG2E), exponent)
-    return _log_edges(code, x, y, 0.0)
-
-
-LOG10E = 0.4342944819032518
-LOG10_2_HIGH = 0.301025390625
-LOG10_2_LOW = 4.605038981195214e-06
+    y = _log_parts(code, mantissa, code.constant(x, 0.0))
+    high, low = (code.constant(x, part) for part in _format(x).log2_e)
+    return _log_edges(code, x, code.fma(y, high, code.fma(y, low, exponent)), 0.0)
 
 
 def log10(code: Code, x: Value) -> Value:
     mantissa, exponent = _mantissa_exponent(code, x)
-    y = _log_parts(code, mantissa, code.constant(x, 0.0), None)
-    y = code.fma(exponent, code.constant(x, LOG10_2_LOW), code.mul(y, code.constant(x, LOG10E)))
-    return _log_edges(code, x, code.fma(exponent, code.constant(x, LOG10_2_HIGH), y), 0.0)
+    y = _log_parts(code, mantissa, code.constant(x, 0.0))
+    high, low = (code.constant(x, part) for part in _format(x).log10_e)
+    two_high, two_low = (code.constant(x, part) for part in _format(x).log10_2_short)
+    y = code.fma(y, high, code.fma(y, low, code.mul(exponent, two_low)))
+    return _log_edges(code, x, code.fma(exponent, two_high, y), 0.0)
 
 
-SIN = (2.718311493989822e-6, -1.98408743366e-4, 8.33333293858894e-3, -1.66666666416265e-1)
-COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
-HALF_PI = (float.fromhex("0x1.921fb6p0"), float.fromhex("-0x1.777a5cp-25"), float.fromhex("-0x1.ee59dap-50"))
-SIN_RANGE = 1.0e6
-"""Beyond this the reduction by three parts of pi/2 loses too much; the C library takes over."""
+# sine and cosine
 
 
 def _reduce_quarter(code: Code, x: Value) -> tuple[Value, Value, Value]:
-    """``n``, ``r`` and ``low`` with ``x = n*pi/2 + r + low``, the reduction good to some 70 bits."""
-    n = code.call("llvm.rint", "float32", code.mul(x, code.constant(x, 2.0 / math.pi)))
-    first, second, third = (code.constant(x, -piece) for piece in HALF_PI)
+    """``n``, ``r`` and ``low`` with ``x = n*pi/2 + r + low``."""
+    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, 2.0 / math.pi)))
+    first, second, third = (code.constant(x, -piece) for piece in _format(x).half_pi)
     exact = code.fma(n, first, x)
     product = code.mul(n, second)
     product_lost = code.fma(n, second, code.neg(product))
@@ -261,9 +247,10 @@ def _two_sum(code: Code, a: Value, b: Value) -> tuple[Value, Value]:
 
 def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
     """Sine and cosine of ``r + low`` in [-pi/4, pi/4]."""
+    f = _format(r)
     square = code.mul(r, r)
     cube = code.mul(square, r)
-    sine = code.add(r, code.fma(code.polynomial(square, SIN), cube, low))
+    sine = code.add(r, code.fma(code.polynomial(square, f.sin), cube, low))
     one, half = code.constant(r, 1.0), code.constant(r, 0.5)
     halved = code.mul(square, half)
     first = code.sub(one, halved)
@@ -271,72 +258,52 @@ def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
     square_lost = code.fma(r, r, code.neg(square))
     lost = code.sub(lost, code.fma(r, low, code.mul(square_lost, half)))
     fourth = code.mul(square, square)
-    return sine, code.add(first, code.fma(code.polynomial(square, COS), fourth, lost))
+    return sine, code.add(first, code.fma(code.polynomial(square, f.cos), fourth, lost))
 
 
 def _sin_or_cos(code: Code, x: Value, quarter: int) -> Value:
+    f = _format(x)
     n, r, low = _reduce_quarter(code, x)
-    q = code.add(_whole(code, n), tir.constant(quarter, "int32", x.lanes))
+    q = code.add(_whole(code, n), tir.constant(quarter, f.integer, x.lanes))
     sine, cosine = _sin_and_cos(code, r, low)
     odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
-    y = code.reinterpret(code.select(odd, cosine, sine), "int32")
-    sign = code.bitwise("shift_left", code.bitwise("bitwise_and", q, code.constant(q, 2)), code.constant(q, 30))
-    return code.reinterpret(code.bitwise("bitwise_xor", y, sign), "float32")
+    y = code.reinterpret(code.select(odd, cosine, sine), f.integer)
+    second = code.bitwise("bitwise_and", q, code.constant(q, 2))
+    sign = code.bitwise("shift_left", second, code.constant(q, f.sign_shift))
+    return code.reinterpret(code.bitwise("bitwise_xor", y, sign), x.type)
 
 
 def _with_large(code: Code, x: Value, y: Value, name: str) -> Value:
-    large = code.compare("gt", code.abs(x), code.constant(x, SIN_RANGE))
-    return code.replace_where(large, y, lambda inner: inner.library(name, x))
+    large = code.compare("gt", code.abs(x), code.constant(x, _format(x).sin_range))
+    suffix = "f" if x.type == "float32" else ""
+    return code.replace_where(large, y, lambda inner: inner.library(name + suffix, x))
 
 
 def sin(code: Code, x: Value) -> Value:
     y = code.select(code.compare("eq", x, code.constant(x, 0.0)), x, _sin_or_cos(code, x, 0))
-    return _with_large(code, x, y, "sinf")
+    return _with_large(code, x, y, "sin")
 
 
 def cos(code: Code, x: Value) -> Value:
-    return _with_large(code, x, _sin_or_cos(code, x, 1), "cosf")
+    return _with_large(code, x, _sin_or_cos(code, x, 1), "cos")
 
 
-ERF_SMALL = (
-    -9.673590284e-06,
-    0.0001126825373,
-    -0.0008484396385,
-    0.005221053492,
-    -0.02686543763,
-    0.1128378287,
-    -0.3761263788,
-    0.1283791661,
-)
-"""erf(x)/x - 1 in x**2 on [0, 1]."""
-
-ERF_LARGE = (
-    1.414138637e-07,
-    -3.426901685e-06,
-    3.491582538e-05,
-    -0.0001796495199,
-    0.000295571168,
-    0.002401813399,
-    -0.02220931835,
-    0.1050612628,
-    0.6356418729,
-    1.128562331,
-)
+# the error function, in f32 only
 
 
 def erf(code: Code, x: Value) -> Value:
     size, square = code.abs(x), code.mul(x, x)
-    small = code.fma(code.polynomial(square, ERF_SMALL), size, size)
+    small = code.fma(code.polynomial(square, ERF_SMALL_F32), size, size)
     four = code.constant(x, 4.0)
     bounded = code.select(code.compare("gt", size, four), four, size)
-    power = code.mul(code.polynomial(bounded, ERF_LARGE), bounded)
+    power = code.mul(code.polynomial(bounded, ERF_LARGE_F32), bounded)
     one = code.constant(x, 1.0)
     large = code.sub(one, exp(code, code.neg(power)))
     y = code.copysign(code.select(code.compare("lt", size, one), small, large), x)
     return code.select(code.compare("eq", x, x), y, x)
 
 
-VECTOR_FUNCTIONS: dict[str, Callable[[Code, Value], Value]] = {
+_BOTH: dict[str, VectorFunction] = {
     "exp": exp,
     "exp2": exp2,
     "expm1": expm1,
@@ -347,6 +314,7 @@ VECTOR_FUNCTIONS: dict[str, Callable[[Code, Value], Value]] = {
     "sin": sin,
     "cos": cos,
     "tanh": tanh,
-    "erf": erf,
 }
-"""Functions of one f32 argument that are computed on vectors; all others are called in the C library."""
+
+VECTOR_FUNCTIONS: dict[str, dict[str, VectorFunction]] = {"float32": {**_BOTH, "erf": erf}, "float64": _BOTH}
+"""Functions of one argument that are computed on vectors, by element type; all others are called in the C library."""

@@ -25,8 +25,9 @@ def apply(code: Code, e: Apply, args: Sequence[Value]) -> Value:
     operation = _OPERATIONS.get(e.op)
     if operation is not None:
         return operation(code, *args)
-    if e.op in VECTOR_FUNCTIONS and args[0].type == "float32":
-        return VECTOR_FUNCTIONS[e.op](code, args[0])
+    vector = VECTOR_FUNCTIONS.get(args[0].type, {}).get(e.op)
+    if vector is not None:
+        return vector(code, args[0])
     if e.op in _LIBRARY and is_float(args[0].type):
         return code.library(_LIBRARY[e.op] + ("f" if args[0].type == "float32" else ""), *args)
     raise LoweringError(f"the CPU backend has no operation {e.op!r} on {e.dtype}")
