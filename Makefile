@@ -1,6 +1,6 @@
 # make demo    set up .venv and run the main example: a sentence encoder and a search
-# make test    the test suite           make lint    ruff, format and rules
-# make types   mypy, strict             make bench   the benchmark table
+# make test    style, types and the test suite (alone: make lint, make types, make pytest)
+# make bench   the benchmark table
 #
 # Everything is installed into .venv, again only when pyproject.toml or constraints.txt changed.
 # TORCH_INDEX=<url>  one more index to take torch from     WORKERS=<n>  test processes     ARGS=<...>  more arguments
@@ -15,13 +15,15 @@ STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: demo test lint types bench setup clean
+.PHONY: demo test pytest lint types bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
 	@$(RUN) examples/minilm.py $(ARGS)
 
-test: $(STAMP)
+test: lint types pytest
+
+pytest: $(STAMP)
 	@$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(STAMP)
@@ -32,8 +34,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	@rm -rf build/types && mkdir -p build/types/fusec
 	@cd build/types/fusec && ln -s ../../../fusec/* ../../../passes ../../../codegen .
-	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
-		-p fusec -p fusec.passes -p fusec.codegen
+	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fusec
 
 bench: $(STAMP)
 	@$(RUN) -c 'import jax, numexpr' 2>/dev/null || $(PIP) install -c constraints.txt jax numexpr

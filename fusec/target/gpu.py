@@ -89,7 +89,7 @@ def device_target(index: int) -> GpuTarget:
         name=f"cuda:sm_{arch}",
         arch=arch,
         units=p.multi_processor_count,
-        shared_memory=p.shared_memory_per_block_optin,
+        shared_memory=int(getattr(p, "shared_memory_per_block_optin", base.shared_memory)),
         l2=p.L2_cache_size,
         half_flops=base.half_flops * scale,
         single_flops=base.single_flops * scale,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from fusec.passes.fuse.attention import match_attention
@@ -68,7 +69,12 @@ def fuse_gemms(partition: Partition, log: Log) -> None:
         if not op.attributes.lhs_batch:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
-        grow_producers(partition, group, lambda p, n=op.result.type.size: p.result.type.size >= n, outside)
+        grow_producers(partition, group, _at_least(op.result.type.size), outside)
+
+
+def _at_least(size: int, *, cheap: bool = False) -> Callable[[Op], bool]:
+    """Ops with results of this size, which are computed once where they are read; and cheap ones, if asked for."""
+    return lambda op: op.result.type.size >= size or (cheap and op.definition.flops <= CHEAP_FLOPS)
 
 
 def _siblings(partition: Partition, op: Op) -> list[Op]:
@@ -107,10 +113,7 @@ def fuse_rows(partition: Partition, log: Log) -> None:
         _place_producers(partition, group, op)
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
-        size = prod(group.domain)
-        grow_producers(
-            partition, group, lambda p, n=size: p.result.type.size * 2 >= n or p.definition.flops <= CHEAP_FLOPS
-        )
+        grow_producers(partition, group, _at_least(prod(group.domain) // 2, cheap=True))
 
 
 def _place_producers(partition: Partition, group: Group, op: Op) -> None:

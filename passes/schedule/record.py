@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 
 from fusec.passes.schedule.attention import AttentionSchedule
@@ -31,7 +32,7 @@ def schedule_from_text(text: str) -> Schedule | None:
     """The inverse of :func:`schedule_to_text`; None for anything else (an older format is measured again)."""
     try:
         fields = json.loads(text)
-        cls = _KINDS[fields.pop("kind")]
+        cls: Callable[..., Schedule] = _KINDS[fields.pop("kind")]
         values = {k: RegisterTile(**v) if isinstance(v, dict) else v for k, v in fields.items()}
         return cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError):
