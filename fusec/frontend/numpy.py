@@ -20,12 +20,13 @@ from fusec.frontend.capture import (
     rebuild,
     structure_of,
 )
-from fusec.frontend.environment import Recorder, record_environment
+from fusec.frontend.environment import Recorder, record_environment, unwrap
 from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_buffer import Buffer, Step
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Trace, Traced
-from fusec.ir.graph import Graph, Port, Value
+from fusec.frontend.source import code_location
+from fusec.ir.graph import Graph, Location, Port, Value
 from fusec.ir.ops import OPS
 
 
@@ -55,6 +56,7 @@ def capture(
     with record_environment(f, statics) as recorder:
         result = function(*new_args, **new_kwargs)
     scope.check_no_side_effects()
+    trace.site = _definition(f)
     returns = _Returns(trace, result)
     del function, new_args, new_kwargs, traced, result
     graph = _without_dead_ops(returns.graph)
@@ -78,6 +80,11 @@ def _environment(trace: Trace, scope: Scope, recorder: Recorder) -> Any:
         return isinstance(value, Traced) or id(value) in scope.fetched or id(value) in scope.stand_ins
 
     return recorder.finish(is_tensor=is_tensor)
+
+
+def _definition(f: Any) -> Location | None:
+    code = getattr(unwrap(f), "__code__", None)
+    return code_location(code) if code is not None else None
 
 
 def _graph_name(f: Any) -> str:
@@ -260,7 +267,6 @@ class _Returns:
         op = self.trace.producers.get(root)
         if op is None or op.definition.kind == "create" or root in self._owned:
             value = root = self.trace.emit("copy", value)
-            self.trace.name_value(value)
         self._owned.add(root)
         return value
 

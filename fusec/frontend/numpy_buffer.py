@@ -21,7 +21,7 @@ from fusec.ir.attributes import (
     ShapeAttributes,
     SliceAttributes,
 )
-from fusec.ir.graph import InputRole, Value
+from fusec.ir.graph import InputRole, Location, Value
 from fusec.ir.types import TensorType, bool_, i64
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Buffer:
         self.input_index: int | None = None
         self.layout: np.ndarray[Any, Any] | None = None
         self._value = value
+        self._written_at: Location | None = None
         self._axis = 0
         self._pieces: dict[tuple[int, int], Value] = {}
 
@@ -82,7 +83,9 @@ class Buffer:
         if self._value is None:
             self.trace.add_input(self)
         if self._pieces:
+            outer, self.trace.site = self.trace.site, self._written_at
             self._join()
+            self.trace.site = outer
         assert self._value is not None
         return self._value
 
@@ -110,6 +113,7 @@ class Buffer:
         before = self.value if self._value is None else None  # state becomes an input before it is written
         self._check_writable()
         self.version += 1
+        self._written_at = self.trace.location()
         wanted = _range_of(steps[0], self._type()) if steps else None
         if wanted is None:
             self.value = self._carry_back(before or self.value, steps, new)

@@ -149,6 +149,7 @@ class Trace:
         self.fallback: Fallback = fallback
         self.scope: Scope
         self.make = make
+        self.site: Location | None = None
         self.sources: list[Source] = []
         self.input_buffers: list[Buffer] = []
         self.inputs: list[Value] = []
@@ -170,7 +171,7 @@ class Trace:
         return result
 
     def emit_all(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> tuple[Value, ...]:
-        results = self.builder.op(name, *operands, attributes=attributes, location=user_location())
+        results = self.builder.op(name, *operands, attributes=attributes, location=self.location())
         op = self.builder.last_op
         assert op is not None
         for result in results:
@@ -408,4 +409,5 @@ class Trace:
         return UnsupportedOpError(what, user_location())
 
     def location(self) -> Location | None:
-        return user_location()
+        """The user's line; for what is made later on behalf of an earlier line, that one."""
+        return self.site or user_location()

@@ -496,3 +496,16 @@ def test_sources_match_inputs() -> None:
     assert len(captured.sources) == len(captured.graph.inputs) == len(captured.graph.input_ports)
     assert isinstance(captured.sources[0], ArgumentSource)
     assert captured.library == "numpy"
+
+
+def test_what_is_made_at_the_end_has_a_line_of_the_function() -> None:
+    def f(x: Any) -> Any:
+        y = x.copy()
+        y[1:] = x[1:] * 2
+        return y, np.zeros(2)
+
+    captured = capture(f, (X,))
+    lines = {op.name: str(op.location) for op in captured.graph.ops}
+    assert lines["select"] == line_of(f, "y[1:] = ")
+    assert lines["copy"] == line_of(f, "def f(x")
+    assert "captured" not in str(captured.graph)
