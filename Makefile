@@ -13,7 +13,7 @@ ARGS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip --disable-pip-version-check --quiet --no-input
+PIP := $(RUN) -m pip --disable-pip-version-check -qq --no-input
 
 .PHONY: demo test pytest lint types bench setup clean
 .DEFAULT_GOAL := demo

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fusec.passes.rewrite import escaping_values
-
 from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.graph import Graph, Op, Value, substitute
+from fusec.passes.rewrite import escaping_values
 
 _COMMUTATIVE = frozenset(
     (

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 
 import numpy as np
-from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 from fusec.ir.attributes import ConstantAttributes, IotaAttributes, Scalar
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Range, bounds, sub
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, TensorType, bool_
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 _ELEMENTWISE = tuple(name for name, op in OPS.items() if op.kind == "elementwise" and name != "copy")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -37,6 +37,7 @@ from fusec.ir.index import (
     symbols_of,
 )
 from fusec.ir.types import DType, bool_, i64
+from fusec.passes.subscripts import fill_symbols
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
 
 Subscripts = tuple[Subscript, ...]
@@ -60,11 +61,11 @@ def _settle(i: Index) -> Index:
 
 
 def pure(index: Subscripts) -> tuple[Index, ...]:
-    """The subscripts as index expressions; LoweringError where one is a loaded value (a gather's)."""
+    """The subscripts as index expressions; LoweringError where one is a loaded value."""
     result: list[Index] = []
     for i in index:
         if not isinstance(i, int | Expr):
-            raise LoweringError("a view of a gathered index can't be folded into a load")
+            raise LoweringError("a loaded subscript where an index expression is needed")
         result.append(i)
     return tuple(result)
 
@@ -163,6 +164,7 @@ class Inliner:
         self._producers = producers
         self.leaves = dict(leaves)
         self._memo: dict[tuple[Value, Subscripts], ScalarExpr] = {}
+        self._loaded: dict[tuple[ScalarExpr, int], Symbol] = {}
 
     def add_leaf(self, value: Value, leaf: Leaf) -> None:
         """From now on ``value`` is read from memory."""
@@ -183,6 +185,25 @@ class Inliner:
         op = self._producers.get(value)
         if op is None:
             raise LoweringError(f"{value} is not in memory")
+        if op.definition.kind == "view" or op.name in ("concat", "pad"):
+            named, loaded = self._named(index, value.type.static_shape)
+            element = self._compute(op, named)
+            return fill_symbols(element, loaded) if loaded else element
+        return self._compute(op, index)
+
+    def _named(self, index: Subscripts, shape: tuple[int, ...]) -> tuple[Subscripts, dict[Symbol, ScalarExpr]]:
+        """The index with a symbol for each loaded subscript (a gather's), so that index arithmetic can go on."""
+        loaded: dict[Symbol, ScalarExpr] = {}
+        named: list[Subscript] = []
+        for i, n in zip(index, shape, strict=True):
+            if not isinstance(i, int | Expr):
+                name = self._loaded.setdefault((i, n), symbol(f"loaded{len(self._loaded)}", 0, max(n - 1, 0)))
+                loaded[name] = i
+                i = name
+            named.append(i)
+        return tuple(named), loaded
+
+    def _compute(self, op: Op, index: Subscripts) -> ScalarExpr:
         kind = op.definition.kind
         if kind == "view":
             return self.at(op.operands[0], view_index(op, index))

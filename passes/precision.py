@@ -9,11 +9,10 @@ The user's own casts stay, each of them a rounding.
 
 from __future__ import annotations
 
-from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
-
 from fusec.ir.attributes import CastAttributes, ReduceAttributes, ScanAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.types import bf16, f16, f32
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 _HALF = (f16, bf16)
 

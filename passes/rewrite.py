@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.passes.dce import dce
-
 from fusec.errors import TypeRuleError, VerifyError
 from fusec.ir.attributes import (
     NO_ATTRIBUTES,
@@ -25,6 +23,7 @@ from fusec.ir.attributes import (
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType
+from fusec.passes.dce import dce
 from fusec.runtime.program import Declined
 
 MAX_SWEEPS = 64

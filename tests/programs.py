@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fusec.codegen.tvm.build import compile_kernels
-from fusec.passes.lower.select import Selector
-from fusec.passes.pipeline import lower
 from numpy.lib.stride_tricks import as_strided
 from oracle import assert_close_to_oracle
 
+from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.passes.lower.select import Selector
+from fusec.passes.pipeline import lower
 from fusec.runtime.library import run_extern
 from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
 from fusec.target.cpu import cpu_target

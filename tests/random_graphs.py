@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fusec.passes.outputs import input_strides, strided_view
 
 from fusec.ir.attributes import (
     ArgReduceAttributes,
@@ -34,6 +33,7 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.graph import Builder, Graph, Port, Value
 from fusec.ir.types import DType, TensorType, bf16, bool_, contiguous_strides, f16, f32, f64, i32, i64
+from fusec.passes.outputs import input_strides, strided_view
 
 Shape = tuple[int, ...]
 

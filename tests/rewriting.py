@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fusec.passes.rewrite import Rule, rewrite
 from oracle import assert_close_to_oracle
 
 from fusec.ir.graph import Graph
@@ -18,6 +17,7 @@ from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType
 from fusec.ir.verify import verify
+from fusec.passes.rewrite import Rule, rewrite
 from fusec.runtime.program import Declined
 
 Pass = Callable[..., Graph]

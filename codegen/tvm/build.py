@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
+from tvm import tirx
+
 from fusec.codegen.tvm import parallel, tir
 from fusec.codegen.tvm.emit import emit_kernel
 from fusec.codegen.tvm.module import CompiledModule
-from tvm import tirx
-
 from fusec.errors import CodegenError
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Kernel

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float
-
 from fusec.errors import LoweringError
 from fusec.ir.types import DType
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.tir import Node
 from tvm import tirx
 
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.tir import Node
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol
 from fusec.target.cpu import CpuTarget

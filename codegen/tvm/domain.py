@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import cast, register_type
 from fusec.codegen.tvm.context import Context, Numbers
 from fusec.codegen.tvm.scalars import LaneBlock, Points
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
-from tvm import tirx
-
 from fusec.ir import index as ix
 from fusec.ir.index import Index
 from fusec.ir.types import DType, f32

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import register_type
 from fusec.codegen.tvm.context import Context, flat_index
 from fusec.codegen.tvm.domain import iter_count, static_count
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, is_float
-from tvm import tirx
-
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Index, Symbol, symbol

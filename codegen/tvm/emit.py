@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import assert_never
 
+from tvm import tirx
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import memory_type
 from fusec.codegen.tvm.context import Context, Numbers
@@ -19,8 +21,6 @@ from fusec.codegen.tvm.reduce import emit_reduce
 from fusec.codegen.tvm.scalars import Points
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
-from tvm import tirx
-
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.target.cpu import CpuTarget

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import tvm_ffi
-from fusec.codegen.tvm import parallel
 
+from fusec.codegen.tvm import parallel
 from fusec.errors import ArtifactError, CodegenError
 
 KernelFunction = Callable[..., None]

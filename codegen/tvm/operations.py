@@ -9,7 +9,6 @@ from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.math import VECTOR_FUNCTIONS
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
-
 from fusec.errors import LoweringError
 from fusec.tile.scalar import Apply, Const
 

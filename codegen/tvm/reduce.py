@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tvm import tirx
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import register_type
 from fusec.codegen.tvm.context import Context, Numbers
@@ -26,8 +28,6 @@ from fusec.codegen.tvm.domain import (
 from fusec.codegen.tvm.scalars import LaneBlock, Points
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
-from tvm import tirx
-
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.ir.types import DType

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from tvm import tirx
+
 from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
-from tvm import tirx
-
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Index, Symbol
 from fusec.ir.types import DType

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tvm import tirx
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Node, Value
-from tvm import tirx
 
 _COMPARE: dict[str, Callable[[Node, Node], Node]] = {
     "eq": tirx.EQ,

@@ -6,7 +6,7 @@ The passes make a program, the runtime runs it, an artefact stores it. It holds 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import Literal
 
 from fusec.ir.attributes import ExternAttributes, Scalar
 from fusec.ir.graph import Graph, Location, Port
@@ -74,7 +74,7 @@ class Call:
     location: Location | None = None
 
 
-Step = Union[Launch, Pack, Call]
+Step = Launch | Pack | Call
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fusec.runtime.code import Scope
 from fusec.runtime.numpy_arrays import array_over
 
 _SAMPLES = 32
+_INFERENCE_SAMPLES = 128
 _FROM_NUMPY = frozenset({"f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool", "c64", "c128"})
 
 
@@ -127,7 +128,7 @@ class TorchArrays:
         return f"{variable}.contiguous()"
 
     def watch(self, array: torch.Tensor) -> Watch | None:
-        return None if array.is_inference() else _Watch(array)
+        return _InferenceWatch(array) if array.is_inference() else _Watch(array)
 
     def to_bytes(self, array: torch.Tensor) -> tuple[DType, tuple[int, ...], bytes]:
         dtype = dtype_of(array.dtype)
@@ -154,7 +155,7 @@ class _Watch:
         self._address = array.data_ptr()
         self.key = (self._address, array.dtype, tuple(array.shape), array.stride())
         self._version = array._version
-        self._samples = _samples(array)
+        self._samples = _samples(array, _SAMPLES)
         self._seen = self._samples.tobytes()
 
     def same(self, array: torch.Tensor) -> bool:
@@ -166,11 +167,29 @@ class _Watch:
         )
 
 
-def _samples(array: torch.Tensor) -> np.ndarray[Any, Any]:
+class _InferenceWatch:
+    """A tensor made under ``torch.inference_mode()``, which has no version counter: its address and some elements.
+
+    No gradient ever reaches such a tensor, so what updates it is loading other weights, which changes most elements.
+    """
+
+    __slots__ = ("_address", "_samples", "_seen", "key")
+
+    def __init__(self, array: torch.Tensor) -> None:
+        self._address = array.data_ptr()
+        self.key = (self._address, array.dtype, tuple(array.shape), array.stride())
+        self._samples = _samples(array, _INFERENCE_SAMPLES)
+        self._seen = self._samples.tobytes()
+
+    def same(self, array: torch.Tensor) -> bool:
+        return array.data_ptr() == self._address and self._samples.tobytes() == self._seen
+
+
+def _samples(array: torch.Tensor, wanted: int) -> np.ndarray[Any, Any]:
     """A view of elements spread evenly over a tensor's memory."""
     start, stop = _extent(array)
     count = (stop - start) // array.element_size()
-    step = max(1, count // _SAMPLES) | 1  # odd, so that it does not stay in one column
+    step = max(1, count // wanted) | 1  # odd, so that it does not stay in one column
     spread = array.detach().as_strided((-(-count // step),), (step,))
     if dtype_of(array.dtype).name not in _FROM_NUMPY:
         spread = spread.view(getattr(torch, f"int{8 * array.element_size()}"))

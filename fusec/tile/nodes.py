@@ -8,7 +8,7 @@ Scratch buffers hold tiles. Nothing here knows threads, registers or barriers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from fusec.ir.index import Index, Symbol
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
@@ -133,7 +133,7 @@ class Dot:
     registers: RegisterTile
 
 
-Statement = Union[Grid, Loop, If, Alloc, Map, Store, Reduce, Dot]
+Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Dot
 Block = tuple[Statement, ...]
 
 

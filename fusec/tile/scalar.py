@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from fusec.ir.attributes import Scalar
 from fusec.ir.index import Expr, Index, Symbol, substitute, symbols_of
@@ -83,8 +83,9 @@ class Apply:
     dtype: DType
 
 
-ScalarExpr = Union[Const, IndexValue, Load, Apply]
-Subscript = Union[int, Expr, ScalarExpr]
+ScalarExpr = Const | IndexValue | Load | Apply
+Subscript = int | Expr | ScalarExpr
+
 
 def walk(e: ScalarExpr) -> Iterator[ScalarExpr]:
     """Every node of the tree, parents first. A shared node is visited once per use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fusec.ir.graph import Graph
 from fusec.passes.canonicalize.arithmetic import ARITHMETIC_RULES
 from fusec.passes.canonicalize.attention import ATTENTION_RULES
 from fusec.passes.canonicalize.composites import COMPOSITE_RULES
@@ -13,8 +14,6 @@ from fusec.passes.canonicalize.strides import STRIDE_RULES
 from fusec.passes.canonicalize.views import VIEW_RULES
 from fusec.passes.canonicalize.windows import WINDOW_RULES
 from fusec.passes.rewrite import Rule, rewrite
-
-from fusec.ir.graph import Graph
 from fusec.runtime.program import Declined
 
 RULES: tuple[Rule, ...] = (

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from math import frexp, inf, isfinite
 
-from fusec.passes.fold import evaluate, filled, known
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
-
 from fusec.ir.attributes import ConstantAttributes, Scalar
 from fusec.ir.graph import Value
 from fusec.ir.types import bool_
+from fusec.passes.fold import evaluate, filled, known
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 _NEUTRAL: dict[str, tuple[str, ...]] = {
     "mul": ("1", "1.0"),

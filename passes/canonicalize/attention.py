@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import sqrt
 
 import numpy as np
-from fusec.passes.canonicalize.composites import compute_dtype, softmax_of
-from fusec.passes.canonicalize.contractions import dot
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 from fusec.ir.attributes import IotaAttributes, SdpaAttributes
 from fusec.ir.graph import Value
 from fusec.ir.ops.definition import Array
 from fusec.ir.types import Dim, bool_, i64
+from fusec.passes.canonicalize.composites import compute_dtype, softmax_of
+from fusec.passes.canonicalize.contractions import dot
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 _MINUS_INFINITY = -float("inf")
 _MASK_LIMIT = 1 << 24

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
-from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
-
 from fusec.ir.attributes import (
     AxisAttributes,
     ConstantAttributes,
@@ -20,6 +18,7 @@ from fusec.ir.attributes import (
 from fusec.ir.graph import Value
 from fusec.ir.ops.shapes import extent_product
 from fusec.ir.types import Dim, DType, bf16, f16, f32, i64
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
 
 def compute_dtype(dtype: DType) -> DType:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.passes.canonicalize.composites import compute_dtype, widen
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
-
 from fusec.ir.attributes import DotAttributes, PermuteAttributes
 from fusec.ir.graph import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import DType
+from fusec.passes.canonicalize.composites import compute_dtype, widen
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 
 def dot(

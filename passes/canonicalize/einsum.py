@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import opt_einsum
-from fusec.passes.canonicalize.composites import widen
-from fusec.passes.canonicalize.contractions import dot
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 from fusec.ir.attributes import EinsumAttributes, StridedAttributes
 from fusec.ir.graph import Value
 from fusec.ir.types import Dim, contiguous_strides
+from fusec.passes.canonicalize.composites import widen
+from fusec.passes.canonicalize.contractions import dot
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 
 @dataclass(frozen=True)

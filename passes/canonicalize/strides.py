@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
-
 from fusec.ir.attributes import SliceAttributes, StridedAttributes, WindowsAttributes
 from fusec.ir.graph import Value
 from fusec.ir.types import contiguous_strides
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 Shape = tuple[int, ...]
 

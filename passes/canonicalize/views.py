@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
-
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     ConcatAttributes,
@@ -19,6 +17,7 @@ from fusec.ir.index import add, mul
 from fusec.ir.ops import OPS
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import Dim, DType
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 _BROADCASTING = tuple(
     name for name, op in OPS.items() if op.kind == "elementwise" and op.arity[0] > 1 and name != "pow"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
-
 from fusec.ir.attributes import DotAttributes, PermuteAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import Dim
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 COPY_COST = 16
 """Multiply-adds that writing and reading back one element of the small product is taken to cost: on a CPU with

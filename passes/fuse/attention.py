@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.passes.fuse.partition import Partition
-
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
+from fusec.passes.fuse.partition import Partition
 from fusec.runtime.program import Declined
 
 RULE = "dot(softmax(maps(dot(q, k))), v) => attention"
@@ -160,7 +159,9 @@ def _between(partition: Partition, start: Op, end: Value) -> list[Op]:
             op = partition.producers.get(value)
             passes = op is not None and (op in partition.free or op.definition.kind == "elementwise")
             reached[value] = False
-            reached[value] = passes and op is not None and any([reaches(v) for v in op.operands])
+            if passes and op is not None:
+                below = [reaches(v) for v in op.operands]  # every operand is looked at: each may lie on a way
+                reached[value] = any(below)
         return reached[value]
 
     reaches(end)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.graph import Graph, Op
 from fusec.passes.fuse.attention import match_attention
 from fusec.passes.fuse.grow import Log, grow_consumers, grow_producers, seed, seed_reduction
 from fusec.passes.fuse.partition import Group, Partition, build_fused_graph, view_position
-
-from fusec.ir.attributes import DotAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Op
 from fusec.runtime.program import Declined
 
 CHEAP_FLOPS = 4
@@ -98,7 +97,7 @@ def _siblings(partition: Partition, op: Op) -> list[Op]:
 
 
 def _dense(op: Op) -> bool:
-    """A dot's operand is packed once, so computing it on the way costs nothing more; concatenations would not vectorise."""
+    """A dot's operand is packed once, so computing it on the way costs nothing; concatenations would not vectorise."""
     return op.definition.kind == "elementwise"
 
 

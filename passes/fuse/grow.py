@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import Graph, Op, Value
 from fusec.passes.fuse.partition import (
     Group,
     Partition,
@@ -12,9 +14,6 @@ from fusec.passes.fuse.partition import (
     elementwise_position,
     view_position,
 )
-
-from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Graph, Op, Value
 from fusec.runtime.program import Declined
 
 POINTWISE = ("elementwise", "data")

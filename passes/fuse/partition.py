@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from sys import maxsize
 
 import networkx as nx
-from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index, settled
 
 from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
+from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index, settled
 
 Position = tuple[Index, ...]
 

@@ -10,6 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from fusec.errors import LoweringError
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType, bool_
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts
@@ -17,12 +22,6 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_i
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, operand_index
 from fusec.passes.lower.mask import KeyRange, key_range
 from fusec.passes.schedule.attention import AttentionSchedule
-
-from fusec.errors import LoweringError
-from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
-from fusec.ir.ops import OPS
-from fusec.ir.types import DType, bool_
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex, rewrite, symbols_in, walk
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from fusec.passes.fuse.partition import Group, Position
-from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
-
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Expr, Index, Symbol, coefficient, substitute
+from fusec.passes.fuse.partition import Group, Position
+from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads
 
@@ -180,7 +179,7 @@ def op_flops(op: Op) -> int:
 
 
 def group_bytes(body: Graph) -> int:
-    """The least that a group must move: inputs read once (of a gathered table, what is picked), outputs written once."""
+    """The least that a group must move: inputs once (of a gathered table, what is picked), outputs once."""
     moved = sum(v.type.nbytes for v in body.outputs)
     for value in body.inputs:
         users = [op for op in body.ops if value in op.operands]

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from fusec.passes.fuse.partition import Group, positions_of
-from fusec.passes.inline import Leaf, Subscripts
-from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, expect_index, place
-from fusec.passes.schedule.gemm import GemmSchedule
-
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, delinearize, floordiv, minimum, mod, mul, sub, substitute, symbol
 from fusec.ir.types import DType, contiguous_strides, f32
+from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.inline import Leaf, Subscripts
+from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, expect_index, place
+from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from math import prod
 
+from fusec.errors import LoweringError
+from fusec.ir.graph import Value
+from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol
 from fusec.passes.fuse.partition import Group, Position, positions_of
 from fusec.passes.inline import fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, place
 from fusec.passes.schedule.map import MapSchedule
-
-from fusec.errors import LoweringError
-from fusec.ir.graph import Value
-from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Load, ScalarExpr, loads, reindex
 
 
 def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
-    """Rows of the outermost axes are shared out to tasks; the innermost axes that every load reads evenly are one lane axis."""
+    """Rows of the outermost axes go to tasks; the innermost axes that every load reads evenly are one lane axis."""
     shape = map_domain(frame)
     order = memory_order(frame, shape)
     lanes_from = _first_lane_axis(frame, shape, order)

@@ -116,7 +116,7 @@ def _arithmetic(op: str, args: list[Index]) -> Index | None:
 
 
 def truth(e: ScalarExpr, narrowed: dict[Symbol, Index]) -> bool | None:
-    """True or False where the condition is so at every point of the narrowed ranges, None where it is mixed or unknown."""
+    """True or False where the condition is so all over the narrowed ranges, None where it is mixed or unknown."""
     match e:
         case Const(value, _):
             return bool(value)
@@ -227,7 +227,7 @@ def _rows_keep_a_key(conditions: list[Live], query: Symbol, key: Symbol, rows: i
 
 
 def _fit(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol, *, upper: bool) -> Index | None:
-    """A bound in keys, linear in the block's number and clamped, that gives exactly these tile counts; None if none does."""
+    """A bound in keys, linear in the block's number and clamped, that gives exactly these tiles; None if none does."""
     for slope in (0, query_tile):
         lo, hi = -(10**12), 10**12
         for b, t in enumerate(tiles):

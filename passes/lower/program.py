@@ -48,7 +48,7 @@ def assemble(
     """
     a = _Assembly(graph, target, lower, report, declined=list(declined or []))
     a.strides.update(input_strides(graph))
-    for k, (value, port) in enumerate(zip(graph.inputs, graph.input_ports, strict=True)):
+    for k, value in enumerate(graph.inputs):
         a.slot_of[value] = _add(a, Slot(value.name, "input", value.type, a.strides[value], source=k))
     owned = _owned_by_caller(graph)
     for op in graph.ops:

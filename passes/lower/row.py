@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from fusec.passes.fuse.partition import Group, positions_of
-from fusec.passes.inline import Subscripts
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
-from fusec.passes.schedule.row import RowSchedule
-
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, delinearize, minimum, mul, sub, substitute, symbol, symbols_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32
+from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.inline import Subscripts
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
+from fusec.passes.schedule.row import RowSchedule
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Loop, Map, Reduce, ReduceOp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, reindex, walk
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes, ReduceAttributes
+from fusec.ir.graph import Location, Op
 from fusec.passes.lower.attention import attention_in, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
@@ -17,10 +20,6 @@ from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule, map_schedule
 from fusec.passes.schedule.roofline import roofline
 from fusec.passes.schedule.row import RowSchedule, row_schedule
-
-from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Location, Op
 from fusec.runtime.program import KernelReport
 from fusec.target.cpu import CpuTarget
 

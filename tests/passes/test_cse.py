@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from fusec.passes.cse import cse
 from rewriting import becomes, computes_the_same, unchanged
+
+from fusec.passes.cse import cse
 
 
 def test_equal_ops_become_the_first() -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from fusec.passes.dce import dce
 from rewriting import becomes
 
 from fusec.ir.parse import parse
+from fusec.passes.dce import dce
 
 
 def test_ops_that_no_output_needs_go_with_what_only_they_read() -> None:

@@ -4,11 +4,11 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from fusec.passes.fold import fold
 from rewriting import becomes, computes_the_same, unchanged
 
 from fusec.ir.attributes import ConstantAttributes
 from fusec.ir.parse import parse
+from fusec.passes.fold import fold
 
 CASES = [
     # Arithmetic in the constants' own dtype.

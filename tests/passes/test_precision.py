@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusec.passes.precision import precision
 from rewriting import becomes, computes_the_same, unchanged
 
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
+from fusec.passes.precision import precision
 
 
 @pytest.mark.parametrize("name", ["reduce_sum", "reduce_prod"])

@@ -3,13 +3,13 @@ from __future__ import annotations
 from textwrap import dedent
 
 import pytest
-from fusec.passes.rewrite import Outcome, Reject, Rewriter, rewrite, rule
 from rewriting import applying, becomes, unchanged
 
 from fusec.errors import VerifyError
 from fusec.ir.graph import Builder, Location
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, f32
+from fusec.passes.rewrite import Outcome, Reject, Rewriter, rewrite, rule
 
 RELU = """
     graph @g(%x: f32[4]) {

@@ -10,7 +10,7 @@ from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op
 from fusec.passes.lower.attention import attention_in
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, contraction
+from fusec.passes.lower.gemm import contraction
 from fusec.passes.lower.gpu.attention import lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.map import lower_map

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from fusec.codegen.tvm.build import compile_kernels
 from tile_harness import buffer, iters, kernel, load, op, sym
 
+from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import f32, f64
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Store

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tile_harness import buffer, compare_compiled, const, iters, kernel, load, op, sym, tile
+
 from fusec.codegen.tvm import parallel
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.codegen.tvm.module import CompiledModule
-from tile_harness import buffer, compare_compiled, const, iters, kernel, load, op, sym, tile
-
 from fusec.errors import ArtifactError, CodegenError, LoweringError
 from fusec.ir.types import c64, f32
 from fusec.target.cpu import cpu_target

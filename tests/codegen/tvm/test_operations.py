@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusec.codegen.tvm.build import compile_kernels
 from tile_harness import buffer, compare_compiled, iters, kernel, load, op, sym
 
+from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import DTYPES, bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Store

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from op_samples import SAMPLES, SIZES, random_array, t
 from oracle import as_numpy
 

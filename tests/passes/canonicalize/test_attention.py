@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusec.passes.canonicalize import canonicalize
-from fusec.passes.canonicalize.attention import ATTENTION_RULES
 from rewriting import applying, becomes, computes_the_same, unchanged
 
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
+from fusec.passes.canonicalize import canonicalize
+from fusec.passes.canonicalize.attention import ATTENTION_RULES
 
 opened = applying(*ATTENTION_RULES)
 

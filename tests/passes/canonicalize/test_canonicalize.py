@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusec.passes.canonicalize import canonicalize
 from op_samples import CASES, SAMPLES, SIZES
 from rewriting import computes_the_same
 
 from fusec.ir.interpret import interpret
 from fusec.ir.verify import verify
+from fusec.passes.canonicalize import canonicalize
 
 ENCODER = """
     graph @g(%x: f32[2, 8, 32], %mask: i64[2, 8], %w: f32[32, 32], %b: f32[32], %f: f32[64, 32], %g: f32[32, 64]) {

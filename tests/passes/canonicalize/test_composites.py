@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusec.passes.canonicalize import canonicalize
-from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from rewriting import applying, becomes, computes_the_same, unchanged
 
 from fusec.ir.interpret import interpret
 from fusec.ir.ops import OPS
 from fusec.ir.parse import parse
+from fusec.passes.canonicalize import canonicalize
+from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 
 opened = applying(*COMPOSITE_RULES)
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from rewriting import applying, becomes, computes_the_same, unchanged
+
+from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 
 opened = applying(*CONTRACTION_RULES)
 

@@ -4,12 +4,12 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from fusec.passes.canonicalize import canonicalize
-from fusec.passes.canonicalize.einsum import EINSUM_RULES
 from rewriting import applying, becomes, computes_the_same, unchanged
 
 from fusec.ir.ops import OPS
 from fusec.ir.parse import parse
+from fusec.passes.canonicalize import canonicalize
+from fusec.passes.canonicalize.einsum import EINSUM_RULES
 
 opened = applying(*EINSUM_RULES)
 EXTENTS = {"a": 3, "b": 4, "c": 5, "d": 2, "e": 6, "i": 3, "j": 3}

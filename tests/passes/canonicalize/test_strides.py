@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusec.passes.canonicalize.strides import STRIDE_RULES
 from rewriting import applying, becomes, computes_the_same, unchanged
+
+from fusec.passes.canonicalize.strides import STRIDE_RULES
 
 recognised = applying(*STRIDE_RULES)
 

@@ -4,11 +4,11 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from fusec.passes.canonicalize.views import VIEW_RULES, is_exact_cast
 from rewriting import applying, becomes, computes_the_same, unchanged
 
 from fusec.ir.parse import parse
 from fusec.ir.types import DTYPES, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
+from fusec.passes.canonicalize.views import VIEW_RULES, is_exact_cast
 
 composed = applying(*VIEW_RULES)
 

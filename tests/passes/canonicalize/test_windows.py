@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from rewriting import applying, becomes, computes_the_same, unchanged
+
 from fusec.passes.canonicalize import canonicalize
 from fusec.passes.canonicalize.windows import WINDOW_RULES
-from rewriting import applying, becomes, computes_the_same, unchanged
 
 SLIDING = """
     graph @g(%a: f32[10, 20], %b: f32[20, 1000]) {
