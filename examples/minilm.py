@@ -190,8 +190,8 @@ def show_kernels(console: Console, model: nn.Module, batch: tuple[Tensor, Tensor
     launches = sum(isinstance(step, Launch) for step in low.program.steps)
     packs = sum(k.kernel.kind == "pack" for k in low.kernels)
     console.print(
-        f"[bold]captured[/] {len(graph.ops)} ops in {captured - start:.1f} s, [bold]fused[/] into {launches} launches of "
-        f"{len(low.kernels) - packs} kernels in {lowered - captured:.1f} s (and {packs} kernels that pack weights once)"
+        f"[bold]captured[/] {len(graph.ops)} ops in {captured - start:.1f} s, [bold]fused[/] into {launches} launches "
+        f"of {len(low.kernels) - packs} kernels in {lowered - captured:.1f} s (and {packs} that pack weights once)"
     )
     kernel = next(k for k in low.kernels if k.kernel.kind == "attention")
     tiles = "  ".join(f"{name}={size}" for name, size in kernel.schedule.items())
