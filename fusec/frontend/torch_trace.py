@@ -42,6 +42,7 @@ from fusec.frontend.torch_fake import (
 from fusec.frontend.torch_memory import Handle, Memory, Step, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_ops import VALUES, VIEWS
+from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_references import Fetch, References
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Builder, InputRole, Port, Value
@@ -487,7 +488,7 @@ def tracing(trace: Trace) -> Iterator[None]:
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with torch._C._AutoDispatchBelowAutograd(), trace:
+        with torch._C._AutoDispatchBelowAutograd(), quiet_fake_tensors(), trace:
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
