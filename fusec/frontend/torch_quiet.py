@@ -1,4 +1,4 @@
-"""PyTorch's fake tensors log a traceback of their own for each error that they raise; the user gets the error itself."""
+"""PyTorch's fake tensors log a traceback for each error that they raise; the user gets the error itself."""
 
 from __future__ import annotations
 
