@@ -10,7 +10,17 @@ import math
 from collections.abc import Callable
 
 from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.coefficients import ERF_LARGE_F32, ERF_SMALL_F32, FORMATS, LOG_F32, LOG_F64, FloatFormat
+from fusec.codegen.tvm.coefficients import (
+    ERF_LARGE_F32,
+    ERF_SMALL_F32,
+    ERF_TABLE_F32,
+    FORMATS,
+    LOG_F32,
+    LOG_F64,
+    TANH_TABLE_F32,
+    FloatFormat,
+    Table,
+)
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
@@ -123,8 +133,34 @@ def expm1(code: Code, x: Value) -> Value:
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
+def _tabulated(code: Code, x: Value, table: Table) -> Value:
+    """An odd function from its table, held in registers: AVX-512 picks a piece's numbers with one permutation each."""
+    limit = code.constant(x, table.limit)
+    size = code.abs(x)
+    size = code.select(code.compare("gt", size, limit), limit, size)
+    rounding = code.constant(x, _format(x).rounding)
+    biased = code.fma(size, code.constant(x, table.pieces_per_unit), rounding)
+    piece = code.reinterpret(biased, "int32")
+    center, value, *powers = (_pick(code, column, piece) for column in table.columns)
+    t = code.sub(size, center)
+    slope = powers[-1]
+    for coefficient in reversed(powers[:-1]):
+        slope = code.fma(slope, t, coefficient)
+    start = code.select(code.compare("eq", biased, rounding), t, value)
+    return code.copysign(code.fma(slope, t, start), x)
+
+
+def _pick(code: Code, column: tuple[float, ...], piece: Value) -> Value:
+    """``column[piece & 15]`` on each lane."""
+    table = tir.join([tir.constant(number, "float32") for number in column])
+    name = "llvm.x86.avx512.permvar.sf.512"
+    return code.let(Value(tir.intrinsic(name, "float32", 16, table.node, piece.node), "float32", 16))
+
+
 def tanh(code: Code, x: Value) -> Value:
     f = _format(x)
+    if x.type == "float32" and _fills_register(code, x):
+        return _tabulated(code, x, TANH_TABLE_F32)
     size = code.abs(x)
     limit, one = code.constant(x, f.tanh_limit), code.constant(x, 1.0)
     bounded = code.select(code.compare("gt", size, limit), limit, size)
@@ -292,6 +328,8 @@ def cos(code: Code, x: Value) -> Value:
 
 
 def erf(code: Code, x: Value) -> Value:
+    if _fills_register(code, x):
+        return _tabulated(code, x, ERF_TABLE_F32)
     size, square = code.abs(x), code.mul(x, x)
     small = code.fma(code.polynomial(square, ERF_SMALL_F32), size, size)
     four = code.constant(x, 4.0)

@@ -1,0 +1,147 @@
+"""Runs the graphs of :mod:`triton_cases` through Triton's interpreter; a process of its own, as it must be chosen early.
+
+``python interpreted.py NAME...`` prints a JSON object: name to error against float64, or to what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+from triton.runtime.interpreter import TensorHandle
+
+sys.path.insert(0, str(Path(__file__).parent))
+from triton_cases import CASES
+
+from fusec.codegen.triton.build import load_source, module_source
+from fusec.ir.interpret import interpret
+from fusec.ir.parse import parse
+from fusec.passes.pipeline import lower
+from fusec.runtime.program import Call, Launch, Program
+from fusec.runtime.torch_arrays import torch_dtype
+from fusec.target.gpu import gpu_target
+
+_NUMPY_NAMES = {"rint": "rint", "pow": "power", "fmod": "fmod", "erfc": "", "acos": "arccos", "asin": "arcsin"}
+
+
+class Libdevice:
+    """CUDA's device functions in NumPy, for the interpreter, which has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(np, _NUMPY_NAMES.get(name, name))
+
+        def call(*args: Any) -> Any:
+            tensors = [a for a in args if isinstance(a, tl.tensor)]
+            like = tensors[0]
+            data = [a.handle.data if isinstance(a, tl.tensor) else a for a in args]
+            result = np.asarray(function(*data), like.handle.data.dtype)
+            return tl.tensor(TensorHandle(result, like.handle.dtype), like.type)
+
+        return call
+
+
+def _patch_interpreter() -> None:
+    """Products of bf16, which it keeps as integers, and loops over its scalars, which NumPy has stopped to convert."""
+    patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+
+    def widened(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
+        return dot(self, widened(a), widened(b), *rest)
+
+    interpreter._patch_lang_tensor = patch_tensor
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def inputs_of(graph: Any, seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for value in graph.inputs:
+        kind, shape = value.type.dtype, value.type.static_shape
+        if kind.is_float:
+            made.append(rng.standard_normal(shape).astype(kind.numpy))
+        elif kind.name == "bool":
+            made.append(rng.random(shape) > 0.3)
+        else:
+            made.append(rng.integers(0, 5, shape).astype(kind.numpy))
+    return made
+
+
+def to_torch(array: np.ndarray[Any, Any], dtype: Any, strides: tuple[int, ...]) -> torch.Tensor:
+    source = torch.from_numpy(array.astype(np.float64) if dtype.is_float else array).to(torch_dtype(dtype))
+    if not array.size:
+        return source
+    memory = torch.empty_strided(array.shape, strides, dtype=source.dtype)
+    return memory.copy_(source)
+
+
+def run(program: Program, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    gpu = gpu_target(program.target)
+    namespace = load_source(module_source(program.kernels, gpu), interpreted=Libdevice())
+    tensors: dict[int, torch.Tensor] = {slot: arrays[k] for k, slot in enumerate(program.inputs)}
+
+    def tensor(slot: int) -> torch.Tensor:
+        if slot not in tensors:
+            record = program.slots[slot]
+            if record.kind == "view":
+                base = tensor(record.source)
+                offset = base.storage_offset() + record.offset
+                tensors[slot] = base.as_strided(record.type.static_shape, record.strides, offset)
+            elif record.kind == "constant":
+                tensors[slot] = torch.full(record.type.static_shape, record.value, dtype=torch_dtype(record.type.dtype))
+            else:
+                dtype = torch_dtype(record.type.dtype)
+                tensors[slot] = torch.empty_strided(record.type.static_shape, record.strides, dtype=dtype)
+                tensors[slot].fill_(float("nan") if record.type.dtype.is_float else 77 % 2)
+        return tensors[slot]
+
+    for step in program.steps:
+        if isinstance(step, Call):
+            raise AssertionError(f"a library call: {step.attributes.target} {step.attributes.reason}")
+        assert isinstance(step, Launch)
+        namespace.launch(step.kernel, [tensor(slot) for slot in step.arguments])
+    return [tensor(slot) for slot in program.outputs]
+
+
+def error_of(text: str) -> tuple[float, str]:
+    graph = parse(text)
+    program = lower(graph, "cuda:sm_90", check=True).program
+    given = inputs_of(graph)
+    strides = [program.slots[slot].strides for slot in program.inputs]
+    tensors = [to_torch(a, v.type.dtype, s) for a, v, s in zip(given, graph.inputs, strides, strict=True)]
+    found = run(program, tensors)
+    worst = 0.0
+    for output, wanted in zip(found, interpret(graph, given, float64=True), strict=True):
+        got = output.double().numpy() if output.dtype.is_floating_point else output.numpy().astype(np.float64)
+        assert got.shape == wanted.shape, (got.shape, wanted.shape)
+        assert (np.isnan(got) == np.isnan(wanted)).all(), "NaN where there is none, or the reverse"
+        worst = max(worst, float(np.nanmax(np.abs(got - wanted) / (1 + np.abs(wanted)), initial=0.0)))
+    return worst, "+".join(r.kind for r in program.reports)
+
+
+if __name__ == "__main__":
+    _patch_interpreter()
+    results: dict[str, Any] = {}
+    for name in sys.argv[1:] or CASES:
+        try:
+            results[name] = error_of(CASES[name])
+        except Exception:
+            results[name] = traceback.format_exc(limit=-6)
+    print(json.dumps(results))

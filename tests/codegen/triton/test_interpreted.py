@@ -1,0 +1,42 @@
+"""Emitted kernels in Triton's interpreter against the graph in float64."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+from triton_cases import CASES  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    script = str(Path(__file__).with_name("interpreted.py"))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def tolerance(text: str) -> float:
+    return 0.02 if "bf16" in text else 3e-3 if "f16" in text else 3e-5
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_case(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
+    assert isinstance(found, list), found
+    error, _ = found
+    assert error < tolerance(CASES[name]), found
+
+
+def test_each_is_one_kernel(results: dict[str, Any]) -> None:
+    split = {name: found[1] for name, found in results.items() if isinstance(found, list) and "+" in found[1]}
+    assert not split

@@ -1,0 +1,180 @@
+"""Graphs that GPU kernels are tested on, as IR text: every kernel family, odd sizes, odd layouts, all dtypes."""
+
+from __future__ import annotations
+
+
+def linear(m: int, k: int, n: int, dtype: str, activation: str = "gelu(%h) {approximate=none}") -> str:
+    return f"""graph @linear(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}], %b: {dtype}[{n}]) {{
+  %h = linear(%x, %w, %b) : {dtype}[{m}, {n}]
+  %y = {activation} : {dtype}[{m}, {n}]
+  return %y
+}}"""
+
+
+def sdpa(q: tuple[int, ...], k: tuple[int, ...], dtype: str, causal: bool = False, grouped: bool = False) -> str:
+    qs, ks = list(q), list(k)
+    flags = f"causal={str(causal).lower()}, scale=none, grouped={str(grouped).lower()}"
+    return f"""graph @sdpa(%q: {dtype}{qs}, %k: {dtype}{ks}, %v: {dtype}{ks}) {{
+  %o = sdpa(%q, %k, %v) {{{flags}}} : {dtype}{qs}
+  return %o
+}}"""
+
+
+def scored(q: tuple[int, ...], k: tuple[int, ...], dtype: str, *changes: str) -> str:
+    """Attention as a user writes it: ``changes`` take %s, in f32, to %t."""
+    b, h, n, d = q
+    keys = k[2]
+    score = f"f32[{b}, {h}, {n}, {keys}]"
+    lines = "\n".join(f"  {c}" for c in changes).replace("SCORE", score).replace("MASK", f"bool[{n}, {keys}]")
+    lines = lines.replace("GRID", f"i64[{n}, {keys}]")
+    return f"""graph @scored(%q: {dtype}{list(q)}, %k: {dtype}{list(k)}, %v: {dtype}{list(k)}) {{
+  %kt = permute(%k) {{permutation=[0, 1, 3, 2]}} : {dtype}[{b}, {h}, {d}, {keys}]
+  %r = matmul(%q, %kt) : {dtype}[{b}, {h}, {n}, {keys}]
+  %rf = cast(%r) {{dtype=f32}} : {score}
+  %s = mul(%rf, f32(0.125)) : {score}
+{lines}
+  %p = softmax(%t) {{axis=3}} : {score}
+  %ph = cast(%p) {{dtype={dtype}}} : {dtype}[{b}, {h}, {n}, {keys}]
+  %o = matmul(%ph, %v) : {dtype}{list(q)}
+  return %o
+}}"""
+
+
+_ROWS = "%i = iota() {axis=0} : GRID"
+_COLUMNS = "%j = iota() {axis=1} : GRID"
+
+CASES: dict[str, str] = {
+    "map": """graph @m(%x: f32[37, 53], %y: f32[53]) {
+  %a = mul(%x, f32(2.0)) : f32[37, 53]
+  %b = add(%a, %y) : f32[37, 53]
+  %c = exp(%b) : f32[37, 53]
+  return %c
+}""",
+    "map_bf16": """graph @m(%x: bf16[37, 53], %y: bf16[37, 53]) {
+  %s = silu(%x) : bf16[37, 53]
+  %c = mul(%s, %y) : bf16[37, 53]
+  return %c
+}""",
+    "map_transposed": """graph @m(%x: f32[37, 53]) {
+  %t = permute(%x) {permutation=[1, 0]} : f32[53, 37]
+  %y = add(%t, f32(1.0)) : f32[53, 37]
+  return %y
+}""",
+    "map_integers": """graph @m(%x: i64[300], %y: i32[300]) {
+  %z = cast(%y) {dtype=i64} : i64[300]
+  %s = mul(%x, %z) : i64[300]
+  %m = maximum(%s, i64(3)) : i64[300]
+  %c = gt(%m, i64(5)) : bool[300]
+  return %m, %c
+}""",
+    "map_functions": """graph @m(%x: f32[300]) {
+  %a = tanh(%x) : f32[300]
+  %b = sin(%a) : f32[300]
+  %c = erf(%b) : f32[300]
+  %d = abs(%c) : f32[300]
+  %e = sqrt(%d) : f32[300]
+  %f = log1p(%e) : f32[300]
+  %g = sign(%x) : f32[300]
+  %h = pow(%d, f32(1.5)) : f32[300]
+  %i = add(%f, %g) : f32[300]
+  %j = add(%i, %h) : f32[300]
+  %k = expm1(%j) : f32[300]
+  return %k
+}""",
+    "softmax": """graph @s(%x: f32[37, 530]) {
+  %y = softmax(%x) {axis=1} : f32[37, 530]
+  return %y
+}""",
+    "softmax_bf16": """graph @s(%x: bf16[7, 1000]) {
+  %y = softmax(%x) {axis=1} : bf16[7, 1000]
+  return %y
+}""",
+    "layer_norm": """graph @s(%x: f32[37, 384], %r: f32[37, 384], %w: f32[384], %b: f32[384]) {
+  %h = add(%x, %r) : f32[37, 384]
+  %y = layer_norm(%h, %w, %b) {axes=[1], eps=1e-5} : f32[37, 384]
+  return %y, %h
+}""",
+    "rms_norm_f16": """graph @s(%x: f16[9, 250], %r: f16[9, 250], %w: f16[250]) {
+  %h = add(%x, %r) : f16[9, 250]
+  %y = rms_norm(%h, %w) {axes=[1], eps=1e-5} : f16[9, 250]
+  return %y, %h
+}""",
+    "column_sums": """graph @s(%x: f32[37, 530]) {
+  %y = reduce_sum(%x) {axes=[0]} : f32[530]
+  return %y
+}""",
+    "middle_max": """graph @s(%x: f32[5, 7, 11]) {
+  %y = reduce_max(%x) {axes=[1]} : f32[5, 11]
+  return %y
+}""",
+    "total": """graph @s(%x: f32[50, 7]) {
+  %y = reduce_sum(%x) {axes=[0, 1]} : f32[]
+  return %y
+}""",
+    "linear_f32": linear(130, 96, 100, "f32"),
+    "linear_bf16": linear(130, 200, 100, "bf16"),
+    "linear_f16": linear(65, 72, 300, "f16", "relu(%h)"),
+    "linear_one_row": linear(1, 300, 77, "bf16", "silu(%h)"),
+    "linear_many_tiles": linear(700, 64, 600, "bf16", "tanh(%h)"),
+    "batched": """graph @b(%x: f32[3, 65, 96], %w: f32[3, 96, 70]) {
+  %h = matmul(%x, %w) : f32[3, 65, 70]
+  return %h
+}""",
+    "transposed": """graph @b(%x: f16[96, 65], %w: f16[70, 96]) {
+  %a = permute(%x) {permutation=[1, 0]} : f16[65, 96]
+  %c = permute(%w) {permutation=[1, 0]} : f16[96, 70]
+  %h = matmul(%a, %c) : f16[65, 70]
+  return %h
+}""",
+    "strided": """graph @b(%x: f32[130, 96] strides=[200, 2], %w: f32[96, 70] strides=[1, 100]) {
+  %h = matmul(%x, %w) : f32[130, 70]
+  return %h
+}""",
+    "swiglu": """graph @g(%x: bf16[65, 96], %w: bf16[130, 96], %v: bf16[130, 96]) {
+  %a = linear(%x, %w) : bf16[65, 130]
+  %b = linear(%x, %v) : bf16[65, 130]
+  %c = silu(%a) : bf16[65, 130]
+  %d = mul(%c, %b) : bf16[65, 130]
+  return %d
+}""",
+    "qkv": """graph @g(%x: f16[65, 96], %q: f16[64, 96], %k: f16[64, 96], %v: f16[64, 96]) {
+  %a = linear(%x, %q) : f16[65, 64]
+  %b = linear(%x, %k) : f16[65, 64]
+  %c = linear(%x, %v) : f16[65, 64]
+  return %a, %b, %c
+}""",
+    "attention": sdpa((2, 3, 130, 64), (2, 3, 200, 64), "bf16"),
+    "attention_f32": sdpa((1, 2, 70, 32), (1, 2, 70, 32), "f32"),
+    "attention_causal": sdpa((1, 2, 300, 64), (1, 2, 300, 64), "f16", causal=True),
+    "attention_odd_head": sdpa((1, 2, 70, 40), (1, 2, 90, 40), "f16"),
+    "attention_grouped": sdpa((1, 4, 130, 32), (1, 2, 130, 32), "bf16", causal=True, grouped=True),
+    "attention_decode": sdpa((1, 2, 1, 64), (1, 2, 333, 64), "bf16"),
+    "attention_window": scored(
+        (1, 2, 300, 64),
+        (1, 2, 300, 64),
+        "f16",
+        _ROWS,
+        _COLUMNS,
+        "%d = sub(%i, %j) : GRID",
+        "%c = ge(%d, i64(0)) : MASK",
+        "%l = lt(%d, i64(70)) : MASK",
+        "%m = logical_and(%c, %l) : MASK",
+        "%t = select(%m, %s, f32(-inf)) : SCORE",
+    ),
+    "attention_alibi_softcap": scored(
+        (1, 2, 150, 64),
+        (1, 2, 150, 64),
+        "bf16",
+        "%a = div(%s, f32(20.0)) : SCORE",
+        "%b = tanh(%a) : SCORE",
+        "%c = mul(%b, f32(20.0)) : SCORE",
+        _ROWS,
+        _COLUMNS,
+        "%d = sub(%j, %i) : GRID",
+        "%f = cast(%d) {dtype=f32} : f32[150, 150]",
+        "%g = mul(%f, f32(0.05)) : f32[150, 150]",
+        "%e = add(%c, %g) : SCORE",
+        "%m = le(%j, %i) : MASK",
+        "%t = select(%m, %e, f32(-inf)) : SCORE",
+    ),
+}
