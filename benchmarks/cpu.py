@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -59,16 +60,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload (again for more)")
     parser.add_argument("--quick", action="store_true", help="few rounds, no waiting for a quiet machine, no files")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--wait", type=float, default=30.0, help="seconds to wait for a quiet machine, each time")
     arguments = parser.parse_args()
     limit_threads()
     warnings.filterwarnings("ignore", module="torch")
     console = Console(width=None if sys.stdout.isatty() else 150)
-    budget = QUICK if arguments.quick else FULL
+    budget = QUICK if arguments.quick else replace(FULL, wait=arguments.wait)
     if not noise.wait_for_quiet(budget.wait):
         console.print("[yellow]other processes use this machine; the figures will be worse than they are[/]")
-    session = Session(
-        measure_machine(THREADS), budget, arguments.quick, partial(console.print, highlight=False, markup=False)
-    )
+    log = partial(console.print, highlight=False, markup=False)
+    session = Session(measure_machine(THREADS, budget.wait), budget, arguments.quick, log)
     rows = run(session, arguments.only or list(WORKLOADS), quiet=arguments.json)
     if arguments.json:
         print(as_json(rows, session.machine), end="")

@@ -47,7 +47,7 @@ class Budget:
     wait: float
 
 
-FULL = Budget(seconds=12.0, least_rounds=9, most_rounds=101, wait=60.0)
+FULL = Budget(seconds=12.0, least_rounds=9, most_rounds=101, wait=30.0)
 QUICK = Budget(seconds=1.5, least_rounds=3, most_rounds=21, wait=0.0)
 
 

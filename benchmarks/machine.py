@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import noise
 from fusec.target.cpu import cpu_target
 
 PACKAGES = ("fusec", "apache-tvm", "torch", "numpy", "numexpr", "jax", "jaxlib")
@@ -49,11 +50,18 @@ class Machine:
         return asdict(self)
 
 
-def measure_machine(threads: int) -> Machine:
-    """Takes about three seconds."""
+def measure_machine(threads: int, wait: float) -> Machine:
+    """Takes about two seconds, or up to ``wait`` more until no other process runs meanwhile; the best found counts."""
     target = cpu_target()
     fields = _cpuinfo()
-    flops, source = _peak_flops(threads, target.vector_bits // 8)
+    deadline = time.perf_counter() + wait
+    flops, bandwidth, source = 0.0, 0.0, ""
+    while True:
+        start = noise.now()
+        rate, source = _peak_flops(threads, target.vector_bits // 8)
+        flops, bandwidth = max(flops, rate), max(bandwidth, _copy_bandwidth(threads))
+        if noise.taken_by_others(start, noise.now()) < noise.TOLERATED or time.perf_counter() > deadline:
+            break
     return Machine(
         model=fields.get("model name", "unknown"),
         family=f"family {fields.get('cpu family', '?')} model {fields.get('model', '?')}",
@@ -66,7 +74,7 @@ def measure_machine(threads: int) -> Machine:
         versions={name: _version(name) for name in PACKAGES},
         flops=flops,
         flops_from=source,
-        bandwidth=_copy_bandwidth(threads),
+        bandwidth=bandwidth,
     )
 
 
