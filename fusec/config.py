@@ -21,8 +21,10 @@ def cache_dir() -> Path:
     given = os.environ.get("FUSEC_CACHE_DIR")
     if given:
         return Path(given).expanduser()
-    import platformdirs  # not needed by a program that compiles nothing
-
+    try:
+        import platformdirs  # not needed by a program that compiles nothing
+    except ImportError:
+        return Path.home() / ".cache" / "fusec"
     return Path(platformdirs.user_cache_dir("fusec", appauthor=False))
 
 

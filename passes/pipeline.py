@@ -17,11 +17,13 @@ from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
 from fusec.passes.lower.program import assemble
+from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.select import Selector
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
+from fusec.target.gpu import gpu_target, is_gpu
 from fusec.tile.print import print_kernel
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ def lower(
     threads: int | None = None,
     disable: frozenset[str] = frozenset(),
     check: bool = False,
-    selector: Selector | None = None,
+    selector: Selector | GpuSelector | None = None,
 ) -> Lowered:
     """Runs all passes and returns the program with the IR text after each.
 
@@ -49,7 +51,6 @@ def lower(
     unknown = disable - set(PASS_NAMES)
     if unknown or disable & _NEEDED:
         raise FusecError(f"can't disable {sorted(unknown or disable & _NEEDED)}; passes: {', '.join(PASS_NAMES)}")
-    machine = cpu_target(target)
     declined: list[Declined] = []
     run = _Runner(disable, check)
     run.record("capture", graph)
@@ -68,12 +69,20 @@ def lower(
     # Every output is memory of its own or a plain view; every operand of a library call is in memory.
     graph = run("outputs", lambda g: dce(own_outputs(g)), graph)
     # Every compute op is in exactly one `fused` op that one kernel family can lower.
-    graph = run("fuse", lambda g: fuse(g, declined.append), graph)
-    chooser = selector or Selector(machine, threads or machine.cores)
+    graph = run("fuse", lambda g: fuse(g, declined.append, blocked=is_gpu(target)), graph)
+    chooser = selector or default_selector(target, threads)
     program = run.timed("lower", lambda: assemble(graph, target, chooser.lower, chooser.report, declined))
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
     return Lowered(run.stages, graph, program, run.seconds)
+
+
+def default_selector(target: str, threads: int | None = None) -> Selector | GpuSelector:
+    """Chooses each kernel's schedule by the cost model. TargetError for a target that is not known."""
+    if is_gpu(target):
+        return GpuSelector(gpu_target(target))
+    machine = cpu_target(target)
+    return Selector(machine, threads or machine.cores)
 
 
 class _Runner:

@@ -65,6 +65,11 @@ NAMED: dict[str, GpuTarget] = {
 Rates are those that a copy or a large matrix product reaches, where known, else the vendors' datasheets."""
 
 
+def is_gpu(target: str) -> bool:
+    """Whether a target's name is that of a GPU."""
+    return target.partition(":")[0] in ("cuda", "hip")
+
+
 def gpu_target(name: str) -> GpuTarget:
     """``cuda`` (this machine's current device), ``cuda:sm_90``, ``hip:gfx942``, ... TargetError for others."""
     if name in NAMED:
@@ -76,7 +81,7 @@ def gpu_target(name: str) -> GpuTarget:
 
 def device_target(index: int) -> GpuTarget:
     """The CUDA device ``index`` of this process, its sizes read from the device. TargetError without one."""
-    import torch
+    import torch  # only a device of this machine needs it
 
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         raise TargetError(f"no CUDA device {index} here; name the card to compile for, such as 'cuda:sm_90'")

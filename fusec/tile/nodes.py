@@ -142,7 +142,8 @@ class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
 
     ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
-    what it computes and the least it must move, for the roofline.
+    what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
+    loops run ``stages`` loads ahead; both are 0 elsewhere.
     """
 
     name: str
@@ -152,3 +153,5 @@ class Kernel:
     body: Block
     flops: int = 0
     bytes: int = 0
+    warps: int = 0
+    stages: int = 0

@@ -38,7 +38,8 @@ def print_kernel(kernel: Kernel) -> str:
     outputs = kernel.parameters[len(inputs) :]
     left = ", ".join(map(print_buffer, inputs))
     right = ", ".join(map(print_buffer, outputs))
-    lines = [f"kernel @{kernel.name} {kernel.kind} ({left}) -> ({right}) {{"]
+    launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
+    lines = [f"kernel @{kernel.name} {kernel.kind}{launch} ({left}) -> ({right}) {{"]
     lines += _block(kernel.body, 1)
     return "\n".join([*lines, "}"])
 

@@ -16,15 +16,17 @@ CHEAP_FLOPS = 4
 """Elementwise ops of at most this many flops are recomputed rather than stored."""
 
 
-def fuse(graph: Graph, log: Log | None = None) -> Graph:
+def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Graph:
     """Groups ops into ``fused`` ops of kind attention, gemm, row and map.
 
-    ``log`` receives every fusion that was considered and declined.
+    ``log`` receives every fusion that was considered and declined. ``blocked``: the target reads a product's operands
+    by asynchronous copies, once for each block of the result, so what makes an operand is not computed on the way;
+    what an epilogue reads is, where it is cheap.
     """
     note: Log = log or (lambda declined: None)
     partition = Partition(graph)
     fuse_attention(partition, note)
-    fuse_gemms(partition, note)
+    fuse_gemms(partition, note, blocked=blocked)
     fuse_rows(partition, note)
     fuse_maps(partition, note)
     return build_fused_graph(partition)
@@ -49,7 +51,7 @@ def fuse_attention(partition: Partition, log: Log) -> None:
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
 
 
-def fuse_gemms(partition: Partition, log: Log) -> None:
+def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None:
     """Products with what follows them at the same points, and cheap maps that only they read.
 
     Products of one left operand with right operands of one shape (queries, keys and values; gate and up) are one
@@ -65,10 +67,10 @@ def fuse_gemms(partition: Partition, log: Log) -> None:
                 seed(partition, group, sibling)
         grow_consumers(partition, group, log)
         assert isinstance(op.attributes, DotAttributes)
-        if not op.attributes.lhs_batch:
+        if not op.attributes.lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
-        grow_producers(partition, group, _at_least(op.result.type.size), outside)
+        grow_producers(partition, group, _at_least(op.result.type.size, cheap=blocked), outside)
 
 
 def _at_least(size: int, *, cheap: bool = False) -> Callable[[Op], bool]:

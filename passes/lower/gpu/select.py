@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from fusec.errors import LoweringError
@@ -97,6 +97,12 @@ class GpuSelector:
 
 def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
+    lowered = _lower_with(frame, schedule)
+    launch = schedule.launch
+    return replace(lowered, kernel=replace(lowered.kernel, warps=launch.warps, stages=launch.stages))
+
+
+def _lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
     match schedule:
         case GpuGemmSchedule():
             return lower_gemm(frame, schedule)

@@ -30,11 +30,11 @@ def scored(q: tuple[int, ...], k: tuple[int, ...], dtype: str, *changes: str) ->
     return f"""graph @scored(%q: {dtype}{list(q)}, %k: {dtype}{list(k)}, %v: {dtype}{list(k)}) {{
   %kt = permute(%k) {{permutation=[0, 1, 3, 2]}} : {dtype}[{b}, {h}, {d}, {keys}]
   %r = matmul(%q, %kt) : {dtype}[{b}, {h}, {n}, {keys}]
-  %rf = cast(%r) {{dtype=f32}} : {score}
+  %rf = cast(%r) : {score}
   %s = mul(%rf, f32(0.125)) : {score}
 {lines}
   %p = softmax(%t) {{axis=3}} : {score}
-  %ph = cast(%p) {{dtype={dtype}}} : {dtype}[{b}, {h}, {n}, {keys}]
+  %ph = cast(%p) : {dtype}[{b}, {h}, {n}, {keys}]
   %o = matmul(%ph, %v) : {dtype}{list(q)}
   return %o
 }}"""
@@ -61,7 +61,7 @@ CASES: dict[str, str] = {
   return %y
 }""",
     "map_integers": """graph @m(%x: i64[300], %y: i32[300]) {
-  %z = cast(%y) {dtype=i64} : i64[300]
+  %z = cast(%y) : i64[300]
   %s = mul(%x, %z) : i64[300]
   %m = maximum(%s, i64(3)) : i64[300]
   %c = gt(%m, i64(5)) : bool[300]
@@ -171,7 +171,7 @@ CASES: dict[str, str] = {
         _ROWS,
         _COLUMNS,
         "%d = sub(%j, %i) : GRID",
-        "%f = cast(%d) {dtype=f32} : f32[150, 150]",
+        "%f = cast(%d) : f32[150, 150]",
         "%g = mul(%f, f32(0.05)) : f32[150, 150]",
         "%e = add(%c, %g) : SCORE",
         "%m = le(%j, %i) : MASK",

@@ -1,0 +1,57 @@
+"""Triton source to machine code, for the GPU at hand or for another, and back from saved bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusec.codegen.triton.module import Binary, TritonModule
+from fusec.codegen.triton.source import KernelSource, LoadedSource, load_source, module_source
+from fusec.errors import CodegenError
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Kernel
+
+__all__ = ["compile_kernels", "load_source", "module_source"]
+
+
+def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> TritonModule:
+    """Compiles kernels, whose names must differ; no GPU is needed.
+
+    Every kernel is compiled for 16-byte aligned addresses; the code for others is made when they first come.
+    Raises LoweringError for a kernel that Triton can't say, CodegenError where it fails to compile one.
+    """
+    source = module_source(kernels, target)
+    loaded = load_source(source)
+    binaries = {k.name: compile_one(loaded, k, target, aligned=True) for k in source.kernels}
+    return TritonModule(target, source, binaries, lambda name: compile_one(loaded, source[name], target, aligned=False))
+
+
+def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *, aligned: bool) -> Binary:
+    """One kernel's machine code. ``aligned``: every address is a multiple of 16 bytes."""
+    import triton
+    from triton.backends.compiler import GPUTarget as TritonTarget
+    from triton.compiler import ASTSource
+
+    function = loaded.functions[kernel.name]
+    signature = dict(zip(function.arg_names, kernel.pointers, strict=True))
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    if aligned:
+        attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.pointers))}
+    text = ASTSource(function, signature, {}, attributes)
+    device = TritonTarget(target.backend, target.arch, target.warp_size)
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    try:
+        compiled = triton.compile(text, target=device, options=options)
+    except Exception as error:
+        reason = str(error).strip()[-600:]
+        raise CodegenError(f"Triton can't compile {kernel.name} for {target.name}: {reason}\n{kernel.text}") from error
+    metadata = {**compiled.metadata._asdict(), "target": None}
+    form = "cubin" if target.backend == "cuda" else "hsaco"
+    assembly = compiled.asm.get("ptx" if target.backend == "cuda" else "amdgcn", "")
+    return Binary(bytes(compiled.asm[form]), {k: v for k, v in metadata.items() if _is_plain(v)}, str(assembly))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(v) for v in value)
+    return value is None or isinstance(value, bool | int | float | str)
