@@ -260,6 +260,22 @@ def log10(code: Code, x: Value) -> Value:
     return _log_edges(code, x, code.fma(exponent, two_high, y), 0.0)
 
 
+def power_f32(code: Code, x: Value, y: Value) -> Value:
+    """``x**y`` in f32, by the logarithm in f64; the special cases are those of the C standard (F.10.4.4)."""
+    zero, one, size = code.constant(x, 0.0), code.constant(x, 1.0), code.abs(x)
+    product = code.mul(log2(code, code.convert(size, "float64")), code.convert(y, "float64"))
+    result = code.convert(exp2(code, product), "float32")
+    result = code.select(code.compare("eq", size, one), one, result)
+    half = code.mul(y, code.constant(y, 0.5))
+    whole = code.settle(code.compare("eq", code.call("llvm.trunc", y.type, y), y))
+    odd = code.both(whole, code.compare("ne", code.call("llvm.trunc", y.type, half), half))
+    result = code.select(odd, code.copysign(result, x), result)
+    finite_negative = code.both(code.compare("lt", x, zero), code.compare("gt", x, code.constant(x, -math.inf)))
+    outside = code.both(finite_negative, code.invert(whole))
+    result = code.select(outside, code.constant(x, math.nan), result)
+    return code.select(code.compare("eq", y, zero), one, result)
+
+
 # sine and cosine
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.math import VECTOR_FUNCTIONS
+from fusec.codegen.tvm.math import VECTOR_FUNCTIONS, power_f32
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
 from fusec.errors import LoweringError
@@ -198,7 +198,7 @@ def _square_root_power(code: Code, x: Value) -> Value:
 
 def _pow(code: Code, a: Value, b: Value) -> Value:
     if is_float(a.type):
-        return code.library("powf" if a.type == "float32" else "pow", a, b)
+        return power_f32(code, a, b) if a.type == "float32" else code.library("pow", a, b)
     return _integer_pow(code, a, b)
 
 

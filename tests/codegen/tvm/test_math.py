@@ -144,3 +144,23 @@ def test_odd_functions_keep_the_sign_of_zero(functions, name):
     y = np.empty_like(x)
     functions.function(name)(x.ctypes.data, y.ctypes.data)
     np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
+
+
+def test_power():
+    """Every pair of special values, and random pairs, to well under one ulp."""
+    special = np.array([*SPECIAL, 3.0, -3.0, 0.5, -0.5, 1e10, -1e10, 2.5, -2.5, 16777217.0], np.float32)
+    rng = np.random.default_rng(3)
+    x = np.concatenate([np.repeat(special, len(special)), np.exp(rng.normal(size=N) * 5).astype(np.float32)])[:N]
+    y = np.concatenate([np.tile(special, len(special)), (rng.normal(size=N) * 5).astype(np.float32)])[:N]
+    a, b, out, i = buffer("a", f32, (N,)), buffer("b", f32, (N,)), buffer("out", f32, (N,)), sym("i", N)
+    k = kernel("power", (a, b, out), (Store(iters((i, N)), out, (i,), op("pow", load(a, i), load(b, i))),))
+    result = np.empty_like(x)
+    compile_kernels([k], cpu_target()).function("power")(x.ctypes.data, y.ctypes.data, result.ctypes.data)
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.float64), y.astype(np.float64))
+        rounded = exact.astype(np.float32)
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(result[~finite], rounded[~finite])
+    np.testing.assert_array_equal(np.signbit(result[finite]), np.signbit(rounded[finite]))
+    spacing = np.maximum(np.spacing(np.abs(rounded[finite])), np.float32(1e-45)).astype(np.float64)
+    assert (np.abs(result[finite].astype(np.float64) - exact[finite]) / spacing).max() < 0.51
