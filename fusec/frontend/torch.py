@@ -84,15 +84,15 @@ def capture(
     trace = Trace(_graph_name(f), references, fallback)
     fakes = _fake_arguments(trace, names, args, kwargs)
     before = _attributes(f, references)
-    recorder = record_environment(f, [*args, *kwargs.values()])
+    recorder = record_environment(f, _statics(args, kwargs))
     ambient = _ambient()
     with recorder:
         result = _run(f, trace, fakes)
         kept = _Result(trace, result)
-    del result
+    del result, fakes  # so that a container rebuilt for the run is not taken for one that the function reads
     _refuse_changes(before, f)
-    guards = recorder.finish(is_tensor=is_tensor)
     graph, sources = kept.finish()
+    guards = recorder.finish(is_tensor=is_tensor)
     environment = _Guards(guards, ambient, tuple(trace.ties))
     return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
 
@@ -180,6 +180,19 @@ def _structure_paths(name: str, structure: Structure) -> list[str]:
         return [name]
     keys = getattr(structure, "keys", ()) or range(len(parts))
     return [path for key, part in zip(keys, parts) for path in _structure_paths(f"{name}[{key}]", part)]
+
+
+def _statics(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The values in a call that are no tensors; containers are part of the call's key, and not among them."""
+    _, spec = flatten(args, kwargs)
+    open_parts: list[Structure] = [*spec.args, *(part for _, part in spec.kwargs)]
+    values = []
+    while open_parts:
+        part = open_parts.pop()
+        if isinstance(part, Static):
+            values.append(part.value)
+        open_parts += getattr(part, "parts", ())
+    return values
 
 
 # The run

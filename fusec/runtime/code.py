@@ -48,7 +48,7 @@ def make_function(name: str, parameters: Sequence[str], lines: Sequence[str], sc
     text = f"{header}{body}    return {name}\n"
     filename = f"<fusec {name} {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, filename, "exec"), namespace)
     made: Callable[..., Any] = namespace["make"](**scope.objects)
     made.__source__ = text  # type: ignore[attr-defined]

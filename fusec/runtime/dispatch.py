@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import types
@@ -241,6 +242,7 @@ class Dispatcher:
         if needs_autograd(arrays.library, leaves):
             return self._eager_plan(arrays, spec, leaves, autograd)
         try:
+            _bind_arguments(self.function, args, kwargs)
             capture = self._capture(arrays.library, args, kwargs)
             if needs_autograd(arrays.library, leaves, capture):
                 return self._eager_plan(arrays, spec, leaves, autograd, capture)
@@ -276,6 +278,19 @@ class Dispatcher:
         return self.function(*args, **kwargs)
 
 
+def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """TypeError, as a call would raise, for arguments that do not fit the function's parameters."""
+    called = function.forward if _is_torch_module(function) else function
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # a builtin without one
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{getattr(function, '__qualname__', type(function).__name__)}() {error}") from None
+
+
 def _unfit(spec: CallSpec, library: Library) -> str:
     """Why the static values of a call can't be part of a key; empty when they can."""
     for part in (*spec.args, *(part for _, part in spec.kwargs)):
@@ -296,7 +311,12 @@ def _statics(part: Structure) -> list[Any]:
 
 
 class JitFunction:
-    """A function that compiles itself for each signature it is called with. Made by :func:`fusec.jit`."""
+    """A function that compiles itself for each signature it is called with. Made by :func:`fusec.jit`.
+
+    Its ``__dict__`` holds what the function's has, and nothing of ours: a capture of a caller looks into it.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_dispatch", "dispatcher")
 
     def __init__(self, function: Callable[..., Any], compile: Compile, fallback: Fallback) -> None:
         functools.update_wrapper(self, function)
