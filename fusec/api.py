@@ -21,6 +21,7 @@ from fusec.runtime.executable import Executable
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.specs import TensorSpec, example, spec_of
+from fusec.target.gpu import is_gpu
 from fusec.tile.nodes import Kernel
 
 __all__ = [
@@ -78,7 +79,7 @@ def jit(
     shapes, dtypes, strides and aliasing, and the same class of error. A call's signature is the layout of its
     arrays, its other arguments by value, and what the function reads from closures, globals and attributes.
 
-    target: ``cpu`` or ``cpu:NAME``; by default where the arguments live. tune: ``"quick"`` or ``"full"`` measures
+    target: ``cpu``, ``cpu:NAME``, ``cuda:N`` or a GPU's name such as ``cuda:sm_90``; by default where the arguments live. tune: ``"quick"`` or ``"full"`` measures
     schedules at the first call. fallback: ``"eager"`` runs what can't be compiled as written (:func:`explain` says
     what); ``"error"`` refuses it. cache: keep compiled programs on disk.
 
@@ -153,7 +154,11 @@ class LoweredKernel:
 
     @property
     def source(self) -> str:
-        """The kernel in the backend's language, TVMScript on a CPU."""
+        """The kernel in the backend's language: TVMScript for a CPU, Triton for a GPU."""
+        if is_gpu(self.target):
+            from fusec.codegen.triton.emit import emit_kernel as emit_for_gpu
+
+            return emit_for_gpu(self.kernel).text
         from fusec.codegen.tvm.emit import emit_kernel
         from fusec.target.cpu import cpu_target
 

@@ -26,6 +26,7 @@ from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
+from fusec.target.gpu import GpuTarget, gpu_target, is_gpu
 
 if TYPE_CHECKING:
     from fusec.passes.lower.select import Selector
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 Tune = Literal[False, "quick", "full"]
 
 _FORMAT = 1
+GPU_MAGIC = b"fusec-gpu\n"
+"""How the bytes of a module for a GPU begin."""
 log = config.logger("cache")
 
 
@@ -69,7 +72,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     Raises what the passes and the backend raise: LoweringError, CodegenError, TargetError.
     """
     target = options.target or target_of(graph)
-    machine = cpu_target(target)
+    machine = machine_of(target)
     anonymous, locations = without_locations(graph)
     disabled = config.disabled_passes()
     key = content_key(
@@ -87,6 +90,11 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
         if known is None or not _same_places(known, locations):
             known = _built[key] = _build(graph, library, target, options, key, locations)
     return known
+
+
+def machine_of(target: str) -> CpuTarget | GpuTarget:
+    """The description of a target. TargetError for one that is not known, or not here where it must be."""
+    return gpu_target(target) if is_gpu(target) else cpu_target(target)
 
 
 def _same_places(built: Built, locations: list[Location]) -> bool:
@@ -130,6 +138,8 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
 
     selector = None
     if options.tune:
+        if is_gpu(target):
+            raise TargetError(f"tune= measures schedules on CPUs only; leave it out for {target}")
         selector = _tuning_selector(cpu_target(target), options.tune)
     lowered: Lowered = lower(
         graph, target, disable=config.disabled_passes(), check=config.verifies(), selector=selector
@@ -160,6 +170,11 @@ def compile_module(program: Program) -> Module:
     """Machine code of a program's kernels."""
     if not program.kernels:
         return NoKernels()
+    if is_gpu(program.target):
+        from fusec.codegen.triton.build import compile_kernels as compile_for_gpu
+
+        on_gpu: Module = compile_for_gpu(program.kernels, gpu_target(program.target))
+        return on_gpu
     from fusec.codegen.tvm.build import compile_kernels
 
     module: Module = compile_kernels(program.kernels, cpu_target(program.target))
@@ -170,6 +185,11 @@ def load_module(data: bytes) -> Module:
     """The module that ``to_bytes`` wrote. ArtifactError where it can't be loaded."""
     if not data:
         return NoKernels()
+    if data.startswith(GPU_MAGIC):
+        from fusec.codegen.triton.module import TritonModule
+
+        on_gpu: Module = TritonModule.from_bytes(data)
+        return on_gpu
     from fusec.codegen.tvm.module import CompiledModule
 
     module: Module = CompiledModule.from_bytes(data)
@@ -179,7 +199,7 @@ def load_module(data: bytes) -> Module:
 class NoKernels:
     """The module of a program that launches nothing."""
 
-    def function(self, name: str) -> Any:
+    def function(self, name: str, device: int | None = None) -> Any:
         raise FusecError(f"the module has no kernel {name!r}")
 
     def to_bytes(self) -> bytes:
@@ -196,10 +216,14 @@ def kernel_digests(program: Program) -> dict[str, str]:
 def target_of(graph: Graph) -> str:
     """The target of the device that a graph's values are on."""
     devices = {value.type.device for op in graph.ops for value in op.results} | {v.type.device for v in graph.inputs}
-    others = sorted(device for device in devices if device != "cpu")
-    if others:
-        raise FusecError(f"arrays on {', '.join(others)} can't be compiled for yet; move them to the CPU")
-    return "cpu"
+    if devices <= {"cpu"}:
+        return "cpu"
+    if len(devices - {"cpu"}) > 1 or "cpu" in {v.type.device for v in graph.inputs if v.type.static_shape}:
+        raise FusecError(f"arrays on {', '.join(sorted(devices))} in one function; move them to one device")
+    (device,) = devices - {"cpu"}
+    if not is_gpu(device):
+        raise FusecError(f"arrays on {device} can't be compiled for; move them to a CPU or a CUDA device")
+    return device
 
 
 # The disk
@@ -254,12 +278,15 @@ def without_locations(graph: Graph) -> tuple[Graph, list[Location]]:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """What else a compiled program depends on: the compiler's own source, and TVM."""
+    """What else a compiled program depends on: the compiler's own source, TVM and Triton."""
+    return str(_FORMAT), *map(_version, ("apache-tvm", "triton")), _source_digest()
+
+
+def _version(package: str) -> str:
     try:
-        tvm = version("apache-tvm")
+        return version(package)
     except PackageNotFoundError:
-        tvm = "none"
-    return str(_FORMAT), tvm, _source_digest()
+        return "none"
 
 
 def _source_digest() -> str:
@@ -312,6 +339,7 @@ def dump(folder: Path, lowered: Lowered, module: Module, executable: Executable)
         (target / f"{kernel.name}.tile").write_text(print_kernel(kernel) + "\n")
         source = getattr(module, "source", None)
         if source is not None:
-            (target / f"{kernel.name}.tvm.py").write_text(source(kernel.name) + "\n")
+            backend = "triton" if is_gpu(program.target) else "tvm"
+            (target / f"{kernel.name}.{backend}.py").write_text(source(kernel.name) + "\n")
     (target / "program.json").write_text(json.dumps(program_to_json(program), indent=1) + "\n")
     (target / "call.py").write_text(executable.source)

@@ -16,8 +16,8 @@ from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
-from fusec.passes.lower.program import assemble
 from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.lower.program import assemble
 from fusec.passes.lower.select import Selector
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision

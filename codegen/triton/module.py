@@ -167,7 +167,9 @@ def _launcher(kernel: KernelSource, binary: Binary, device: int, misaligned: Ker
     if getattr(metadata, "global_scratch_size", 0):
         size = metadata.global_scratch_size * x * y * z * metadata.num_ctas
         place = bind(torch.device("cuda", device), "device")
-        lines.append(f"scratch = {bind(torch.empty, 'empty')}({size}, dtype={bind(torch.int8, 'int8')}, device={place})")
+        lines.append(
+            f"scratch = {bind(torch.empty, 'empty')}({size}, dtype={bind(torch.int8, 'int8')}, device={place})"
+        )
         scratch = "scratch"
     if hasattr(launcher, "launch_pdl"):
         options = f"{launcher.launch_cooperative_grid}, {launcher.launch_pdl}, {scratch}, None"

@@ -100,12 +100,12 @@ class ProgramWriter:
     # What needs an array object, what only memory
 
     def _slots_seen_as_arrays(self) -> set[int]:
-        """Roots that leave the program or go to the library: scratch among them can't lie in the arena."""
+        """Roots that leave the program or go to the library, or lie on a GPU: the arena is not for those."""
         seen = {root_of(self._program, slot)[0] for slot in self._program.outputs}
         for step in self._program.steps:
             if isinstance(step, Call):
                 seen |= {root_of(self._program, slot)[0] for slot in step.arguments}
-        return seen
+        return seen | {k for k, slot in enumerate(self._program.slots) if slot.type.device != "cpu"}
 
     def _write_scratch(self) -> None:
         """One block for all scratch that only kernels see."""
@@ -216,6 +216,9 @@ class ProgramWriter:
 
     def _root_address(self, root: int) -> str:
         record = self._program.slots[root]
+        if record.kind == "constant" and record.type.device != "cpu":
+            variable = self._variable(root)
+            return self._arrays.address(self._scope, variable)
         if record.kind == "constant":
             memory = np.full(max(1, prod(record.type.static_shape)), record.value, record.type.dtype.numpy)
             self._scope.bind(memory, f"constant_{root}")

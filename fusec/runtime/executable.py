@@ -24,8 +24,8 @@ from fusec.runtime.program import Call, Launch, Pack, Program
 class Module(Protocol):
     """Machine code of a program's kernels."""
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """The kernel of this name, called with the address of each parameter."""
+    def function(self, name: str, device: int | None = None) -> Callable[..., Any]:
+        """The kernel of this name, called with the address of each parameter; on GPU ``device`` where one is given."""
 
     def to_bytes(self) -> bytes:
         """The module for a file."""
@@ -63,9 +63,15 @@ class Executable:
     def write(self, scope: Scope, inputs: Sequence[str], clock: str | None = None) -> ProgramWriter:
         """The lines of the program, for code in which these variables hold the free inputs."""
         variables = dict(zip(self.free_inputs, inputs, strict=True))
-        parts = Parts(self.module.function, self._packer, self._call, self.weights, self.packed)
+        parts = Parts(self._kernel, self._packer, self._call, self.weights, self.packed)
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
         return ProgramWriter(self.program, self.arrays, parts, scope, named, clock).write()
+
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        device = next((s.type.device for s in self.program.slots if s.type.device.startswith("cuda:")), "")
+        if not device:
+            return self.module.function(name)
+        return self.module.function(name, int(device.removeprefix("cuda:")))
 
     def _packer(self, step: Pack) -> Packer:
         kernel = self.module.function(step.kernel)

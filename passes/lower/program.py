@@ -15,6 +15,7 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
+from fusec.target.gpu import is_gpu
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 
@@ -44,7 +45,8 @@ def assemble(
 ) -> Program:
     """Lowers every group with ``lower`` and strings the kernels together.
 
-    A group that no kernel family can express runs through the reference interpreter and is listed as declined.
+    A group that no kernel family can express runs through the reference interpreter and is listed as declined; on a GPU
+    it is a LoweringError, because the interpreter would fetch its operands.
     """
     a = _Assembly(graph, target, lower, report, declined=list(declined or []))
     a.strides.update(input_strides(graph))
@@ -57,6 +59,8 @@ def assemble(
         elif isinstance(op.attributes, ExternAttributes):
             _extern(a, op, op.attributes)
         elif op.definition.kind not in ("view", "create"):
+            if is_gpu(target):
+                raise LoweringError(f"no kernel family computes {op.name} on a GPU")
             _interpreted(a, [op], op.operands, op.results, f"no kernel family computes {op.name}")
     outputs = tuple(_slot(a, v, k) for k, v in enumerate(graph.outputs))
     inputs = tuple(a.slot_of[v] for v in graph.inputs)
@@ -128,6 +132,8 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     try:
         lowered = a.lower(Frame(op, layouts, _kernel_name(a, op)))
     except LoweringError as error:
+        if is_gpu(a.target):
+            raise
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
         _interpreted_group(a, op, body, owned, str(error))
         return

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from triton_cases import CASES  # noqa: E402
+from triton_cases import CASES
 
 
 @pytest.fixture(scope="module")
