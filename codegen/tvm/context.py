@@ -12,7 +12,7 @@ from fusec.codegen.tvm.tir import Node
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol
 from fusec.target.cpu import CpuTarget
-from fusec.tile.scalar import Buffer, ScalarExpr
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,6 @@ class Numbers:
         return found
 
     def _key(self, e: ScalarExpr) -> tuple[object, ...]:
-        from fusec.tile.scalar import Apply, Const, IndexValue, Load
-
         match e:
             case Const():
                 return ("const", type(e.value), repr(e.value), e.dtype)
@@ -137,3 +135,22 @@ def flat_index(subscripts: Iterable[Index], strides: Iterable[int]) -> Index:
     for i, stride in zip(subscripts, strides, strict=True):
         flat = ix.add(flat, ix.mul(i, stride))
     return flat
+
+
+def distinct(e: ScalarExpr) -> list[ScalarExpr]:
+    """Every node of the tree once, also where it is shared."""
+    found: dict[int, ScalarExpr] = {}
+    stack = [e]
+    while stack:
+        node = stack.pop()
+        if id(node) in found:
+            continue
+        found[id(node)] = node
+        match node:
+            case Apply():
+                stack.extend(node.args)
+            case Load():
+                stack.extend(i for i in node.index if not isinstance(i, int | Expr))
+            case Const() | IndexValue():
+                pass
+    return list(found.values())

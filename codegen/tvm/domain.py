@@ -9,7 +9,7 @@ from tvm import tirx
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import cast, register_type
-from fusec.codegen.tvm.context import Context, Numbers
+from fusec.codegen.tvm.context import Context, Numbers, distinct
 from fusec.codegen.tvm.scalars import LaneBlock, Points
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
@@ -80,25 +80,13 @@ def _compute_bits(dtype: DType) -> int:
 
 
 def _widest(e: ScalarExpr) -> int:
-    """64 where doubles or 64-bit integers are computed with, else 32. Index values alone don't count."""
+    """64 where doubles or loaded 64-bit integers are computed with, else 32."""
     found = 32
-    seen: set[int] = set()
-    stack = [e]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        match node:
-            case Apply():
-                stack.extend(node.args)
-                found = max(found, 64 if node.dtype.name == "f64" else 32)
-            case Load():
-                found = max(found, _compute_bits(node.dtype))
-            case Const():
-                found = max(found, 64 if node.dtype.name == "f64" else 32)
-            case IndexValue():
-                pass
+    for node in distinct(e):
+        if isinstance(node, Load):
+            found = max(found, _compute_bits(node.dtype))
+        elif isinstance(node, Apply | Const) and node.dtype.name == "f64":
+            found = 64
     return found
 
 

@@ -154,7 +154,8 @@ class _DotWriter:
     def _mask(self, remaining: Node | None, vector: int) -> Node | None:
         if remaining is None:
             return None
-        return tir.first_lanes(tirx.Sub(remaining, self._number(vector * self.lanes)), self.lanes)
+        left = tirx.Sub(remaining, self._number(vector * self.lanes))
+        return tir.first_lanes(left, self.lanes, self.context.index_type)
 
     def _start(self, code: Code, block: _RowBlock, column: Index, masks: list[Node | None]) -> list[list[Node]]:
         sums = []

@@ -6,7 +6,7 @@ one point is one parallel loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import assert_never
 
@@ -14,7 +14,7 @@ from tvm import tirx
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import memory_type
-from fusec.codegen.tvm.context import Context, Numbers
+from fusec.codegen.tvm.context import Context, Numbers, distinct
 from fusec.codegen.tvm.domain import emit_pointwise
 from fusec.codegen.tvm.dot import emit_dot
 from fusec.codegen.tvm.reduce import emit_reduce
@@ -24,8 +24,8 @@ from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
-from fusec.tile.scalar import Buffer
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
 
 STACK_BYTES = 256 * 1024
 """Larger scratch comes from the heap."""
@@ -153,30 +153,51 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
 
 
 def _is_large(kernel: Kernel) -> bool:
-    """Whether an offset, or an index value, can pass the range of int32."""
+    """Whether an offset, a count or an index value can pass the range of int32."""
     for buffer in kernel.parameters:
         low = sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True) if s < 0)
-        if buffer.extent >= 2**30 or low <= -(2**30):
+        if buffer.extent >= _LARGE or low <= -_LARGE:
             return True
-    return any(it.extent >= 2**30 for it in _iters(kernel.body))
+    return any(_needs_int64(statement) for statement in _statements(kernel.body))
 
 
-def _iters(block: Sequence[Statement]) -> Iterator[Iter]:
+_LARGE = 2**30
+"""Half of int32's range: sums on the way to an offset stay within it."""
+
+
+def _statements(block: Block) -> Iterator[Statement]:
+    """Every statement, enclosing ones first."""
     for statement in block:
+        yield statement
         match statement:
-            case Grid():
-                yield from statement.iters
-                yield from _iters(statement.body)
-            case Loop():
-                yield from _iters(statement.body)
+            case Grid() | Loop():
+                yield from _statements(statement.body)
             case If():
-                yield from _iters(statement.body)
-                yield from _iters(statement.orelse)
-            case Map() | Store() | Reduce():
-                yield from statement.domain
-            case Dot():
-                yield from (statement.m, statement.n, statement.k)
-            case Alloc():
+                yield from _statements(statement.body)
+                yield from _statements(statement.orelse)
+            case Alloc() | Map() | Store() | Reduce() | Dot():
                 pass
             case _:
                 assert_never(statement)
+
+
+def _needs_int64(statement: Statement) -> bool:
+    match statement:
+        case Grid():
+            return prod(max(it.extent, 1) for it in statement.iters) >= _LARGE
+        case Map() | Store() | Reduce():
+            return any(it.extent >= _LARGE for it in statement.domain) or _has_large_value(statement.value)
+        case Dot():
+            return any(it.extent >= _LARGE for it in (statement.m, statement.n, statement.k))
+        case Loop():
+            return ix.needs_int64(statement.start, statement.stop)
+        case If():
+            return _has_large_value(statement.condition)
+        case Alloc():
+            return False
+        case _:
+            assert_never(statement)
+
+
+def _has_large_value(e: ScalarExpr) -> bool:
+    return any(isinstance(n, IndexValue) and ix.needs_int64(n.index) for n in distinct(e))

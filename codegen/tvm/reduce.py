@@ -327,7 +327,7 @@ class _Writer:
         start = inner.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
         valid = self._number(rest) if isinstance(rest, int) else rest
         points = self._points(inner, last, lanes, start, valid, None)
-        mask = Value(tir.first_lanes(valid, lanes), "bool", lanes)
+        mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
         value = inner.select(mask, self.operand(points), self.monoid.identity(lanes))
         totals.update(inner, 0, value)
         if isinstance(rest, int):

@@ -36,10 +36,6 @@ class LaneBlock:
     start: Node
     valid: Node | None = None
 
-    @property
-    def mask(self) -> Node | None:
-        return None if self.valid is None else tir.first_lanes(self.valid, self.lanes)
-
 
 class Points:
     """Writes the value of scalar expressions at one block of lanes, or at a single point (``block`` None).
@@ -61,6 +57,10 @@ class Points:
     @property
     def lanes(self) -> int:
         return self.block.lanes if self.block is not None else 1
+
+    def _mask(self) -> Node:
+        assert self.block is not None
+        return tir.first_lanes(self.block.valid, self.block.lanes, self.context.index_type)
 
     def value(self, e: ScalarExpr) -> Value:
         """The expression in a register: half types as f32, a bool as a condition."""
@@ -175,7 +175,7 @@ class Points:
         else:
             place = self.place(e.buffer, e.index)
         if place.unit and self.block is not None and self.block.valid is not None:
-            node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, place.node, self.block.mask)
+            node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, place.node, self._mask())
         else:
             node = tirx.BufferLoad(memory, [place.node])
         return Value(node, element, place.lanes)
@@ -242,7 +242,7 @@ class Points:
             assert place.lanes == raw.lanes, "a store whose index does not use the lanes"
             self.code.append(tirx.BufferStore(memory, raw.node, [place.node]))
         elif place.unit:
-            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, place.node, block.mask)))
+            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, place.node, self._mask())))
         else:
             self._store_lanes(memory, raw, Value(place.node, self.context.index_type, self.lanes))
 

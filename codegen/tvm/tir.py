@@ -94,9 +94,9 @@ def intrinsic(name: str, result: str, lanes: int, *args: Node) -> Node:
     return tirx.call_llvm_pure_intrin(vector_type(result, lanes), name, *args)
 
 
-def first_lanes(count: Node, lanes: int) -> Node:
-    """The mask of the first ``count`` lanes."""
-    return tirx.LT(tirx.Ramp(tirx.IntImm("int32", 0), tirx.IntImm("int32", 1), lanes), tirx.Broadcast(count, lanes))
+def first_lanes(count: Node, lanes: int, dtype: str) -> Node:
+    """The mask of the first ``count`` lanes; ``dtype`` is that of the count."""
+    return tirx.LT(ramp(tirx.IntImm(dtype, 0), lanes, 1, dtype), tirx.Broadcast(count, lanes))
 
 
 def block(statements: Sequence[Node]) -> Node:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tile_harness import buffer, compare, const, iters, kernel, load, op, sym, tile
 
+from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.index import maximum, minimum
 from fusec.ir.types import bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import Alloc, Grid, If, Iter, Loop, Map, Store
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, RegisterTile, Store
 from fusec.tile.scalar import IndexValue
 
 V3 = cpu_target("cpu:x86-64-v3")
@@ -155,8 +156,6 @@ def test_a_scalar_kernel_without_iterators():
 def test_in_place_update():
     x = buffer("x", f32, (37,))
     i = sym("i", 37)
-    from fusec.codegen.tvm.build import compile_kernels
-
     k = kernel("double", (x,), (Store(iters((i, 37)), x, (i,), op("add", load(x, i), load(x, i))),))
     values = np.arange(37, dtype=np.float32)
     compile_kernels([k], HOST).function("double")(values.ctypes.data)
@@ -190,3 +189,49 @@ def test_uniform_values_are_computed_before_the_lanes():
     i, j = sym("i", 6), sym("j", 35)
     value = op("mul", load(x, i, j), op("exp", load(s, i)))
     compare(kernel("rows", (x, s, out), (Store((Iter(i, 6), Iter(j, 35, maximum(i, 0) + 20)), out, (i, j), value),)))
+
+
+def test_offsets_beyond_two_to_the_31():
+    """Rows 2**31 elements apart; only the pages that are touched exist."""
+    apart, n = 2**31, 37
+    x, out = buffer("x", u8, (2, n), (apart, 1)), buffer("out", u8, (2, n))
+    i, j = sym("i", 2), sym("j", n)
+    k = kernel("far", (x, out), (Store(iters((i, 2), (j, n)), out, (i, j), load(x, i, j)),))
+    memory, result = np.zeros(apart + n, np.uint8), np.zeros((2, n), np.uint8)
+    memory[:n], memory[apart:] = 1, np.arange(n)
+    compile_kernels([k], HOST).function("far")(memory.ctypes.data, result.ctypes.data)
+    assert (result[0] == 1).all()
+    np.testing.assert_array_equal(result[1], np.arange(n))
+
+
+def test_index_values_beyond_two_to_the_31():
+    out = buffer("out", i64, (20,))
+    i = sym("i", 20)
+    (result,) = compare(kernel("big", (out,), (Store(iters((i, 20)), out, (i,), IndexValue(i * 2**32 - 5)),)))
+    np.testing.assert_array_equal(result, np.arange(20) * 2**32 - 5)
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "max"])
+def test_wide_indices_in_every_statement(reduce_op):
+    far = buffer("far", f32, (2, 40), (2**31, 1))
+    out, total, product = buffer("out", f32, (40,)), buffer("total", f32, (2,)), buffer("product", f32, (2, 40))
+    i, j, s = sym("i", 2), sym("j", 40), sym("s", 2)
+    registers = RegisterTile(2, 32)
+    dot = Dot(
+        Iter(i, 2), Iter(j, 40), Iter(s, 2), load(product, i, j), load(far, i, s), load(far, s, j), True, registers
+    )
+    body = (
+        Reduce(iters((i, 2), (j, 40)), out, (j,), reduce_op, load(far, i, j)),
+        Reduce(iters((i, 2), (j, 40)), total, (i,), reduce_op, load(far, i, j)),
+        Loop(sym("u", 1), 0, 1, 1, (dot,)),
+    )
+    memory = np.zeros(2**31 + 40, np.float32)
+    memory[:40], memory[2**31 :] = np.arange(40), np.arange(40)[::-1]
+    x = np.stack([memory[:40], memory[2**31 :]])
+    results = [np.zeros(40, np.float32), np.zeros(2, np.float32), np.zeros((2, 40), np.float32)]
+    k = kernel("far", (far, out, total, product), body, outputs=3)
+    compile_kernels([k], HOST).function("far")(memory.ctypes.data, *(r.ctypes.data for r in results))
+    ufunc = np.add if reduce_op == "sum" else np.maximum
+    np.testing.assert_array_equal(results[0], ufunc.reduce(x, axis=0))
+    np.testing.assert_array_equal(results[1], ufunc.reduce(x, axis=1))
+    np.testing.assert_array_equal(results[2], x[:, :2] @ x)
