@@ -1,0 +1,189 @@
+"""``fusec.jit`` on NumPy functions, against NumPy."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+
+import fusec
+from fusec.errors import CaptureError
+
+FACTOR = np.float32(2.0)
+TABLE = np.arange(5, dtype=np.float32)
+
+
+def strict(function: Any) -> Any:
+    return fusec.jit(fallback="error")(function)
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    assert np.asarray(found).dtype == np.asarray(wanted).dtype
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-5)
+    if isinstance(wanted, np.ndarray):
+        assert found.strides == wanted.strides
+
+
+def random(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+def expression(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x)) * x + np.sqrt(np.abs(x)) * 2 - 1
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 5), (0, 4), (), (700, 500)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_expression(shape: tuple[int, ...], dtype: Any) -> None:
+    jitted = strict(expression)
+    for _ in range(2):
+        x = np.asarray(random(*shape), dtype)
+        same(jitted(x), expression(x))
+
+
+@pytest.mark.parametrize(
+    "view", [lambda a: a.T, lambda a: a[::-1, ::2], lambda a: np.asfortranarray(a), lambda a: a[1:, None, 2:]]
+)
+def test_layouts(view: Any) -> None:
+    x = view(random(6, 8))
+    same(strict(lambda x: x * 2 + 1)(x), x * 2 + 1)
+
+
+def test_scalars_come_out_as_scalars() -> None:
+    def function(x: Any) -> Any:
+        return x.sum(), x.mean(axis=0), x.max(), np.argmax(x)
+
+    x = random(4, 6)
+    for found, wanted in zip(strict(function)(x), function(x), strict=True):
+        same(found, wanted)
+
+
+def test_windows_and_views() -> None:
+    def function(a: Any, b: Any) -> Any:
+        windows = as_strided(b, (b.shape[1] - 3, b.shape[0], 4), (b.strides[1], *b.strides))
+        return a @ windows, sliding_window_view(b, 3, axis=1).sum(-1)
+
+    a, b = random(5, 6), random(6, 30)
+    for found, wanted in zip(strict(function)(a, b), function(a, b), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_globals_are_seen() -> None:
+    global FACTOR
+    jitted = strict(lambda x: x * FACTOR + TABLE[1])
+    x = random(5)
+    try:
+        for factor, entry in ((2.0, 1.0), (3.0, 1.0), (3.0, 7.0)):
+            FACTOR = np.float32(factor)
+            TABLE[1] = entry
+            same(jitted(x), x * FACTOR + TABLE[1])
+    finally:
+        FACTOR = np.float32(2.0)
+        TABLE[1] = 1
+
+
+def test_mutation_and_views_of_inputs() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x += 1
+        return x, y[::2], y
+
+    jitted = strict(function)
+    for _ in range(2):
+        x, y = random(6), random(6)
+        expected = x + 1
+        first, second, third = jitted(x, y)
+        assert first is x
+        assert third is y
+        same(x, expected)
+        assert np.shares_memory(second, y)
+        same(second, y[::2])
+
+
+def test_overlapping_arguments_of_a_function_that_writes() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x += 1
+        return x * y
+
+    jitted = fusec.jit(function)
+    for _ in range(2):
+        base, other = random(8), random(8)
+        same(jitted(base[:6], base[2:]), function(other[:6], other[2:]))
+        same(base, other)
+        fresh = random(6)
+        same(jitted(fresh.copy(), fresh), function(fresh.copy(), fresh))
+
+
+def test_unusual_arrays_run_as_written() -> None:
+    jitted = fusec.jit(lambda x: x + x)
+    for x in (
+        np.ma.masked_array([1.0, 2.0], [0, 1]),
+        np.array([1.0, 2.0]).astype(">f8"),
+        np.frombuffer(b"\0" * 17, np.uint8)[1:].view(np.float64),
+        np.array(["a", "b"], object),
+    ):
+        found = jitted(x)
+        assert type(found) is type(x)
+        np.testing.assert_array_equal(found, x + x)
+    x = random(4)
+    x.flags.writeable = False
+    same(jitted(x), x + x)
+    assert sum(jitted.dispatcher.eager_calls.values()) == 4
+
+
+def test_the_users_mistakes_are_errors_of_their_class() -> None:
+    for fallback in ("eager", "error"):
+        jitted: Any = fusec.jit(fallback=fallback)(lambda x, y: x + y)  # type: ignore[call-overload]
+        with pytest.raises(ValueError, match=r"broadcast|shape"):
+            jitted(random(3), random(4))
+        with pytest.raises(TypeError):
+            jitted(random(3))
+
+
+def test_control_flow_on_values_runs_as_written() -> None:
+    def function(x: Any) -> Any:
+        return x * 2 if x.sum() > 0 else x - 1
+
+    jitted = fusec.jit(function)
+    for sign in (1, -1):
+        x = sign * np.ones(4, np.float32)
+        same(jitted(x), function(x))
+    with pytest.raises(CaptureError, match=r"test_api_numpy\.py"):
+        strict(function)(np.ones(4))
+
+
+def test_a_jitted_function_inside_another() -> None:
+    inner = fusec.jit(lambda x: np.sqrt(np.abs(x)))
+    outer = strict(lambda x: inner(x * 2) - inner(TABLE))
+    x = random(5)
+    same(inner(x), np.sqrt(np.abs(x)))
+    same(outer(x), np.sqrt(np.abs(x * 2)) - np.sqrt(np.abs(TABLE)))
+    TABLE[2] = 50
+    try:
+        same(outer(x), np.sqrt(np.abs(x * 2)) - np.sqrt(np.abs(TABLE)))
+    finally:
+        TABLE[2] = 2
+
+
+def test_results_survive_and_threads_agree() -> None:
+    jitted = strict(lambda x: np.exp(x - x.max(axis=-1, keepdims=True)).sum(axis=-1) + x[:, 0])
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        held = []
+        for _ in range(8):
+            x = generator.standard_normal((300, 400)).astype(np.float32)
+            held.append((jitted(x), np.exp(x - x.max(axis=-1, keepdims=True)).sum(axis=-1) + x[:, 0]))
+        if not all(np.allclose(found, wanted, rtol=1e-4) for found, wanted in held):
+            wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
