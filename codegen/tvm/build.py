@@ -42,6 +42,7 @@ def compile_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> CompiledMod
         names = ", ".join(functions)
         raise CodegenError(f"compiling {names} for {target.name} failed: {str(error).strip()[-400:]}") from error
     if target.runs_here:
+        parallel.prepare()
         parallel.attach(module)
     return CompiledModule(module, functions)
 

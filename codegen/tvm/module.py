@@ -126,6 +126,7 @@ def _link(module: Any, folder: Path) -> bytes | None:
 
 
 def _load(path: str) -> Any:
+    parallel.prepare()
     if path.endswith(".ll"):
         import tvm  # noqa: F401  (registers the loader of LLVM IR)
     return tvm_ffi.load_module(path)

@@ -80,11 +80,16 @@ define i32 @fusec_use(i64 %parallel, i64 %count_threads) {{
 """
 
 
+def prepare() -> None:
+    """To be called before a module is loaded: without an OpenMP library, loading looks for TVM's pool."""
+    if _openmp() is None:
+        _prepare_tvm_pool()
+
+
 def attach(module: Any) -> None:
-    """Makes a loaded module's parallel loops run on OpenMP, or on TVM's pool where there is no OpenMP library."""
+    """Makes a loaded module's parallel loops run on OpenMP, if there is an OpenMP library."""
     library = _openmp()
     if library is None:
-        _prepare_tvm_pool()
         return
     setup = module.get_function(SETUP)
     setup(_address(library.GOMP_parallel), _address(library.omp_get_num_threads))

@@ -111,20 +111,27 @@ def test_bytes_without_a_linker(monkeypatch):
 LOADER = """
 import sys
 import numpy as np
+from fusec.codegen.tvm import parallel
 from fusec.codegen.tvm.module import CompiledModule
+openmp = sys.argv[2] == "openmp"
+if not openmp:
+    parallel._openmp = lambda: None
 function = CompiledModule.from_bytes(open(sys.argv[1], "rb").read()).function("row")
 x = np.ones((64, 40), np.float32)
-out = np.zeros_like(x)
-function(x.ctypes.data, out.ctypes.data)
-assert abs(out - 1 / 40).max() < 1e-7
-assert "tvm" not in sys.modules, "the compiler was loaded"
+for threads in (2, 1):
+    parallel.set_threads(threads)
+    out = np.zeros_like(x)
+    function(x.ctypes.data, out.ctypes.data)
+    assert abs(out - 1 / 40).max() < 1e-7
+assert ("tvm" in sys.modules) != openmp, "the compiler is loaded for its thread pool only"
 """
 
 
-def test_another_process_runs_the_bytes_without_the_compiler(tmp_path):
+@pytest.mark.parametrize("threads", ["openmp", "tvm's own"])
+def test_another_process_runs_the_bytes_without_the_compiler(tmp_path, threads):
     path = tmp_path / "module"
     path.write_bytes(compile_kernels([row_kernel()], cpu_target()).to_bytes())
-    subprocess.run([sys.executable, "-c", LOADER, str(path)], check=True)
+    subprocess.run([sys.executable, "-c", LOADER, str(path), threads], check=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
