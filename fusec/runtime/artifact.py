@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ _NAME = re.compile(
 _TEXT_LIMIT = 256 * 1024 * 1024
 _BINARY_LIMIT = 1 << 40
 _MEMBER_LIMIT = 20_000
+_UNREADABLE = (OSError, NotImplementedError, RuntimeError, EOFError, zlib.error, ValueError)
+"""What zipfile raises on damaged members, besides BadZipFile."""
+
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -77,7 +81,7 @@ class Contents:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 return _read_member(archive, member, self.manifest)
-        except (OSError, zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, KeyError, *_UNREADABLE) as error:
             raise ArtifactError(f"{self.path}: can't read {member}: {error}") from None
 
     def text(self, member: str) -> str:
@@ -127,7 +131,7 @@ def read(path: str | PathLike[str]) -> Contents:
         raise ArtifactError(f"there is no file {source}") from None
     except zipfile.BadZipFile as error:
         raise ArtifactError(f"{source} is not a whole fusec file: {error}") from None
-    except (OSError, NotImplementedError, RuntimeError, EOFError) as error:
+    except _UNREADABLE as error:
         raise ArtifactError(f"{source} can't be read: {error}") from None
 
 
