@@ -20,7 +20,7 @@ from fusec.ir.attributes import (
     StridedAttributes,
     WindowsAttributes,
 )
-from fusec.ir.graph import Op, Value
+from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import (
     Expr,
     Index,
@@ -151,6 +151,19 @@ def _matching_runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[in
                 pb, j = pb * b[j], j + 1
         runs.append((left, right))
     return runs
+
+
+def index_only(graph: Graph) -> set[Value]:
+    """Values that constants and iota alone make, through views, maps and moves: expressions of the index, no data.
+
+    A ``copy`` is not one of them: it says that its result is to be memory.
+    """
+    found: set[Value] = set()
+    for op in graph.ops:
+        pointwise = op.definition.kind in ("view", "elementwise", "data") and op.name != "copy"
+        if op.definition.kind == "create" or (pointwise and found.issuperset(op.operands)):
+            found.update(op.results)
+    return found
 
 
 class Inliner:

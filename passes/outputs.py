@@ -11,7 +11,7 @@ from fusec.ir.graph import Graph, Op, Port, Value
 from fusec.ir.index import Index, Symbol, add, coefficient, mul, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
-from fusec.passes.inline import fresh_index, pure, view_index
+from fusec.passes.inline import fresh_index, index_only, pure, view_index
 
 Strides = tuple[int, ...]
 
@@ -99,6 +99,7 @@ def own_outputs(graph: Graph) -> Graph:
     """Inserts a ``copy`` before each output, or operand of a call, that no plain view of memory can be."""
     producers = graph.producers()
     strides = memory_strides(graph)
+    indices = index_only(graph)
     ops: list[Op] = []
     outputs: list[Value] = []
     taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
@@ -117,44 +118,38 @@ def own_outputs(graph: Graph) -> Graph:
 
     for op in graph.ops:
         if is_call(op):
-            operands = tuple(v if _in_memory(v, producers, strides) else copied(v, ops) for v in op.operands)
+            operands = tuple(v if _in_memory(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
             ops.append(op if operands == op.operands else replace(op, operands=operands))
         else:
             ops.append(op)
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
         outputs.append(
-            value if _is_output_memory(value, port, producers, strides) else copied(value, ops, port.strides)
+            value if _is_output_memory(value, port, producers, strides, indices) else copied(value, ops, port.strides)
         )
     return graph.with_ops(ops, outputs)
 
 
-def _in_memory(value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]) -> bool:
+def _in_memory(
+    value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], indices: set[Value]
+) -> bool:
     op = producers.get(value)
-    if op is None or op.definition.kind not in ("view", "create"):
-        return not _is_index_only(value, producers)
-    if op.definition.kind == "create":
-        return False
+    if op is None or op.definition.kind != "view":
+        return value not in indices
     view = strided_view(value, producers, strides)
-    return view is not None and not _is_index_only(view.base, producers)
-
-
-def _is_index_only(value: Value, producers: Mapping[Value, Op]) -> bool:
-    op = producers.get(value)
-    if op is None:
-        return False
-    if op.definition.kind == "create":
-        return True
-    pointwise = op.definition.kind in ("elementwise", "view") and op.name != "copy"
-    return pointwise and all(_is_index_only(v, producers) for v in op.operands)
+    return view is not None and view.base not in indices
 
 
 def _is_output_memory(
-    value: Value, port: Port, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]
+    value: Value,
+    port: Port,
+    producers: Mapping[Value, Op],
+    strides: Mapping[Value, Strides],
+    indices: set[Value],
 ) -> bool:
     op = producers.get(value)
     if op is None:
         return True
-    if not _in_memory(value, producers, strides):
+    if not _in_memory(value, producers, strides, indices):
         return False
     shape = value.type.static_shape
     wanted = port.strides if port.strides is not None else contiguous_strides(shape)

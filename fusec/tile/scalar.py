@@ -88,15 +88,19 @@ Subscript = int | Expr | ScalarExpr
 
 
 def walk(e: ScalarExpr) -> Iterator[ScalarExpr]:
-    """Every node of the tree, parents first. A shared node is visited once per use."""
-    yield e
-    if isinstance(e, Apply):
-        for a in e.args:
-            yield from walk(a)
-    elif isinstance(e, Load):
-        for i in e.index:
-            if not isinstance(i, int | Expr):
-                yield from walk(i)
+    """Every node of the tree, parents first. A node object that is used several times is visited once."""
+    seen: set[int] = set()
+    waiting = [e]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if isinstance(node, Apply):
+            waiting.extend(reversed(node.args))
+        elif isinstance(node, Load):
+            waiting.extend(i for i in reversed(node.index) if not isinstance(i, int | Expr))
 
 
 def loads(e: ScalarExpr) -> list[Load]:
@@ -118,19 +122,32 @@ def symbols_in(e: ScalarExpr) -> set[Symbol]:
 
 
 def rewrite(e: ScalarExpr, change: Callable[[ScalarExpr], ScalarExpr | None]) -> ScalarExpr:
-    """The tree with nodes replaced: ``change`` sees each node first and returns its replacement, or None to go on."""
-    replaced = change(e)
-    if replaced is not None:
-        return replaced
-    match e:
-        case Apply():
-            args = tuple(rewrite(a, change) for a in e.args)
-            return e if args == e.args else Apply(e.op, args, e.dtype)
-        case Load():
-            index = tuple(i if isinstance(i, int | Expr) else rewrite(i, change) for i in e.index)
-            return e if index == e.index else Load(e.buffer, index)
-        case _:
-            return e
+    """The tree with nodes replaced: ``change`` sees each node first and returns its replacement, or None to go on.
+
+    What is shared in the tree is shared in the result.
+    """
+    done: dict[int, ScalarExpr] = {}
+
+    def visit(node: ScalarExpr) -> ScalarExpr:
+        if id(node) not in done:
+            replaced = change(node)
+            done[id(node)] = rebuilt(node) if replaced is None else replaced
+        return done[id(node)]
+
+    def rebuilt(node: ScalarExpr) -> ScalarExpr:
+        match node:
+            case Apply():
+                args = tuple(map(visit, node.args))
+                same = all(a is b for a, b in zip(args, node.args, strict=True))
+                return node if same else Apply(node.op, args, node.dtype)
+            case Load():
+                index = tuple(i if isinstance(i, int | Expr) else visit(i) for i in node.index)
+                same = all(a is b for a, b in zip(index, node.index, strict=True))
+                return node if same else Load(node.buffer, index)
+            case _:
+                return node
+
+    return visit(e)
 
 
 def reindex(e: ScalarExpr, replacements: dict[Symbol, Index]) -> ScalarExpr:

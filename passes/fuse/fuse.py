@@ -8,12 +8,22 @@ from math import prod
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op
 from fusec.passes.fuse.attention import match_attention
-from fusec.passes.fuse.grow import Log, grow_consumers, grow_producers, seed, seed_reduction
-from fusec.passes.fuse.partition import Group, Partition, build_fused_graph, view_position
+from fusec.passes.fuse.grow import (
+    Log,
+    absorb_upstream,
+    grow_consumers,
+    grow_producers,
+    seed,
+    seed_reduction,
+)
+from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph
 from fusec.runtime.program import Declined
 
 CHEAP_FLOPS = 4
 """Elementwise ops of at most this many flops are recomputed rather than stored."""
+
+STORE_FLOPS = 8
+"""Flops that a vector unit does in about the time that writing and reading back an element takes."""
 
 
 def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Graph:
@@ -111,46 +121,10 @@ def fuse_rows(partition: Partition, log: Log) -> None:
         assert isinstance(op.attributes, ReduceAttributes)
         group = Group("row", op.operands[0].type.static_shape)
         seed_reduction(partition, group, op)
-        _place_producers(partition, group, op)
+        absorb_upstream(partition, group, op.operands[0])
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         grow_producers(partition, group, _at_least(prod(group.domain) // 2, cheap=True))
-
-
-def _place_producers(partition: Partition, group: Group, op: Op) -> None:
-    """Takes in the maps that make the reduction's operand, even when others read them too: they become outputs."""
-    stack = [op.operands[0]]
-    while stack:
-        value = stack.pop()
-        producer = partition.producers.get(value)
-        if producer is None or producer in partition.owner:
-            continue
-        if producer in partition.free:
-            if producer.definition.kind == "view":
-                _place_below_view(group, producer)
-                if producer.operands[0] in group.position:
-                    stack.append(producer.operands[0])
-            continue
-        if producer.definition.kind != "elementwise" or value not in group.position:
-            continue
-        if partition.would_cycle(group.ops, producer):
-            continue
-        partition.add(group, [producer])
-        for operand in producer.operands:
-            if operand.type.static_shape == value.type.static_shape:
-                group.position.setdefault(operand, group.position[value])
-                stack.append(operand)
-
-
-def _place_below_view(group: Group, op: Op) -> None:
-    """A view read at the domain's points places its operand when it only reorders them."""
-    if op.name not in ("reshape", "permute") or op.result not in group.position:
-        return
-    source = op.operands[0]
-    trial = Group("row", source.type.static_shape)
-    position = view_position(op, trial.identity)
-    if position is not None and source.type.static_shape == group.domain and position == trial.identity:
-        group.position[source] = group.position[op.result]
 
 
 def _join_siblings(partition: Partition, group: Group) -> None:
@@ -173,17 +147,53 @@ def _join_siblings(partition: Partition, group: Group) -> None:
 
 
 def fuse_maps(partition: Partition, log: Log) -> None:
-    """What is left: chains of maps over one shape, with the maps that only they read inlined."""
-    for op in partition.graph.ops:
-        if op in partition.owner or op in partition.free or op.definition.kind not in ("elementwise", "data"):
+    """What is left: chains of maps over one shape, with maps over other shapes inlined where that costs little.
+
+    Last ops first, so that an op which its readers can compute on the way gets no kernel of its own.
+    """
+    for op in reversed(partition.graph.ops):
+        if op in partition.owner or op in partition.free or op.definition.kind not in POINTWISE:
             continue
         group = Group("map", op.result.type.static_shape)
         seed(partition, group, op)
+        _grow_over_domain(partition, group, log)
+        grow_producers(partition, group, Recomputation(partition, group).pays)
+
+
+def _grow_over_domain(partition: Partition, group: Group, log: Log) -> None:
+    """Takes in what lies at the group's points, up and down the graph, until there is no more."""
+    size = 0
+    while size < len(group.ops):
+        size = len(group.ops)
+        for op in sorted(group.ops, key=partition.order.__getitem__, reverse=True):
+            absorb_upstream(partition, group, op.result)
         grow_consumers(partition, group, log)
-        _drop_inner_views(partition, group)
-        grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS)
 
 
-def _drop_inner_views(partition: Partition, group: Group) -> None:
-    """Positions outside the group's own values serve only while it grows."""
-    group.position = {v: p for v, p in group.position.items() if partition.producers.get(v) in group.ops}
+class Recomputation:
+    """What it costs a map group to compute a producer where it is read, not once and in memory."""
+
+    def __init__(self, partition: Partition, group: Group) -> None:
+        self.partition = partition
+        self.group = group
+        self.domain = prod(group.domain)
+        self._evaluations: dict[Op, int] = {}
+
+    def evaluations(self, op: Op) -> int:
+        """How many elements of the op the group computes."""
+        if op not in self._evaluations:
+            if op in self.group.ops:
+                self._evaluations[op] = op.result.type.size
+            else:
+                self._evaluations[op] = sum(self._reads(c, op) for c in self.partition.compute_consumers(op))
+        return self._evaluations[op]
+
+    def _reads(self, consumer: Op, op: Op) -> int:
+        uses = sum(op.result in self.partition.sources_of(v) for v in consumer.operands)
+        return uses * self.evaluations(consumer)
+
+    def pays(self, op: Op) -> bool:
+        """True when computing elements again costs less than writing and reading them, and there are not many."""
+        size = op.result.type.size
+        again = max(0, self.evaluations(op) - size)
+        return again * max(op.definition.flops, 1) <= STORE_FLOPS * (size + self.domain)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Op, Value
 from fusec.passes.fuse.partition import (
+    POINTWISE,
     Group,
     Partition,
     Position,
     broadcast_position,
     elementwise_position,
+    place_upstream,
     view_position,
 )
 from fusec.runtime.program import Declined
-
-POINTWISE = ("elementwise", "data")
-"""Kinds whose results can be computed one element at a time."""
 
 Log = Callable[[Declined], None]
 
@@ -70,20 +69,44 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     position = _consumer_position(group, op)
     if position is None:
         return
-    if partition.would_cycle(group.ops, op):
-        log(
-            Declined(
-                f"{op.name} into {group.kind}",
-                "it also reads a value that another kernel makes from this one",
-                op.location,
-            )
-        )
+    reason = _obstacle(partition, group, op)
+    if reason:
+        log(Declined(f"{op.name} into {group.kind}", reason, op.location))
         return
     if op.definition.kind == "reduce":
         _place_reduction(group, op)
     else:
         group.position[op.result] = position
     partition.add(group, [op])
+
+
+def _obstacle(partition: Partition, group: Group, op: Op) -> str:
+    """Why an op that lies at the group's points can't join it; empty when it can."""
+    stored = partition.reads_stored(op, group.ops)
+    if stored is not None:
+        return f"the expression of {stored} is too large to go on with"
+    elsewhere = partition.reads_elsewhere(group, op)
+    if elsewhere is not None:
+        return f"it also reads {elsewhere} at other points"
+    if partition.would_cycle(group.ops, op):
+        return "it also reads a value that another kernel makes from this one"
+    return ""
+
+
+def absorb_upstream(partition: Partition, group: Group, value: Value) -> None:
+    """Takes in the maps that make ``value``, even when others read them too: they become outputs."""
+
+    def enter(op: Op) -> bool:
+        if op in group.ops or op in partition.free:
+            return op in group.ops or op.definition.kind == "view"
+        if op in partition.owner or op.definition.kind != "elementwise" or op.result in partition.stored:
+            return False
+        if partition.read_elsewhere(group, op) or partition.would_cycle(group.ops, op):
+            return False
+        partition.add(group, [op])
+        return True
+
+    place_upstream(group, value, partition.producers, enter)
 
 
 def _consumer_position(group: Group, op: Op) -> Position | None:
@@ -115,24 +138,16 @@ def grow_producers(
         if reachable is not None and op not in reachable:
             continue
         consumers = partition.compute_consumers(op)
-        if not consumers or partition.escapes(op) or not allowed(op):
+        if not consumers or partition.escapes(op) or op.result in partition.stored or not allowed(op):
             continue
         if all(c in group.ops for c in consumers):
             partition.add(group, [op])
 
 
 def _mark(partition: Partition, value: Value, found: set[Op]) -> None:
-    for source in partition._sources_of(value):
+    for source in partition.sources_of(value):
         op = partition.producers.get(source)
         if op is not None and op not in found and op.definition.kind in POINTWISE and op not in partition.owner:
             found.add(op)
             for operand in op.operands:
                 _mark(partition, operand, found)
-
-
-def computed_once(graph: Graph, group: Group, op: Op) -> bool:
-    """True when reading ``op`` inside the group computes each of its elements at most about once."""
-    size = 1
-    for n in group.domain:
-        size *= n
-    return op.result.type.size * 2 >= size

@@ -6,7 +6,7 @@ and are copied into each group that reads through them. All other ops are *compu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import maxsize
 
@@ -16,9 +16,18 @@ from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
-from fusec.passes.inline import broadcast_index, fresh_index, pure, reshape_index, settled
+from fusec.passes.inline import broadcast_index, fresh_index, index_only, pure, reshape_index, settled, view_index
 
 Position = tuple[Index, ...]
+
+MOST_TERMS = 4096
+"""The largest expression, written out as a tree, that one element of a kernel may be."""
+
+MOST_DEPTH = 64
+"""Its greatest depth: expressions are read and written by recursion."""
+
+POINTWISE = ("elementwise", "data")
+"""Kinds whose results can be computed one element at a time."""
 
 
 @dataclass(eq=False)
@@ -54,29 +63,10 @@ class Partition:
         self.owner: dict[Op, Group] = {}
         self.groups: list[Group] = []
         self.outputs = set(graph.outputs)
-        self.free: set[Op] = set()
-        for op in graph.ops:
-            if self._is_free(op):
-                self.free.add(op)
+        self.stored = large_parts(graph)
+        indices = index_only(graph)
+        self.free = {op for op in graph.ops if op.definition.kind == "view" or indices.issuperset(op.results)}
         self._compute_consumers: dict[Op, tuple[Op, ...]] = {}
-
-    def _is_free(self, op: Op) -> bool:
-        kind = op.definition.kind
-        if kind in ("view", "create"):
-            return True
-        return kind == "elementwise" and op.name != "copy" and self.is_index_only(op)
-
-    def is_index_only(self, op: Op) -> bool:
-        """True when nothing but constants and iota reaches the op."""
-        return all(self._index_only_value(v) for v in op.operands)
-
-    def _index_only_value(self, value: Value) -> bool:
-        op = self.producers.get(value)
-        if op is None:
-            return False
-        if op.definition.kind == "create":
-            return True
-        return op in self.free and self.is_index_only(op)
 
     def source(self, value: Value) -> Value:
         """The value in memory that ``value`` is a view of: itself when it is not a view."""
@@ -89,15 +79,40 @@ class Partition:
     def sources(self, op: Op) -> Iterator[Value]:
         """What the op reads that is in memory or computed by another compute op, through free ops."""
         for operand in dict.fromkeys(op.operands):
-            yield from self._sources_of(operand)
+            yield from self.sources_of(operand)
 
-    def _sources_of(self, value: Value) -> Iterator[Value]:
+    def sources_of(self, value: Value) -> Iterator[Value]:
         op = self.producers.get(value)
         if op is None or op not in self.free:
             yield value
             return
         for operand in dict.fromkeys(op.operands):
-            yield from self._sources_of(operand)
+            yield from self.sources_of(operand)
+
+    def reads_elsewhere(self, group: Group, op: Op) -> Value | None:
+        """A value that the group computes and ``op`` reads at other points than its own; None if there is none."""
+        for operand in op.operands:
+            if operand not in group.position:
+                for source in self.sources_of(operand):
+                    if self.producers.get(source) in group.ops:
+                        return source
+        return None
+
+    def read_elsewhere(self, group: Group, op: Op) -> bool:
+        """True when the group reads the op's result at other points than its own."""
+        return any(
+            operand not in group.position and op.result in self.sources_of(operand)
+            for consumer in self.compute_consumers(op)
+            if consumer in group.ops
+            for operand in consumer.operands
+        )
+
+    def reads_stored(self, op: Op, members: set[Op]) -> Value | None:
+        """A value made by ``members`` that ``op`` reads and that must be in memory for it; None if there is none."""
+        for source in self.sources(op):
+            if source in self.stored and self.producers.get(source) in members:
+                return source
+        return None
 
     def compute_consumers(self, op: Op) -> tuple[Op, ...]:
         """Compute ops that read the op's results, through free ops."""
@@ -171,6 +186,38 @@ class Partition:
         return group.first if group is not None else self.order[op]
 
 
+def large_parts(graph: Graph) -> set[Value]:
+    """Values to keep in memory so that no element is an expression of more than ``MOST_TERMS`` terms, or too deep.
+
+    An expression is a tree: ``x = x * x``, thirty times, would have 2^30 terms.
+    """
+    producers = graph.producers()
+    indices = index_only(graph)
+    size: dict[Value, tuple[int, int]] = {}
+    stored: set[Value] = set()
+    for op in graph.ops:
+        if op.definition.kind not in POINTWISE or op.result in indices:
+            continue
+        parts = [_under_views(v, producers) for v in op.operands]
+        terms = 1 + sum(size.get(v, (1, 0))[0] for v, _ in parts)
+        for v, _ in sorted(dict.fromkeys(parts), key=lambda part: -size.get(part[0], (1, 0))[0]):
+            own, depth = size.get(v, (1, 0))
+            if v in size and (terms > MOST_TERMS or depth >= MOST_DEPTH):
+                stored.add(v)
+                size[v] = (1, 0)
+                terms -= (own - 1) * sum(v is other for other, _ in parts)
+        size[op.result] = (terms, 1 + max((size.get(v, (1, 0))[1] + views for v, views in parts), default=0))
+    return stored
+
+
+def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, int]:
+    """What ``value`` is a view of, and by how many views."""
+    views = 0
+    while (op := producers.get(value)) is not None and op.definition.kind == "view":
+        value, views = op.operands[0], views + 1
+    return value, views
+
+
 def view_position(op: Op, position: Position) -> Position | None:
     """Where a view's result lies when its operand lies at ``position``; None when the view drops or repeats points."""
     if op.result.type.size == 0:
@@ -180,6 +227,33 @@ def view_position(op: Op, position: Position) -> Position | None:
     if op.name == "reshape":
         source, target = op.operands[0].type.static_shape, op.result.type.static_shape
         return pure(reshape_index(position, source, target))
+    return None
+
+
+def place_upstream(group: Group, value: Value, producers: Mapping[Value, Op], enter: Callable[[Op], bool]) -> None:
+    """Gives the values that make ``value``, which has a position, theirs: through maps and views that only reorder.
+
+    ``enter`` says whether to go on through an op, and is asked once the op's own position is known.
+    """
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        producer = producers.get(value)
+        if producer is None or not enter(producer):
+            continue
+        for operand in producer.operands:
+            position = _operand_position(producer, operand, group.position[value])
+            if position is not None and operand not in group.position:
+                group.position[operand] = position
+                stack.append(operand)
+
+
+def _operand_position(op: Op, operand: Value, position: Position) -> Position | None:
+    """Where the operand of a map, or of a view that only reorders, lies; None where points are repeated or dropped."""
+    if op.definition.kind == "elementwise":
+        return position if operand.type.static_shape == op.result.type.static_shape else None
+    if op.name in ("permute", "reshape", "broadcast") and operand.type.size == op.result.type.size > 0:
+        return pure(view_index(op, position))
     return None
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Value
+from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol
-from fusec.passes.fuse.partition import Group, Position, positions_of
-from fusec.passes.inline import fresh_index
+from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
+from fusec.passes.inline import fresh_index, pure, reshape_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, place
 from fusec.passes.schedule.map import MapSchedule
 from fusec.tile.nodes import Grid, Iter, Store
@@ -59,20 +59,28 @@ def map_domain(frame: Frame) -> tuple[int, ...]:
 def outputs_at(frame: Frame, shape: tuple[int, ...], point: tuple[Index, ...]) -> list[tuple[Value, tuple[Index, ...]]]:
     """Each output with the index it has at a domain point."""
     group = Group("map", shape)
-    for value in frame.body.outputs:
-        if value.type.static_shape == shape:
-            group.position[value] = group.identity
-            break
-    positions = positions_of(frame.body, group)
-    found: list[tuple[Value, Position]] = []
-    for value in frame.body.outputs:
-        if value in positions:
-            found.append((value, place(positions[value], group, point)))
-        elif value.type.static_shape == shape:
-            found.append((value, point))
-        else:
-            raise LoweringError(f"{value} does not lie over the map's index space {shape}")
-    return found
+    first = next(v for v in frame.body.outputs if v.type.static_shape == shape)
+    group.position[first] = group.identity
+    known = 0
+    while known < len(group.position):
+        known = len(group.position)
+        for value in list(group.position):
+            place_upstream(group, value, frame.producers, _is_map)
+        positions_of(frame.body, group)
+    return [(v, place(_position(v, group), group, point)) for v in frame.body.outputs]
+
+
+def _is_map(op: Op) -> bool:
+    return op.definition.kind in ("view", "elementwise")
+
+
+def _position(value: Value, group: Group) -> Position:
+    """Where an output lies; one that shares no points with the others, only their number, takes them in order."""
+    if value in group.position:
+        return group.position[value]
+    if value.type.size != prod(group.domain):
+        raise LoweringError(f"{value} does not lie over the map's index space {group.domain}")
+    return pure(reshape_index(group.identity, group.domain, value.type.static_shape))
 
 
 def store_at(

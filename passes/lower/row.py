@@ -11,7 +11,7 @@ from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, delinearize, minimum, mul, sub, substitute, symbol, symbols_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32
-from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.fuse.partition import Group, place_upstream, positions_of
 from fusec.passes.inline import Subscripts
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
 from fusec.passes.schedule.row import RowSchedule
@@ -84,14 +84,17 @@ def row_group(frame: Frame, anchors: list[Op]) -> Group:
     assert isinstance(attributes, ReduceAttributes)
     shape, axes = anchors[0].operands[0].type.static_shape, attributes.axes
     group = Group("row", shape, reduced=axes)
-    group.position[anchors[0].operands[0]] = group.identity
     for op in anchors:
+        group.position[op.operands[0]] = group.identity
         group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in axes)
-    for value in frame.body.outputs:
-        if value.type.static_shape == shape and value not in group.position:
-            group.position[value] = group.identity
+    for op in anchors:
+        place_upstream(group, op.operands[0], frame.producers, _is_map)
     positions_of(frame.body, group)
     return group
+
+
+def _is_map(op: Op) -> bool:
+    return op.definition.kind in ("view", "elementwise")
 
 
 def _reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[int, ...], kept: tuple[int, ...]) -> bool:
