@@ -1,0 +1,407 @@
+"""GPU table: plain PyTorch compiled by fusec against eager, torch.compile and the libraries' own kernels.
+
+``python -m benchmarks.gpu [--only NAME,...] [--peers NAME,...] [--rounds N] [--out FILE]``. Peers are called in turn
+in one process, the L2 cache is overwritten before each call, and the median of the times on the device is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import fusec
+
+Function = Callable[..., Any]
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Work:
+    """``function(*arguments())`` in plain code; ``amount`` is flops (``unit`` TFLOP/s) or bytes (``unit`` GB/s)."""
+
+    name: str
+    function: Function
+    arguments: Callable[[], tuple[Any, ...]]
+    amount: float
+    unit: str
+    peers: dict[str, Function] = field(default_factory=dict)
+    autotuned: bool = True
+    exact: bool = True
+
+
+def rand(*shape: int, scale: float = 1.0) -> Any:
+    return torch.randn(*shape, device="cuda", dtype=BF16) * scale
+
+
+def linear_gelu(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+
+def epilogue_gelu(x: Any, w: Any, b: Any) -> Any:
+    return torch._addmm_activation(b, x, w.t(), use_gelu=True)
+
+
+def swiglu(x: Any, gate: Any, up: Any, down: Any) -> Any:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    s = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
+    return torch.softmax(s, -1) @ v
+
+
+def causal_attention(q: Any, k: Any, v: Any) -> Any:
+    s = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
+    i = torch.arange(q.shape[-2], device=q.device)
+    s = s.masked_fill(i[None, :] > i[:, None], float("-inf"))
+    return torch.softmax(s, -1) @ v
+
+
+def changed_attention(q: Any, k: Any, v: Any) -> Any:
+    """ALiBi, soft cap and a causal window of 1024."""
+    heads, n = q.shape[1], q.shape[2]
+    s = (q @ k.transpose(-1, -2)).float() * (1 / math.sqrt(q.shape[-1]))
+    s = 20.0 * torch.tanh(s / 20.0)
+    i = torch.arange(n, device=q.device)
+    distance = i[None, :] - i[:, None]
+    slope = torch.exp2(-8.0 * (torch.arange(heads, device=q.device) + 1.0) / heads)
+    s = s + slope[:, None, None] * distance
+    s = s.masked_fill((distance > 0) | (distance <= -1024), float("-inf"))
+    return torch.softmax(s, -1).to(q.dtype) @ v
+
+
+def flex_changed() -> Function:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    masks: dict[int, Any] = {}
+    flex = torch.compile(flex_attention)
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        heads, n = q.shape[1], q.shape[2]
+
+        def change(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return 20.0 * torch.tanh(score / 20.0) + torch.exp2(-8.0 * (h + 1.0) / heads) * (j - i)
+
+        def kept(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return (j <= i) & (i - j < 1024)
+
+        if n not in masks:
+            masks[n] = create_block_mask(kept, None, None, n, n, device="cuda")
+        return flex(q, k, v, score_mod=change, block_mask=masks[n])
+
+    return run
+
+
+def sdpa(backend: str, causal: bool) -> Function:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind = getattr(SDPBackend, backend)
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(kind):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+def softmax(x: Any) -> Any:
+    return torch.softmax(x, -1)
+
+
+def layernorm_gelu(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b), approximate="tanh")
+
+
+def add_rmsnorm(x: Any, r: Any, w: Any) -> Any:
+    h = x + r
+    f = h.float()
+    return (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).to(h.dtype) * w, h
+
+
+def silu_mul(x: Any, y: Any) -> Any:
+    return F.silu(x) * y
+
+
+def small_mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return F.linear(F.relu(F.linear(x, w1, b1)), w2, b2)
+
+
+class Llama:
+    """One layer of an 8-billion Llama: 4096 wide, 32 query and 8 key heads of 128, 14336 hidden."""
+
+    @staticmethod
+    def arguments() -> tuple[Any, ...]:
+        d, kv, hidden, n = 4096, 1024, 14336, 4096
+        angle = torch.arange(n, device="cuda")[:, None] * (5e5 ** (-torch.arange(0, 64, device="cuda") / 64.0))
+        weights = [rand(m, k, scale=k**-0.5) for m, k in ((d, d), (kv, d), (kv, d), (d, d))]
+        mlp = [rand(hidden, d, scale=d**-0.5), rand(hidden, d, scale=d**-0.5), rand(d, hidden, scale=hidden**-0.5)]
+        ones = [torch.ones(d, device="cuda", dtype=BF16) for _ in range(2)]
+        return (rand(2, n, d), angle.cos().to(BF16), angle.sin().to(BF16), *weights, *mlp, *ones)
+
+    @staticmethod
+    def norm(x: Any, w: Any) -> Any:
+        f = x.float()
+        return (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * w
+
+    @staticmethod
+    def rotate(x: Any, cos: Any, sin: Any) -> Any:
+        a, b = x[..., :64], x[..., 64:]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    @classmethod
+    def run(cls, plain: bool) -> Function:
+        def layer(x: Any, cos: Any, sin: Any, *weights: Any) -> Any:
+            wq, wk, wv, wo, gate, up, down, n1, n2 = weights
+            b, n, d = x.shape
+            h = cls.norm(x, n1)
+            q = cls.rotate(F.linear(h, wq).view(b, n, 32, 128).transpose(1, 2), cos, sin)
+            k = cls.rotate(F.linear(h, wk).view(b, n, 8, 128).transpose(1, 2), cos, sin)
+            v = F.linear(h, wv).view(b, n, 8, 128).transpose(1, 2)
+            if plain:
+                k, v = (t[:, :, None].expand(b, 8, 4, n, 128).reshape(b, 32, n, 128) for t in (k, v))
+                o = causal_attention(q, k, v)
+            else:
+                o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + F.linear(o.transpose(1, 2).reshape(b, n, d), wo)
+            return x + swiglu(cls.norm(x, n2), gate, up, down)
+
+        return layer
+
+
+def _linear(m: int, k: int, n: int, unit: str = "TFLOP/s") -> Work:
+    amount = 2.0 * m * k * n if unit == "TFLOP/s" else 2.0 * (m * k + k * n + m * n)
+    return Work(
+        f"linear+bias+gelu {m}×{k}×{n}",
+        linear_gelu,
+        lambda: (rand(m, k), rand(n, k, scale=k**-0.5), rand(n)),
+        amount,
+        unit,
+        {"cublasLt": epilogue_gelu},
+    )
+
+
+def _swiglu(m: int, unit: str) -> Work:
+    d, h = 4096, 14336
+    amount = 6.0 * m * d * h if unit == "TFLOP/s" else 6.0 * d * h
+    return Work(
+        f"swiglu mlp {m}×{d}×{h}",
+        swiglu,
+        lambda: (rand(m, d), rand(h, d, scale=d**-0.5), rand(h, d, scale=d**-0.5), rand(d, h, scale=h**-0.5)),
+        amount,
+        unit,
+        autotuned=False,
+    )
+
+
+def _attention(b: int, h: int, n: int, d: int, causal: bool) -> Work:
+    flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
+    peers = {"cuDNN": sdpa("CUDNN_ATTENTION", causal), "FA2": sdpa("FLASH_ATTENTION", causal)}
+    function = causal_attention if causal else attention
+    kind = "causal" if causal else "full"
+    arguments = lambda: (rand(b, h, n, d), rand(b, h, n, d), rand(b, h, n, d))  # noqa: E731
+    exact = b * h * n * n < 2**31
+    return Work(f"attention {kind} B{b} H{h} N{n} D{d}", function, arguments, flops, "TFLOP/s", peers, False, exact)
+
+
+def works() -> list[Work]:
+    rows, columns = 16384, 8192
+    size = 2.0 * rows * columns
+
+    def wide(count: int, weights: int) -> Callable[[], tuple[Any, ...]]:
+        return lambda: (*(rand(rows, columns) for _ in range(count)), *(rand(columns) for _ in range(weights)))
+
+    window = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
+    mlp = lambda: (rand(32, 256), rand(256, 256), rand(256), rand(256, 256), rand(256))  # noqa: E731
+    llama = 2 * 2.0 * 4096 * (4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)) + 4.0 * 2 * 32 * 4096 * 4096 * 128 / 2
+    return [
+        _linear(8192, 4096, 14336),
+        _linear(4096, 4096, 4096),
+        _linear(16384, 1024, 4096),
+        _linear(512, 768, 3072),
+        _linear(128, 4096, 4096),
+        _linear(1, 4096, 14336, "GB/s"),
+        _swiglu(16, "GB/s"),
+        _swiglu(8192, "TFLOP/s"),
+        _attention(4, 16, 4096, 128, False),
+        _attention(4, 16, 4096, 128, True),
+        _attention(4, 32, 4096, 64, True),
+        _attention(1, 16, 16384, 128, True),
+        Work(
+            "ALiBi+softcap+window 1024, N4096",
+            changed_attention,
+            lambda: (rand(4, 16, 4096, 128), rand(4, 16, 4096, 128), rand(4, 16, 4096, 128)),
+            window,
+            "TFLOP/s",
+            {"FlexAttention": flex_changed()},
+            autotuned=False,
+        ),
+        Work("softmax 16384×8192", softmax, wide(1, 0), 2 * size, "GB/s", autotuned=False),
+        Work("layernorm+gelu 16384×8192", layernorm_gelu, wide(1, 2), 2 * size, "GB/s", autotuned=False),
+        Work("add+rmsnorm 16384×8192", add_rmsnorm, wide(2, 1), 4 * size, "GB/s", autotuned=False),
+        Work("silu·mul 16384×8192", silu_mul, wide(2, 0), 3 * size, "GB/s", autotuned=False),
+        Work(
+            "Llama-8B layer 2×4096",
+            Llama.run(True),
+            Llama.arguments,
+            llama,
+            "TFLOP/s",
+            {"sdpa": Llama.run(False)},
+            False,
+        ),
+        Work("2-layer MLP 32×256", small_mlp, mlp, 1e6, "µs a call", autotuned=False),
+    ]
+
+
+# Measuring
+
+
+class Clock:
+    """Times calls on the device with a cold L2 cache."""
+
+    def __init__(self) -> None:
+        self.sweep = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+
+    def once(self, call: Callable[[], Any]) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.sweep.zero_()
+        start.record()
+        call()
+        stop.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(stop)) * 1e-3
+
+    def host(self, call: Callable[[], Any], calls: int = 200) -> float:
+        """Seconds of Python and driver a call, the device idle enough not to matter."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        seconds = time.perf_counter() - start
+        torch.cuda.synchronize()
+        return seconds / calls
+
+
+def peers_of(work: Work, wanted: set[str]) -> dict[str, Function]:
+    found: dict[str, Function] = {"fusec": fusec.jit(work.function, fallback="error"), "eager": work.function}
+    if "compile" in wanted:
+        found["torch.compile"] = torch.compile(work.function, dynamic=False)
+    if "autotune" in wanted and work.autotuned:
+        found["max-autotune"] = torch.compile(work.function, dynamic=False, mode="max-autotune-no-cudagraphs")
+    return found | (work.peers if "library" in wanted else {})
+
+
+def errors(work: Work, function: Function, args: tuple[Any, ...]) -> tuple[float, float]:
+    """The largest error of fusec and of eager against float64."""
+    exact = first(work.function(*(a.double() for a in args)))
+    mine, eager = first(function(*args)).double(), first(work.function(*args)).double()
+    return float((mine - exact).abs().max()), float((eager - exact).abs().max())
+
+
+def first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def measure(work: Work, wanted: set[str], rounds: int, clock: Clock) -> dict[str, Any]:
+    args = work.arguments()
+    row: dict[str, Any] = {"name": work.name, "unit": work.unit, "notes": []}
+    calls: dict[str, Callable[[], Any]] = {}
+    with torch.no_grad():
+        for name, function in peers_of(work, wanted).items():
+            try:
+                start = time.perf_counter()
+                function(*args)
+                torch.cuda.synchronize()
+                row[f"first {name}"] = time.perf_counter() - start
+                calls[name] = lambda f=function: f(*args)
+                calls[name]()
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                row["notes"].append(f"{name} failed: {lines[0][:300]}")
+                traceback.print_exc(limit=-4)
+                torch.cuda.empty_cache()
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(rounds):
+            for name, call in calls.items():
+                times[name].append(clock.host(call) if work.unit == "µs a call" else clock.once(call))
+        for name, values in times.items():
+            seconds = statistics.median(values)
+            scale = {"TFLOP/s": 1e-12, "GB/s": 1e-9, "µs a call": 0.0}[work.unit]
+            row[name] = work.amount / seconds * scale if scale else seconds * 1e6
+        if work.exact and "fusec" in calls:
+            try:
+                mine, eager = errors(work, calls["fusec"].__defaults__[0], args)  # type: ignore[attr-defined]
+                row["error"] = mine / max(eager, 1e-30)
+            except torch.OutOfMemoryError:
+                row["notes"].append("no float64 reference: out of memory")
+    return row
+
+
+def copy_bandwidth(clock: Clock) -> float:
+    source = torch.empty(2**30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * 2**30 / statistics.median(clock.once(lambda: target.copy_(source)) for _ in range(15))
+
+
+NAMES = ("fusec", "eager", "torch.compile", "max-autotune", "cublasLt", "cuDNN", "FA2", "FlexAttention", "sdpa")
+
+
+def table(rows: list[dict[str, Any]], heading: str) -> str:
+    shown = [n for n in NAMES if any(n in row for row in rows)]
+    lines = [heading, "", f"| work | unit | {' | '.join(shown)} | error ÷ eager's |", "|---" * (len(shown) + 3) + "|"]
+    for row in rows:
+        cells = [f"{row[n]:.1f}" if n in row else "–" for n in shown]
+        error = f"{row['error']:.2f}" if "error" in row else "–"
+        lines.append(f"| {row['name']} | {row['unit']} | {' | '.join(cells)} | {error} |")
+    lines += ["", *(f"- {row['name']}: {note}" for row in rows for note in row["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="parts of names of works, separated by commas")
+    parser.add_argument("--peers", default="compile,autotune,library", help="compile, autotune, library")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument(
+        "--out", default="", help="file for the table (default: $OUT/gpu.md, or benchmarks/results/gpu.md)"
+    )
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device here")
+    clock = Clock()
+    bandwidth = copy_bandwidth(clock)
+    name = torch.cuda.get_device_name()
+    heading = f"{name}, torch {torch.__version__}, copy {bandwidth / 1e9:.0f} GB/s; higher is better but for µs"
+    print(heading, flush=True)
+    out = Path(
+        options.out or (Path(os.environ["OUT"]) / "gpu.md" if "OUT" in os.environ else "benchmarks/results/gpu.md")
+    )
+    wanted = set(options.peers.split(","))
+    rows: list[dict[str, Any]] = []
+    for work in works():
+        if options.only and not any(part in work.name for part in options.only.split(",")):
+            continue
+        try:
+            rows.append(measure(work, wanted, options.rounds, clock))
+        except Exception as error:
+            rows.append({"name": work.name, "unit": work.unit, "notes": [f"failed: {str(error)[:300]}"]})
+            traceback.print_exc(limit=-6)
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+        torch.cuda.empty_cache()
+        out.write_text(table(rows, heading))
+    print(table(rows, heading))
+
+
+if __name__ == "__main__":
+    main()
