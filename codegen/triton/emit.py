@@ -208,11 +208,14 @@ class _Emitter:
         if tuple(s.index) != tuple(i.var for i in s.domain):
             raise LoweringError("a tile written at other subscripts than its domain's")
         name = self.names[s.target]
-        text = self.scalar(s.value)
         shape = ", ".join(str(i.extent) for i in s.domain)
         dtype = type_name(s.target.dtype)
+        copied = isinstance(s.value, Load) and s.value.buffer.space == "parameter" and s.value.dtype is s.target.dtype
+        text = self._read(s.value) if isinstance(s.value, Load) and copied else self.scalar(s.value)
         if isinstance(s.value, Const):
             self.line(f"{name} = tl.full([{shape}], {text}, {dtype})")
+        elif copied:
+            self.line(f"{name} = tl.broadcast_to({text}, [{shape}])")
         else:
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}]).to({dtype})")
         self._forget(name)

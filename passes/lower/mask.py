@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.attributes import Scalar
 from fusec.ir.index import (
     Index,
     Symbol,
@@ -22,7 +23,7 @@ from fusec.ir.index import (
     substitute,
     symbol,
 )
-from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr
+from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, rewrite
 
 LOWEST_SCORE = -1e30
 """Fill values at or below this are masks. Real scores are far above it, so exp(fill - max) is 0 in f32 and f64."""
@@ -39,11 +40,17 @@ class Live:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys ``[start, stop)`` that a block of queries visits; ``start`` is a multiple of the key tile."""
+    """Keys ``[start, stop)`` that a block of queries visits; ``start`` is a multiple of the key tile.
+
+    ``full``: the part of them, whole tiles, in which the mask hides nothing and no key is beyond the last; None
+    where it has no simple bounds. ``conditions`` are the mask's, as :func:`live_conditions` finds them.
+    """
 
     start: Index
     stop: Index
     skipped: float
+    full: tuple[Index, Index] | None = None
+    conditions: tuple[Live, ...] = ()
 
 
 def live_conditions(score: ScalarExpr) -> list[Live]:
@@ -178,10 +185,10 @@ def key_range(
     in the block's number, as causal, windowed and prefix masks do, and, for finite fills, every row keeps a key.
     """
     extent, tile = keys
+    whole_tiles = extent // tile * tile
+    if not (conditions := live_conditions(score)) or extent == 0:
+        return KeyRange(0, extent, 0.0, (0, whole_tiles))
     everything = KeyRange(0, extent, 0.0)
-    conditions = live_conditions(score)
-    if not conditions or extent == 0:
-        return everything
     blocks = -(-queries[0] // queries[1])
     spans = [_span(conditions, query, key, queries, keys, b) for b in range(blocks)]
     if any(lo >= hi for lo, hi in spans):
@@ -194,7 +201,74 @@ def key_range(
     stop = extent if stop is None else stop
     start = 0 if start is None else start
     visited = sum(hi - lo for lo, hi in spans)
-    return KeyRange(start, stop, 1.0 - visited / (blocks * count))
+    fulls = [_full(conditions, query, key, queries, keys, b, spans[b]) for b in range(blocks)]
+    first = _fit([a for a, _ in fulls], queries[1], tile, extent, block, upper=False)
+    last = _fit([z for _, z in fulls], queries[1], tile, extent, block, upper=False)
+    full = None if first is None or last is None else (first, last)
+    return KeyRange(start, stop, 1.0 - visited / (blocks * count), full, tuple(conditions))
+
+
+def _full(
+    conditions: list[Live],
+    query: Symbol,
+    key: Symbol,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    b: int,
+    span: tuple[int, int],
+) -> tuple[int, int]:
+    """First and one past the last of the first run of key tiles in which nothing is masked; none is an empty run."""
+    rows = symbol(query.name, b * queries[1], min(queries[0], (b + 1) * queries[1]) - 1)
+
+    def complete(t: int) -> bool:
+        if (t + 1) * keys[1] > keys[0]:
+            return False
+        narrowed: dict[Symbol, Index] = {query: rows, key: symbol(key.name, t * keys[1], (t + 1) * keys[1] - 1)}
+        return all(truth(c.condition, narrowed) is c.wanted for c in conditions)
+
+    first = span[0]
+    while first < span[1] and not complete(first):
+        first += 1
+    last = first
+    while last < span[1] and complete(last):
+        last += 1
+    return (first, last) if last > first else (span[0], span[0])
+
+
+def without_conditions(score: ScalarExpr, conditions: tuple[Live, ...]) -> ScalarExpr:
+    """The score where all the conditions hold."""
+    wanted = {c.condition: c.wanted for c in conditions}
+
+    def change(node: ScalarExpr) -> ScalarExpr | None:
+        if isinstance(node, Apply) and node.op == "select" and node.args[0] in wanted:
+            kept = node.args[1] if wanted[node.args[0]] else node.args[2]
+            return rewrite(kept, change)
+        return None
+
+    return rewrite(score, change)
+
+
+def without_factor(score: ScalarExpr) -> tuple[ScalarExpr, float]:
+    """``score = base * factor`` with a positive constant factor taken out of products, quotients and -inf masks."""
+    match score:
+        case Apply("mul", (inner, Const(value, _)), _) | Apply("mul", (Const(value, _), inner), _) if _positive(value):
+            base, factor = without_factor(inner)
+            return base, factor * float(value.real)
+        case Apply("div", (inner, Const(value, _)), _) if _positive(value):
+            base, factor = without_factor(inner)
+            return base, factor / float(value.real)
+        case Apply("select", (condition, inner, fill), dtype) if _fill(fill) == -float("inf"):
+            base, factor = without_factor(inner)
+            return Apply("select", (condition, base, fill), dtype), factor
+        case Apply("select", (condition, fill, inner), dtype) if _fill(fill) == -float("inf"):
+            base, factor = without_factor(inner)
+            return Apply("select", (condition, fill, base), dtype), factor
+        case _:
+            return score, 1.0
+
+
+def _positive(value: Scalar) -> bool:
+    return isinstance(value, int | float) and 1e-30 < value < 1e30
 
 
 def _span(

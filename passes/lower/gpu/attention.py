@@ -9,23 +9,23 @@ from __future__ import annotations
 from math import inf
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
 from fusec.ir.types import bool_, f32
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, contraction
-from fusec.passes.lower.mask import key_range
+from fusec.passes.lower.mask import KeyRange, key_range, without_conditions, without_factor
 from fusec.passes.schedule.gpu import GpuAttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, rewrite
 
 LOG2E = 1.4426950408889634
 _NO_REGISTERS = RegisterTile(0, 0)
 
 
 def lower_attention(frame: Frame, schedule: GpuAttentionSchedule) -> LoweredGroup:
-    """Grid points are blocks of queries, the heaviest first where a mask skips keys, by heads and other outer axes."""
+    """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes."""
     return _Attention(frame, schedule, attention_in(frame)).lower()
 
 
@@ -43,11 +43,13 @@ class _Attention:
         self.depth = contraction(match.score_dot).k
         self.blocks = -(-self.queries // s.queries)
         self.qo = symbol("qo", 0, max(self.blocks - 1, 0))
+        self.turn = symbol("turn", 0, max(self.blocks - 1, 0))
+        self.last_first: dict[Symbol, Index] = {self.qo: sub(self.blocks - 1, self.turn)}
         self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
         self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
         wide, deep = _pow2(self.values), _pow2(self.depth)
         self.vi, self.di = symbol("vi", 0, wide - 1), symbol("di", 0, deep - 1)
-        first = mul(self.qo, s.queries)
+        first = mul(self.last_first[self.qo], s.queries)
         self.shift: dict[Symbol, Index] = {
             e.point[e.query_axis]: add(first, self.qi),
             e.key_symbol: add(self.k0, self.kj),
@@ -65,7 +67,7 @@ class _Attention:
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
         rows = Iter(self.qi, s.queries)
-        query, query_code = self._operand(e.query, "queries", self.q, self.inner)
+        query, query_code = self._operand(e.query, "queries", self.q, self.inner, stage=True)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", s.queries, self.value.extent)
         span = key_range(
@@ -81,63 +83,97 @@ class _Attention:
             Alloc(out),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
-        step = Loop(self.k0, span.start, span.stop, s.keys, tuple(self._step(query, peak, total, out, rows)))
+        state = (query, peak, total, out)
         shape = self.match.value_dot.result.type.static_shape
         others = [
             Iter(p, n)
             for a, (p, n) in enumerate(zip(e.point, shape, strict=True))
             if a not in (e.query_axis, e.value_axis)
         ]
-        body = (*setup, step, *self._stores(out, total))
-        grid = Grid((*others, Iter(self.qo, self.blocks)), body)
+        body = (*setup, *self._loops(span, state), *self._stores(out, total))
+        grid = Grid((*others, Iter(self.turn, self.blocks)), body)
         return self.frame.finish("attention", (grid,), (*s.describe(), ("skipped", f"{span.skipped:.0%}")))
 
-    def _step(self, query: Load, peak: Buffer, total: Buffer, out: Buffer, rows: Iter) -> list[Statement]:
+    def _loops(self, span: KeyRange, state: tuple[Load, Buffer, Buffer, Buffer]) -> list[Loop]:
+        """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
+        if span.full is None:
+            return [self._loop(span.start, span.stop, self.e.score, self.block, state)]
+        first, last = span.full
+        plain = without_conditions(self.e.score, span.conditions)
+        loops = [self._loop(first, last, plain, Iter(self.kj, self.schedule.keys), state)]
+        if first != span.start:
+            loops.insert(0, self._loop(span.start, first, self.e.score, self.block, state))
+        if last != span.stop:
+            loops.append(self._loop(last, span.stop, self.e.score, self.block, state))
+        return loops
+
+    def _loop(
+        self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: tuple[Load, Buffer, Buffer, Buffer]
+    ) -> Loop:
+        start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
+        return Loop(self.k0, start, stop, self.schedule.keys, tuple(self._step(score, keys, *state)))
+
+    def _step(
+        self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer
+    ) -> list[Statement]:
+        """One block of keys. Peaks are in units of log2, times the constant factor that the scores have."""
         s, e = self.schedule, self.e
-        key, key_code = self._operand(e.key, "key_block", self.block, self.inner)
-        value, value_code = self._operand(e.value, "value_block", self.block, self.value)
+        rows = Iter(self.qi, s.queries)
+        key, key_code = self._operand(e.key, "key_block", keys, self.inner)
+        value, value_code = self._operand(e.value, "value_block", keys, self.value)
         scores, weights = self.tile("scores", s.queries, s.keys), self.tile("weights", s.queries, s.keys)
         block_peak, shift, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
-        raw = Load(scores, (self.qi, self.kj))
-        all_keys = Iter(self.kj, s.keys)
-        row = (self.qi,)
+        index, row = (self.qi, self.kj), (self.qi,)
+        raw, weight = Load(scores, index), Load(weights, index)
+        base, factor = without_factor(self._changed(score, raw))
+        unit = Const(factor * LOG2E, f32)
         at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale)}
         empty = Apply("eq", (at[block_peak], Const(-inf, f32)), bool_)
-        domain = (rows, self.block)
-        weight = Load(weights, (self.qi, self.kj))
+        higher = Apply("maximum", (at[peak], Apply("mul", (at[block_peak], unit), f32)), f32)
+        power: ScalarExpr = _exp2(Apply("mul", (raw, unit), f32), at[shift])
+        if keys.limit is not None:
+            live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
+            power = Apply("select", (live, power, Const(0.0, f32)), f32)
+        domain = (rows, keys)
         acc = Load(out, (self.qi, self.vi))
         code: list[Statement] = [
             *key_code,
             Alloc(scores),
-            Dot(self.q, self.block, self.inner, raw, query, key, True, _NO_REGISTERS),
-            Map(domain, scores, (self.qi, self.kj), Apply("mul", (self._changed(raw), Const(LOG2E, f32)), f32)),
+            Dot(self.q, keys, self.inner, raw, query, key, True, _NO_REGISTERS),
+        ]
+        if base != raw:
+            code.append(Map(domain, scores, index, base))
+        return [
+            *code,
             Alloc(block_peak),
-            Map((rows,), block_peak, row, at[peak]),
-            Reduce(domain, block_peak, row, "max", raw, fresh=False),
+            Reduce(domain, block_peak, row, "max", raw),
+            Map((rows,), block_peak, row, higher),
             Alloc(shift),
             Map((rows,), shift, row, Apply("select", (empty, Const(0.0, f32), at[block_peak]), f32)),
             Alloc(scale),
             Map((rows,), scale, row, _exp2(at[peak], at[shift])),
             Map((rows,), peak, row, at[block_peak]),
             Alloc(weights),
-            Map((rows, all_keys), weights, (self.qi, self.kj), _exp2(raw, at[shift])),
+            Map((rows, Iter(self.kj, s.keys)), weights, index, power),
             Map((rows,), total, row, Apply("mul", (at[total], at[scale]), f32)),
-            Reduce(domain, total, row, "sum", weight, fresh=False),
+            Reduce((rows, Iter(self.kj, s.keys)), total, row, "sum", weight, fresh=False),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Apply("mul", (acc, at[scale]), f32)),
             *value_code,
-            Dot(rows, self.value, self.block, acc, weight, value, False, _NO_REGISTERS),
+            Dot(rows, self.value, keys, acc, weight, value, False, _NO_REGISTERS),
         ]
-        return code
 
-    def _changed(self, raw: Load) -> ScalarExpr:
-        shifted = reindex(self.e.score, self.shift)
+    def _changed(self, score: ScalarExpr, raw: Load) -> ScalarExpr:
+        shifted = reindex(score, self.shift)
         buffer = self.e.raw_score
         changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
         return changed if changed.dtype == f32 else Apply("cast", (changed,), f32)
 
-    def _operand(self, element: ScalarExpr, name: str, rows: Iter, columns: Iter) -> tuple[Load, list[Statement]]:
+    def _operand(
+        self, element: ScalarExpr, name: str, rows: Iter, columns: Iter, *, stage: bool = False
+    ) -> tuple[Load, list[Statement]]:
+        """A block of an operand: read where it is used, or first into a tile (``stage``, or one that is computed)."""
         shifted = reindex(element, self.shift)
-        if isinstance(shifted, Load):
+        if isinstance(shifted, Load) and not stage:
             return shifted, []
         shape = (rows.extent, columns.extent)
         tile = Buffer(self.frame.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
