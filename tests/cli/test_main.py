@@ -1,0 +1,81 @@
+"""The command, run in this process."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fusec
+from fusec.cli.main import app
+
+run = CliRunner().invoke
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "f.fusec"
+
+    def waves(x: np.ndarray) -> np.ndarray:
+        return np.sin(x) * 2
+
+    fusec.compile(waves, np.ones((3, 4), np.float32)).save(path)
+    return path
+
+
+def test_inspect(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.build.load_module", lambda data: pytest.fail("inspect loaded machine code"))
+    result = run(app, ["inspect", str(saved), "--ir", "--kernels"])
+    assert result.exit_code == 0
+    for expected in ("waves: a numpy function", "runs here", "input 0: f32[3, 4]", "graph @waves", "kernel", "sin %"):
+        assert expected in result.stdout
+
+
+def test_inspect_refuses_what_is_damaged(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(saved.read_bytes()[:-40])
+    result = run(app, ["inspect", str(tmp_path / "x")])
+    assert result.exit_code == 1
+    assert "error: " in result.stderr
+    with zipfile.ZipFile(tmp_path / "y", "w") as archive:
+        archive.writestr("manifest.json", json.dumps({"format": 1, "members": {}}))
+    result = run(app, ["inspect", str(tmp_path / "y")])
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_file_does_not_drive_the_terminal(saved: Path, tmp_path: Path) -> None:
+    from fusec.runtime import artifact
+
+    contents = artifact.read(saved)
+    members = {name: contents.read(name) for name in contents.sizes if name != "manifest.json"}
+    manifest = {k: v for k, v in contents.manifest.items() if k not in ("members", "format")}
+    artifact.write(tmp_path / "x", {**manifest, "name": "evil\x1b[2J"}, members)
+    result = run(app, ["inspect", str(tmp_path / "x")])
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert "evil?[2J" in result.stdout
+
+
+def test_cache_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    assert "0 programs" in run(app, ["cache", "ls"]).stdout
+    fusec.jit(lambda x: x * 11.5)(np.ones(3))
+    assert "1 programs" in run(app, ["cache", "ls"]).stdout
+    assert "1 entries removed" in run(app, ["cache", "clear"]).stdout
+    assert "0 programs" in run(app, ["cache", "ls"]).stdout
+
+
+def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    result = run(app, ["doctor"])
+    assert result.exit_code == 0
+    assert "compiled, run, right" in result.stdout
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "file"))
+    result = run(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "no  cache" in result.stdout
