@@ -69,7 +69,7 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     position = _consumer_position(group, op)
     if position is None:
         return
-    reason = _obstacle(partition, group, op)
+    reason = _obstacle(partition, group, op, position)
     if reason:
         log(Declined(f"{op.name} into {group.kind}", reason, op.location))
         return
@@ -80,12 +80,12 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     partition.add(group, [op])
 
 
-def _obstacle(partition: Partition, group: Group, op: Op) -> str:
+def _obstacle(partition: Partition, group: Group, op: Op, position: Position) -> str:
     """Why an op that lies at the group's points can't join it; empty when it can."""
     stored = partition.reads_stored(op, group.ops)
     if stored is not None:
         return f"the expression of {stored} is too large to go on with"
-    elsewhere = partition.reads_elsewhere(group, op)
+    elsewhere = partition.reads_elsewhere(group, op, position)
     if elsewhere is not None:
         return f"it also reads {elsewhere} at other points"
     if partition.would_cycle(group.ops, op):
@@ -101,7 +101,7 @@ def absorb_upstream(partition: Partition, group: Group, value: Value) -> None:
             return op in group.ops or op.definition.kind == "view"
         if op in partition.owner or op.definition.kind != "elementwise" or op.result in partition.stored:
             return False
-        if partition.read_elsewhere(group, op) or partition.would_cycle(group.ops, op):
+        if partition.is_read_elsewhere(group, op) or partition.would_cycle(group.ops, op):
             return False
         partition.add(group, [op])
         return True
@@ -116,7 +116,7 @@ def _consumer_position(group: Group, op: Op) -> Position | None:
     if kind == "reduce" and group.reduced is not None:
         assert isinstance(op.attributes, ReduceAttributes)
         whole = op.operands[0].type.static_shape == group.domain and op.attributes.axes == group.reduced
-        return () if whole and group.position.get(op.operands[0]) == group.identity else None
+        return group.identity if whole and group.position.get(op.operands[0]) == group.identity else None
     return None
 
 

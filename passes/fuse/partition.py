@@ -16,7 +16,16 @@ from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
-from fusec.passes.inline import broadcast_index, fresh_index, index_only, pure, reshape_index, settled, view_index
+from fusec.passes.inline import (
+    Subscripts,
+    broadcast_index,
+    fresh_index,
+    index_only,
+    pure,
+    reshape_index,
+    settled,
+    view_index,
+)
 
 Position = tuple[Index, ...]
 
@@ -89,23 +98,36 @@ class Partition:
         for operand in dict.fromkeys(op.operands):
             yield from self.sources_of(operand)
 
-    def reads_elsewhere(self, group: Group, op: Op) -> Value | None:
-        """A value that the group computes and ``op`` reads at other points than its own; None if there is none."""
-        for operand in op.operands:
-            if operand not in group.position:
-                for source in self.sources_of(operand):
-                    if self.producers.get(source) in group.ops:
-                        return source
+    def reads_elsewhere(self, group: Group, op: Op, position: Position) -> Value | None:
+        """A value that the group computes and ``op``, at ``position``, reads at other points than its own, or None."""
+        for value, index in self._reads_at(op, position):
+            if self.producers.get(value) in group.ops and group.position.get(value) != index:
+                return value
         return None
 
-    def read_elsewhere(self, group: Group, op: Op) -> bool:
-        """True when the group reads the op's result at other points than its own."""
-        return any(
-            operand not in group.position and op.result in self.sources_of(operand)
-            for consumer in self.compute_consumers(op)
-            if consumer in group.ops
-            for operand in consumer.operands
-        )
+    def is_read_elsewhere(self, group: Group, op: Op) -> bool:
+        """True when the group reads the op's result at other points than that result's position."""
+        wanted = group.position[op.result]
+        for consumer in self.compute_consumers(op):
+            if consumer not in group.ops:
+                continue
+            reduces = consumer.definition.kind == "reduce"
+            position = group.identity if reduces else group.position.get(consumer.result)
+            if position is None:
+                return True
+            if any(v is op.result and index != wanted for v, index in self._reads_at(consumer, position)):
+                return True
+        return False
+
+    def _reads_at(self, op: Op, position: Position) -> Iterator[tuple[Value, Position]]:
+        """What a map (at the position of its result) or a reduction (at that of its operand) reads, and where."""
+        for value in op.operands:
+            index: Subscripts = position
+            if op.definition.kind == "elementwise":
+                index = broadcast_index(position, value.type.static_shape)
+            while (view := self.producers.get(value)) is not None and view.definition.kind == "view":
+                index, value = view_index(view, index), view.operands[0]
+            yield value, pure(index)
 
     def reads_stored(self, op: Op, members: set[Op]) -> Value | None:
         """A value made by ``members`` that ``op`` reads and that must be in memory for it; None if there is none."""
