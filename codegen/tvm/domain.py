@@ -14,45 +14,12 @@ from fusec.codegen.tvm.scalars import LaneBlock, Points
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
-from fusec.ir.index import Index
 from fusec.ir.types import DType, f32
-from fusec.tile.nodes import Iter, Map, Store
-from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr
+from fusec.tile.nodes import Iter
+from fusec.tile.scalar import Apply, Const, Load, ScalarExpr
 
 BlockBody = Callable[[Points], None]
 """Writes what happens at one block of lanes."""
-
-
-def emit_pointwise(context: Context, code: Code, numbers: Numbers, statement: Map | Store) -> None:
-    value = _store_operand(statement)
-
-    def body(points: Points) -> None:
-        computed = coerce(points.code, points.value(value), statement.target.dtype)
-        points.store(statement.target, statement.index, computed)
-
-    def innermost(inner: Code) -> None:
-        *_, last = statement.domain or (None,)
-        if last is None:
-            body(Points(context, inner, numbers, None, None))
-        else:
-            lanes = lane_count(context, last, (value, *_index_values(statement.index)), statement.target.dtype)
-            lane_loop(context, inner, numbers, last, lanes, body)
-
-    outer_loops(context, code, statement.domain[:-1], innermost)
-
-
-def _index_values(indices: Sequence[Index]) -> tuple[ScalarExpr, ...]:
-    return tuple(IndexValue(i) for i in indices)
-
-
-def _store_operand(statement: Map | Store) -> ScalarExpr:
-    """The value without a last cast to the buffer's half type: the store rounds."""
-    value, dtype = statement.value, statement.target.dtype
-    if isinstance(value, Apply) and value.op == "cast" and value.dtype == dtype and dtype.name in ("f16", "bf16"):
-        inner = value.args[0]
-        if _register_dtype(inner) == "float32":
-            return inner
-    return value
 
 
 def coerce(code: Code, value: Value, dtype: DType) -> Value:
@@ -60,10 +27,6 @@ def coerce(code: Code, value: Value, dtype: DType) -> Value:
     if value.type == register_type(dtype):
         return value
     return cast(code, value, f32 if register_type(dtype) == "float32" else dtype)
-
-
-def _register_dtype(e: ScalarExpr) -> str:
-    return register_type(e.dtype)
 
 
 def lane_count(context: Context, last: Iter, values: Sequence[ScalarExpr], target: DType) -> int:

@@ -51,6 +51,8 @@ class Points:
         self.outer = outer
         self._values: dict[int, Value] = {}
         self._varies: dict[int, bool] = outer._varies if outer is not None else {}
+        self.staged: dict[int, Value] = {}
+        """Loads already made, by number, as they lie in memory."""
         self._symbol_vector: Node | None = None
         self._guard: list[int] = outer._guard if outer is not None else [0]
 
@@ -163,14 +165,14 @@ class Points:
     # memory
 
     def _load(self, e: Load) -> Value:
-        raw = self._load_raw(e)
+        raw = self.staged.get(self.numbers.number(e)) or self._load_raw(e)
         return from_memory(self.code, self.code.let(raw, e.buffer.name), e.dtype)
 
     def _load_raw(self, e: Load) -> Value:
         memory, element = self.context.memory[e.buffer], memory_type(e.dtype)
         if 0 in e.buffer.shape:
             return tir.constant(0, element)
-        if self._guard[0] and not _within(e):
+        if self._guard[0] and not is_within(e):
             place = self._clamped(e)
         else:
             place = self.place(e.buffer, e.index)
@@ -281,7 +283,7 @@ def _is_small_index(e: ScalarExpr) -> bool:
     return isinstance(e, Const) and e.dtype.is_integer and -(2**31) <= e.value.real < 2**31
 
 
-def _within(e: Load) -> bool:
+def is_within(e: Load) -> bool:
     """Whether every subscript is provably inside the buffer."""
     for i, extent in zip(e.index, e.buffer.shape, strict=True):
         if not isinstance(i, int | Expr):

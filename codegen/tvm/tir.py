@@ -89,6 +89,12 @@ def join(values: Sequence[Value]) -> Value:
     return Value(tirx.Shuffle([v.node for v in values], indices), values[0].type, len(values))
 
 
+def shuffle(a: Value, b: Value, picks: Sequence[int]) -> Value:
+    """Lanes picked from two vectors of the same type, those of ``b`` numbered after those of ``a``."""
+    indices = [tirx.IntImm("int32", i) for i in picks]
+    return Value(tirx.Shuffle([a.node, b.node], indices), a.type, len(picks))
+
+
 def intrinsic(name: str, result: str, lanes: int, *args: Node) -> Node:
     """A call of an LLVM intrinsic without side effects, such as ``llvm.fma``."""
     return tirx.call_llvm_pure_intrin(vector_type(result, lanes), name, *args)
