@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusec.codegen.triton.module import Binary, TritonModule
-from fusec.codegen.triton.source import KernelSource, LoadedSource, load_source, module_source
+from fusec.codegen.triton.source import KernelSource, LoadedSource, load_source, module_source, signature_of
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -23,7 +23,11 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> TritonModul
     source = module_source(kernels, target)
     loaded = load_source(source)
     binaries = {k.name: compile_one(loaded, k, target, aligned=True) for k in source.kernels}
-    return TritonModule(target, source, binaries, lambda name: compile_one(loaded, source[name], target, aligned=False))
+
+    def compile_unaligned(name: str) -> Binary:
+        return compile_one(loaded, source[name].unaligned or source[name], target, aligned=False)
+
+    return TritonModule(target, source, binaries, compile_unaligned)
 
 
 def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *, aligned: bool) -> Binary:
@@ -33,7 +37,7 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
     from triton.compiler import ASTSource
 
     function = loaded.functions[kernel.name]
-    signature = dict(zip(function.arg_names, kernel.pointers, strict=True))
+    signature = dict(zip(function.arg_names, signature_of(kernel), strict=True))
     attributes: dict[tuple[int], list[list[Any]]] = {}
     if aligned:
         attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.pointers))}
@@ -52,6 +56,8 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
 
 
 def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(v) for v in value.values())
     if isinstance(value, list | tuple):
         return all(_is_plain(v) for v in value)
     return value is None or isinstance(value, bool | int | float | str)

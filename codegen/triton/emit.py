@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import assert_never
 
+from fusec.codegen.triton.describe import Descriptor, fetch_of
 from fusec.codegen.triton.spelling import EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import (
@@ -75,16 +76,23 @@ class TritonKernel:
     name: str
     text: str
     grid: tuple[int, int, int]
+    descriptors: tuple[Descriptor, ...] = ()
 
 
-def emit_kernel(kernel: Kernel, *, tf32: bool = False) -> TritonKernel:
-    """The kernel as Triton source, without the imports in :data:`HEADER`. LoweringError for what Triton can't say."""
-    return _Emitter(kernel, tf32).emit()
+def emit_kernel(kernel: Kernel, *, tf32: bool = False, descriptors: bool = False) -> TritonKernel:
+    """The kernel as Triton source, without the imports in :data:`HEADER`. LoweringError for what Triton can't say.
+
+    With ``descriptors`` blocks of products' operands come through tensor descriptors where their layout allows, which
+    are parameters after the pointers; every address must then be a multiple of 16 bytes.
+    """
+    return _Emitter(kernel, tf32, descriptors).emit()
 
 
 class _Emitter:
-    def __init__(self, kernel: Kernel, tf32: bool) -> None:
+    def __init__(self, kernel: Kernel, tf32: bool, describes: bool) -> None:
         self.kernel = kernel
+        self.describes = describes
+        self.descriptors: dict[Descriptor, str] = {}
         self.precision = "tf32" if tf32 else "ieee"
         outputs = kernel.parameters[len(kernel.parameters) - kernel.outputs :]
         self.fast = all(not b.dtype.is_float or b.dtype.bits < 32 for b in outputs)
@@ -137,8 +145,9 @@ class _Emitter:
             self.names[buffer] = self.unique(f"{buffer.name}_ptr")
         sizes = self._grid(grid)
         self.block(grid.body)
-        head = f"@triton.jit\ndef {self.kernel.name}({', '.join(self.names[b] for b in self.kernel.parameters)}):"
-        return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes)
+        names = [*(self.names[b] for b in self.kernel.parameters), *self.descriptors.values()]
+        head = f"@triton.jit\ndef {self.kernel.name}({', '.join(names)}):"
+        return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes, tuple(self.descriptors))
 
     def _grid(self, grid: Grid) -> tuple[int, int, int]:
         """The last iterator on the fastest axis; the others together on the second."""
@@ -295,10 +304,30 @@ class _Emitter:
                 raise LoweringError("a product of a tile at other subscripts than its own")
             text = name
         else:
-            text = self._read(load)
+            text = self._fetch(load, domain) or self._read(load)
         if half and load.dtype is not half[0]:
             text = f"{text}.to({type_name(half[0])})"
         return text
+
+    def _fetch(self, load: Load, domain: tuple[Iter, Iter]) -> str | None:
+        """The block through a tensor descriptor; None where its layout does not allow one."""
+        if not self.describes or not load.dtype.is_float or load.dtype.bits != 16:
+            return None
+        fetch = fetch_of(load, domain)
+        if fetch is None:
+            return None
+        parameter = self.kernel.parameters.index(load.buffer)
+        key = Descriptor(parameter, fetch.shape, fetch.strides, fetch.block, load.dtype.name)
+        if key not in self.descriptors:
+            self.descriptors[key] = self.unique(f"{load.buffer.name}_desc")
+        self.domain = ()
+        text = f"{self.descriptors[key]}.load([{', '.join(map(self.index, fetch.coordinates))}])"
+        self.domain = domain
+        if len(fetch.block) > 2:
+            text = f"tl.reshape({text}, [{fetch.block[-2]}, {fetch.block[-1]}])"
+        if fetch.turned:
+            text = f"tl.trans({text})"
+        return self.once(text, load.buffer.name)
 
     # Expressions
 

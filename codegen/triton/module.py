@@ -6,6 +6,7 @@ Triton's launcher is prepared once a kernel and device; a launch then takes inte
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from fusec.codegen.triton.source import KernelSource, ModuleSource
+from fusec.codegen.triton.describe import Descriptor
+from fusec.codegen.triton.source import KernelSource, ModuleSource, signature_of
 from fusec.errors import ArtifactError, CodegenError, TargetError
 from fusec.runtime.code import Scope, make_function
 from fusec.target.gpu import GpuTarget
@@ -66,7 +68,7 @@ class TritonModule:
 
         def misaligned(*addresses: int) -> None:
             if not slow:
-                slow.append(_launcher(kernel, self.unaligned(name), device, None))
+                slow.append(_launcher(kernel.unaligned or kernel, self.unaligned(name), device, None))
             slow[0](*addresses)
 
         return _launcher(kernel, self.binaries[name], device, misaligned)
@@ -98,14 +100,7 @@ class TritonModule:
                 raise ValueError("another kind of file")
             record = json.loads(data[len(MAGIC) :])
             target = GpuTarget(**record["target"])
-            source = ModuleSource(
-                tuple(
-                    KernelSource(
-                        **{**k, "pointers": tuple(k["pointers"]), "grid": tuple(k["grid"])}  # type: ignore[arg-type]
-                    )
-                    for k in record["kernels"]
-                )
-            )
+            source = ModuleSource(tuple(_kernel_from(k) for k in record["kernels"]))
             binaries = {n: Binary(base64.b64decode(c), m, a) for n, (c, m, a) in record["binaries"].items()}
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"the GPU module is damaged: {error}") from None
@@ -116,9 +111,18 @@ def _compile_again(source: ModuleSource, target: GpuTarget) -> Callable[[str], B
     def compile_unaligned(name: str) -> Binary:
         from fusec.codegen.triton.build import compile_one, load_source
 
-        return compile_one(load_source(source), source[name], target, aligned=False)
+        return compile_one(load_source(source), source[name].unaligned or source[name], target, aligned=False)
 
     return compile_unaligned
+
+
+def _kernel_from(record: dict[str, Any]) -> KernelSource:
+    described = tuple(
+        Descriptor(**{k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}) for d in record["descriptors"]
+    )
+    unaligned = _kernel_from(record["unaligned"]) if record["unaligned"] else None
+    plain = {**record, "pointers": tuple(record["pointers"]), "grid": tuple(record["grid"])}
+    return KernelSource(**{**plain, "descriptors": described, "unaligned": unaligned})
 
 
 def require_device(target: GpuTarget, device: int | None = None) -> int:
@@ -145,7 +149,7 @@ def _launcher(kernel: KernelSource, binary: Binary, device: int, misaligned: Ker
     metadata = SimpleNamespace(**binary.metadata)
     names = [f"a{i}" for i in range(len(kernel.pointers))]
     described = SimpleNamespace(
-        signature=dict(enumerate(kernel.pointers)), constants={}, fn=SimpleNamespace(arg_names=names)
+        signature=dict(enumerate(signature_of(kernel))), constants={}, fn=SimpleNamespace(arg_names=names)
     )
     with torch.cuda.device(device):
         active = driver.active
@@ -161,6 +165,12 @@ def _launcher(kernel: KernelSource, binary: Binary, device: int, misaligned: Ker
     arguments = ", ".join(names)
     if misaligned is not None:
         lines.append(f"if ({' | '.join(names)}) & 15: return {bind(misaligned, 'misaligned')}({arguments})")
+    for number, (d, meta) in enumerate(zip(kernel.descriptors, getattr(metadata, "tensordesc_meta", None) or ())):
+        made_before: dict[int, tuple[Any, ...]] = {}
+        known = bind(made_before, f"known_{number}")
+        make = bind(_describer(active.utils.fill_tma_descriptor, d, meta, made_before), f"describe_{number}")
+        lines.append(f"d{number} = {known}.get(a{d.parameter}) or {make}(a{d.parameter})")
+        arguments += f", *d{number}"
     x, y, z = kernel.grid
     stream = f"{bind(torch._C._cuda_getCurrentRawStream, 'stream_of')}({device})"
     scratch = "None"
@@ -173,7 +183,7 @@ def _launcher(kernel: KernelSource, binary: Binary, device: int, misaligned: Ker
         scratch = "scratch"
     if hasattr(launcher, "launch_pdl"):
         options = f"{launcher.launch_cooperative_grid}, {launcher.launch_pdl}, {scratch}, None"
-        enter = bind(launcher.launch, "launch")
+        enter = bind(_plain_launch(launcher.launch), "launch")
         text = f"{enter}({x}, {y}, {z}, {stream}, {function}, {options}, {bind(packed, 'packed')}, None, None, None"
     else:
         enter = bind(launcher, "launch")
@@ -187,3 +197,30 @@ def _launcher(kernel: KernelSource, binary: Binary, device: int, misaligned: Ker
     ]
     made: KernelFunction = make_function(f"launch_{kernel.name}", names, lines, scope)
     return made
+
+
+def _plain_launch(launch: Any) -> Any:
+    """Triton's C function under the wrapper that encodes descriptors anew on each call."""
+    return inspect.getclosurevars(launch).nonlocals["launcher"] if inspect.isfunction(launch) else launch
+
+
+_DESCRIPTORS_KEPT = 256
+
+
+def _describer(
+    encode: Callable[..., Any], d: Descriptor, meta: dict[str, Any], known: dict[int, tuple[Any, ...]]
+) -> Callable[[int], tuple[Any, ...]]:
+    """Makes the launcher's arguments for a descriptor of the tensor at an address, and keeps them in ``known``."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    kind = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
+    shape, strides = list(d.shape), list(d.strides)
+
+    def describe(address: int) -> tuple[Any, ...]:
+        if len(known) >= _DESCRIPTORS_KEPT:
+            known.clear()
+        made = encode(address, meta["swizzle"], meta["elem_size"], kind, meta["block_size"], shape, strides, 0)
+        known[address] = (made, *shape, *strides)
+        return known[address]
+
+    return describe

@@ -6,13 +6,14 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from fusec import config
-from fusec.codegen.triton.emit import HEADER, emit_kernel
+from fusec.codegen.triton.describe import Descriptor
+from fusec.codegen.triton.emit import HEADER, TritonKernel, emit_kernel
 from fusec.codegen.triton.spelling import POINTERS
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
@@ -21,7 +22,10 @@ from fusec.tile.nodes import Kernel
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One kernel: its text, pointer types, blocks on each launch axis, warps a block and stages of its loops."""
+    """One kernel: its text, pointer types, blocks on each launch axis, warps a block and stages of its loops.
+
+    ``unaligned`` is the same kernel for addresses that are no multiples of 16 bytes, where it needs other text.
+    """
 
     name: str
     text: str
@@ -29,6 +33,8 @@ class KernelSource:
     grid: tuple[int, int, int]
     warps: int
     stages: int
+    descriptors: tuple[Descriptor, ...] = ()
+    unaligned: KernelSource | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class ModuleSource:
     @property
     def text(self) -> str:
         """The whole file."""
-        return "\n\n".join([HEADER.rstrip("\n"), *(k.text.rstrip("\n") for k in self.kernels)]) + "\n"
+        parts = [k.text for kernel in self.kernels for k in (kernel, kernel.unaligned) if k is not None]
+        return "\n\n\n".join(part.rstrip("\n") for part in (HEADER, *parts)) + "\n"
 
     def __getitem__(self, name: str) -> KernelSource:
         for kernel in self.kernels:
@@ -57,9 +64,23 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
 
 
 def _kernel_source(kernel: Kernel, target: GpuTarget) -> KernelSource:
-    emitted = emit_kernel(kernel)
     pointers = tuple(POINTERS[b.dtype.name] for b in kernel.parameters)
-    return KernelSource(kernel.name, emitted.text, pointers, emitted.grid, kernel.warps or 4, kernel.stages or 1)
+
+    def made(kernel: Kernel, emitted: TritonKernel, unaligned: KernelSource | None) -> KernelSource:
+        launch = (kernel.warps or 4, kernel.stages or 1)
+        return KernelSource(kernel.name, emitted.text, pointers, emitted.grid, *launch, emitted.descriptors, unaligned)
+
+    emitted = emit_kernel(kernel, descriptors=target.has_tma)
+    if not emitted.descriptors:
+        return made(kernel, emitted, None)
+    plain = replace(kernel, name=f"{kernel.name}_unaligned")
+    return made(kernel, emitted, made(plain, emit_kernel(plain), None))
+
+
+def signature_of(kernel: KernelSource) -> list[str]:
+    """The types of a kernel's parameters as Triton names them."""
+    described = [f"tensordesc<{POINTERS[d.dtype].removeprefix('*')}{list(d.block)}>" for d in kernel.descriptors]
+    return [*kernel.pointers, *described]
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,14 @@ class LoadedSource:
         """Runs a kernel through Triton's own launcher, or its interpreter."""
         kernel = self.source[name]
         if all(kernel.grid):
-            self.functions[name][kernel.grid](*tensors, num_warps=kernel.warps, num_stages=kernel.stages)
+            described = [_descriptor(d, tensors[d.parameter]) for d in kernel.descriptors]
+            self.functions[name][kernel.grid](*tensors, *described, num_warps=kernel.warps, num_stages=kernel.stages)
+
+
+def _descriptor(d: Descriptor, tensor: Any) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, list(d.shape), list(d.strides), list(d.block))
 
 
 def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
@@ -85,7 +113,8 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
     spec.loader.exec_module(module)
     if interpreted is not None:
         module.libdevice = interpreted  # type: ignore[attr-defined]
-    functions: dict[str, Callable[..., Any]] = {k.name: getattr(module, k.name) for k in source.kernels}
+    every = [k for kernel in source.kernels for k in (kernel, kernel.unaligned) if k is not None]
+    functions: dict[str, Callable[..., Any]] = {k.name: getattr(module, k.name) for k in every}
     return LoadedSource(source, functions)
 
 
