@@ -21,7 +21,7 @@ class GpuGemmSchedule:
     """A block computes ``m`` by ``n`` of the result in steps of ``k``.
 
     group: row blocks whose column blocks run side by side, so that L2 serves both operands.
-    split: parts of K that different blocks add up (1: none). persistent: one block a unit walks many tiles.
+    split: parts of K that different blocks add up (1: none). walkers: blocks in flight, each of which computes tile after tile (0: a block for each tile).
     """
 
     m: int
@@ -29,7 +29,7 @@ class GpuGemmSchedule:
     k: int
     group: int
     split: int
-    persistent: bool
+    walkers: int
     launch: Launch
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
@@ -37,7 +37,7 @@ class GpuGemmSchedule:
             ("block", f"{self.m}x{self.n}x{self.k}"),
             ("group", self.group),
             ("split", self.split),
-            ("persistent", int(self.persistent)),
+            ("walkers", self.walkers),
             ("warps", self.launch.warps),
             ("stages", self.launch.stages),
         )
@@ -93,10 +93,12 @@ _GEMM_BLOCKS = (
     (64, 256, 64, 8, 3),
     (64, 128, 64, 4, 4),
     (128, 64, 64, 4, 4),
+    (64, 64, 128, 4, 4),
     (64, 64, 64, 4, 5),
+    (64, 32, 128, 4, 4),
     (32, 128, 64, 4, 5),
     (32, 64, 128, 4, 4),
-    (16, 128, 128, 4, 4),
+    (16, 128, 128, 4, 5),
     (16, 64, 256, 4, 3),
     (16, 32, 256, 4, 4),
 )
@@ -122,9 +124,11 @@ def gemm_candidates(batches: int, m: int, n: int, k: int, bits: int, target: Gpu
         for split in (1, 2, 4, 8):
             if split > 1 and (tiles * split > target.units or k // split < 2 * bk):
                 continue
-            persistent = False
-            s = GpuGemmSchedule(bm, bn, bk, 8, split, persistent, Launch(warps, stages))
-            found[s] = _predict_gemm(batches, m, n, k, item, s, target)
+            for walkers in (0, target.units):
+                if walkers and (split > 1 or tiles <= walkers or batches > 1):
+                    continue
+                s = GpuGemmSchedule(bm, bn, bk, 8, split, walkers, Launch(warps, stages))
+                found[s] = _predict_gemm(batches, m, n, k, item, s, target)
     return sorted(found, key=found.__getitem__)
 
 
@@ -134,11 +138,26 @@ def _predict_gemm(batches: int, m: int, n: int, k: int, item: int, s: GpuGemmSch
     peak = (target.half_flops if item == 2 else target.single_flops) / target.units
     reuse = s.m * s.n / (s.m + s.n)
     efficiency = min(1.0, reuse / (80.0 if item == 2 else 24.0)) * 0.9
+    if tiles <= target.units and s.m * s.n <= 64 * 64:
+        efficiency *= 0.6  # one small block a unit leaves its loads' latency uncovered (measured on an H200)
     per_tile = 2.0 * s.m * s.n * (k / s.split) / (peak * efficiency)
     waves = ceil(tiles / target.units)
     traffic = (m * k + n * k + m * n * s.split) * batches * item / target.bandwidth
     busy = min(1.0, tiles / target.units)
     return max(waves * per_tile, traffic / max(busy, 0.1)) + (3e-6 if s.split > 1 else 0.0)
+
+
+_ATTENTION_BLOCKS = (
+    (128, 128, 8, 3),
+    (128, 64, 8, 3),
+    (128, 64, 4, 2),
+    (64, 64, 4, 3),
+    (64, 32, 4, 2),
+    (32, 32, 4, 2),
+    (16, 64, 4, 2),
+    (16, 32, 4, 2),
+)
+"""Queries, keys, warps, stages; on an H200 the first is best for heads of 128, the fourth for heads up to 64."""
 
 
 def attention_candidates(
@@ -147,16 +166,8 @@ def attention_candidates(
     """Schedules that fit shared memory, the usual best first."""
     item = bits // 8
     found: list[GpuAttentionSchedule] = []
-    for q, k, warps, stages in (
-        (128, 128, 8, 2),
-        (128, 64, 8, 3),
-        (128, 64, 4, 2),
-        (64, 64, 4, 3),
-        (64, 32, 4, 2),
-        (32, 32, 4, 2),
-        (16, 64, 4, 2),
-        (16, 32, 4, 2),
-    ):
+    blocks = _ATTENTION_BLOCKS if max(depth, values) > 64 else (_ATTENTION_BLOCKS[3], *_ATTENTION_BLOCKS)
+    for q, k, warps, stages in dict.fromkeys(blocks):
         if q > max(16, _pow2(queries)) or k > max(16, _pow2(keys)):
             continue
         if item == 4 and q * k > 64 * 32:
