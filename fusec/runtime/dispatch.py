@@ -280,7 +280,9 @@ class Dispatcher:
 
 def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """TypeError, as a call would raise, for arguments that do not fit the function's parameters."""
-    called = function.forward if _is_torch_module(function) else function
+    called: Any = function
+    if _is_torch_module(function):
+        called = called.forward
     try:
         signature = inspect.signature(called)
     except ValueError:  # a builtin without one

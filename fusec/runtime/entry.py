@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusec.frontend.capture import ArgumentSource, CallSpec, Capture, Node, ReferenceSource, Source, Static, Structure
+from fusec.frontend.capture import (
+    ArgumentSource,
+    CallSpec,
+    Capture,
+    Node,
+    Rebuild,
+    ReferenceSource,
+    Source,
+    Static,
+    Structure,
+)
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope, make_function
 from fusec.runtime.executable import Executable
@@ -105,9 +115,36 @@ def compiled_entry(
     inputs = _check_arrays(writer, arrays, leaves, capture.sources)
     writer.lines += _clashes(executable, scope, inputs, eager)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
-    rebuild = scope.bind(capture.rebuild, "rebuild")
-    lines = [*writer.lines, *written.lines, f"return {rebuild}([{', '.join(written.results)}])"]
+    result = _plain_result(capture.rebuild, written.results)
+    if result is None:
+        result = f"{scope.bind(capture.rebuild, 'rebuild')}([{', '.join(written.results)}])"
+    lines = [*writer.lines, *written.lines, f"return {result}"]
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
+
+
+class _Mark:
+    """Stands for an output while a rebuild is looked at; ``[()]`` takes the element out of a 0-d array."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+    def __getitem__(self, key: tuple[()]) -> _Mark:
+        assert key == ()
+        return _Mark(f"{self.expression}[()]")
+
+
+def _plain_result(rebuild: Rebuild, results: Sequence[str]) -> str | None:
+    """The user's result as an expression, where it is one output or a tuple or list of outputs; else None."""
+    try:
+        made = rebuild([_Mark(result) for result in results])
+    except Exception:  # it does more to an array than a mark can show
+        return None
+    if isinstance(made, _Mark):
+        return made.expression
+    if type(made) in (tuple, list) and all(isinstance(part, _Mark) for part in made):
+        inner = "".join(f"{part.expression}, " for part in made)
+        return f"({inner})" if type(made) is tuple else f"[{inner}]"
+    return None
 
 
 def eager_entry(
