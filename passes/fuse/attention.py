@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.passes.fuse.partition import Partition
+from fusec.passes.inline import Subscripts, broadcast_index, fresh_index, settled, view_index
 from fusec.runtime.program import Declined
 
 RULE = "dot(softmax(maps(dot(q, k))), v) => attention"
@@ -70,6 +71,8 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
         return no("")
     if len(value_dot.attributes.lhs_contract) != 1:
         return no("the second product contracts more than one axis")
+    if softmax.scores.type.shape[softmax.axis] == 1:
+        return no("there is only one key")
     products = _products_above(partition, softmax.scores)
     if len(products) != 1:
         return no(f"{len(products)} products of the scores' size feed the softmax; exactly one is needed")
@@ -121,7 +124,21 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     assert isinstance(sum_op.attributes, ReduceAttributes)
     if len(sum_op.attributes.axes) != 1 or scores.type.shape != exponentials.type.shape:
         return None
-    return _Softmax(scores, sum_op.attributes.axes[0], (sum_op, exp_op, sub_op, max_op))
+    (axis,) = sum_op.attributes.axes
+    shape = scores.type.static_shape
+    if not (_is_of_own_row(partition, peak, shape, axis) and _is_of_own_row(partition, total, shape, axis)):
+        return None
+    return _Softmax(scores, axis, (sum_op, exp_op, sub_op, max_op))
+
+
+def _is_of_own_row(partition: Partition, value: Value, shape: tuple[int, ...], axis: int) -> bool:
+    """True when ``value``, spread over ``shape``, gives each row its own element of the reduction below it."""
+    point = settled(fresh_index("s", shape))
+    index: Subscripts = broadcast_index(point, value.type.static_shape)
+    while (op := partition.producers[value]).name != "reduce_max" and op.name != "reduce_sum":
+        index = view_index(op, index) if op.definition.kind == "view" else index
+        value = op.operands[0]
+    return index == (*point[:axis], *point[axis + 1 :])
 
 
 def _producer(partition: Partition, value: Value, name: str) -> Op | None:

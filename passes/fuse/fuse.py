@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op
-from fusec.passes.fuse.attention import match_attention
+from fusec.ir.types import contiguous_strides
+from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention
 from fusec.passes.fuse.grow import (
     Log,
     absorb_upstream,
@@ -16,7 +18,9 @@ from fusec.passes.fuse.grow import (
     seed,
     seed_reduction,
 )
-from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph
+from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph, fused_op
+from fusec.passes.lower.attention import attention_in, find_elements
+from fusec.passes.lower.frame import Frame
 from fusec.runtime.program import Declined
 
 CHEAP_FLOPS = 4
@@ -48,6 +52,8 @@ def fuse_attention(partition: Partition, log: Log) -> None:
         if op.name != "dot" or op in partition.owner:
             continue
         found = match_attention(partition, op)
+        if isinstance(found, AttentionMatch):
+            found = _with_one_loop(partition, found)
         if isinstance(found, Declined):
             if found.reason:
                 log(found)
@@ -59,6 +65,18 @@ def fuse_attention(partition: Partition, log: Log) -> None:
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
+
+
+def _with_one_loop(partition: Partition, match: AttentionMatch) -> AttentionMatch | Declined:
+    """The match, where the index maps of its parts make one loop over keys of them."""
+    trial = fused_op(partition, Group("attention", match.value_dot.result.type.static_shape, set(match.ops)))
+    layouts = {v: contiguous_strides(v.type.static_shape) for v in (*trial.operands, *trial.results)}
+    frame = Frame(trial, layouts, "trial")
+    try:
+        find_elements(frame, attention_in(frame))
+    except LoweringError as error:
+        return Declined(RULE, str(error), match.value_dot.location)
+    return match
 
 
 def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None:
