@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import assert_never
 
-from fusec.codegen.triton.describe import Descriptor, fetch_of
+from fusec.codegen.triton.describe import Descriptor, Fetch, fetch_of
 from fusec.codegen.triton.spelling import EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import (
@@ -208,7 +208,10 @@ class _Emitter:
         name = self.symbols[loop.var] = self.unique(loop.var.name)
         self.domain = ()
         start, stop = self.index(loop.start), self.index(loop.stop)
-        self.line(f"for {name} in range({start}, {stop}, {loop.step}):")
+        tiles = any(isinstance(inner, Loop) for inner in loop.body)
+        spelled = "tl.range" if tiles else "range"
+        options = ", flatten=True" if tiles else ""
+        self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
         with self.indented():
             self.block(loop.body)
 
@@ -243,8 +246,10 @@ class _Emitter:
         value = self.scalar(s.value)
         if s.target.dtype.name == "bool":
             value = f"({value} != 0)"
-        where = self.pointer(s.target, s.index)
         shape = ", ".join(str(i.extent) for i in s.domain)
+        if self._put(s, f"tl.broadcast_to({value}, [{shape}]).to({type_name(s.target.dtype)})"):
+            return
+        where = self.pointer(s.target, s.index)
         mask = self.mask()
         tail = f", mask={mask}" if mask else ""
         self.line(
@@ -311,6 +316,32 @@ class _Emitter:
 
     def _fetch(self, load: Load, domain: tuple[Iter, Iter]) -> str | None:
         """The block through a tensor descriptor; None where its layout does not allow one."""
+        found = self._describe(load, domain)
+        if found is None:
+            return None
+        name, where, fetch = found
+        text = f"{name}.load([{where}])"
+        if len(fetch.block) > 2:
+            text = f"tl.reshape({text}, [{fetch.block[-2]}, {fetch.block[-1]}])"
+        if fetch.turned:
+            text = f"tl.trans({text})"
+        return self.once(text, load.buffer.name)
+
+    def _put(self, s: Store, value: str) -> bool:
+        """Stores a product's block through a tensor descriptor; False where it can't be."""
+        if self.kernel.kind not in ("gemm", "attention") or len(s.domain) != 2:
+            return False
+        found = self._describe(Load(s.target, s.index), (s.domain[0], s.domain[1]))
+        if found is None or found[2].turned:
+            return False
+        name, where, fetch = found
+        if len(fetch.block) > 2:
+            value = f"tl.reshape({value}, [{', '.join(map(str, fetch.block))}])"
+        self.line(f"{name}.store([{where}], {value})")
+        return True
+
+    def _describe(self, load: Load, domain: tuple[Iter, Iter]) -> tuple[str, str, Fetch] | None:
+        """The descriptor's name, the coordinates of the block, and how it lies there."""
         if not self.describes or not load.dtype.is_float or load.dtype.bits != 16:
             return None
         fetch = fetch_of(load, domain)
@@ -321,13 +352,9 @@ class _Emitter:
         if key not in self.descriptors:
             self.descriptors[key] = self.unique(f"{load.buffer.name}_desc")
         self.domain = ()
-        text = f"{self.descriptors[key]}.load([{', '.join(map(self.index, fetch.coordinates))}])"
+        where = ", ".join(map(self.index, fetch.coordinates))
         self.domain = domain
-        if len(fetch.block) > 2:
-            text = f"tl.reshape({text}, [{fetch.block[-2]}, {fetch.block[-1]}])"
-        if fetch.turned:
-            text = f"tl.trans({text})"
-        return self.once(text, load.buffer.name)
+        return self.descriptors[key], where, fetch
 
     # Expressions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from fusec.target.gpu import GpuTarget
@@ -108,8 +108,20 @@ MAX_COLUMNS = 32768
 """Longest row that one block holds in registers."""
 
 
-def gemm_candidates(batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget) -> list[GpuGemmSchedule]:
-    """Schedules that fit shared memory, best predicted first."""
+_RESERVED = 1024
+"""Bytes of shared memory for barriers."""
+
+MAX_ACCUMULATORS = 128 * 256
+"""Elements of the results that a block of eight warps keeps in registers."""
+
+
+def gemm_candidates(
+    batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget, products: int = 1
+) -> list[GpuGemmSchedule]:
+    """Schedules that fit shared memory and registers, best predicted first.
+
+    ``products`` of one left operand, each with ``n`` columns, are computed side by side.
+    """
     found: dict[GpuGemmSchedule, float] = {}
     item = bits // 8
     for bm, bn, bk, warps, stages in _GEMM_BLOCKS:
@@ -117,8 +129,10 @@ def gemm_candidates(batches: int, m: int, n: int, k: int, bits: int, target: Gpu
             bm, bn, bk, stages = min(bm, 64), min(bn, 64), min(bk, 32), 2
         if (bm > 16 and bm >= 2 * _pow2(m)) or (bn > 32 and bn >= 2 * _pow2(n)):
             continue
+        if bm * bn * products > MAX_ACCUMULATORS * warps // 8:
+            continue
         bk = min(bk, max(16, _pow2(k)))
-        while stages > 1 and (bm + bn) * bk * item * stages > target.shared_memory:
+        while stages > 1 and (bm + bn * products) * bk * item * stages > target.shared_memory - _RESERVED:
             stages -= 1
         tiles = batches * ceil(m / bm) * ceil(n / bn)
         for split in (1, 2, 4, 8):
@@ -128,7 +142,7 @@ def gemm_candidates(batches: int, m: int, n: int, k: int, bits: int, target: Gpu
                 if walkers and (split > 1 or tiles <= walkers or batches > 1):
                     continue
                 s = GpuGemmSchedule(bm, bn, bk, 8, split, walkers, Launch(warps, stages))
-                found[s] = _predict_gemm(batches, m, n, k, item, s, target)
+                found[s] = _predict_gemm(batches, m, n * products, k, item, replace(s, n=bn * products), target)
     return sorted(found, key=found.__getitem__)
 
 

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 import torch.nn.functional as F  # noqa: E402
 
 import fusec  # noqa: E402
-from fusec.errors import TargetError  # noqa: E402
+from fusec.errors import FusecError, TargetError  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -64,10 +64,12 @@ def test_attention_in_plain_code() -> None:
 def test_the_callers_stream() -> None:
     x = rand(4096, 4096)
     double = fusec.jit(lambda t: t * 2 + 1, fallback="error")
-    double(x)
     stream = torch.cuda.Stream()
+    double(x.fill_(2))  # what loads a kernel for the first time may wait
+    torch.cuda._sleep(1000)
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(1_000_000_000)
         x.fill_(3)
         y = double(x)
     assert not stream.query()  # nothing waited for the device
@@ -106,7 +108,7 @@ def test_inside_a_cuda_graph() -> None:
 
 def test_tensors_on_two_devices_are_refused() -> None:
     add = fusec.jit(lambda a, b: a + b, fallback="error")
-    with pytest.raises((fusec.FusecError, RuntimeError)):
+    with pytest.raises((FusecError, RuntimeError)):
         add(rand(4, 4), torch.ones(4, 4))
 
 

@@ -39,7 +39,9 @@ LARGE = {
 
 def on_device(text: str) -> str:
     """The text with every value on the GPU."""
-    return re.sub(r"((?:bf16|f16|f32|i64|i32|bool)\[[\d, ]*\])", r"\1@cuda:0", text)
+    kinds = "bf16|f16|f32|i64|i32|bool"
+    text = re.sub(rf"((?:{kinds})\[[\d, ]*\])", r"\1@cuda:0", text)
+    return re.sub(rf"((?:{kinds})\([^%()]*\))", r"\1@cuda:0", text)
 
 
 def tolerance(text: str) -> float:

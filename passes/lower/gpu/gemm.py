@@ -86,8 +86,14 @@ class _Gemm:
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
         stores = epilogue_stores(self.frame, self.ops, point, self.shift, (self.m, self.n), accumulators)
-        tiles = Iter(self.pid, self.row_blocks * self.column_blocks)
-        grid = Grid((tiles, Iter(self.b, axes.batches)), (*before, loop, *stores))
+        tiles = self.row_blocks * self.column_blocks
+        batch = Iter(self.b, axes.batches)
+        body = (*before, loop, *stores)
+        if s.walkers and s.walkers < tiles:
+            walker = symbol("walker", 0, s.walkers - 1)
+            grid = Grid((Iter(walker, s.walkers), batch), (Loop(self.pid, walker, tiles, s.walkers, body),))
+        else:
+            grid = Grid((Iter(self.pid, tiles), batch), body)
         return self.frame.finish("gemm", (grid,), s.describe())
 
     def _batch(self) -> tuple[Index, ...]:

@@ -48,7 +48,10 @@ class GpuSelector:
                 axes, dtype = contraction(op), op.operands[0].type.dtype
                 if not dtype.is_float or dtype.bits == 64:
                     raise LoweringError(f"no matrix product of {dtype} on a GPU")
-                found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target)
+                products = len(frame.anchors("dot"))
+                found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target, products)
+                if not found:
+                    raise LoweringError(f"{products} products side by side do not fit a block")
                 return [s for s in found if s.split == 1]
             case "attention":
                 match = attention_in(frame)
