@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -110,6 +111,7 @@ def _jit(function: Any, options: Options, fallback: Fallback) -> Any:
     elif isinstance(function, JitModule):
         function = function.__dict__["_module"]
 
+    function = _called(function)
     compile_capture = _compile_with(options)
     nn = sys.modules.get("torch.nn")
     if nn is not None and isinstance(function, nn.Module):
@@ -303,7 +305,16 @@ def _plain(function: Any) -> Any:
         return function.__dict__["_module"]
     if not callable(function):
         raise TypeError(f"{type(function).__name__} is not a function or a module")
-    return function
+    return _called(function)
+
+
+def _called(function: Any) -> Any:
+    """What a call runs: for an object with a ``__call__`` of its own, that method; a module and a function as it is."""
+    nn = sys.modules.get("torch.nn")
+    method = getattr(type(function), "__call__", None)  # noqa: B004
+    if not isinstance(method, types.FunctionType) or (nn is not None and isinstance(function, nn.Module)):
+        return function
+    return types.MethodType(method, function)
 
 
 def _dispatcher(function: Any, fallback: Fallback = "eager") -> Dispatcher:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -187,3 +190,55 @@ def test_results_survive_and_threads_agree() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Gain:
+    factor = 2.0
+
+    def __call__(self, x: Any) -> Any:
+        return self.apply(x)
+
+    def apply(self, x: Any) -> Any:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("root", [lambda gain: gain, lambda gain: gain.apply])
+def test_an_object_and_what_changes_in_it(root: Any) -> None:
+    gain = Gain()
+    jitted = strict(root(gain))
+    x = random(4)
+    same(jitted(x), x * 2)
+    gain.factor = 3.0  # an attribute that hides the class's
+    same(jitted(x), x * 3)
+    del gain.factor
+    same(jitted(x), x * 2)
+    gain.apply = lambda x: x - 1  # type: ignore[method-assign]
+    if root(gain) is gain:
+        same(jitted(x), x - 1)
+
+
+def test_arrays_that_bring_their_own_dtype_object() -> None:
+    jitted = strict(lambda x: x * 2)
+    for _ in range(4):
+        x = pickle.loads(pickle.dumps(random(3)))
+        same(jitted(x), x * 2)
+    assert len(jitted.dispatcher.plans) == 1
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_arguments_are_not_kept_alive(library: str) -> None:
+    def make() -> Any:
+        return random(100, 100) if library == "numpy" else pytest.importorskip("torch").randn(100, 100)
+
+    jitted = strict(lambda x, y: x * 2 + y)
+    x, y = make(), make()
+    jitted(x, y)
+    jitted(x, y)
+    references = [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    gc.collect()
+    assert [r() is None for r in references] == [True, True]
+    whole = weakref.ref(jitted)
+    del jitted
+    gc.collect()
+    assert whole() is None

@@ -251,11 +251,14 @@ class GuardWriter:
         """What the names that were read mean in a class: constants, methods, properties, slots."""
         own = getattr(value, "__dict__", {}) if value is not cls else {}
         owner = v if value is cls else self._bind(cls)
+        may_be_shadowed = set()
         for name in sorted(self.names.attributes):
             holder = next((c for c in cls.__mro__ if name in c.__dict__), None)
             if holder is None or name in own or not is_user_class(holder):
                 continue
             found = holder.__dict__[name]
+            if not hasattr(found, "__set__") and not isinstance(found, functools.cached_property):
+                may_be_shadowed.add(name)
             if isinstance(found, _CELL_DESCRIPTORS):
                 if value is not cls and hasattr(value, name):
                     self._visit(f"{v}.{name}", getattr(value, name), f"{path}.{name}")
@@ -267,6 +270,9 @@ class GuardWriter:
                 self._visit(access, getattr(found, getter), f"{path}.{name}")
             elif isinstance(found, FunctionType) or not hasattr(found, "__get__"):
                 self._visit(f"{owner}.{name}", found, f"{path}.{name}")
+        if may_be_shadowed and value is not cls and hasattr(value, "__dict__"):
+            names = self._bind(frozenset(may_be_shadowed))
+            self._check(f"{v}.__dict__", f"not {names}.isdisjoint({{v}})", f"{path}.__dict__", "without them")
 
     def _module(self, v: str, module: Any, path: str) -> None:
         """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""

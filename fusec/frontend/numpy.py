@@ -76,8 +76,10 @@ def _environment(trace: Trace, scope: Scope, recorder: Recorder) -> Any:
         if state.touched:
             recorder.pin_layout(state.path, state.fetch, state.array)
 
+    lifted = {*scope.fetched, *scope.stand_ins}  # not the scope itself: the guards outlive it
+
     def is_tensor(value: object) -> bool:
-        return isinstance(value, Traced) or id(value) in scope.fetched or id(value) in scope.stand_ins
+        return isinstance(value, Traced) or id(value) in lifted
 
     return recorder.finish(is_tensor=is_tensor)
 

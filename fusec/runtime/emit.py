@@ -217,8 +217,7 @@ class ProgramWriter:
     def _root_address(self, root: int) -> str:
         record = self._program.slots[root]
         if record.kind == "constant" and record.type.device != "cpu":
-            variable = self._variable(root)
-            return self._arrays.address(self._scope, variable)
+            return self._arrays.address(self._scope, self._variable(root))
         if record.kind == "constant":
             memory = np.full(max(1, prod(record.type.static_shape)), record.value, record.type.dtype.numpy)
             self._scope.bind(memory, f"constant_{root}")
