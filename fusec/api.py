@@ -80,9 +80,9 @@ def jit(
     shapes, dtypes, strides and aliasing, and the same class of error. A call's signature is the layout of its
     arrays, its other arguments by value, and what the function reads from closures, globals and attributes.
 
-    target: ``cpu``, ``cpu:NAME``, ``cuda:N`` or a GPU's name such as ``cuda:sm_90``; by default where the arguments live. tune: ``"quick"`` or ``"full"`` measures
-    schedules at the first call. fallback: ``"eager"`` runs what can't be compiled as written (:func:`explain` says
-    what); ``"error"`` refuses it. cache: keep compiled programs on disk.
+    target: ``cpu``, ``cpu:NAME``, ``cuda:N`` or a GPU's name such as ``cuda:sm_90``; by default where the arguments
+    live. tune: ``"quick"`` or ``"full"`` measures schedules at the first call. fallback: ``"eager"`` runs what can't
+    be compiled as written (:func:`explain` says what); ``"error"`` refuses it. cache: keep compiled programs on disk.
 
     ``dynamic``, ``static`` and ``precision`` are names for later; anything but None is refused.
     """
@@ -160,7 +160,7 @@ class LoweredKernel:
         if is_gpu(self.target):
             from fusec.codegen.triton.emit import emit_kernel as emit_for_gpu
 
-            return emit_for_gpu(self.kernel).text
+            return str(emit_for_gpu(self.kernel).text)
         from fusec.codegen.tvm.emit import emit_kernel
         from fusec.target.cpu import cpu_target
 

@@ -3,6 +3,9 @@
 The first touch of a fresh page costs more than a memory-bound kernel's work on it, so blocks of memory are kept and
 handed out again. A block is a NumPy byte array; whatever lies in it (an array, a tensor made from an array, a view, a
 DLPack capsule) holds a reference to it. It is free again when its reference count says that only the pool knows it.
+
+What differs for the user of a large result: a NumPy array does not own its data and a tensor's storage can't grow, so
+``resize`` and ``resize_`` to more elements are refused.
 """
 
 from __future__ import annotations
