@@ -32,7 +32,7 @@ def explain_program(
     if program.reports:
         parts.append(_kernel_table(program, measured))
         parts += [Text(line) for report in _launched(program) for line in _fused_lines(report)]
-    parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call)])
+    parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
     parts += _section("packed once, and again when the weights change", _pack_lines(program))
     parts += _section("not fused", [_declined_line(d) for d in dict.fromkeys(program.declined)])
     parts += _section("notes", list(notes))
@@ -50,7 +50,7 @@ def render(content: RenderableType) -> str:
 def _summary(program: Program) -> str:
     reports = _launched(program)
     ops = sum(len(report.fused) for report in reports)
-    calls = sum(isinstance(step, Call) for step in program.steps)
+    calls = sum(isinstance(step, Call) and bool(step.results) for step in program.steps)
     library = f", {_count(calls, 'library call')}" if calls else ""
     return f"{program.name} on {program.target}: {_count(ops, 'op')} in {_count(len(reports), 'kernel')}{library}"
 

@@ -16,6 +16,7 @@ from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
+from fusec.passes.indices import check_indices
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.program import assemble
 from fusec.passes.lower.select import Selector
@@ -28,10 +29,10 @@ from fusec.tile.print import print_kernel
 
 T = TypeVar("T")
 
-PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "empty", "outputs", "fuse")
-"""The graph passes in order; ``disable`` takes these names. ``empty`` and ``outputs`` can't be left out."""
+PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "empty", "indices", "outputs", "fuse")
+"""The graph passes in order. ``disable`` takes these names, but for ``empty``, ``indices`` and ``outputs``."""
 
-_NEEDED = frozenset({"empty", "outputs"})
+_NEEDED = frozenset({"empty", "indices", "outputs"})
 
 
 def lower(
@@ -66,6 +67,8 @@ def lower(
     graph = run("precision", precision, graph)
     # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
     graph = run("empty", drop_empty, graph)
+    # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
+    graph = run("indices", check_indices, graph)
     # Every output is memory of its own or a plain view; every operand of a library call is in memory.
     graph = run("outputs", lambda g: dce(own_outputs(g)), graph)
     # Every compute op is in exactly one `fused` op that one kernel family can lower.

@@ -50,8 +50,9 @@ class Run:
 
     @property
     def calls(self) -> list[str]:
-        """The library calls made, in order."""
-        return [s.attributes.target for s in self.lowered.program.steps if isinstance(s, Call)]
+        """The library calls made, in order; checks of indices are none."""
+        calls = [s for s in self.lowered.program.steps if isinstance(s, Call)]
+        return [s.attributes.target for s in calls if s.results]
 
 
 class Guarded:
@@ -121,7 +122,7 @@ def execute(program: Program, inputs: Sequence[Array], *, compiled: bool = True)
             tile_interpreter.run(kernels[step.kernel], [arrays[k] for k in step.arguments])
         else:
             results = run_call(step.attributes, [arrays[k] for k in step.arguments])
-            for k, result in zip(step.results, results, strict=True):
+            for k, result in zip(step.results, results):
                 arrays[k][...] = result
     for k, slot in enumerate(program.slots):
         if slot.kind != "view":

@@ -20,6 +20,9 @@ from fusec.ir.attributes import ExternAttributes
 _OPERAND = re.compile(r"\$(\d+)")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
+CHECK_INDEX = "fusec.check_index"
+"""The target of a call that gives back its operand, an integer array, or raises IndexError: ``(index, low, high)``."""
+
 Prepared = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -133,6 +136,8 @@ def _torch_name(name: str) -> Any:
 
 
 def _resolve(target: str) -> tuple[Callable[..., Any], str]:
+    if target == CHECK_INDEX:
+        return _check_index, "torch"
     namespace, *path = target.split(".")
     if namespace == "numpy":
         return _resolve_numpy(target, path), namespace
@@ -144,6 +149,24 @@ def _resolve(target: str) -> tuple[Callable[..., Any], str]:
         if overload is not None:
             return _without_grad(overload), "torch"
     raise UnsupportedOpError(f"there is no library function {target!r} in this installation")
+
+
+def _check_index(index: Any, low: int, high: int) -> Any:
+    """IndexError, as the libraries raise it, where an element is not in ``[low, high]``.
+
+    On a GPU nothing waits for the answer, so there the kernels of the library don't say either.
+    """
+    array = index
+    if not isinstance(index, np.ndarray):
+        if getattr(index, "is_cuda", True):
+            return index
+        array = index.detach().numpy()
+    if array.size:
+        least, most = int(array.min()), int(array.max())
+        if least < low or most > high:
+            wrong = least if least < low else most
+            raise IndexError(f"index {wrong} is out of bounds for an axis of size {high + 1}")
+    return index
 
 
 def _without_grad(overload: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
+from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.target.gpu import is_gpu
 from fusec.tile.nodes import Kernel
@@ -181,6 +182,11 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
 
 def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:
     arguments = tuple(_slot(a, v) for v in op.operands)
+    if attributes.target == CHECK_INDEX:
+        (a.slot_of[op.result],) = arguments
+        a.strides[op.result] = a.slots[arguments[0]].strides
+        a.steps.append(Call(attributes, arguments, (), op.location))
+        return
     results = []
     for result in op.results:
         a.strides[result] = contiguous_strides(result.type.static_shape)

@@ -1,0 +1,204 @@
+"""Indices of gathers are checked where nothing proves them in range: a kernel would read foreign memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from fusec.ir.attributes import (
+    ConstantAttributes,
+    ExternAttributes,
+    GatherAttributes,
+    IotaAttributes,
+)
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType, bool_
+from fusec.runtime.library import CHECK_INDEX
+
+Range = tuple[int, int]
+"""Inclusive bounds."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Every element of ``value`` must lie in ``[low, high]``."""
+
+    value: Value
+    low: int
+    high: int
+
+
+def check_indices(graph: Graph) -> Graph:
+    """Puts a call before each gather that may read out of range; it gives back its operand, or raises IndexError.
+
+    The call is on what the index is made of, as far as the arithmetic around it can be followed: of
+    ``i + n where i < 0 else i`` it is ``i`` that is checked, to lie in ``[-n, n - 1]``.
+    """
+    facts = _Facts(graph)
+    wanted: dict[Value, dict[tuple[int, int], Op]] = {}
+    for op in graph.ops:
+        if op.name in ("gather", "gather_elements") and op.result.type.size:
+            assert isinstance(op.attributes, GatherAttributes)
+            source, index = op.operands
+            for check in facts.checks(index, 0, source.type.static_shape[op.attributes.axis] - 1):
+                wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
+    return _with_calls(graph, wanted) if wanted else graph
+
+
+def _with_calls(graph: Graph, wanted: dict[Value, dict[tuple[int, int], Op]]) -> Graph:
+    taken = {v.name for v in graph.inputs} | {r.name for op in graph.ops for r in op.results}
+    ops: list[Op] = []
+    checked: dict[Value, Value] = {}
+
+    def call(value: Value) -> None:
+        for (low, high), gather in wanted.get(value, {}).items():
+            current = checked.get(value, value)
+            name = f"{value.name}_checked"
+            while name in taken:
+                name += "_again"
+            taken.add(name)
+            attributes = ExternAttributes(
+                CHECK_INDEX, f"(($0, {low}, {high}), {{}})", (value.type,), "an index out of range is an error"
+            )
+            checked[value] = Value(value.type, name)
+            ops.append(Op(OPS["extern"], (current,), attributes, (checked[value],), gather.location))
+
+    for value in graph.inputs:
+        call(value)
+    for op in graph.ops:
+        operands = tuple(checked.get(v, v) for v in op.operands)
+        ops.append(op if operands == op.operands else replace(op, operands=operands))
+        for result in op.results:
+            call(result)
+    return graph.with_ops(ops)
+
+
+@dataclass
+class _Facts:
+    """What is known of a graph's integers."""
+
+    graph: Graph
+    producers: dict[Value, Op] = field(init=False)
+    ranges: dict[Value, Range] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.producers = self.graph.producers()
+        for op in self.graph.ops:
+            for result in op.results:
+                if result.type.dtype.is_integer or result.type.dtype == bool_:
+                    self.ranges[result] = _within(result.type.dtype, self._range(op))
+
+    def range(self, value: Value) -> Range:
+        return self.ranges.get(value) or _of_dtype(value.type.dtype)
+
+    def _range(self, op: Op) -> Range | None:
+        of = [self.range(v) for v in op.operands if v.type.dtype.is_integer or v.type.dtype == bool_]
+        match op.name:
+            case "constant":
+                assert isinstance(op.attributes, ConstantAttributes)
+                number = int(op.attributes.value.real)
+                return number, number
+            case "iota":
+                assert isinstance(op.attributes, IotaAttributes)
+                return 0, max(op.result.type.static_shape[op.attributes.axis] - 1, 0)
+            case "argmax" | "argmin":
+                return 0, max(op.operands[0].type.static_shape[op.attributes.axis] - 1, 0)  # type: ignore[attr-defined]
+            case "add":
+                return of[0][0] + of[1][0], of[0][1] + of[1][1]
+            case "sub":
+                return of[0][0] - of[1][1], of[0][1] - of[1][0]
+            case "mul":
+                ends = [a * b for a in of[0] for b in of[1]]
+                return min(ends), max(ends)
+            case "neg":
+                return -of[0][1], -of[0][0]
+            case "remainder" if of[1][0] > 0:
+                return 0, of[1][1] - 1
+            case "floordiv" if of[1][0] > 0 and of[0][0] >= 0:
+                return of[0][0] // of[1][1], of[0][1] // of[1][0]
+            case "minimum":
+                return min(of[0][0], of[1][0]), min(of[0][1], of[1][1])
+            case "maximum":
+                return max(of[0][0], of[1][0]), max(of[0][1], of[1][1])
+            case "select":
+                return min(of[1][0], of[2][0]), max(of[1][1], of[2][1])
+            case "concat":
+                return min(r[0] for r in of), max(r[1] for r in of)
+            case "pad":
+                return min(of[0][0], of[1][0]), max(of[0][1], of[1][1])
+            case "cast" | "copy" | "reduce_max" | "reduce_min" | "gather" | "gather_elements" if of:
+                return of[0]
+            case _:
+                return of[0] if op.definition.kind == "view" else None
+
+    def checks(self, value: Value, low: int, high: int) -> list[Check]:
+        """What must hold of values in memory for every element of ``value`` to lie in ``[low, high]``."""
+        least, most = self.range(value)
+        if low <= least and most <= high:
+            return []
+        op = self.producers.get(value)
+        match op.name if op is not None else "":
+            case "copy" | "reshape" | "permute" | "broadcast":
+                assert op is not None
+                return self.checks(op.operands[0], low, high)
+            case "cast" if op is not None and op.operands[0].type.dtype.is_integer and _widens(op):
+                return self.checks(op.operands[0], low, high)
+            case "select" if op is not None and low == 0 and self._is_wrapped(op, high + 1):
+                return self.checks(op.operands[2], -high - 1, high)
+            case "add" if op is not None and low == 0 and (parts := self._joined(op, high + 1)) is not None:
+                return [check for part in parts for check in self.checks(part.value, part.low, part.high)]
+            case _:
+                return [Check(value, low, high)]
+
+    def _is_wrapped(self, op: Op | None, extent: int) -> bool:
+        """``select(i < 0, i + n, i)``."""
+        if op is None or op.name != "select":
+            return False
+        condition, moved, index = op.operands
+        less, plus = self.producers.get(condition), self.producers.get(moved)
+        if less is None or plus is None or less.name != "lt" or plus.name != "add":
+            return False
+        number = next((v for v in plus.operands if v is not index), index)
+        return (
+            less.operands[0] is index
+            and self.range(less.operands[1]) == (0, 0)
+            and index in plus.operands
+            and self.range(number) == (extent, extent)
+        )
+
+    def _joined(self, op: Op, extent: int) -> list[Check] | None:
+        """Of ``i * c + j``, an index into axes of extents ``extent / c`` and ``c`` taken as one, what holds of both.
+
+        Told from a flat index that happens to be such a sum by ``i`` or ``j`` being wrapped for its axis.
+        """
+        for scaled, inner in (op.operands, op.operands[::-1]):
+            times = self.producers.get(scaled)
+            if times is None or times.name != "mul":
+                continue
+            for outer, factor in (times.operands, times.operands[::-1]):
+                c, same = self.range(factor)
+                if c != same or c <= 0 or extent % c:
+                    continue
+                parts = [Check(outer, 0, extent // c - 1), Check(inner, 0, c - 1)]
+                if any(self._is_wrapped(self.producers.get(p.value), p.high + 1) for p in parts):
+                    return parts
+        return None
+
+
+def _widens(op: Op) -> bool:
+    narrow, wide = _of_dtype(op.operands[0].type.dtype), _of_dtype(op.result.type.dtype)
+    return wide[0] <= narrow[0] and narrow[1] <= wide[1]
+
+
+def _of_dtype(dtype: DType) -> Range:
+    if dtype == bool_:
+        return 0, 1
+    if dtype.kind == "uint":
+        return 0, (1 << dtype.bits) - 1
+    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+
+
+def _within(dtype: DType, found: Range | None) -> Range:
+    """The range, unless it passes the dtype's own: then the value may have wrapped around."""
+    least, most = _of_dtype(dtype)
+    return found if found is not None and least <= found[0] and found[1] <= most else (least, most)
