@@ -339,6 +339,19 @@ def build_fused_graph(partition: Partition) -> Graph:
     return _without_dead_free(graph.with_ops(ops), partition)
 
 
+def one_by_one(body: Graph) -> tuple[Op, ...]:
+    """A group's body as groups of one op each, in order."""
+    partition = Partition(body)
+    for op in body.ops:
+        if op not in partition.free:
+            kind = _KINDS.get(op.definition.kind, "map")
+            partition.add(Group(kind, op.result.type.static_shape), [op])
+    return build_fused_graph(partition).ops
+
+
+_KINDS: dict[str, FusedKind] = {"dot": "gemm", "reduce": "row"}
+
+
 def _without_dead_free(graph: Graph, partition: Partition) -> Graph:
     live = set(graph.outputs)
     kept: list[Op] = []

@@ -11,6 +11,7 @@ from fusec.ir.graph import Graph, Location, Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
@@ -136,7 +137,12 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         if is_gpu(a.target):
             raise
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
-        _interpreted_group(a, op, body, owned, str(error))
+        pieces = one_by_one(body)
+        if len(pieces) > 1:
+            for piece in pieces:
+                _fused(a, piece, owned)
+        else:
+            _interpreted_group(a, op, body, owned, str(error))
         return
     sources = {id(p.packed): _pack(a, p) for p in lowered.packs}
     _make_results(a, op, owned)
