@@ -47,8 +47,8 @@ HOW = f"""\
 {THREADS} threads. Peers in turn in one process, each once a round, the order rotated, {PAUSE * 1e3:.0f} ms between
 turns (calls shorter than a turn are repeated in it); medians of rounds in which other processes took less than
 {noise.TOLERATED:.0%} of the machine. A call ends when its result is dropped, so allocating and freeing outputs
-counts for all.
-`compile` is torch.compile with its defaults; fusec is not tuned.
+counts for all. fusec keeps the memory of dropped results for the next ones, and so pays no page faults from its second
+call on. `compile` is torch.compile with its defaults; fusec is not tuned.
 
 Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's flops at the
 measured rate or its bytes at the measured bandwidth, over fusec's time. Model: the cost model's time. Error: fusec's

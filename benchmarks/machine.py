@@ -27,7 +27,10 @@ _MB = 1 << 20
 
 @dataclass(frozen=True)
 class Machine:
-    """flops: single-precision operations a second, all threads together. bandwidth: bytes read and written a second."""
+    """last_cache: bytes of the cache before main memory.
+
+    flops: single-precision operations a second, all threads together. bandwidth: bytes read and written a second.
+    """
 
     model: str
     family: str
@@ -35,6 +38,7 @@ class Machine:
     cores: int
     threads: int
     caches: str
+    last_cache: int
     memory: str
     date: str
     versions: dict[str, str]
@@ -42,16 +46,19 @@ class Machine:
     flops_from: str
     bandwidth: float
 
-    def limit(self, flops: float, nbytes: float) -> float:
-        """The least seconds that this many operations and bytes of main memory take."""
-        return max(flops / self.flops, nbytes / self.bandwidth)
+    def limit(self, flops: float, nbytes: float) -> float | None:
+        """The least seconds that this many operations and bytes take; None where a cache, not memory, is the limit."""
+        compute, memory = flops / self.flops, nbytes / self.bandwidth
+        if compute >= memory:
+            return compute or None
+        return memory if nbytes > 2 * self.last_cache else None
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
 def measure_machine(threads: int, wait: float) -> Machine:
-    """Takes about two seconds, or up to ``wait`` more until no other process runs meanwhile; the best found counts."""
+    """Takes about three seconds, or up to ``wait`` more until no other process runs; the best found counts."""
     target = cpu_target()
     fields = _cpuinfo()
     deadline = time.perf_counter() + wait
@@ -69,6 +76,7 @@ def measure_machine(threads: int, wait: float) -> Machine:
         cores=target.cores,
         threads=threads,
         caches=f"L1 {target.l1 >> 10} KB, L2 {target.l2 >> 10} KB a core, L3 {target.l3 >> 20} MB",
+        last_cache=target.l3,
         memory=_memory(),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         versions={name: _version(name) for name in PACKAGES},
@@ -112,7 +120,7 @@ def _peak_flops(threads: int, width: int) -> tuple[float, str]:
     if shutil.which("g++"):
         kernel = _fma_kernel(width)
         steps = 2_000_000
-        seconds = min(_in_threads(threads, lambda _: kernel(steps, 0.5, 1.0)) for _ in range(8))
+        seconds = min(_in_threads(threads, lambda _: kernel(steps, 0.5, 1.0)) for _ in range(24))
         return threads * steps * _CHAINS * (width // 4) * 2 / seconds, "multiply-adds on registers"
     a = torch.randn(2048, 2048)
     best = min(_seconds(lambda: torch.mm(a, a)) for _ in range(10))
@@ -137,7 +145,7 @@ def _copy_bandwidth(threads: int) -> float:
     source = np.ones(256 * _MB // 4 * threads, np.float32)
     target = np.zeros_like(source)
     parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
-    seconds = min(_in_threads(threads, lambda i: np.copyto(parts[i][1], parts[i][0])) for _ in range(8))
+    seconds = min(_in_threads(threads, lambda i: np.copyto(parts[i][1], parts[i][0])) for _ in range(16))
     return 2 * source.nbytes / seconds
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from benchmarks.machine import Machine
 
 FUSEC = "fusec"
-EXTRA = ("product alone",)
-"""Peers that are shown but that no target is set against."""
+MOST_ERROR = 2.0
+"""fusec's greatest error may be this many times that of the code as written."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def error_ratio(self) -> float | None:
-        """fusec's greatest error over that of the code as written; at most 2 is promised."""
+        """fusec's greatest error over that of the code as written; at most MOST_ERROR is promised."""
         reference = next((e for name, e in self.errors.items() if name != FUSEC), None)
         if reference is None or FUSEC not in self.errors:
             return None
@@ -76,12 +76,12 @@ class Row:
 
 
 def number(value: float) -> str:
-    """Three digits that say something."""
-    if value == 0:
-        return "0"
+    """Two or three digits that say something."""
     if abs(value) >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 1:
+        return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.2f}"
 
 
 HEADINGS = ("work", "unit", "peers", "fusec", "target", "reached", "met", "of limit", "model", "error, of eager's")
@@ -93,6 +93,7 @@ def cells(row: Row) -> tuple[str, ...]:
     error = ""
     if row.error_ratio is not None:
         error = f"{row.errors[FUSEC]:.1e}, {row.error_ratio:.2f}×"
+        error += f" (over {MOST_ERROR:g}×)" if row.error_ratio > MOST_ERROR else ""
     return (
         row.work + (" (noisy)" if row.noisy else ""),
         row.unit,
