@@ -147,7 +147,7 @@ class _DotWriter:
 
     def _block(self, code: Code, block: _RowBlock, column: Index, remaining: Node | None) -> None:
         masks = [self._mask(remaining, j) for j in range(self.vectors)]
-        sums = self._start(code, block, column, masks)
+        sums = self._start(code, block)
         self._k_loop(code, block, column, sums, masks)
         self._finish(code, block, column, sums, masks)
 
@@ -157,17 +157,17 @@ class _DotWriter:
         left = tirx.Sub(remaining, self._number(vector * self.lanes))
         return tir.first_lanes(left, self.lanes, self.context.index_type)
 
-    def _start(self, code: Code, block: _RowBlock, column: Index, masks: list[Node | None]) -> list[list[Node]]:
+    def _start(self, code: Code, block: _RowBlock) -> list[list[Node]]:
+        """Registers at zero, also where there is a sum already: it joins at the end, so that blocks of a long sum
+        are added up apart, and rounding errors do not run through all of it."""
         sums = []
-        for i in range(block.rows):
+        for _ in range(block.rows):
             row = []
-            for j in range(self.vectors):
+            for _ in range(self.vectors):
                 buffer, allocate = tir.registers(code.fresh("sum"), self.type, self.lanes)
                 code.append(allocate)
-                value = tir.constant(0, self.type, self.lanes).node
-                if not self.dot.fresh:
-                    value = self._vector(self.dot.accumulator, self._at(block, i, column, j), masks[j])
-                code.append(tirx.BufferStore(buffer, value, [tir.integer(0)]))
+                zero = tir.constant(0, self.type, self.lanes).node
+                code.append(tirx.BufferStore(buffer, zero, [tir.integer(0)]))
                 row.append(buffer)
             sums.append(row)
         return sums
@@ -239,6 +239,9 @@ class _DotWriter:
             inner = code.nested()
             for j in range(self.vectors):
                 value = tirx.BufferLoad(sums[i][j], [tir.integer(0)])
+                if not self.dot.fresh:
+                    before = self._vector(self.dot.accumulator, self._at(block, i, column, j), masks[j])
+                    value = tirx.Add(before, value)
                 self._store(inner, self._at(block, i, column, j), value, masks[j])
             if block.last is None or i == 0:
                 code.append(*inner.statements)

