@@ -19,7 +19,7 @@ from fusec.passes.fuse.grow import (
     seed_reduction,
 )
 from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph, fused_op
-from fusec.passes.lower.attention import attention_in, find_elements
+from fusec.passes.lower.attention import Elements, attention_in, find_elements
 from fusec.passes.lower.frame import Frame
 from fusec.runtime.program import Declined
 
@@ -39,25 +39,30 @@ def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Grap
     """
     note: Log = log or (lambda declined: None)
     partition = Partition(graph)
-    fuse_attention(partition, note)
+    fuse_attention(partition, note, blocked=blocked)
     fuse_gemms(partition, note, blocked=blocked)
     fuse_rows(partition, note)
     fuse_maps(partition, note)
     return build_fused_graph(partition)
 
 
-def fuse_attention(partition: Partition, log: Log) -> None:
-    """dot → maps → softmax over the row → dot, as one online loop."""
+def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> None:
+    """dot → maps → softmax over the row → dot, as one online loop.
+
+    Each query is read once, so what makes the queries is computed on the way; keys and values are read often.
+    """
     for op in partition.graph.ops:
         if op.name != "dot" or op in partition.owner:
             continue
         found = match_attention(partition, op)
-        if isinstance(found, AttentionMatch):
-            found = _with_one_loop(partition, found)
+        elements = _one_loop(partition, found) if isinstance(found, AttentionMatch) else None
+        if isinstance(elements, Declined):
+            found = elements
         if isinstance(found, Declined):
             if found.reason:
                 log(found)
             continue
+        assert isinstance(elements, Elements)
         group = Group("attention", op.result.type.static_shape)
         partition.add(group, found.ops)
         group.anchors.append(op)
@@ -65,18 +70,19 @@ def fuse_attention(partition: Partition, log: Log) -> None:
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
+        if not blocked:
+            grow_producers(partition, group, _dense, [found.score_dot.operands[elements.query_side]])
 
 
-def _with_one_loop(partition: Partition, match: AttentionMatch) -> AttentionMatch | Declined:
-    """The match, where the index maps of its parts make one loop over keys of them."""
+def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:
+    """The elements of the match, where the index maps of its parts make one loop over keys of them."""
     trial = fused_op(partition, Group("attention", match.value_dot.result.type.static_shape, set(match.ops)))
     layouts = {v: contiguous_strides(v.type.static_shape) for v in (*trial.operands, *trial.results)}
     frame = Frame(trial, layouts, "trial")
     try:
-        find_elements(frame, attention_in(frame))
+        return find_elements(frame, attention_in(frame))
     except LoweringError as error:
         return Declined(RULE, str(error), match.value_dot.location)
-    return match
 
 
 def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None:

@@ -31,7 +31,10 @@ RECOMPUTE_FLOPS = 8
 
 @dataclass(frozen=True)
 class Elements:
-    """One element of each operand, of the score and of the outputs, over tight symbols."""
+    """One element of each operand, of the score and of the outputs, over tight symbols.
+
+    ``query_side``: which operand of the first product the queries are.
+    """
 
     query: ScalarExpr
     key: ScalarExpr
@@ -43,6 +46,7 @@ class Elements:
     value_axis: int
     key_symbol: Symbol
     depth: Symbol
+    query_side: int
 
 
 def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
@@ -113,7 +117,9 @@ def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
         raise LoweringError("every query has keys of its own")
     query_axis = max(candidates, key=lambda a: shape[a])
     value_axis = point.index(frees[1 - side][0])
-    return Elements(query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth)
+    return Elements(
+        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side
+    )
 
 
 def _where(frame: Frame, wanted: Value, start: Value, index: Subscripts) -> tuple[Index, ...]:

@@ -1,0 +1,296 @@
+"""Attention is found by structure, whatever happens to the scores, and declined with a reason where it can't be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from programs import Run, check, group_kinds, random_inputs, reasons
+
+from fusec.ir.parse import parse
+
+INPUTS = "%q: f32[2, 3, 9, 6], %k: f32[2, 3, 11, 6], %v: f32[2, 3, 11, 5]"
+SCORES = "%s = dot(%q, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 9, 11]"
+SOFTMAX = "%p = softmax(%z) {axis=3} : f32[2, 3, 9, 11]"
+VALUES = "%o = dot(%p, %v) {contract=[3]x[2], batch=[0, 1]x[0, 1]} : f32[2, 3, 9, 5]"
+SCALED = "%z = mul(%s, f32(0.3)) : f32[2, 3, 9, 11]"
+
+
+def attention(
+    change: str = SCALED,
+    *,
+    inputs: str = INPUTS,
+    scores: str = SCORES,
+    softmax: str = SOFTMAX,
+    values: str = VALUES,
+    returns: str = "%o",
+) -> str:
+    return f"graph @attention({inputs}) {{\n{scores}\n{change}\n{softmax}\n{values}\nreturn {returns}\n}}"
+
+
+def fused(text: str, **options: object) -> Run:
+    """Checks the numbers, and that all of it is one kernel."""
+    run = check(text, slack=4, **options)  # type: ignore[arg-type]
+    assert group_kinds(run.lowered) == ["attention"], reasons(run.lowered)
+    assert run.kernels == ["attention"]
+    return run
+
+
+def declined(text: str, reason: str) -> None:
+    run = check(text, slack=4)
+    assert "attention" not in run.kernels
+    assert any(reason in r for r in reasons(run.lowered)), reasons(run.lowered)
+
+
+def change(*lines: str) -> str:
+    """Lines that lead from %s to %z; the shape is added."""
+    return "\n".join(f"{line} : f32[2, 3, 9, 11]" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        attention(change("%z = mul(%s, f32(0.3))")),
+        attention(change("%z = copy(%s)")),
+        attention(
+            "%b = mul(%q, f32(0.4)) : f32[2, 3, 9, 6]\n%s = dot(%b, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]}"
+            " : f32[2, 3, 9, 11]\n%z = tanh(%s) : f32[2, 3, 9, 11]",
+            scores="",
+        ),
+        attention(change("%c = mul(%s, f32(0.2))", "%t = tanh(%c)", "%z = mul(%t, f32(5.0))")),
+        attention(change("%c = mul(%s, f32(0.2))", "%z = add(%c, %b)"), inputs=f"{INPUTS}, %b: f32[3, 9, 11]"),
+        attention(change("%z = sub(%s, %b)"), inputs=f"{INPUTS}, %b: f32[2, 1, 1, 11]"),
+        attention(change("%z = select(%m, %s, f32(-inf))"), inputs=f"{INPUTS}, %m: bool[2, 1, 9, 11]"),
+        attention(change("%z = select(%m, f32(-3.4028235e38), %s)"), inputs=f"{INPUTS}, %m: bool[9, 11]"),
+    ],
+    ids=["scale", "none", "scaled queries", "soft cap", "bias", "row bias", "mask", "lowest fill"],
+)
+def test_changes_of_the_scores(text: str) -> None:
+    fused(text)
+
+
+def test_alibi_slopes_times_distance() -> None:
+    text = attention(
+        """%i = iota() {axis=0} : f32[9, 1]
+        %j = iota() {axis=1} : f32[1, 11]
+        %d = sub(%j, %i) : f32[9, 11]
+        %far = mul(%slopes, %d) : f32[3, 9, 11]
+        %z = add(%s, %far) : f32[2, 3, 9, 11]""",
+        inputs=f"{INPUTS}, %slopes: f32[3, 1, 1]",
+    )
+    fused(text)
+
+
+def test_grouped_queries_by_reshape_and_broadcast() -> None:
+    text = """graph @grouped(%q: f32[2, 6, 9, 4], %k: f32[2, 2, 11, 4], %v: f32[2, 2, 11, 5]) {
+        %k1 = reshape(%k) : f32[2, 2, 1, 11, 4]
+        %k2 = broadcast(%k1) : f32[2, 2, 3, 11, 4]
+        %k3 = reshape(%k2) : f32[2, 6, 11, 4]
+        %v1 = reshape(%v) : f32[2, 2, 1, 11, 5]
+        %v2 = broadcast(%v1) : f32[2, 2, 3, 11, 5]
+        %v3 = reshape(%v2) : f32[2, 6, 11, 5]
+        %s = dot(%q, %k3) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 6, 9, 11]
+        %p = softmax(%s) {axis=3} : f32[2, 6, 9, 11]
+        %o = dot(%p, %v3) {contract=[3]x[2], batch=[0, 1]x[0, 1]} : f32[2, 6, 9, 5]
+        return %o
+    }"""
+    run = fused(text)
+    assert [v.type.static_shape for v in run.lowered.graph.ops[0].operands] == [
+        v.type.static_shape for v in run.lowered.graph.inputs
+    ]
+
+
+def test_heads_split_from_and_merged_into_rows() -> None:
+    """[tokens, heads * size] in and out, as a transformer's layer has it: no copy is made of any operand."""
+    text = """graph @layer(%q: f32[7, 12], %k: f32[8, 12], %v: f32[8, 12]) {
+        %q1 = reshape(%q) : f32[7, 3, 4]
+        %k1 = reshape(%k) : f32[8, 3, 4]
+        %v1 = reshape(%v) : f32[8, 3, 4]
+        %q2 = permute(%q1) {permutation=[1, 0, 2]} : f32[3, 7, 4]
+        %k2 = permute(%k1) {permutation=[1, 2, 0]} : f32[3, 4, 8]
+        %v2 = permute(%v1) {permutation=[1, 0, 2]} : f32[3, 8, 4]
+        %s = matmul(%q2, %k2) : f32[3, 7, 8]
+        %p = softmax(%s) {axis=2} : f32[3, 7, 8]
+        %o = matmul(%p, %v2) : f32[3, 7, 4]
+        %o1 = permute(%o) {permutation=[1, 0, 2]} : f32[7, 3, 4]
+        %y = reshape(%o1) : f32[7, 12]
+        return %y
+    }"""
+    fused(text)
+
+
+def test_weights_on_the_right_of_the_second_product() -> None:
+    fused(attention(values="%o = dot(%v, %p) {contract=[2]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 5, 9]"))
+
+
+def test_softmax_over_the_queries_axis_of_a_transposed_product() -> None:
+    fused(
+        attention(
+            "%z = mul(%s, f32(0.3)) : f32[2, 3, 11, 9]",
+            scores="%s = dot(%k, %q) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 11, 9]",
+            softmax="%p = softmax(%z) {axis=2} : f32[2, 3, 11, 9]",
+            values="%o = dot(%p, %v) {contract=[2]x[2], batch=[0, 1]x[0, 1]} : f32[2, 3, 9, 5]",
+        )
+    )
+
+
+def test_what_follows_at_the_same_points_joins() -> None:
+    text = attention(
+        values=f"{VALUES}\n%r = add(%o, %x) : f32[2, 3, 9, 5]\n%y = tanh(%r) : f32[2, 3, 9, 5]",
+        inputs=f"{INPUTS}, %x: f32[2, 3, 9, 5]",
+        returns="%y, %o",
+    )
+    fused(text)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_types_with_casts_inside(dtype: str) -> None:
+    text = f"""graph @half(%q: {dtype}[3, 9, 6], %k: {dtype}[3, 11, 6], %v: {dtype}[3, 11, 5]) {{
+        %s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : {dtype}[3, 9, 11]
+        %c = mul(%s, {dtype}(0.25)) : {dtype}[3, 9, 11]
+        %p = softmax(%c) {{axis=2}} : {dtype}[3, 9, 11]
+        %o = dot(%p, %v) {{contract=[2]x[1], batch=[0]x[0]}} : {dtype}[3, 9, 5]
+        return %o
+    }}"""
+    fused(text)
+
+
+def test_f64() -> None:
+    fused(attention().replace("f32", "f64"))
+
+
+@pytest.mark.parametrize("fill", ["-inf", "-1e30"])
+def test_fully_masked_rows_give_what_the_code_as_written_gives(fill: str) -> None:
+    text = attention(change(f"%z = select(%m, %s, f32({fill}))"), inputs=f"{INPUTS}, %m: bool[9, 11]")
+    arrays = random_inputs(parse(text))
+    arrays[3][4] = False
+    arrays[3][0, :-1] = False
+    run = fused(text, inputs=arrays)
+    assert np.isnan(run.outputs[0][:, :, 4]).all() == (fill == "-inf")
+    assert np.isfinite(run.outputs[0][:, :, 0]).all()
+
+
+def test_safe_softmax_of_masked_sdpa() -> None:
+    text = """graph @sdpa(%q: f32[2, 9, 6], %k: f32[2, 11, 6], %v: f32[2, 11, 5], %m: bool[9, 11]) {
+        %o = sdpa(%q, %k, %v, %m) {causal=false, scale=none, grouped=false} : f32[2, 9, 5]
+        return %o
+    }"""
+    arrays = random_inputs(parse(text))
+    arrays[3][4] = False
+    run = check(text, arrays, slack=4)
+    assert run.kernels == ["row", "attention"]  # the first finds the rows that the mask leaves empty
+    assert (run.outputs[0][:, 4] == 0).all()
+
+
+def test_nan_and_infinity_in_the_operands() -> None:
+    text = attention()
+    arrays = random_inputs(parse(text))
+    arrays[0][0, 0, 2, 3] = np.nan
+    arrays[2][1, 2, 4, 1] = np.inf
+    fused(text, inputs=arrays)
+
+
+# what must not become one loop
+
+
+def test_scores_that_are_also_an_output() -> None:
+    declined(attention(returns="%o, %z"), "%z is also an output")
+
+
+def test_weights_that_are_also_an_output() -> None:
+    declined(attention(returns="%o, %p"), "%p is also an output")
+
+
+def test_weights_with_a_second_reader() -> None:
+    text = attention(
+        values=f"{VALUES}\n%n = reduce_sum(%p) {{axes=[2]}} : f32[2, 3, 11]",
+        returns="%o, %n",
+    )
+    declined(text, "%p is also read by reduce_sum")
+
+
+def test_two_products_in_the_scores() -> None:
+    text = attention(
+        "%s2 = dot(%r, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 9, 11]\n"
+        "%z = add(%s, %s2) : f32[2, 3, 9, 11]",
+        inputs=f"{INPUTS}, %r: f32[2, 3, 9, 6]",
+    )
+    declined(text, "2 products of the scores' size")
+
+
+def test_the_second_product_contracts_the_queries() -> None:
+    text = """graph @queries(%q: f32[9, 6], %k: f32[11, 6], %v: f32[9, 5]) {
+        %s = dot(%q, %k) {contract=[1]x[1]} : f32[9, 11]
+        %p = softmax(%s) {axis=1} : f32[9, 11]
+        %o = dot(%p, %v) {contract=[0]x[0]} : f32[11, 5]
+        return %o
+    }"""
+    declined(text, "the product does not contract the softmax's axis")
+
+
+def test_scores_that_read_the_product_at_two_places() -> None:
+    text = """graph @symmetric(%q: f32[9, 6], %k: f32[9, 6], %v: f32[9, 5]) {
+        %s = dot(%q, %k) {contract=[1]x[1]} : f32[9, 9]
+        %t = permute(%s) {permutation=[1, 0]} : f32[9, 9]
+        %z = add(%s, %t) : f32[9, 9]
+        %p = softmax(%z) {axis=1} : f32[9, 9]
+        %o = dot(%p, %v) {contract=[1]x[0]} : f32[9, 5]
+        return %o
+    }"""
+    declined(text, "the scores read the first product at more than one place")
+
+
+def test_a_maximum_of_the_wrong_row_is_no_softmax() -> None:
+    text = """graph @wrong(%q: f32[9, 6], %k: f32[9, 6], %v: f32[9, 5]) {
+        %s = dot(%q, %k) {contract=[1]x[1]} : f32[9, 9]
+        %m = reduce_max(%s) {axes=[1]} : f32[9]
+        %d = sub(%s, %m) : f32[9, 9]
+        %e = exp(%d) : f32[9, 9]
+        %t = reduce_sum(%e) {axes=[1]} : f32[9]
+        %t1 = reshape(%t) : f32[9, 1]
+        %p = div(%e, %t1) : f32[9, 9]
+        %o = dot(%p, %v) {contract=[1]x[0]} : f32[9, 5]
+        return %o
+    }"""
+    run = check(text, slack=4)
+    assert "attention" not in run.kernels
+
+
+def test_keys_permuted_wrongly_are_the_keys_that_are_read() -> None:
+    """k of [heads, size, keys] where size equals keys: transposed or not, the numbers follow the code as written."""
+    for permutation in ([0, 1, 2], [0, 2, 1]):
+        text = f"""graph @square(%q: f32[3, 9, 8], %k: f32[3, 8, 8], %v: f32[3, 8, 5]) {{
+            %t = permute(%k) {{permutation={permutation}}} : f32[3, 8, 8]
+            %s = matmul(%q, %t) : f32[3, 9, 8]
+            %p = softmax(%s) {{axis=2}} : f32[3, 9, 8]
+            %o = matmul(%p, %v) : f32[3, 9, 5]
+            return %o
+        }}"""
+        fused(text)
+
+
+def test_one_key() -> None:
+    text = """graph @one(%q: f32[9, 6], %k: f32[1, 6], %v: f32[1, 5]) {
+        %s = dot(%q, %k) {contract=[1]x[1]} : f32[9, 1]
+        %p = softmax(%s) {axis=1} : f32[9, 1]
+        %o = dot(%p, %v) {contract=[1]x[0]} : f32[9, 5]
+        return %o
+    }"""
+    declined(text, "there is only one key")
+
+
+def test_no_keys() -> None:
+    text = """graph @none(%q: f32[9, 6], %k: f32[0, 6], %v: f32[0, 5]) {
+        %o = sdpa(%q, %k, %v) {causal=false, scale=none, grouped=false} : f32[9, 5]
+        return %o
+    }"""
+    assert (check(text).outputs[0] == 0).all()
+
+
+def test_every_query_with_keys_of_its_own() -> None:
+    text = """graph @own(%q: f32[5, 9, 6], %k: f32[5, 4, 6], %v: f32[9, 4, 7]) {
+        %s = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : f32[5, 9, 4]
+        %p = softmax(%s) {axis=2} : f32[5, 9, 4]
+        %o = dot(%p, %v) {contract=[2]x[1], batch=[1]x[0]} : f32[9, 5, 7]
+        return %o
+    }"""
+    declined(text, "every query has keys of its own")
