@@ -10,7 +10,7 @@ from math import prod
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor, Fetch, fetch_of
-from fusec.codegen.triton.spelling import EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
+from fusec.codegen.triton.spelling import COARSE, EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import (
     Expr,
@@ -27,7 +27,7 @@ from fusec.ir.index import (
 )
 from fusec.ir.types import DType
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads
 
 _REDUCE = {
     "sum": "tl.sum({0}, {1})",
@@ -96,6 +96,7 @@ class _Emitter:
         self.precision = "tf32" if tf32 else "ieee"
         outputs = kernel.parameters[len(kernel.parameters) - kernel.outputs :]
         self.fast = all(not b.dtype.is_float or b.dtype.bits < 32 for b in outputs)
+        self.coarse = all(not b.dtype.is_float or b.dtype.name == "bf16" for b in outputs)
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[Buffer, str] = {}
@@ -144,14 +145,25 @@ class _Emitter:
         for buffer in self.kernel.parameters:
             self.names[buffer] = self.unique(f"{buffer.name}_ptr")
         sizes = self._grid(grid)
+        if self.kernel.kind == "row":
+            self._read_ahead(grid.body)
         self.block(grid.body)
         names = [*(self.names[b] for b in self.kernel.parameters), *self.descriptors.values()]
         head = f"@triton.jit\ndef {self.kernel.name}({', '.join(names)}):"
         return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes, tuple(self.descriptors))
 
+    def _read_ahead(self, block: Block) -> None:
+        """Starts every load before the first reduction, whose barrier none of them would cross."""
+        for s in block:
+            if isinstance(s, Map | Store | Reduce):
+                self.domain = s.domain
+                for load in loads(s.value):
+                    if load.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in load.index):
+                        self._read(load)
+
     def _grid(self, grid: Grid) -> tuple[int, int, int]:
         """The last iterator on the fastest axis; the others together on the second."""
-        iters = [i for i in grid.iters]
+        iters = grid.iters
         for i in iters:
             if i.extent == 1:
                 self.symbols[i.var] = "0"
@@ -495,7 +507,7 @@ class _Emitter:
 
     def _apply(self, e: Apply) -> str:
         args = [self.scalar(a) for a in e.args]
-        table = FAST if self.fast else EXACT
+        table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
         if e.op in table:
             return table[e.op].format(*args)
         if e.op in SHARED:

@@ -85,6 +85,7 @@ class TritonModule:
         """A JSON record; the machine code in it as base64."""
         record = {
             "target": asdict(self.target),
+            "header": self.text.header,
             "kernels": [asdict(k) for k in self.text.kernels],
             "binaries": {
                 n: [base64.b64encode(b.code).decode(), b.metadata, b.assembly] for n, b in self.binaries.items()
@@ -100,7 +101,7 @@ class TritonModule:
                 raise ValueError("another kind of file")
             record = json.loads(data[len(MAGIC) :])
             target = GpuTarget(**record["target"])
-            source = ModuleSource(tuple(_kernel_from(k) for k in record["kernels"]))
+            source = ModuleSource(tuple(_kernel_from(k) for k in record["kernels"]), str(record["header"]))
             binaries = {n: Binary(base64.b64decode(c), m, a) for n, (c, m, a) in record["binaries"].items()}
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"the GPU module is damaged: {error}") from None

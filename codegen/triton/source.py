@@ -14,7 +14,7 @@ from typing import Any
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import HEADER, TritonKernel, emit_kernel
-from fusec.codegen.triton.spelling import POINTERS
+from fusec.codegen.triton.spelling import POINTERS, TANH
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -39,15 +39,16 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """The kernels of a module, in order."""
+    """The kernels of a module, in order, and what stands before them."""
 
     kernels: tuple[KernelSource, ...]
+    header: str
 
     @property
     def text(self) -> str:
         """The whole file."""
         parts = [k.text for kernel in self.kernels for k in (kernel, kernel.unaligned) if k is not None]
-        return "\n\n\n".join(part.rstrip("\n") for part in (HEADER, *parts)) + "\n"
+        return "\n\n\n".join(part.rstrip("\n") for part in (self.header, *parts)) + "\n"
 
     def __getitem__(self, name: str) -> KernelSource:
         for kernel in self.kernels:
@@ -60,7 +61,8 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
     """Source for kernels, whose names must differ. LoweringError for one that Triton can't say."""
     if len({k.name for k in kernels}) != len(kernels):
         raise CodegenError("two kernels of one module have the same name")
-    return ModuleSource(tuple(_kernel_source(k, target) for k in kernels))
+    header = f"{HEADER}\n\n{TANH[target.backend]}"
+    return ModuleSource(tuple(_kernel_source(k, target) for k in kernels), header)
 
 
 def _kernel_source(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -113,6 +115,7 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
     spec.loader.exec_module(module)
     if interpreted is not None:
         module.libdevice = interpreted  # type: ignore[attr-defined]
+        module._tanh = interpreted.tanh  # type: ignore[attr-defined]
     every = [k for kernel in source.kernels for k in (kernel, kernel.unaligned) if k is not None]
     functions: dict[str, Callable[..., Any]] = {k.name: getattr(module, k.name) for k in every}
     return LoadedSource(source, functions)

@@ -86,6 +86,21 @@ FAST = {
 }
 """Where every output is a half type: hardware approximations, a few f32 ulp off, far below the outputs' rounding."""
 
+COARSE = {"tanh": "_tanh({0})"}
+"""Where every output is bf16: 2⁻¹¹ relative, a quarter of the outputs' rounding."""
+
+TANH = {
+    "cuda": """@triton.jit
+def _tanh(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+""",
+    "hip": """@triton.jit
+def _tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+""",
+}
+"""The coarse hyperbolic tangent of each backend."""
+
 EXACT = {
     "div": "tl.div_rn({0}, {1})",
     "exp": "libdevice.exp({0})",
