@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import threading
 import time
 import weakref
@@ -149,21 +148,16 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
 
 def _tuning_selector(target: CpuTarget, effort: Literal["quick", "full"]) -> Selector:
     """A selector that measures. TargetError where the target is not this machine."""
-    from fusec.passes.schedule.tune import TuningSelector
+    from fusec.passes.schedule.tune import TuningSelector  # with the compiler, which a cached program does without
+    from fusec.progress import tuning_bar
     from fusec.runtime.tuning import CpuMeasure
 
     if not target.runs_here:
         raise TargetError(f"schedules for {target.name} can't be measured on this machine; leave tune= out")
     store = TuningStore(config.cache_dir())
     return TuningSelector(
-        target, target.cores, measure=CpuMeasure(target), effort=effort, remembered=store, progress=_show_progress
+        target, target.cores, measure=CpuMeasure(target), effort=effort, remembered=store, progress=tuning_bar
     )
-
-
-def _show_progress(kernel: str, candidates: int) -> None:
-    config.logger("tune").info("%s: measuring %d schedules", kernel, candidates)
-    if sys.stderr.isatty():
-        print(f"fusec: tuning {kernel}, {candidates} schedules", file=sys.stderr)
 
 
 def compile_module(program: Program) -> Module:

@@ -16,14 +16,14 @@ from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.interpret import interpret
 from fusec.passes.lower.frame import LoweredGroup
-from fusec.passes.schedule.tune import Measured
+from fusec.passes.schedule.tune import Done, Measured
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Buffer
 
 Array = npt.NDArray[Any]
 REPEATS = 15
-ORACLE_FLOPS = 2e9
-"""Groups larger than this are checked against their first candidate, which the oracle has checked on smaller ones."""
+ORACLE_FLOPS, ORACLE_ELEMENTS = 2e9, 2**21
+"""Groups of more flops or results are checked against their first candidate: the oracle would take seconds."""
 
 
 class CpuMeasure:
@@ -32,9 +32,7 @@ class CpuMeasure:
     def __init__(self, target: CpuTarget) -> None:
         self.target = target
 
-    def __call__(self, op: Op, candidates: Sequence[LoweredGroup], budget: float) -> list[Measured]:
-        from fusec.codegen.tvm.build import compile_kernels
-
+    def __call__(self, op: Op, candidates: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
         assert isinstance(op.attributes, FusedAttributes)
         stop = time.monotonic() + budget
         data = _random_inputs(op.attributes.body)
@@ -43,22 +41,33 @@ class CpuMeasure:
         for candidate in candidates:
             if results and time.monotonic() > stop:
                 break
-            try:
-                kernels = [replace(candidate.kernel, name="candidate")]
-                kernels += [replace(p.kernel, name=f"pack{k}") for k, p in enumerate(candidate.packs)]
-                module = compile_kernels(kernels, self.target)
-                run = _Run(module, candidate, op.attributes.body, data)
-            except FusecError as error:
-                results.append(Measured(None, str(error)))
-                continue
-            wrong = run.check(wanted)
-            if wrong:
-                results.append(Measured(None, wrong))
-                continue
-            if wanted is None:
+            result, run = self._measure(op.attributes.body, candidate, data, wanted, stop)
+            results.append(result)
+            if wanted is None and run is not None:
                 wanted = [o.astype(np.float64) for o in run.outputs]
-            results.append(Measured(run.time(stop)))
+            done()
         return results
+
+    def _measure(
+        self,
+        body: Graph,
+        candidate: LoweredGroup,
+        data: dict[Value, Array],
+        wanted: list[Array] | None,
+        stop: float,
+    ) -> tuple[Measured, _Run | None]:
+        from fusec.codegen.tvm.build import compile_kernels
+
+        kernels = [replace(candidate.kernel, name="candidate")]
+        kernels += [replace(p.kernel, name=f"pack{k}") for k, p in enumerate(candidate.packs)]
+        try:
+            run = _Run(compile_kernels(kernels, self.target), candidate, body, data)
+        except FusecError as error:
+            return Measured(None, str(error)), None
+        wrong = run.check(wanted)
+        if wrong:
+            return Measured(None, wrong), None
+        return Measured(run.time(stop)), run
 
 
 def _random_inputs(body: Graph) -> dict[Value, Array]:
@@ -74,7 +83,7 @@ def _random_inputs(body: Graph) -> dict[Value, Array]:
 
 
 def _expected(body: Graph, data: dict[Value, Array], flops: int) -> list[Array] | None:
-    if flops > ORACLE_FLOPS:
+    if flops > ORACLE_FLOPS or sum(v.type.size for v in body.outputs) > ORACLE_ELEMENTS:
         return None
     return interpret(body, [data[v] for v in body.inputs], float64=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,11 +31,19 @@ class Measured:
     reason: str = ""
 
 
-Measure = Callable[[Op, Sequence[LoweredGroup], float], list[Measured]]
+Done = Callable[[], None]
+"""Called after each candidate."""
+
+Measure = Callable[[Op, Sequence[LoweredGroup], float, Done], list[Measured]]
 """Builds, checks and times lowered candidates of one fused op, within a number of seconds; may return fewer."""
 
-Progress = Callable[[str, int], None]
-"""Told the kernel's name and how many candidates it has, as its measurement starts."""
+Progress = Callable[[str, int], AbstractContextManager[Done]]
+"""Shows the measurement of a kernel, by name, with so many candidates, while the context lasts."""
+
+
+def silent(kernel: str, candidates: int) -> AbstractContextManager[Done]:
+    """Shows nothing."""
+    return nullcontext(lambda: None)
 
 
 @dataclass
@@ -44,7 +53,7 @@ class TuningSelector(Selector):
     measure: Measure | None = None
     effort: Effort = "quick"
     remembered: MutableMapping[str, str] = field(default_factory=dict)
-    progress: Progress = lambda name, count: None
+    progress: Progress = silent
     deadline: float | None = None
     rejected: list[str] = field(default_factory=list)
 
@@ -68,14 +77,14 @@ class TuningSelector(Selector):
             budget = min(budget, self.deadline - time.monotonic())
         if budget <= 0:
             return candidates[0]
-        self.progress(frame.name, len(candidates))
         lowered: list[tuple[Schedule, LoweredGroup]] = []
         for schedule in candidates:
             try:
                 lowered.append((schedule, lower_with(frame.fresh(), schedule)))
             except LoweringError as error:
                 self.rejected.append(f"{frame.name} {schedule}: {error}")
-        results = self.measure(frame.op, [kernel for _, kernel in lowered], budget)
+        with self.progress(frame.name, len(lowered)) as done:
+            results = self.measure(frame.op, [kernel for _, kernel in lowered], budget, done)
         timed: list[tuple[float, int]] = []
         for k, result in enumerate(results):
             if result.seconds is None:

@@ -1,0 +1,112 @@
+"""Measured schedules: a wrong candidate is never chosen, choices are remembered, inputs are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fusec
+from fusec.ir.graph import Op
+from fusec.ir.parse import parse
+from fusec.passes.lower.frame import LoweredGroup
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.tune import Done, Measured, TuningSelector
+from fusec.runtime.tuning import CpuMeasure
+from fusec.target.cpu import cpu_target
+from fusec.tile.nodes import Grid
+from fusec.tile.scalar import Const
+
+PRODUCT = """graph @f(%x: f32[33, 70], %w: f32[50, 70], %b: f32[50]) {
+  %h = linear(%x, %w, %b) : f32[33, 50]
+  %y = relu(%h) : f32[33, 50]
+  return %y
+}"""
+
+
+def _selector(**changes: object) -> TuningSelector:
+    target = cpu_target("cpu")
+    return TuningSelector(target, 2, measure=CpuMeasure(target), **changes)  # type: ignore[arg-type]
+
+
+def test_a_choice_is_measured_once_and_remembered() -> None:
+    calls: list[int] = []
+    selector = _selector()
+    measure = selector.measure
+    assert measure is not None
+
+    def counted(op: Op, candidates: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
+        calls.append(len(candidates))
+        return measure(op, candidates, budget, done)
+
+    selector.measure = counted
+    first = lower(parse(PRODUCT), selector=selector).program.reports[0].schedule
+    again = lower(parse(PRODUCT), selector=selector).program.reports[0].schedule
+    assert calls == [6]
+    assert first == again
+    assert not selector.rejected
+
+
+def test_the_fastest_candidate_wins() -> None:
+    def third_is_fastest(op: Op, candidates: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
+        return [Measured(0.5 if k == 2 else 1.0) for k in range(len(candidates))]
+
+    selector = _selector()
+    seen = selector.candidates
+    selector.measure = third_is_fastest
+    program = lower(parse(PRODUCT), selector=selector).program
+    frames: list[object] = []
+    selector.candidates = lambda frame: frames.append(frame) or seen(frame)  # type: ignore[func-returns-value, method-assign]
+    lower(parse(PRODUCT), selector=selector)
+    assert program.reports[0].schedule == seen(frames[0])[2].describe()  # type: ignore[arg-type, union-attr]
+
+
+def test_a_wrong_candidate_is_found_out() -> None:
+    selector = _selector()
+    program_of: list[tuple[Op, LoweredGroup]] = []
+    original = selector.measure
+    assert original is not None
+
+    def spoil(op: Op, candidates: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
+        (grid,) = candidates[0].kernel.body
+        assert isinstance(grid, Grid)
+        spoiled = replace(candidates[0], kernel=replace(candidates[0].kernel, body=(_zeroed(grid),)))
+        program_of.append((op, spoiled))
+        return original(op, [spoiled, *candidates[1:]], budget, done)
+
+    selector.measure = spoil
+    lower(parse(PRODUCT), selector=selector)
+    assert len(selector.rejected) == 1
+    assert "differs from the oracle" in selector.rejected[0]
+
+
+def _zeroed(grid: Grid) -> Grid:
+    """The grid with every stored value replaced by 0."""
+    from fusec.tile.nodes import Loop, Store
+
+    def change(statement: object) -> object:
+        if isinstance(statement, Store):
+            return replace(statement, value=Const(0.0, statement.target.dtype))
+        if isinstance(statement, Loop | Grid):
+            return replace(statement, body=tuple(map(change, statement.body)))  # type: ignore[arg-type]
+        return statement
+
+    changed = change(grid)
+    assert isinstance(changed, Grid)
+    return changed
+
+
+@pytest.mark.parametrize("effort", ["quick", "full"])
+def test_tuned_functions_are_right_and_leave_inputs_alone(effort: str) -> None:
+    @fusec.jit(tune=effort, cache=False)
+    def f(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        return np.maximum(x @ w, 0)
+
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((40, 30), np.float32), rng.standard_normal((30, 20), np.float32)
+    before = x.copy(), w.copy()
+    np.testing.assert_allclose(f(x, w), np.maximum(x @ w, 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(x, before[0])
+    np.testing.assert_array_equal(w, before[1])
