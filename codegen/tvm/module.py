@@ -39,8 +39,8 @@ class CompiledModule:
     functions: Mapping[str, Any] = field(default_factory=dict)
     loaded_from: bytes | None = field(default=None, repr=False)
 
-    def function(self, name: str) -> KernelFunction:
-        """The kernel of this name. CodegenError if there is none."""
+    def function(self, name: str, device: int | None = None) -> KernelFunction:
+        """The kernel of this name; there is one CPU, whatever ``device``. CodegenError if there is no such kernel."""
         try:
             return self.module.get_function(name)  # type: ignore[no-any-return]
         except AttributeError:
