@@ -6,6 +6,7 @@ score. Blocks in which every score is masked are not visited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.ir.attributes import Scalar
@@ -196,11 +197,11 @@ def key_range(
     if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], extent):
         return everything
     count = -(-extent // tile)
-    stop = _fit([hi for _, hi in spans], queries[1], tile, extent, block, upper=True)
+    stop = _stop([hi for _, hi in spans], queries[1], tile, extent, block)
     start = _fit([lo for lo, _ in spans], queries[1], tile, extent, block, upper=False)
+    visited = sum((count if stop is None else hi) - (0 if start is None else lo) for lo, hi in spans)
     stop = extent if stop is None else stop
     start = 0 if start is None else start
-    visited = sum(hi - lo for lo, hi in spans)
     fulls = [_full(conditions, query, key, queries, keys, b, spans[b]) for b in range(blocks)]
     first = _fit([a for a, _ in fulls], queries[1], tile, extent, block, upper=False)
     last = _fit([z for _, z in fulls], queries[1], tile, extent, block, upper=False)
@@ -300,11 +301,40 @@ def _rows_keep_a_key(conditions: list[Live], query: Symbol, key: Symbol, rows: i
     return True
 
 
-def _fit(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol, *, upper: bool) -> Index | None:
-    """A bound in keys, linear in the block's number and clamped, that gives exactly these tiles; None if none does."""
-    for slope in (0, query_tile):
+def _stop(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol) -> Index | None:
+    """Where the keys of each block end: on a line, or on one that starts from a prefix which all blocks see."""
+    stop = _fit(tiles, query_tile, tile, extent, block, upper=True)
+    prefix = tiles[0]
+    after = next((b for b, t in enumerate(tiles) if t != prefix), len(tiles))
+    if stop is not None or prefix > min(tiles):
+        return stop
+    rest = [t if b >= after else None for b, t in enumerate(tiles)]
+    line = _fit(rest, query_tile, tile, extent, block, upper=True, level=False)
+    if line is None:
+        return None
+    highest = bounds(substitute(line, {block: symbol(block.name, 0, after - 1)}))[1]
+    return maximum(line, prefix * tile) if highest is not None and highest <= prefix * tile else None
+
+
+def _fit(
+    tiles: Sequence[int | None],
+    query_tile: int,
+    tile: int,
+    extent: int,
+    block: Symbol,
+    *,
+    upper: bool,
+    level: bool = True,
+) -> Index | None:
+    """A bound in keys, linear in the block's number and clamped, that gives exactly these tiles; None if none does.
+
+    Where a tile is None, any will do. ``level`` allows a bound that is the same for all blocks.
+    """
+    for slope in (0, query_tile) if level else (query_tile,):
         lo, hi = -(10**12), 10**12
         for b, t in enumerate(tiles):
+            if t is None:
+                continue
             if upper:
                 clamped = t * tile >= extent
                 low, high = (t - 1) * tile + 1 - slope * b, t * tile - slope * b

@@ -1,0 +1,180 @@
+"""Blocks of keys that a mask leaves nothing in are not visited; masks of data are never trusted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from programs import Run, check, random_inputs
+
+from fusec.ir.index import evaluate, symbol
+from fusec.ir.parse import parse
+from fusec.ir.types import bool_, f32, i64
+from fusec.passes.lower.mask import key_range
+from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr
+
+Q, K = 150, 150
+QUERY, KEY, BLOCK = symbol("q", 0, 999), symbol("k", 0, 999), symbol("qo", 0, 99)
+
+
+def masked(condition: str, *, queries: int = Q, keys: int = K, fill: str = "-inf", more: str = "") -> str:
+    """Attention whose scores stay where %c holds, %i and %j being the query's and the key's number."""
+    return f"""graph @masked(%q: f32[2, {queries}, 8], %k: f32[2, {keys}, 8], %v: f32[2, {keys}, 8]{more}) {{
+        %s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : f32[2, {queries}, {keys}]
+        %i = iota() {{axis=0}} : i64[{queries}, 1]
+        %j = iota() {{axis=1}} : i64[1, {keys}]
+        {condition}
+        %z = select(%c, %s, f32({fill})) : f32[2, {queries}, {keys}]
+        %p = softmax(%z) {{axis=2}} : f32[2, {queries}, {keys}]
+        %o = dot(%p, %v) {{contract=[2]x[1], batch=[0]x[0]}} : f32[2, {queries}, 8]
+        return %o
+    }}"""
+
+
+def key_loop(run: Run) -> str:
+    """The bounds of the loop over keys, in the kernel's text."""
+    assert run.kernels == ["attention"]
+    found = re.search(r"for k0 in (.*), step (\d+)", run.lowered.stages["tile"])
+    assert found is not None
+    return found.group(1)
+
+
+CAUSAL = f"%c = le(%j, %i) : bool[{Q}, {K}]"
+
+
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        (CAUSAL, "0..min((64*qo + 64), 150)"),
+        (
+            f"""%a = le(%j, %i) : bool[{Q}, {K}]
+            %d = sub(%i, %j) : i64[{Q}, {K}]
+            %b = lt(%d, i64(20)) : bool[{Q}, {K}]
+            %c = logical_and(%a, %b) : bool[{Q}, {K}]""",
+            "64*(max((64*qo - 1), 0) // 64)..min((64*qo + 64), 150)",
+        ),
+        (
+            f"""%a = le(%j, %i) : bool[{Q}, {K}]
+            %b = lt(%j, i64(70)) : bool[1, {K}]
+            %c = logical_or(%a, %b) : bool[{Q}, {K}]""",
+            "0..max((64*qo + 1), 128)",
+        ),
+        (
+            f"""%d = sub(%i, %j) : i64[{Q}, {K}]
+            %e = abs(%d) : i64[{Q}, {K}]
+            %c = le(%e, i64(30)) : bool[{Q}, {K}]""",
+            "64*(max((64*qo - 1), 0) // 64)..min((64*qo + 128), 150)",
+        ),
+        (f"%c = lt(%j, i64(60)) : bool[1, {K}]", "0..64"),
+        (f"%c = ge(%j, i64(140)) : bool[1, {K}]", "128..129"),
+    ],
+    ids=["causal", "window", "prefix", "symmetric window", "first keys", "last keys"],
+)
+def test_empty_blocks_are_not_visited(condition: str, bounds: str) -> None:
+    assert key_loop(check(masked(condition), slack=4)) == bounds
+
+
+def test_causal_with_more_keys_than_queries() -> None:
+    condition = f"%d = add(%i, i64(100)) : i64[{Q}, 1]\n%c = le(%j, %d) : bool[{Q}, 250]"
+    assert key_loop(check(masked(condition, keys=250), slack=4)) == "0..min((64*qo + 192), 250)"
+
+
+def test_a_finite_fill_masks_where_every_row_keeps_a_key() -> None:
+    run = check(masked(CAUSAL, fill="-3.4028235e38"), slack=4)
+    assert key_loop(run) == "0..min((64*qo + 64), 150)"
+
+
+def test_rows_without_a_key_are_the_mean_of_all_values_under_a_finite_fill() -> None:
+    """exp(fill - fill) is 1 for every key, so no block may be left out."""
+    condition = f"%x = sub(%i, i64(3)) : i64[{Q}, 1]\n%c = le(%j, %x) : bool[{Q}, {K}]"
+    assert key_loop(check(masked(condition, fill="-1e30"), slack=4)) == "0..150"
+
+
+def test_rows_without_a_key_are_nan_under_an_infinite_fill() -> None:
+    condition = f"%x = sub(%i, i64(3)) : i64[{Q}, 1]\n%c = le(%j, %x) : bool[{Q}, {K}]"
+    run = check(masked(condition), slack=4)
+    assert key_loop(run) == "0..min((64*qo + 64), 150)"
+    assert np.isnan(run.outputs[0][:, :3]).all()
+
+
+def test_a_mask_loaded_from_data_skips_nothing() -> None:
+    text = masked("%c = copy(%m) : bool[150, 150]", more=", %m: bool[150, 150]")
+    arrays = random_inputs(parse(text))
+    arrays[3] = np.tri(150, dtype=np.bool_)
+    run = check(text, arrays, slack=4)
+    assert key_loop(run).startswith("0..1")
+
+
+def test_documents_from_data_skip_nothing() -> None:
+    condition = f"""%x = reshape(%doc) : i64[{Q}, 1]
+        %y = reshape(%doc) : i64[1, {K}]
+        %c = eq(%x, %y) : bool[{Q}, {K}]"""
+    text = masked(condition, more=f", %doc: i64[{Q}]")
+    arrays = random_inputs(parse(text))
+    arrays[3] = np.sort(arrays[3])
+    assert key_loop(check(text, arrays, slack=4)).startswith("0..1")
+
+
+def test_causal_documents_skip_what_the_causal_part_does() -> None:
+    condition = f"""%x = reshape(%doc) : i64[{Q}, 1]
+        %y = reshape(%doc) : i64[1, {K}]
+        %b = eq(%x, %y) : bool[{Q}, {K}]
+        %a = le(%j, %i) : bool[{Q}, {K}]
+        %c = logical_and(%a, %b) : bool[{Q}, {K}]"""
+    text = masked(condition, more=f", %doc: i64[{Q}]")
+    assert key_loop(check(text, slack=4)) == "0..min((64*qo + 64), 150)"
+
+
+# the analysis alone, against brute force
+
+
+def _apply(op: str, *args: ScalarExpr) -> Apply:
+    return Apply(op, args, bool_ if op in ("le", "lt", "ge", "eq", "logical_and", "logical_or") else i64)
+
+
+def _number(n: int) -> Const:
+    return Const(n, i64)
+
+
+ROW, COLUMN = IndexValue(QUERY), IndexValue(KEY)
+MASKS: dict[str, tuple[ScalarExpr, Callable[[int, int], bool]]] = {
+    "causal": (_apply("le", COLUMN, ROW), lambda i, j: j <= i),
+    "strictly causal": (_apply("lt", COLUMN, ROW), lambda i, j: j < i),
+    "anticausal": (_apply("ge", COLUMN, ROW), lambda i, j: j >= i),
+    "blocks": (
+        _apply("eq", _apply("floordiv", ROW, _number(24)), _apply("floordiv", COLUMN, _number(24))),
+        lambda i, j: i // 24 == j // 24,
+    ),
+    "every seventh": (_apply("eq", _apply("remainder", COLUMN, _number(7)), _number(0)), lambda i, j: j % 7 == 0),
+    "window": (
+        _apply("logical_and", _apply("le", COLUMN, ROW), _apply("lt", _apply("sub", ROW, COLUMN), _number(9))),
+        lambda i, j: j <= i and i - j < 9,
+    ),
+    "prefix": (
+        _apply("logical_or", _apply("le", COLUMN, ROW), _apply("lt", COLUMN, _number(21))),
+        lambda i, j: j <= i or j < 21,
+    ),
+    "never": (_apply("lt", COLUMN, _number(0)), lambda i, j: False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("queries", "keys"), [((50, 16), (50, 8)), ((37, 8), (90, 16)), ((90, 16), (37, 8)), ((1, 16), (5, 8))]
+)
+def test_every_key_that_counts_is_visited(name: str, queries: tuple[int, int], keys: tuple[int, int]) -> None:
+    condition, holds = MASKS[name]
+    score = Apply("select", (condition, Const(1.0, f32), Const(-float("inf"), f32)), f32)
+    found = key_range(score, QUERY, KEY, queries, keys, BLOCK)
+    for block in range(-(-queries[0] // queries[1])):
+        start, stop = (evaluate(e, {"qo": block}) for e in (found.start, found.stop))
+        assert start % keys[1] == 0
+        rows = range(block * queries[1], min(queries[0], (block + 1) * queries[1]))
+        needed = {j for i in rows for j in range(keys[0]) if holds(i, j)}
+        visited = {j for j in range(start, keys[0]) if start + (j - start) // keys[1] * keys[1] < stop}
+        assert needed <= visited, (block, start, stop)
+        if found.full is not None:
+            first, last = (evaluate(e, {"qo": block}) for e in found.full)
+            assert all(holds(i, j) for i in rows for j in range(first, last)), (block, first, last)
