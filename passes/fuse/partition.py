@@ -255,9 +255,11 @@ def view_position(op: Op, position: Position) -> Position | None:
 def place_upstream(group: Group, value: Value, producers: Mapping[Value, Op], enter: Callable[[Op], bool]) -> None:
     """Gives the values that make ``value``, which has a position, theirs: through maps and views that only reorder.
 
-    ``enter`` says whether to go on through an op, and is asked once the op's own position is known.
+    ``enter`` says whether to go on through an op, and is asked once the op's own position is known. An op that was
+    refused before is asked about again: what stood against it may have joined the group since.
     """
     stack = [value]
+    seen = {value}
     while stack:
         value = stack.pop()
         producer = producers.get(value)
@@ -265,9 +267,10 @@ def place_upstream(group: Group, value: Value, producers: Mapping[Value, Op], en
             continue
         for operand in producer.operands:
             position = _operand_position(producer, operand, group.position[value])
-            if position is not None and operand not in group.position:
-                group.position[operand] = position
-                stack.append(operand)
+            if position is None or operand in seen or group.position.setdefault(operand, position) != position:
+                continue
+            seen.add(operand)
+            stack.append(operand)
 
 
 def _operand_position(op: Op, operand: Value, position: Position) -> Position | None:
