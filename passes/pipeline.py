@@ -22,6 +22,7 @@ from fusec.passes.lower.program import assemble
 from fusec.passes.lower.select import Selector
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
+from fusec.passes.split import split_reductions
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
@@ -29,7 +30,7 @@ from fusec.tile.print import print_kernel
 
 T = TypeVar("T")
 
-PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "empty", "indices", "outputs", "fuse")
+PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "empty", "split", "indices", "outputs", "fuse")
 """The graph passes in order. ``disable`` takes these names, but for ``empty``, ``indices`` and ``outputs``."""
 
 _NEEDED = frozenset({"empty", "indices", "outputs"})
@@ -67,6 +68,8 @@ def lower(
     graph = run("precision", precision, graph)
     # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
     graph = run("empty", drop_empty, graph)
+    # A reduction has rows for all cores, or is small.
+    graph = run("split", lambda g: split_reductions(g, _cores(target, threads)), graph)
     # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
     graph = run("indices", check_indices, graph)
     # Every output is memory of its own or a plain view; every operand of a library call is in memory.
@@ -86,6 +89,11 @@ def default_selector(target: str, threads: int | None = None) -> Selector | GpuS
         return GpuSelector(gpu_target(target))
     machine = cpu_target(target)
     return Selector(machine, threads or machine.cores)
+
+
+def _cores(target: str, threads: int | None) -> int:
+    """Cores that must be given work; a GPU's blocks are not counted, it takes rows apart by itself."""
+    return 1 if is_gpu(target) else threads or cpu_target(target).cores
 
 
 class _Runner:

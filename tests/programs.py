@@ -85,15 +85,17 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[Array]:
     """Arrays for a graph's inputs: normal numbers, integers from 0 to 4, and bools of which most are true."""
     rng = np.random.default_rng(seed)
     arrays: list[Array] = []
-    for value in graph.inputs:
+    for value, port in zip(graph.inputs, graph.input_ports, strict=True):
         shape, dtype = value.type.static_shape, value.type.dtype
+        if port.strides is not None:
+            shape = tuple(1 if s == 0 and n else n for n, s in zip(shape, port.strides, strict=True))
         if dtype.is_float:
             arrays.append(rng.standard_normal(shape).astype(dtype.numpy))
         elif dtype.name == "bool":
             arrays.append(np.asarray(rng.random(shape) > 0.3))
         else:
             arrays.append(rng.integers(0, 5, shape).astype(dtype.numpy))
-    return arrays
+    return [np.broadcast_to(a, v.type.static_shape).copy() for a, v in zip(arrays, graph.inputs, strict=True)]
 
 
 def execute(program: Program, inputs: Sequence[Array], *, compiled: bool = True) -> list[Array]:

@@ -68,6 +68,10 @@ def _follow_view(op: Op, group: Group) -> None:
 def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     position = _consumer_position(group, op)
     if position is None:
+        made = [v for v in dict.fromkeys(op.operands) if _is_of(partition, group, v)]
+        if op.definition.kind == "elementwise" and len(made) > 1:
+            apart = f"it reads {' and '.join(map(str, made))} at different points"
+            log(Declined(f"{op.name} into {group.kind}", apart, op.location))
         return
     reason = _obstacle(partition, group, op, position)
     if reason:
@@ -78,6 +82,11 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
     else:
         group.position[op.result] = position
     partition.add(group, [op])
+
+
+def _is_of(partition: Partition, group: Group, value: Value) -> bool:
+    """True for a value at the group's points that is the group's own, or a view of one."""
+    return value in group.position and any(partition.producers.get(v) in group.ops for v in partition.sources_of(value))
 
 
 def _obstacle(partition: Partition, group: Group, op: Op, position: Position) -> str:

@@ -1,0 +1,121 @@
+"""Large reductions of few rows are made of partial ones; the rest are left whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from programs import check
+
+from fusec.ir.graph import Graph
+from fusec.ir.interpret import interpret
+from fusec.ir.parse import parse
+from fusec.passes import split
+
+
+def reduction(shape: list[int], axes: list[int], name: str = "reduce_sum", dtype: str = "f32") -> Graph:
+    kept = [n for a, n in enumerate(shape) if a not in axes]
+    return parse(f"graph @g(%x: {dtype}{shape}) {{\n%y = {name}(%x) {{axes={axes}}} : {dtype}{kept}\nreturn %y\n}}")
+
+
+def text(graph: Graph) -> str:
+    return "\n".join(line.strip() for line in str(graph).splitlines()[1:-2])
+
+
+def test_one_long_row() -> None:
+    after = split.split_reductions(reduction([1 << 20], [0]), threads=2)
+    assert text(after) == (
+        "%y_apart = reshape(%x) : f32[16, 65536]\n"
+        "%y_partial = reduce_sum(%y_apart) {axes=[1]} : f32[16]\n"
+        "%y = reduce_sum(%y_partial) {axes=[0]} : f32[]"
+    )
+
+
+def test_columns_of_a_tall_matrix() -> None:
+    after = split.split_reductions(reduction([1 << 16, 24], [0]), threads=2)
+    assert text(after) == (
+        "%y_apart = reshape(%x) : f32[16, 4096, 24]\n"
+        "%y_partial = reduce_sum(%y_apart) {axes=[1]} : f32[16, 24]\n"
+        "%y = reduce_sum(%y_partial) {axes=[0]} : f32[24]"
+    )
+
+
+def test_what_does_not_divide_leaves_a_rest() -> None:
+    after = split.split_reductions(reduction([4194319], [0]), threads=2)
+    assert text(after) == (
+        "%y_part = slice(%x) {starts=[0], stops=[4194304], steps=[1]} : f32[4194304]\n"
+        "%y_apart = reshape(%y_part) : f32[16, 262144]\n"
+        "%y_partial = reduce_sum(%y_apart) {axes=[1]} : f32[16]\n"
+        "%y_of_parts = reduce_sum(%y_partial) {axes=[0]} : f32[]\n"
+        "%y_part_1 = slice(%x) {starts=[4194304], stops=[4194319], steps=[1]} : f32[15]\n"
+        "%y_rest = reduce_sum(%y_part_1) {axes=[0]} : f32[]\n"
+        "%y = add(%y_of_parts, %y_rest) : f32[]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "threads"),
+    [
+        ([1 << 20], [0], 1),
+        ([1 << 18], [0], 2),
+        ([2, 1 << 19], [1], 2),
+        ([1 << 10, 1 << 10], [1], 8),
+        ([1 << 14, 128], [0], 2),
+        ([1048583], [0], 2),
+    ],
+    ids=["one thread", "small", "a row for each thread", "many rows", "columns for each thread", "prime"],
+)
+def test_left_whole(shape: list[int], axes: list[int], threads: int) -> None:
+    graph = reduction(shape, axes)
+    assert split.split_reductions(graph, threads) is graph
+
+
+@pytest.mark.parametrize("name", ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ([640], [0]),
+        ([641], [0]),
+        ([5, 160], [0, 1]),
+        ([160, 5], [0, 1]),
+        ([3, 320, 2], [0, 1]),
+        ([320, 3, 2], [0, 2]),
+        ([97, 7], [0]),
+    ],
+    ids=str,
+)
+def test_the_numbers_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, name: str, shape: list[int], axes: list[int]
+) -> None:
+    monkeypatch.setattr(split, "SERIAL_ELEMENTS", 64)
+    monkeypatch.setattr(split, "UNEVEN_ELEMENTS", 64)
+    monkeypatch.setattr(split, "PART_ELEMENTS", 8)
+    graph = reduction(shape, axes, name, "i32")
+    after = split.split_reductions(graph, threads=4)
+    assert len(after.ops) > 1
+    data = np.random.default_rng(0).integers(-9, 10, shape).astype(np.int32)
+    np.testing.assert_array_equal(interpret(after, [data])[0], interpret(graph, [data])[0])
+
+
+def test_any_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "SERIAL_ELEMENTS", 64)
+    monkeypatch.setattr(split, "UNEVEN_ELEMENTS", 64)
+    monkeypatch.setattr(split, "PART_ELEMENTS", 8)
+    for name, data in (("reduce_any", np.zeros(641, np.bool_)), ("reduce_all", np.ones(641, np.bool_))):
+        after = split.split_reductions(reduction([641], [0], name, "bool"), threads=4)
+        assert bool(interpret(after, [data])[0]) is (name == "reduce_all")
+        data[640] = not data[640]
+        assert bool(interpret(after, [data])[0]) is (name == "reduce_any")
+
+
+def test_the_parts_are_one_kernel_with_what_makes_them() -> None:
+    run = check(
+        """graph @loss(%x: f32[2048, 512], %y: f32[2048, 512]) {
+        %d = sub(%x, %y) : f32[2048, 512]
+        %s = mul(%d, %d) : f32[2048, 512]
+        %m = mean(%s) {axes=[0, 1]} : f32[]
+        return %m
+    }""",
+        slack=8,
+    )
+    assert run.kernels == ["row", "row"]
+    assert max(s.type.size for s in run.lowered.program.slots if s.kind == "workspace") <= 128
