@@ -2,6 +2,8 @@
 # make test    style, types and the test suite (alone: make lint, make types, make pytest)
 # make bench   the benchmark table
 #
+# make test-gpu, make bench-gpu   the same on a machine with a CUDA card
+#
 # Everything is installed into .venv, again only when pyproject.toml or constraints.txt changed.
 # TORCH_INDEX=<url>  one more index to take torch from     WORKERS=<n>  test processes     ARGS=<...>  more arguments
 
@@ -35,6 +37,12 @@ types: $(STAMP)
 	@rm -rf build/types && mkdir -p build/types/fusec
 	@cd build/types/fusec && ln -s ../../../fusec/* ../../../passes ../../../codegen .
 	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fusec
+
+test-gpu: $(STAMP)
+	@$(RUN) -m pytest tests/gpu $(ARGS)
+
+bench-gpu: $(STAMP)
+	@$(RUN) -m benchmarks.gpu $(ARGS)
 
 bench: $(STAMP)
 	@$(RUN) -c 'import jax, numexpr' 2>/dev/null || $(PIP) install -c constraints.txt jax numexpr

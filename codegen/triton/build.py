@@ -43,12 +43,19 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
         attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(kernel.pointers))}
     text = ASTSource(function, signature, {}, attributes)
     device = TritonTarget(target.backend, target.arch, target.warp_size)
-    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
-    try:
-        compiled = triton.compile(text, target=device, options=options)
-    except Exception as error:
-        reason = str(error).strip()[-600:]
-        raise CodegenError(f"Triton can't compile {kernel.name} for {target.name}: {reason}\n{kernel.text}") from error
+    for stages in range(kernel.stages, 0, -1):
+        options = {"num_warps": kernel.warps, "num_stages": stages}
+        try:
+            compiled = triton.compile(text, target=device, options=options)
+        except Exception as error:
+            reason = str(error).strip()[-600:]
+            message = f"Triton can't compile {kernel.name} for {target.name}: {reason}\n{kernel.text}"
+            raise CodegenError(message) from error
+        if compiled.metadata.shared <= target.shared_memory:
+            break  # else fewer loads ahead take less shared memory
+    else:
+        needed = f"{compiled.metadata.shared} bytes of shared memory, {target.name} has {target.shared_memory}"
+        raise CodegenError(f"{kernel.name} needs {needed}")
     metadata = {**compiled.metadata._asdict(), "target": None}
     form = "cubin" if target.backend == "cuda" else "hsaco"
     assembly = compiled.asm.get("ptx" if target.backend == "cuda" else "amdgcn", "")

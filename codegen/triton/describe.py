@@ -15,7 +15,7 @@ MAX_BOX = 256
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A parameter's memory seen as a tensor: ``shape`` and ``strides`` in elements, and the ``block`` that is fetched."""
+    """A parameter's memory seen as a tensor: ``shape`` and ``strides`` in elements; ``block`` is moved at a time."""
 
     parameter: int
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class _Axis:
 
 
 def fetch_of(load: Load, domain: tuple[Iter, Iter]) -> Fetch | None:
-    """How a descriptor reads the load over the domain (rows, columns), with zeros beyond the limits; None if none can."""
+    """How a descriptor reads the load over (rows, columns), with zeros beyond the limits; None if none can."""
     axes = _axes(load)
     if axes is None:
         return None

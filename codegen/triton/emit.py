@@ -259,14 +259,13 @@ class _Emitter:
         if s.target.dtype.name == "bool":
             value = f"({value} != 0)"
         shape = ", ".join(str(i.extent) for i in s.domain)
-        if self._put(s, f"tl.broadcast_to({value}, [{shape}]).to({type_name(s.target.dtype)})"):
+        value = f"tl.broadcast_to({value}, [{shape}]).to({type_name(s.target.dtype)})"
+        if self._put(s, value):
             return
         where = self.pointer(s.target, s.index)
         mask = self.mask()
         tail = f", mask={mask}" if mask else ""
-        self.line(
-            f"tl.store(tl.broadcast_to({where}, [{shape}]), tl.broadcast_to({value}, [{shape}]).to({type_name(s.target.dtype)}){tail})"
-        )
+        self.line(f"tl.store(tl.broadcast_to({where}, [{shape}]), {value}{tail})")
 
     def _reduce(self, s: Reduce) -> None:
         self.domain = s.domain

@@ -110,7 +110,8 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
     """Imports the source from a file, which Triton reads. ``interpreted`` stands in for the device's libraries."""
     path = _write(source.text)
     spec = importlib.util.spec_from_file_location(f"fusec_triton_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if interpreted is not None:

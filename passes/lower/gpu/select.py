@@ -49,7 +49,11 @@ class GpuSelector:
                 if not dtype.is_float or dtype.bits == 64:
                     raise LoweringError(f"no matrix product of {dtype} on a GPU")
                 products = len(frame.anchors("dot"))
-                found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target, products)
+                read = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
+                walks = len(frame.body.outputs) == 1 and all(
+                    v.type.size < op.result.type.size for v in frame.body.inputs if v in read
+                )
+                found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target, products, walks)
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
                 return [s for s in found if s.split == 1]

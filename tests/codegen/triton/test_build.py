@@ -1,0 +1,82 @@
+"""Compiling ahead for cards that are not here, saved modules, and the schedules' limits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+sys.path.insert(0, str(Path(__file__).parent))
+from triton_cases import CASES, linear, sdpa
+
+from fusec.codegen.triton.build import compile_kernels, module_source
+from fusec.codegen.triton.module import TritonModule
+from fusec.errors import ArtifactError, TargetError
+from fusec.ir.parse import parse
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.gpu import gemm_candidates
+from fusec.target.gpu import gpu_target
+
+TARGETS = ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["softmax_bf16", "linear_bf16", "attention_causal"])
+def test_compiles_without_the_card(name: str, target: str) -> None:
+    module = compile_kernels(lower(parse(CASES[name]), target).program.kernels, gpu_target(target))
+    (binary,) = module.binaries.values()
+    assert binary.code.startswith(b"\x7fELF")
+    assert binary.metadata["shared"] <= module.target.shared_memory
+
+
+def test_a_saved_module_is_the_same() -> None:
+    target = gpu_target("cuda:sm_90")
+    module = compile_kernels(lower(parse(linear(256, 64, 128, "bf16")), "cuda:sm_90").program.kernels, target)
+    again = TritonModule.from_bytes(module.to_bytes())
+    assert again.text == module.text
+    assert again.binaries.keys() == module.binaries.keys()
+    assert again.to_bytes() == module.to_bytes()
+    with pytest.raises(ArtifactError):
+        TritonModule.from_bytes(module.to_bytes()[:-20])
+
+
+def test_a_kernel_runs_on_a_card_only() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    target = gpu_target("cuda:sm_90")
+    module = compile_kernels(lower(parse(CASES["map"]), "cuda:sm_90").program.kernels, target)
+    with pytest.raises(TargetError, match="no GPU here"):
+        module.function(next(iter(module.binaries)))
+
+
+def test_operands_and_result_go_through_descriptors_on_hopper_alone() -> None:
+    text = linear(256, 64, 128, "bf16")
+    for target, count in (("cuda:sm_90", 3), ("cuda:sm_80", 0), ("hip:gfx942", 0)):
+        (kernel,) = module_source(lower(parse(text), target).program.kernels, gpu_target(target)).kernels
+        assert len(kernel.descriptors) == count
+        assert (kernel.unaligned is not None) == bool(count)
+
+
+def test_no_descriptor_for_rows_off_sixteen_bytes() -> None:
+    text = linear(256, 65, 128, "bf16")
+    (kernel,) = module_source(lower(parse(text), "cuda:sm_90").program.kernels, gpu_target("cuda:sm_90")).kernels
+    assert [d.parameter for d in kernel.descriptors] == [3]  # the result's rows alone are
+
+
+def test_whole_blocks_of_keys_have_no_mask() -> None:
+    text = sdpa((1, 2, 1024, 64), (1, 2, 1024, 64), "bf16", causal=True)
+    (kernel,) = module_source(lower(parse(text), "cuda:sm_90").program.kernels, gpu_target("cuda:sm_90")).kernels
+    loops = kernel.text.split("for ")[1:]
+    assert [("<=" in loop) for loop in loops] == [False, True]
+
+
+def test_candidates_fit_and_one_block_walks_for_one_product_alone() -> None:
+    target = gpu_target("cuda:sm_90")
+    for products in (1, 2, 3):
+        found = gemm_candidates(1, 8192, 4096, 4096, 16, target, products)
+        assert found
+        assert all((s.m + s.n * products) * s.k * 2 * s.launch.stages <= target.shared_memory for s in found)
+        assert any(s.walkers for s in found) == (products == 1)
