@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.build import Options, kernel_digests, load_module, run_passes
 from fusec.compiled import Compiled, Variant
-from fusec.errors import ArtifactError, FusecError
+from fusec.errors import ArtifactError, FusecError, TargetError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Location
 from fusec.ir.parse import parse
@@ -28,6 +28,7 @@ from fusec.runtime.serial import Json, program_from_json, program_to_json, type_
 from fusec.runtime.structure import call_from_json, call_to_json, examine, result_from_json, result_to_json
 from fusec.specs import TensorSpec
 from fusec.target.cpu import cpu_target
+from fusec.target.gpu import is_gpu
 from fusec.tile.print import print_kernel
 
 
@@ -42,6 +43,11 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
         )
     arrays = executable.arrays
     program = executable.program
+    if is_gpu(program.target):
+        raise TargetError(
+            f"{compiled.name} is compiled for {program.target}, and files hold programs for CPUs only; "
+            "fusec.lower(graph, target).kernels[k].source is each kernel's source"
+        )
     result, constants = examine(variant.rebuild, _example_outputs(executable), compiled.library)
     weights = {f"input_{slot}": arrays.to_bytes(array) for slot, array in executable.weights.items()}
     weights |= {f"packed_{slot}": (u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()}
