@@ -119,7 +119,8 @@ def _compile_again(source: ModuleSource, target: GpuTarget) -> Callable[[str], B
 
 def _kernel_from(record: dict[str, Any]) -> KernelSource:
     described = tuple(
-        Descriptor(**{k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}) for d in record["descriptors"]
+        Descriptor(int(d["parameter"]), tuple(d["shape"]), tuple(d["strides"]), tuple(d["block"]), str(d["dtype"]))
+        for d in record["descriptors"]
     )
     unaligned = _kernel_from(record["unaligned"]) if record["unaligned"] else None
     plain = {**record, "pointers": tuple(record["pointers"]), "grid": tuple(record["grid"])}
