@@ -12,7 +12,6 @@ from fusec.ir.parse import parse
 from fusec.passes.outputs import input_strides, own_outputs, strided_view
 from fusec.passes.pipeline import lower
 
-
 FLAT = "%p = permute(%x) {permutation=[1, 0]} : f32[6, 4]\n%r = reshape(%p) : f32[24]"
 
 
