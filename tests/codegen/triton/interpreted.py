@@ -1,4 +1,4 @@
-"""Runs the graphs of :mod:`triton_cases` in Triton's interpreter; a process of its own, as it must be chosen early.
+"""Runs the graphs of :mod:`triton_cases` through Triton's interpreter, in a process of its own: chosen at import.
 
 ``python interpreted.py NAME...`` prints a JSON object: name to error against float64, or to what went wrong.
 """
