@@ -217,7 +217,8 @@ class _Interpreter:
                 if np.any((others >= 0) & (others != self.state.point)):
                     raise VerifyError(f"{self.kernel.name}: two grid points use the same element of {buffer}")
             writers[place] = self.state.point
-        self.state.arrays[buffer][place] = np.asarray(value).astype(buffer.dtype.numpy)
+        target = self.state.arrays[buffer]
+        target[place] = np.asarray(value).astype(buffer.dtype.numpy) if place else np.ravel(value)[0]
 
 
 class _Evaluation:

@@ -23,7 +23,7 @@ from fusec.passes.lower.gemm import accumulator_dtype, contraction, operand_inde
 from fusec.passes.lower.mask import KeyRange, key_range
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex, rewrite, symbols_in, walk
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite, symbols_in, walk
 
 RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
@@ -220,7 +220,7 @@ class _Attention:
             )
         )
         changed = self._changed(raw)
-        domain = (self.block, self.lanes)
+        domain = (self.block, self.lanes if _reads_tiles_alone(changed) else self.live_lanes)
         if _cost(changed) > RECOMPUTE_FLOPS:
             code.append(Map(domain, scores, (self.kj, self.qi), changed))
             changed = raw
@@ -300,6 +300,11 @@ def attention_stores(
         element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
         stores.append(Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element))
     return stores
+
+
+def _reads_tiles_alone(element: ScalarExpr) -> bool:
+    """True when no bias or mask is loaded, which has no elements for queries beyond the last."""
+    return all(x.buffer.space == "tile" for x in loads(element))
 
 
 def _cost(element: ScalarExpr) -> int:
