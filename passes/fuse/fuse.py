@@ -148,7 +148,19 @@ def fuse_rows(partition: Partition, log: Log) -> None:
         absorb_upstream(partition, group, op.operands[0])
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
+        _drop_bystanders(partition, group)
         grow_producers(partition, group, _at_least(prod(group.domain) // 2, cheap=True))
+
+
+def _drop_bystanders(partition: Partition, group: Group) -> None:
+    """Lets go of maps beside the rows that serve no reduction of them and are no output: their readers take them in."""
+    depends = set(group.anchors)
+    for op in sorted(group.ops, key=partition.order.__getitem__):
+        if any(partition.producers.get(v) in depends for v in partition.sources(op)):
+            depends.add(op)
+    for op in sorted(group.ops - depends, key=partition.order.__getitem__, reverse=True):
+        if not partition.escapes(op) and not any(c in group.ops for c in partition.compute_consumers(op)):
+            partition.remove(group, op)
 
 
 def _join_siblings(partition: Partition, group: Group) -> None:

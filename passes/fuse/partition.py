@@ -169,6 +169,13 @@ class Partition:
         if group not in self.groups:
             self.groups.append(group)
 
+    def remove(self, group: Group, op: Op) -> None:
+        """Takes an op that neither reads nor feeds the rest of the group out of it."""
+        group.ops.discard(op)
+        del self.owner[op]
+        places = [self.order[o] for o in group.ops]
+        group.first, group.last = min(places, default=maxsize), max(places, default=-1)
+
     def would_cycle(self, members: set[Op], added: Op) -> bool:
         """True when ``added`` can't join ``members``: a way from the two of them leads back to them through others."""
         merged = members | self._unit(added)

@@ -82,6 +82,28 @@ def test_a_second_reduction_of_the_same_rows_joins() -> None:
     }""")
 
 
+def test_moments_of_one_row_are_one_kernel() -> None:
+    one_row_kernel("""graph @g(%x: f32[5, 33]) {
+        %a = mean(%x) {axes=[1]} : f32[5]
+        %q = mul(%x, %x) : f32[5, 33]
+        %b = mean(%q) {axes=[1]} : f32[5]
+        return %a, %b
+    }""")
+
+
+def test_a_map_beside_the_rows_goes_to_its_reader() -> None:
+    """The second reduction computes exp(x) on the way; the first one would have to store it."""
+    run = check("""graph @g(%x: f32[5, 33]) {
+        %a = reduce_sum(%x) {axes=[1]} : f32[5]
+        %e = exp(%x) : f32[5, 33]
+        %z = mul(%e, f32(2.0)) : f32[5, 33]
+        %b = reduce_max(%z) {axes=[0]} : f32[33]
+        return %a, %b
+    }""")
+    assert run.kernels == ["row", "row"]
+    assert all(s.kind in ("input", "output") for s in run.lowered.program.slots)
+
+
 def test_reductions_over_different_axes_are_two_kernels() -> None:
     text = """graph @g(%x: f32[5, 33]) {
         %s = reduce_sum(%x) {axes=[1]} : f32[5]
