@@ -16,6 +16,7 @@ from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
+from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.indices import check_indices
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.program import assemble
@@ -47,7 +48,8 @@ def lower(
 ) -> Lowered:
     """Runs all passes and returns the program with the IR text after each.
 
-    ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out.
+    ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out; without
+    ``fuse`` every op is a kernel of its own.
     ``check`` verifies the IR after every pass and raises VerifyError naming the pass.
     """
     unknown = disable - set(PASS_NAMES)
@@ -75,6 +77,8 @@ def lower(
     # Every output is memory of its own or a plain view; every operand of a library call is in memory.
     graph = run("outputs", lambda g: dce(own_outputs(g)), graph)
     # Every compute op is in exactly one `fused` op that one kernel family can lower.
+    if "fuse" in disable:
+        graph = one_by_one(graph)
     graph = run("fuse", lambda g: fuse(g, declined.append, blocked=is_gpu(target)), graph)
     chooser = selector or default_selector(target, threads)
     program = run.timed("lower", lambda: assemble(graph, target, chooser.lower, chooser.report, declined))

@@ -349,17 +349,17 @@ def build_fused_graph(partition: Partition) -> Graph:
     return _without_dead_free(graph.with_ops(ops), partition)
 
 
-def one_by_one(body: Graph) -> tuple[Op, ...]:
-    """A group's body as groups of one op each, in order."""
-    partition = Partition(body)
-    for op in body.ops:
-        if op not in partition.free:
-            kind = _KINDS.get(op.definition.kind, "map")
+def one_by_one(graph: Graph) -> Graph:
+    """The graph, or a group's body, with a kernel for each op."""
+    partition = Partition(graph)
+    for op in graph.ops:
+        kind = _KINDS.get(op.definition.kind)
+        if kind is not None and op not in partition.free:
             partition.add(Group(kind, op.result.type.static_shape), [op])
-    return build_fused_graph(partition).ops
+    return build_fused_graph(partition)
 
 
-_KINDS: dict[str, FusedKind] = {"dot": "gemm", "reduce": "row"}
+_KINDS: dict[str, FusedKind] = {"dot": "gemm", "reduce": "row", "elementwise": "map", "data": "map"}
 
 
 def _without_dead_free(graph: Graph, partition: Partition) -> Graph:

@@ -137,7 +137,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         if is_gpu(a.target):
             raise
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
-        pieces = one_by_one(body)
+        pieces = one_by_one(body).ops
         if len(pieces) > 1:
             for piece in pieces:
                 _fused(a, piece, owned)

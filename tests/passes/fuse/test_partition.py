@@ -96,7 +96,7 @@ def test_one_by_one() -> None:
         %s = reduce_sum(%e) {axes=[1]} : f32[3]
         return %s, %e
     }""")
-    pieces = one_by_one(graph)
+    pieces = one_by_one(graph).ops
     assert [op.attributes.kind for op in pieces] == ["gemm", "map", "row"]  # type: ignore[attr-defined]
     assert [[v.name for v in op.results] for op in pieces] == [["h"], ["e"], ["s"]]
 
