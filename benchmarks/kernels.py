@@ -26,6 +26,14 @@ def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int
     return [_merge(group) for group in groups.values()]
 
 
+def refuse_eager(function: Any) -> None:
+    """RuntimeError where calls of a function that ``fusec.jit`` made ran as written: those are not to be timed."""
+    jitted = getattr(function, "_fusec", function)
+    reasons = dict(jitted.dispatcher.eager_calls)
+    if reasons:
+        raise RuntimeError(f"fusec ran calls as written: {reasons}")
+
+
 def _merge(group: Sequence[tuple[KernelReport, float]]) -> KernelTime:
     """One line for equal kernels; seconds are of all of them."""
     first = group[0][0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Budget, Peer, Times, measure
-from benchmarks.kernels import kernel_times
+from benchmarks.kernels import kernel_times, refuse_eager
 from benchmarks.machine import Machine
 from benchmarks.report import FUSEC, Check, Row
 
@@ -78,6 +78,7 @@ class Session:
     def time(self, case: Case) -> Row:
         """Measures a case: all peers in turn, then their errors, then fusec's kernels one by one."""
         times = measure(case.peers, self.budget)
+        refuse_eager(case.peers[FUSEC].f)
         errors = _errors(case) if case.exact is not None else {}
         medians = times.medians()
         kernels = kernel_times(case.function, case.args, 3 if self.quick else 9)
