@@ -188,7 +188,7 @@ def check(
     with np.errstate(all="ignore"):
         eager = interpret(graph, arrays, extern=_reference_extern)
         exact = interpret(graph, arrays, float64=True, extern=_reference_extern)
-    _compare(result.outputs, exact, eager, slack, atol)
+        _compare(result.outputs, exact, eager, slack, atol)
     for array, value, port in zip(result.outputs, graph.outputs, graph.output_ports, strict=True):
         shape = value.type.static_shape
         wanted = port.strides if port.strides is not None else contiguous_strides(shape)

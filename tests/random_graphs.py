@@ -226,7 +226,7 @@ class RandomGraph:
     def convert(self) -> None:
         x = self.floats()
         if x is not None:
-            target = self.rng.choice([f32, f32, f64, f16, bf16])
+            target = self.rng.choice([f32, f64] if self.wild else [f32, f32, f64, f16, bf16])
             self.emit("cast", x, attributes=CastAttributes(target))
 
     def integer(self) -> None:

@@ -26,6 +26,12 @@ REDUCTIONS: dict[str, ReduceOp] = {
     "reduce_any": "any",
     "reduce_all": "all",
 }
+SHORT_ROW = 24
+"""Rows of at most so many elements fill vectors badly; from a vector and a half on they do."""
+
+SHORT_ROW_FLOPS = 8
+"""Flops of maps on each element from which such rows are worth taking side by side."""
+
 KEEP_ABOVE_FLOPS = 4
 """A value read by a later phase is kept in scratch when computing it again costs more than this."""
 
@@ -73,9 +79,24 @@ def lower_row(frame: Frame, schedule: RowSchedule) -> LoweredGroup:
     kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
     reduced_inner = _reduced_is_innermost(frame, anchors[0], shape, kept_axes)
     writer = _Phases(frame, schedule, group, anchors)
-    if reduced_inner or not kept_axes:
+    if not kept_axes or (reduced_inner and not _is_short(frame, shape, axes)):
         return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
-    return writer.rows_on_kept_lanes(shape, kept_axes, axes)
+    return writer.rows_on_kept_lanes(shape, kept_axes, axes, flat=reduced_inner)
+
+
+def _is_short(frame: Frame, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """True where rows are too short to fill vectors with, many, and have enough computed on them to be worth gathering.
+
+    Measured on Zen 5, softmax of 400,000 rows of 4: 0.47 ms with rows on lanes, 1.6 ms row by row. A plain sum
+    loses by it at every length.
+    """
+    length = prod(shape[a] for a in axes)
+    work = sum(
+        op.definition.flops
+        for op in frame.body.ops
+        if op.definition.kind == "elementwise" and op.result.type.size == prod(shape)
+    )
+    return length <= SHORT_ROW and prod(shape) >= 64 * length and work >= SHORT_ROW_FLOPS
 
 
 def row_group(frame: Frame, anchors: list[Op]) -> Group:
@@ -145,19 +166,20 @@ class _Phases:
         return self.frame.finish("row", (Grid((Iter(g, tasks),), (loop,)),), (("rows", task), ("lanes", length)))
 
     def rows_on_kept_lanes(
-        self, shape: tuple[int, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...]
+        self, shape: tuple[int, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...], *, flat: bool
     ) -> LoweredGroup:
-        last = kept_axes[-1]
-        outer_axes = kept_axes[:-1]
-        outer = tuple(shape[a] for a in outer_axes)
-        rows, length, width = prod(outer), prod(shape[a] for a in axes), shape[last]
+        """Neighbours along the last kept axis, or along all of them taken as one (``flat``), lie on lanes."""
+        split = 0 if flat else len(kept_axes) - 1
+        outer = tuple(shape[a] for a in kept_axes[:split])
+        inner = tuple(shape[a] for a in kept_axes[split:])
+        rows, length, width = prod(outer), prod(shape[a] for a in axes), prod(inner)
         lanes = min(self.schedule.lanes, width)
         r, j = symbol("r", 0, max(rows - 1, 0)), symbol("j", 0, max(length - 1, 0))
         whole, lane = symbol("w", 0, max(width - 1, 0)), symbol("l", 0, lanes - 1)
         blocks = -(-width // lanes)
         c = symbol("c", 0, max(blocks - 1, 0))
         shift: dict[Symbol, Index] = {whole: add(mul(c, lanes), lane)}
-        kept_index = (*delinearize(r, outer), whole) if outer else (whole,)
+        kept_index = (*(delinearize(r, outer) if outer else ()), *delinearize(whole, inner))
         point = merge_axes(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
         limit = None if width % lanes == 0 else sub(width, mul(c, lanes))
         space = _Space(r, Iter(j, length), Iter(lane, lanes, limit), shift, point, kept_index)

@@ -1,0 +1,85 @@
+"""Row kernels: which axis lies on vector lanes, and that every choice gives the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from programs import check
+
+
+def lanes(text: str) -> str:
+    """The iterators of the first reduction in the kernel's text."""
+    run = check(text, slack=4)
+    assert run.kernels == ["row"]
+    found = re.search(r"reduce .* for (.*)", run.lowered.stages["tile"])
+    assert found is not None
+    return found.group(1)
+
+
+def softmax(shape: list[int], axis: int, strides: str = "") -> str:
+    return f"""graph @g(%x: f32{shape}{strides}) {{
+        %y = softmax(%x) {{axis={axis}}} : f32{shape}
+        return %y
+    }}"""
+
+
+def test_long_rows_lie_along_the_lanes() -> None:
+    assert lanes(softmax([5, 37], 1)) == "j:37"
+
+
+def test_neighbouring_columns_lie_side_by_side() -> None:
+    assert lanes(softmax([37, 100], 0)) == "j:37, l:min(64, -64*c + 100)"
+    assert lanes(softmax([5, 37], 1, " strides=[1, 5]")) == "j:37, l:5"
+
+
+def test_many_short_rows_lie_side_by_side() -> None:
+    assert lanes(softmax([100, 5], 1)) == "j:5, l:min(64, -64*c + 100)"
+    assert lanes(softmax([22, 3, 7], 2)) == "j:7, l:min(64, -64*c + 66)"
+    assert lanes(softmax([10, 5], 1)) == "j:5"
+
+
+def test_a_short_sum_is_left_to_the_emitter() -> None:
+    text = """graph @g(%x: f32[100, 5]) {
+        %y = reduce_sum(%x) {axes=[1]} : f32[100]
+        return %y
+    }"""
+    assert lanes(text) == "j:5"
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 130])
+@pytest.mark.parametrize("length", [1, 2, 7, 24, 25])
+def test_short_rows_with_residual_and_weights(rows: int, length: int) -> None:
+    run = check(
+        f"""graph @g(%x: f32[{rows}, {length}], %r: f32[{rows}, {length}], %w: f32[{length}]) {{
+        %h = add(%x, %r) : f32[{rows}, {length}]
+        %t = tanh(%h) : f32[{rows}, {length}]
+        %n = layer_norm(%t, %w) {{axes=[1], eps=1e-3}} : f32[{rows}, {length}]
+        return %n, %h
+    }}""",
+        slack=8,
+    )
+    assert run.kernels == ["row"]
+
+
+def test_a_value_dear_to_compute_is_kept_between_phases() -> None:
+    text = """graph @g(%x: f32[5, 300]) {
+        %t = tanh(%x) : f32[5, 300]
+        %y = softmax(%t) {axis=1} : f32[5, 300]
+        return %y
+    }"""
+    tile = check(text, slack=4).lowered.stages["tile"]
+    assert tile.count("tanh(") == 1
+    assert tile.count("exp(") == 1
+
+
+def test_a_cheap_value_is_computed_again() -> None:
+    text = """graph @g(%x: f32[5, 300], %r: f32[5, 300]) {
+        %t = add(%x, %r) : f32[5, 300]
+        %m = reduce_max(%t) {axes=[1]} : f32[5]
+        %k = reshape(%m) : f32[5, 1]
+        %y = sub(%t, %k) : f32[5, 300]
+        return %y
+    }"""
+    tile = check(text).lowered.stages["tile"]
+    assert "alloc t:" not in tile
