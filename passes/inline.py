@@ -26,6 +26,7 @@ from fusec.ir.index import (
     Index,
     Symbol,
     add,
+    bounds,
     delinearize,
     linearize,
     maximum,
@@ -41,8 +42,8 @@ from fusec.passes.subscripts import fill_symbols
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
 
 Subscripts = tuple[Subscript, ...]
-Leaf = Callable[[Subscripts], ScalarExpr]
-"""How to read one value that is in memory, at an index."""
+Leaf = Callable[[Subscripts], ScalarExpr | None]
+"""How to read one value that is in memory, at an index; None where it has to be computed after all."""
 
 
 def fresh_index(prefix: str, shape: tuple[int, ...]) -> tuple[Symbol, ...]:
@@ -184,6 +185,11 @@ class Inliner:
         self.leaves[value] = leaf
         self._memo.clear()
 
+    def drop_leaf(self, value: Value) -> None:
+        """From now on ``value`` is computed again."""
+        self.leaves.pop(value, None)
+        self._memo.clear()
+
     def at(self, value: Value, index: Subscripts) -> ScalarExpr:
         """The element of ``value`` at ``index``."""
         key = (value, index)
@@ -193,8 +199,9 @@ class Inliner:
 
     def _expand(self, value: Value, index: Subscripts) -> ScalarExpr:
         leaf = self.leaves.get(value)
-        if leaf is not None:
-            return leaf(index)
+        read = leaf(index) if leaf is not None else None
+        if read is not None:
+            return read
         op = self._producers.get(value)
         if op is None:
             raise LoweringError(f"{value} is not in memory")
@@ -253,14 +260,16 @@ class Inliner:
         return self.at(source, (*index[:axis], picked, *index[axis + count :]))
 
     def _concat(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
+        """The piece that the index falls into, as far as its bounds tell, else a choice of the pieces it may."""
         place = pure((index[axis],))[0]
+        lo, hi = bounds(place)
         result: ScalarExpr | None = None
         stop = op.result.type.static_shape[axis]
         for piece in reversed(op.operands):
             extent = piece.type.static_shape[axis]
             start = stop - extent
             stop = start
-            if extent == 0:
+            if extent == 0 or (hi is not None and hi < start) or (lo is not None and lo >= start + extent):
                 continue
             inside = minimum(maximum(sub(place, start), 0), extent - 1)
             element = self.at(piece, (*index[:axis], inside, *index[axis + 1 :]))
@@ -277,18 +286,20 @@ class Inliner:
         source, fill = op.operands
         inside: list[Index] = []
         conditions: list[ScalarExpr] = []
-        for i, low, high, n in zip(index, attributes.low, attributes.high, source.type.static_shape):
+        for i, low, n in zip(index, attributes.low, source.type.static_shape):
             place = sub(i, low)
-            if low == 0 and high == 0:
-                inside.append(place)
-                continue
+            lo, hi = bounds(place)
+            if (hi is not None and hi < 0) or (lo is not None and lo >= n):
+                return self.at(fill, ())
             inside.append(minimum(maximum(place, 0), n - 1))
-            if low:
+            if lo is None or lo < 0:
                 conditions.append(Apply("ge", (IndexValue(place), Const(0, i64)), bool_))
-            if high:
+            if hi is None or hi >= n:
                 conditions.append(_less(place, n))
         value = self.at(source, tuple(inside))
-        condition = conditions[0] if conditions else Const(True, bool_)
+        if not conditions:
+            return value
+        condition = conditions[0]
         for c in conditions[1:]:
             condition = Apply("logical_and", (condition, c), bool_)
         return Apply("select", (condition, value, self.at(fill, ())), value.dtype)

@@ -129,6 +129,11 @@ def expect_index(value: Value, wanted: tuple[Index, ...], element: ScalarExpr) -
     return leaf
 
 
+def prefer_index(wanted: tuple[Index, ...], element: ScalarExpr) -> Leaf:
+    """A leaf that is ``element`` at one index, and is computed again at any other."""
+    return lambda index: element if tuple(index) == wanted else None
+
+
 def statements(block: Block) -> Iterable[Statement]:
     """Every statement of the block and of the blocks inside it."""
     for s in block:

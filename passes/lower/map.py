@@ -2,54 +2,150 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
 from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol, symbols_of
+from fusec.ir.ops import OPS
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
 from fusec.passes.inline import fresh_index, pure, reshape_index
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, place
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, place, prefer_index
 from fusec.passes.schedule.map import MapSchedule
 from fusec.tile.nodes import Grid, Iter, Store
-from fusec.tile.scalar import Load, ScalarExpr, loads, reindex
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk
 
 
 def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
-    """Rows of the outermost axes go to tasks; the innermost axes that every load reads evenly are one lane axis."""
+    """Rows of the outermost axes go to tasks; the innermost axes that every load reads evenly are one lane axis.
+
+    Where joins and padding change what is read along an axis, each part of it is stored by itself.
+    """
     shape = map_domain(frame)
     order = memory_order(frame, shape)
-    lanes_from = _first_lane_axis(frame, shape, order)
-    outer = tuple(shape[a] for a in order[:lanes_from])
-    inner = tuple(shape[a] for a in order[lanes_from:])
-    rows, lanes = prod(outer), prod(inner)
-    if rows == 1:
-        return _lower_flat(frame, schedule, shape, order, lanes)
-    per_task = max(1, min(rows, schedule.task_elements // max(lanes, 1)))
-    g = symbol("g", 0, -(-rows // per_task) - 1)
-    r, lane = symbol("r", 0, rows - 1), symbol("l", 0, lanes - 1)
-    row = symbol("row", 0, per_task - 1)
-    point = scatter(order, (*delinearize(r, outer), *delinearize(lane, inner)))
-    shift: dict[Symbol, Index] = {r: add(mul(g, per_task), row)}
-    domain = (Iter(row, per_task, sub(rows, mul(g, per_task))), Iter(lane, lanes))
-    body = tuple(store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point))
-    tasks = -(-rows // per_task)
-    return frame.finish("map", (Grid((Iter(g, tasks),), body),), (("rows", per_task), ("lanes", lanes)))
+    boxes = [_Loops.over(frame, shape, order, box) for box in _boxes(frame, shape, order)]
+    if len(boxes) == 1:
+        tasks, sizes = boxes[0].alone(schedule.task_elements)
+    else:
+        tasks = max(1, prod(shape) // schedule.task_elements)
+        sizes = (("tasks", tasks), ("parts", len(boxes)))
+    g = symbol("g", 0, tasks - 1)
+    body = tuple(store for box in boxes for store in box.stores(frame, shape, order, g, tasks))
+    return frame.finish("map", (Grid((Iter(g, tasks),), body),), sizes)
 
 
-def _lower_flat(
-    frame: Frame, schedule: MapSchedule, shape: tuple[int, ...], order: tuple[int, ...], size: int
-) -> LoweredGroup:
-    chunk = max(1, min(size, schedule.task_elements))
-    tasks = -(-size // chunk)
-    g, e = symbol("g", 0, max(tasks - 1, 0)), symbol("e", 0, max(size - 1, 0))
-    lane = symbol("l", 0, chunk - 1)
-    point = scatter(order, delinearize(e, tuple(shape[a] for a in order)) if shape else ())
-    shift: dict[Symbol, Index] = {e: add(mul(g, chunk), lane)}
-    limit = None if size % chunk == 0 else sub(size, mul(g, chunk))
-    domain = (Iter(lane, chunk, limit),)
-    body = tuple(store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point))
-    return frame.finish("map", (Grid((Iter(g, tasks),), body),), (("elements", chunk),))
+Extents = tuple[int, ...]
+Box = tuple[tuple[int, int], ...]
+"""For each axis of the domain, the first place and one past the last."""
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """How a box is walked: ``outer`` axes are rows, ``inner`` ones lie on lanes; both in the order of memory."""
+
+    box: Box
+    outer: Extents
+    inner: Extents
+
+    @staticmethod
+    def over(frame: Frame, shape: Extents, order: Extents, box: Box) -> _Loops:
+        extents = tuple(box[a][1] - box[a][0] for a in order)
+        first = _first_lane_axis(frame, shape, order, box)
+        return _Loops(box, extents[:first], extents[first:])
+
+    def alone(self, task_elements: int) -> tuple[int, tuple[tuple[str, int | str], ...]]:
+        """The number of tasks where this is all there is, and what to call their sizes."""
+        rows, lanes = prod(self.outer), prod(self.inner)
+        if rows == 1:
+            chunk = max(1, min(lanes, task_elements))
+            return -(-lanes // chunk), (("elements", chunk),)
+        per_task = max(1, min(rows, task_elements // max(lanes, 1)))
+        return -(-rows // per_task), (("rows", per_task), ("lanes", lanes))
+
+    def stores(self, frame: Frame, shape: Extents, order: Extents, g: Symbol, tasks: int) -> Iterator[Store]:
+        """The stores of a task's share of the box."""
+        rows, lanes = prod(self.outer), prod(self.inner)
+        flat = rows == 1
+        whole = lanes if flat else rows
+        share = -(-whole // tasks)
+        if flat and tasks > 1:
+            share = min(whole, -(-share // LEAST_LANES) * LEAST_LANES)
+        limit = None if whole == share * tasks else sub(whole, mul(g, share))
+        r, e = symbol("r", 0, rows - 1), symbol("e", 0, lanes - 1)
+        if flat:
+            lane = symbol("l", 0, share - 1)
+            shift: dict[Symbol, Index] = {e: add(mul(g, share), lane)}
+            domain: tuple[Iter, ...] = (Iter(lane, share, limit),)
+        else:
+            row, lane = symbol("row", 0, share - 1), symbol("l", 0, lanes - 1)
+            shift = {r: add(mul(g, share), row), e: lane}
+            domain = (Iter(row, share, limit), Iter(lane, lanes))
+        point = _in_box(self.box, order, (*_split(r, self.outer), *_split(e, self.inner)))
+        outputs = outputs_at(frame, shape, point)
+        for value, at in outputs:
+            yield store_at(frame, value, at, domain, shift)
+            if (
+                sum(OPS[n.op].flops for n in walk(frame.inliner.at(value, at)) if isinstance(n, Apply))
+                > READ_BACK_FLOPS
+            ):
+                frame.inliner.add_leaf(value, prefer_index(at, Load(frame.buffers[value], at)))
+        for value, _ in outputs:
+            frame.inliner.drop_leaf(value)
+
+
+def _flops(element: ScalarExpr) -> int:
+    return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))
+
+
+def _split(flat: Symbol, extents: Extents) -> tuple[Index, ...]:
+    return delinearize(flat, extents) if extents else ()
+
+
+def _in_box(box: Box, order: Extents, index: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The domain's index of a place in a box, given in the order of memory."""
+    return tuple(add(i, start) for i, (start, _) in zip(scatter(order, index), box, strict=True))
+
+
+READ_BACK_FLOPS = 8
+"""An output that costs more is read again by outputs made of it, not computed again."""
+
+MOST_BOXES = 9
+LEAST_LANES = 16
+
+
+def _boxes(frame: Frame, shape: Extents, order: Extents) -> list[Box]:
+    """The domain, cut where joins and padding turn from one operand to the next; whole where the parts are thin."""
+    cuts = _cuts(frame, shape)
+    parts: list[list[tuple[int, int]]] = []
+    for axis, n in enumerate(shape):
+        ends = [0, *sorted(cuts[axis]), n]
+        found = list(pairwise(ends))
+        behind = prod(shape[a] for a in order[order.index(axis) + 1 :])
+        thin = sum(stop - start for start, stop in found if (stop - start) * behind < LEAST_LANES)
+        parts.append(found if 4 * thin <= n else [(0, n)])
+    if prod(map(len, parts)) > MOST_BOXES:
+        return [tuple((0, n) for n in shape)]
+    return list(product(*parts))
+
+
+def _cuts(frame: Frame, shape: Extents) -> list[set[int]]:
+    """For each axis, the places at which a comparison of the axis' index with a constant changes."""
+    cuts: list[set[int]] = [set() for _ in shape]
+    point = fresh_index("p", shape)
+    axes = {s: a for a, s in enumerate(point)}
+    for value, at in outputs_at(frame, shape, point):
+        for node in walk(frame.inliner.at(value, at)):
+            match node:
+                case Apply("lt" | "ge", (IndexValue(index), Const(int() as bound))):
+                    symbols = symbols_of(index)
+                    axis = axes.get(next(iter(symbols))) if len(symbols) == 1 else None
+                    place = sub(index, point[axis]) if axis is not None else None
+                    if axis is not None and isinstance(place, int) and 0 < bound - place < shape[axis]:
+                        cuts[axis].add(bound - place)
+    return cuts
 
 
 def map_domain(frame: Frame) -> tuple[int, ...]:
@@ -104,13 +200,12 @@ def scatter(order: tuple[int, ...], index: tuple[Index, ...]) -> tuple[Index, ..
     return tuple(result)
 
 
-def _first_lane_axis(frame: Frame, shape: tuple[int, ...], order: tuple[int, ...]) -> int:
-    """The least k such that every access is linear over the axes ``order[k:]`` taken as one."""
+def _first_lane_axis(frame: Frame, shape: Extents, order: Extents, box: Box) -> int:
+    """The least k such that every access is linear over the box's axes ``order[k:]`` taken as one."""
+    extents = tuple(box[a][1] - box[a][0] for a in order)
     for k in range(len(order)):
-        inner = tuple(shape[a] for a in order[k:])
-        lane = symbol("l", 0, max(prod(inner) - 1, 0))
-        outer = fresh_index("o", tuple(shape[a] for a in order[:k]))
-        point = scatter(order, (*outer, *delinearize(lane, inner)))
+        lane = symbol("l", 0, max(prod(extents[k:]) - 1, 0))
+        point = _in_box(box, order, (*fresh_index("o", extents[:k]), *delinearize(lane, extents[k:])))
         if k == len(order) - 1 or all(_even(frame, v, at, lane) for v, at in outputs_at(frame, shape, point)):
             return k
     return 0
@@ -118,9 +213,5 @@ def _first_lane_axis(frame: Frame, shape: tuple[int, ...], order: tuple[int, ...
 
 def _even(frame: Frame, value: Value, at: tuple[Index, ...], lane: Symbol) -> bool:
     element = frame.inliner.at(value, at)
-    accesses = [*_all_loads(element), Load(frame.buffers[value], at)]
+    accesses = [*loads(element), Load(frame.buffers[value], at)]
     return all(address_step(access, lane) is not None for access in accesses)
-
-
-def _all_loads(element: ScalarExpr) -> list[Load]:
-    return loads(element)

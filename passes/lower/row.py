@@ -13,7 +13,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32
 from fusec.passes.fuse.partition import Group, place_upstream, positions_of
 from fusec.passes.inline import Subscripts
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place, prefer_index
 from fusec.passes.schedule.row import RowSchedule
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Loop, Map, Reduce, ReduceOp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, reindex, walk
@@ -233,11 +233,8 @@ class _Phases:
         else:
             index = space.whole_index
         self.statements.append(Map(space.whole, target, index, element))
-        self._leaf(
-            value,
-            place(self.group.position.get(value, self.group.identity), self.group, space.point),
-            Load(target, index),
-        )
+        where = place(self.group.position.get(value, self.group.identity), self.group, space.point)
+        self.frame.inliner.add_leaf(value, prefer_index(where, Load(target, index)))
 
     def _read_later(self, value: Value, done: set[Op]) -> bool:
         users = [op for op in self.frame.body.ops if value in op.operands and op not in done]
