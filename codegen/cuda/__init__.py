@@ -1,0 +1,1 @@
+"""CUDA C++: tile IR to source for NVRTC."""

@@ -1,0 +1,83 @@
+"""The device header: tile operations for kernels in CUDA C++, as texts that NVRTC includes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+NAMES = ("base.cuh", "barrier.cuh", "tma.cuh", "fragment.cuh", "wgmma.cuh")
+"""By memory level: what all use, waiting, global to shared memory, registers, shared memory to tensor cores."""
+
+SHAPES = "wgmma_shapes.cuh"
+MAX_COLUMNS = 256
+_KINDS = {"bf16": "k16.f32.bf16.bf16", "f16": "k16.f32.f16.f16", "tf32": "k8.f32.tf32.tf32"}
+
+
+def headers(columns: Iterable[int] = ()) -> dict[str, str]:
+    """The header's files by name, with wgmma's instructions for results of these numbers of columns."""
+    return {**_files(), SHAPES: wgmma_shapes(columns)}
+
+
+@cache
+def _files() -> dict[str, str]:
+    folder = Path(__file__).parent / "include"
+    return {name: (folder / name).read_text() for name in NAMES}
+
+
+def wgmma_shapes(columns: Iterable[int]) -> str:
+    """``Wgmma<N>`` for each N, a multiple of 8 from 8 to 256 (PTX ISA, wgmma.mma_async)."""
+    parts = [_shape(n) for n in sorted(set(columns))]
+    return "\n".join(
+        ["#pragma once", '#include "wgmma.cuh"', "", "namespace fusec {", "", *parts, "}  // namespace fusec", ""]
+    )
+
+
+def _shape(n: int) -> str:
+    if n % 8 or not 8 <= n <= MAX_COLUMNS:
+        raise ValueError(f"wgmma has no shape of {n} columns")
+    shared = _choices(n, "shared", turns=2)
+    registers = _choices(n, "registers", turns=1)
+    return f"""template <>
+struct Wgmma<{n}> {{
+    template <typename T, bool kTurnedA = false, bool kTurnedB = false>
+    __device__ static void shared(float (&d)[{n // 2}], u64 a, u64 b, int add) {{
+{shared}    }}
+
+    template <typename T, bool kTurnedB = false>
+    __device__ static void registers(float (&d)[{n // 2}], const u32 (&a)[4], u64 b, int add) {{
+{registers}    }}
+}};
+"""
+
+
+def _choices(n: int, source: str, turns: int) -> str:
+    return "".join(
+        f"        if constexpr (is_same<T, {kind}>) {{\n{_instruction(n, kind, source, turns)}        }}\n"
+        for kind in _KINDS
+    )
+
+
+def _instruction(n: int, kind: str, source: str, turns: int) -> str:
+    """One asm statement: accumulators first, then the operands, ``add`` and which operands are turned."""
+    count = n // 2
+    results = ", ".join(f"%{i}" for i in range(count))
+    words = 1 if source == "shared" else 4
+    a = ", ".join(f"%{count + i}" for i in range(words))
+    b, add = count + words, count + words + 1
+    flags = [f"%{add + 1 + i}" for i in range(turns)] if kind != "tf32" else []
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    inputs = ['"l"(a)'] if source == "shared" else [f'"r"(a[{i}])' for i in range(4)]
+    inputs += ['"l"(b)', '"r"(add)']
+    if flags:
+        inputs += ['"n"(int(kTurnedA))', '"n"(int(kTurnedB))'][2 - turns :]
+    left = a if source == "shared" else f"{{{a}}}"
+    tail = ", ".join(["p", "1", "1", *flags])
+    return f"""            asm volatile(
+                "{{ .reg .pred p; setp.ne.b32 p, %{add}, 0;\\n"
+                "wgmma.mma_async.sync.aligned.m64n{n}{_KINDS[kind]} "
+                "{{{results}}}, "
+                "{left}, %{b}, {tail}; }}"
+                : {outputs}
+                : {", ".join(inputs)});
+"""

@@ -1,0 +1,65 @@
+// Integers, places within a block, and 16-bit floats. Compiles under NVRTC, with no other header.
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+namespace fusec {
+
+/// What cuTensorMapEncodeTiled writes: a kernel takes it as `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+constexpr int kWarp = 32;
+constexpr int kWarpgroup = 128;
+
+__device__ inline int lane_id() { return threadIdx.x % kWarp; }
+
+/// The same value in every lane, and known to the compiler to be.
+__device__ inline int warp_id() { return __shfl_sync(0xffffffff, threadIdx.x / kWarp, 0); }
+__device__ inline int warpgroup_id() { return __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0); }
+
+/// True in one lane of the calling warp, all of whose lanes must be here.
+__device__ inline bool elect_one() {
+    u32 chosen;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
+    return chosen;
+}
+
+/// The address of shared memory as instructions take it.
+__device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+// 16-bit floats are named by these types, and held as bits.
+
+struct bf16 {
+    /// Two floats rounded to nearest even, `low` in the low half.
+    __device__ static u32 pack(float low, float high) {
+        u32 both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+    }
+    __device__ static float low(u32 both) { return __uint_as_float(both << 16); }
+    __device__ static float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+};
+
+struct f16 {
+    __device__ static u32 pack(float low, float high) {
+        u32 both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+    }
+    __device__ static float widen(u16 bits) {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+        return value;
+    }
+    __device__ static float low(u32 both) { return widen(static_cast<u16>(both)); }
+    __device__ static float high(u32 both) { return widen(static_cast<u16>(both >> 16)); }
+};
+
+/// float32 operands whose mantissa is read to 10 bits.
+struct tf32 {};
+
+}  // namespace fusec

@@ -1,0 +1,82 @@
+"""The device header compiles for Hopper without a GPU."""
+
+import pytest
+
+from fusec.codegen.cuda.header import NAMES, headers, wgmma_shapes
+
+KERNEL = """
+#include "fragment.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+using namespace fusec;
+
+extern "C" __global__ void __launch_bounds__(128) everything(const __grid_constant__ TensorMap map, float* out) {
+    extern __shared__ __align__(1024) char tile[];
+    __shared__ Barrier full;
+    prefetch_map(&map);
+    if (threadIdx.x == 0) {
+        full.init(1);
+        fence_barrier_init();
+    }
+    cluster_sync();
+    if (warp_id() == 0 && elect_one()) {
+        full.arrive_expecting(5 * 1024);
+        load_tile(tile, &map, full, 0, 0);
+        load_tile(tile, &map, full, 0, 0, 1);
+        load_tile_multicast(tile, &map, full, 3, 0, 0);
+    }
+    full.wait(0);
+    full.wait_cluster(0);
+    full.arrive_at(cluster_rank() ^ 1);
+    float d[COLUMNS / 2];
+    u32 a[4] = {bf16::pack(1.0f, 2.0f), 0, 0, 0};
+    raise_registers<200>();
+    wgmma_fence();
+    Wgmma<COLUMNS>::shared<KIND>(d, describe_k_major(tile), step_k<false>(describe_k_major(tile), 1), 0);
+    Wgmma<COLUMNS>::shared<bf16, true, true>(d, describe_turned(tile, 8192), describe_turned(tile, 8192), 1);
+    Wgmma<COLUMNS>::registers<KIND>(d, a, describe_k_major(tile), 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    float sum = 0.0f;
+    for (int i = 0; i < COLUMNS / 2; ++i) sum += d[i];
+    out[threadIdx.x] = row_sum(sum) + row_max(sum);
+    store_matrices(swizzled(shared_address(tile), fragment_row(), 0), a[0], a[1], a[2], a[3]);
+    fence_async_shared();
+    named_sync(1, 128);
+    store_tile(&map, tile, 0, 0);
+    store_commit();
+    store_wait_read<0>();
+    store_wait_all();
+}
+"""
+
+
+def compiled(text: str, columns: list[int]) -> bytes:
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    files = headers(columns)
+    program = nvrtc.createProgram(text, "test.cu", [t.encode() for t in files.values()], [n.encode() for n in files])
+    try:
+        nvrtc.compileProgram(program, ["--gpu-architecture=sm_90a", "--std=c++17"])
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    code: bytes = nvrtc.getCUBIN(program)
+    return code
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "tf32"])
+@pytest.mark.parametrize("columns", [8, 64, 256])
+def test_every_operation_compiles(kind: str, columns: int) -> None:
+    text = KERNEL.replace("COLUMNS", str(columns)).replace("KIND", kind)
+    assert compiled(text, [columns]).startswith(b"\x7fELF")
+
+
+def test_files_by_name() -> None:
+    assert set(headers()) == {*NAMES, "wgmma_shapes.cuh"}
+
+
+def test_shapes() -> None:
+    text = wgmma_shapes([64, 16, 64])
+    assert text.count("struct Wgmma<") == 2
+    assert '"{%0, %1, %2, %3, %4, %5, %6, %7}, "\n                "%8, %9, p, 1, 1, %11, %12; }"' in text
+    with pytest.raises(ValueError, match="no shape of 12 columns"):
+        wgmma_shapes([12])
