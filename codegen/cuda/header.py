@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-NAMES = ("base.cuh", "barrier.cuh", "tma.cuh", "fragment.cuh", "wgmma.cuh")
+NAMES = ("base.cuh", "barrier.cuh", "tma.cuh", "fragment.cuh", "wgmma.cuh", "gemm.cuh")
 """By memory level: what all use, waiting, global to shared memory, registers, shared memory to tensor cores."""
 
 SHAPES = "wgmma_shapes.cuh"

@@ -1,16 +1,8 @@
-"""Which blocks of memory a tensor descriptor can fetch (Hopper's bulk copies), and where in the tensor they lie."""
+"""What a tensor descriptor says of a parameter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from fusec.ir.index import Expr, FloorDiv, Index, Mod, add, coefficient, substitute, symbols_of
-from fusec.tile.nodes import Iter
-from fusec.tile.scalar import Buffer, Load
-
-MAX_RANK = 5
-MAX_BOX = 256
-"""Limits of cuTensorMapEncodeTiled."""
 
 
 @dataclass(frozen=True)
@@ -22,91 +14,3 @@ class Descriptor:
     strides: tuple[int, ...]
     block: tuple[int, ...]
     dtype: str
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """A block by descriptor: its first element's coordinates. ``turned``: it comes as columns by rows."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    block: tuple[int, ...]
-    coordinates: tuple[Index, ...]
-    turned: bool
-
-
-@dataclass(frozen=True)
-class _Axis:
-    index: Index
-    size: int
-    stride: int
-
-
-def fetch_of(load: Load, domain: tuple[Iter, Iter]) -> Fetch | None:
-    """How a descriptor reads the load over (rows, columns), with zeros beyond the limits; None if none can."""
-    axes = _axes(load)
-    if axes is None:
-        return None
-    plain: list[tuple[_Axis, Index]] = []
-    found: dict[int, tuple[_Axis, Index]] = {}
-    for axis in axes:
-        inside = [k for k, i in enumerate(domain) if i.var in symbols_of(axis.index)]
-        if not inside:
-            plain.append((axis, axis.index))
-            continue
-        base = _base(axis, domain[inside[0]]) if len(inside) == 1 else None
-        if base is None or inside[0] in found:
-            return None
-        found[inside[0]] = (axis, base)
-    if len(found) != 2:
-        return None
-    turned = found[0][0].stride == 1
-    order = (1, 0) if turned else (0, 1)
-    ordered = [*plain, *(found[k] for k in order)]
-    block = (*(1 for _ in plain), *(domain[k].extent for k in order))
-    if not _encodable([a for a, _ in ordered], block, load.buffer):
-        return None
-    shape, strides = tuple(a.size for a, _ in ordered), tuple(a.stride for a, _ in ordered)
-    return Fetch(shape, strides, block, tuple(c for _, c in ordered), turned)
-
-
-def _axes(load: Load) -> list[_Axis] | None:
-    """The buffer's axes, those joined that the load walks through as one."""
-    axes: list[_Axis] = []
-    buffer = load.buffer
-    for index, size, stride in zip(load.index, buffer.shape, buffer.strides, strict=True):
-        if not isinstance(index, int | Expr):
-            return None
-        if size == 1:
-            continue
-        joined = _join(axes[-1], index, size, stride) if axes else None
-        if joined is not None:
-            axes[-1] = joined
-        else:
-            axes.append(_Axis(index, size, stride))
-    return axes
-
-
-def _join(outer: _Axis, index: Index, size: int, stride: int) -> _Axis | None:
-    if not isinstance(outer.index, FloorDiv) or not isinstance(index, Mod) or outer.stride != size * stride:
-        return None
-    if outer.index.value != index.value or outer.index.divisor != size or index.divisor != size:
-        return None
-    return _Axis(index.value, outer.size * size, stride)
-
-
-def _base(axis: _Axis, iterator: Iter) -> Index | None:
-    """The index without the iterator, where it is base + iterator and the limit is the axis's own end."""
-    if coefficient(axis.index, iterator.var) != 1:
-        return None
-    base = substitute(axis.index, {iterator.var: 0})
-    if iterator.limit is not None and add(base, iterator.limit) != axis.size:
-        return None
-    return base
-
-
-def _encodable(axes: list[_Axis], block: tuple[int, ...], buffer: Buffer) -> bool:
-    item = buffer.dtype.itemsize
-    if len(axes) > MAX_RANK or axes[-1].stride != 1 or max(block) > MAX_BOX or block[-1] * item < 32:
-        return False
-    return all(a.stride > 0 and a.stride * item % 16 == 0 for a in axes[:-1]) and all(a.size < 2**31 for a in axes)

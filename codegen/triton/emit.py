@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import assert_never
 
-from fusec.codegen.triton.describe import Descriptor, Fetch, fetch_of
+from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.spelling import COARSE, EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import (
@@ -26,6 +26,7 @@ from fusec.ir.index import (
     symbols_of,
 )
 from fusec.ir.types import DType
+from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads
 

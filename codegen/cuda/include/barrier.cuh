@@ -70,6 +70,12 @@ struct Ring {
             parity ^= 1;
         }
     }
+
+    __device__ void skip(int steps) {
+        int place = stage + steps;
+        parity ^= place / kStages & 1;
+        stage = place % kStages;
+    }
 };
 
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

@@ -1,0 +1,247 @@
+// A matrix product on Hopper: one warpgroup fetches, two multiply; blocks walk over tiles until none is left.
+//
+// A kernel's own part is a struct `Plan`:
+//
+//     using Type                             bf16, f16 or tf32
+//     kTileM, kTileN                         what the consumers compute together, or each with kPingPong
+//     kStages, kClusterM, kClusterN, kGroup  buffers ahead; blocks that share operands; rows of tiles walked together
+//     kPingPong                              consumers take turns: one multiplies while the other stores
+//     kTurnedA, kTurnedB                     rows of memory run along M or N, not along K
+//     kProducts                              products of one a with several b, side by side
+//     kSteps, kRowTiles, kColumnTiles, kBatches
+//     kStaged                                outputs stored through shared memory, 16 bits each
+//     load_a(to, full, blocks, batch, row, k), load_b(to, full, blocks, batch, column, k, product)
+//                                            start the copy of a box (`blocks` 0: to this block alone)
+//     finish(batch, row, column, values, staged)
+//                                            two neighbours in a row: stores what is not staged, packs what is
+//     store(output, from, batch, row, column)   starts the copy of 64 x 64 results out of shared memory
+#pragma once
+#include "barrier.cuh"
+#include "base.cuh"
+#include "fragment.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+namespace fusec {
+
+constexpr int kBoxRow = 128;
+constexpr int kConsumers = 2;
+
+template <typename T>
+constexpr int kDepth = 64;
+template <>
+constexpr int kDepth<tf32> = 32;
+
+/// Sizes in bytes and counts that follow from a plan.
+template <typename Plan>
+struct Layout {
+    static constexpr int kA = Plan::kTileM * kBoxRow;
+    static constexpr int kB = Plan::kTileN * kBoxRow;
+    static constexpr int kStage = kA + Plan::kProducts * kB;
+    static constexpr int kCluster = Plan::kClusterM * Plan::kClusterN;
+    static constexpr int kRows = Plan::kPingPong ? Plan::kTileM : Plan::kTileM / kConsumers;
+    static constexpr int kFragments = kRows / 64;
+    static constexpr int kChunk = 64 * kBoxRow;
+    static constexpr int kBuffers = Plan::kStaged > 0 ? 2 : 0;
+    static constexpr int kStaging = kConsumers * kBuffers * kChunk;
+    static constexpr int kShared = 1024 + Plan::kStages * kStage + kStaging;
+};
+
+/// Tiles of this block's cluster, in an order that keeps the operands of blocks at work in L2.
+template <typename Plan>
+struct Tiles {
+    static constexpr int kRows = (Plan::kRowTiles + Plan::kClusterM - 1) / Plan::kClusterM;
+    static constexpr int kColumns = (Plan::kColumnTiles + Plan::kClusterN - 1) / Plan::kClusterN;
+    static constexpr int kGroup = Plan::kGroup < kRows ? Plan::kGroup : kRows;
+    static constexpr int kCount = kRows * kColumns * Plan::kBatches;
+    int batch, row, column;
+
+    __device__ explicit Tiles(int number, int rank) {
+        constexpr int kEach = kRows * kColumns;
+        batch = Plan::kBatches == 1 ? 0 : number / kEach;
+        int inside = number - batch * kEach;
+        int group = inside / (kGroup * kColumns);
+        int first = group * kGroup;
+        int rows = min(kGroup, kRows - first);
+        inside -= group * kGroup * kColumns;
+        row = (first + inside % rows) * Plan::kClusterM + rank % Plan::kClusterM;
+        column = inside / rows * Plan::kClusterN + rank / Plan::kClusterM;
+        row *= Plan::kTileM;
+        column *= Plan::kTileN;
+    }
+};
+
+template <typename Plan>
+__device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barrier* empty, int rank) {
+    using L = Layout<Plan>;
+    constexpr int kPartM = Plan::kTileM / Plan::kClusterN, kPartN = Plan::kTileN / Plan::kClusterM;
+    int row_part = rank / Plan::kClusterM, column_part = rank % Plan::kClusterM;
+    u16 same_rows = 0, same_columns = 0;
+    for (int i = 0; i < Plan::kClusterN; ++i) same_rows |= 1 << (column_part + i * Plan::kClusterM);
+    for (int i = 0; i < Plan::kClusterM; ++i) same_columns |= 1 << (row_part * Plan::kClusterM + i);
+    if (Plan::kClusterN == 1) same_rows = 0;
+    if (Plan::kClusterM == 1) same_columns = 0;
+    Ring<Plan::kStages> ring;
+    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster) {
+        Tiles<Plan> tile(number, rank);
+        for (int step = 0; step < Plan::kSteps; ++step) {
+            empty[ring.stage].wait(ring.parity ^ 1);
+            Barrier& arrived = full[ring.stage];
+            arrived.arrive_expecting(L::kStage);
+            char* a = buffers + ring.stage * L::kStage;
+            int k = step * kDepth<typename Plan::Type>;
+            constexpr int kBoxM = Plan::kTurnedA ? 64 : kPartM, kBoxN = Plan::kTurnedB ? 64 : kPartN;
+#pragma unroll
+            for (int i = row_part * kPartM; i < (row_part + 1) * kPartM; i += kBoxM)
+                plan.load_a(a + i * kBoxRow, arrived, same_rows, tile.batch, tile.row + i, k);
+#pragma unroll
+            for (int p = 0; p < Plan::kProducts; ++p)
+#pragma unroll
+                for (int i = column_part * kPartN; i < (column_part + 1) * kPartN; i += kBoxN)
+                    plan.load_b(a + L::kA + p * L::kB + i * kBoxRow, arrived, same_columns, tile.batch,
+                                tile.column + i, k, p);
+            ring.advance();
+        }
+    }
+}
+
+/// The products of one tile, from its first accumulator to its last.
+template <typename Plan>
+__device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Plan::kProducts][Plan::kTileN / 2], char* buffers,
+                         Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring, int first_row, bool releases,
+                         int releases_at) {
+    using L = Layout<Plan>;
+    using Type = typename Plan::Type;
+    constexpr int kDepthBytes = 64 * kBoxRow;
+    int before = 0;
+    for (int step = 0; step < Plan::kSteps; ++step) {
+        full[ring.stage].wait(ring.parity);
+        char* stage = buffers + ring.stage * L::kStage;
+        u64 a = Plan::kTurnedA ? describe_turned(stage + first_row * kBoxRow, kDepthBytes)
+                               : describe_k_major(stage + first_row * kBoxRow);
+        u64 b = Plan::kTurnedB ? describe_turned(stage + L::kA, kDepthBytes) : describe_k_major(stage + L::kA);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+#pragma unroll
+            for (int m = 0; m < L::kFragments; ++m)
+#pragma unroll
+                for (int p = 0; p < Plan::kProducts; ++p)
+                    Wgmma<Plan::kTileN>::template shared<Type, Plan::kTurnedA, Plan::kTurnedB>(
+                        acc[m][p], step_k<Plan::kTurnedA>(step_bytes(a, m * 64 * kBoxRow), k),
+                        step_k<Plan::kTurnedB>(step_bytes(b, p * L::kB), k), step > 0 || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (step > 0 && releases) empty[before].arrive_at(releases_at);
+        before = ring.stage;
+        ring.advance();
+    }
+    wgmma_wait<0>();
+    if (releases) empty[before].arrive_at(releases_at);
+}
+
+/// One fragment of 64 rows through the epilogue, 64 columns at a time.
+template <typename Plan>
+__device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan::kTileN / 2], char* staging, int barrier,
+                            int& turn, int batch, int row, int column) {
+    using L = Layout<Plan>;
+    int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+    int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
+#pragma unroll
+    for (int c = 0; c < Plan::kTileN / 64; ++c) {
+        u32 staged[Plan::kStaged > 0 ? Plan::kStaged : 1][4][4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float values[Plan::kProducts][2];
+                u32 packed[Plan::kStaged > 0 ? Plan::kStaged : 1];
+#pragma unroll
+                for (int p = 0; p < Plan::kProducts; ++p) {
+                    values[p][0] = acc[p][c * 32 + q * 8 + i * 2];
+                    values[p][1] = acc[p][c * 32 + q * 8 + i * 2 + 1];
+                }
+                plan.finish(batch, row + fragment_row() + i % 2 * 8,
+                            column + c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, packed);
+#pragma unroll
+                for (int o = 0; o < Plan::kStaged; ++o) staged[o][q][i] = packed[o];
+            }
+#pragma unroll
+        for (int o = 0; o < Plan::kStaged; ++o) {
+            char* box = staging + turn * L::kChunk;
+            if (thread == 0) store_wait_read<1>();
+            named_sync(barrier, kWarpgroup);
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                store_matrices(swizzled(shared_address(box), stored_row, q * 2 + stored_unit), staged[o][q][0], staged[o][q][1],
+                               staged[o][q][2], staged[o][q][3]);
+            fence_async_shared();
+            named_sync(barrier, kWarpgroup);
+            if (thread == 0) {
+                plan.store(o, box, batch, row, column + c * 64);
+                store_commit();
+            }
+            turn ^= 1;
+        }
+    }
+}
+
+template <typename Plan>
+__device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
+    using L = Layout<Plan>;
+    int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup;
+    bool same = thread % Plan::kClusterM == rank % Plan::kClusterM || thread / Plan::kClusterM == rank / Plan::kClusterM;
+    bool releases = thread < L::kCluster && same;
+    int first_row = Plan::kPingPong ? 0 : consumer * L::kRows;
+    char* boxes = staging + consumer * L::kBuffers * L::kChunk;
+    int turn = 0, nth = 0;
+    Ring<Plan::kStages> ring;
+    if (Plan::kPingPong && consumer == 1) named_arrive(3, 2 * kWarpgroup);
+    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster, ++nth) {
+        if (Plan::kPingPong && nth % 2 != consumer) {
+            ring.skip(Plan::kSteps);
+            continue;
+        }
+        Tiles<Plan> tile(number, rank);
+        float acc[L::kFragments][Plan::kProducts][Plan::kTileN / 2];
+        if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
+        multiply<Plan>(acc, buffers, full, empty, ring, first_row, releases, thread);
+        if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
+#pragma unroll
+        for (int m = 0; m < L::kFragments; ++m)
+            finish_rows<Plan>(plan, acc[m], boxes, 1 + consumer, turn, tile.batch, tile.row + first_row + m * 64,
+                              tile.column);
+    }
+    if (Plan::kStaged > 0 && thread == 0) store_wait_all();
+}
+
+template <typename Plan>
+__device__ void gemm(const Plan& plan) {
+    using L = Layout<Plan>;
+    extern __shared__ char memory[];
+    __shared__ Barrier full[Plan::kStages], empty[Plan::kStages];
+    char* buffers = memory + (1024 - shared_address(memory) % 1024) % 1024;
+    int rank = L::kCluster > 1 ? cluster_rank() : 0;
+    if (threadIdx.x == 0) {
+        constexpr int kReleases = (Plan::kPingPong ? 1 : kConsumers) * (Plan::kClusterM + Plan::kClusterN - 1);
+        for (int i = 0; i < Plan::kStages; ++i) {
+            full[i].init(1);
+            empty[i].init(kReleases);
+        }
+        fence_barrier_init();
+    }
+    if (L::kCluster > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+    if (warpgroup_id() == 0) {
+        lower_registers<40>();
+        if (warp_id() == 0 && elect_one()) fetch_tiles<Plan>(plan, buffers, full, empty, rank);
+    } else {
+        raise_registers<232>();
+        multiply_tiles<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
+    }
+    if (L::kCluster > 1) cluster_sync();
+}
+
+}  // namespace fusec
