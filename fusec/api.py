@@ -265,10 +265,17 @@ def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) 
     """What becomes of a function for these arguments: its kernels, what each fused, what was not fused and why.
 
     With ``measure`` the kernels are run on the arguments and timed. For a function that :func:`jit` made, the calls
-    that ran as written are counted too.
+    that ran as written are counted too. One that ``torch.compile`` made is compiled and run anew, and the report is on
+    each graph that fusec was given, and on graph breaks.
     """
     if isinstance(function, Compiled):
         return function.explain()
+    if "torch._dynamo" in sys.modules:
+        from fusec.torch_compile import explain_compiled, original_of
+
+        original = original_of(function)
+        if original is not None:
+            return explain_compiled(original, args, kwargs)
     jitted = function if isinstance(function, JitFunction) else getattr(function, "_fusec", None)
     eager = jitted.dispatcher.eager_calls if isinstance(jitted, JitFunction) else {}
     plain = _plain(function)

@@ -2,7 +2,8 @@
 
 FUSEC_CACHE_DIR      folder of compiled programs (default: the user's cache folder)
 FUSEC_DUMP           folder that gets the IR of every pass, the tile IR and the sources of each compiled graph
-FUSEC_LOGS           subjects to log on stderr, separated by commas: fuse, tune, cache, recompile, code; or all
+FUSEC_LOGS           subjects to log on stderr, separated by commas: fuse, tune, cache, compile, recompile, code;
+                     or all
 FUSEC_DISABLE_PASS   graph passes to leave out, separated by commas
 FUSEC_VERIFY         1: check the IR after every pass
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 from pathlib import Path
 
-LOG_SUBJECTS = ("fuse", "tune", "cache", "recompile", "code")
+LOG_SUBJECTS = ("fuse", "tune", "cache", "compile", "recompile", "code")
 
 
 def cache_dir() -> Path:
@@ -48,8 +50,9 @@ def logger(subject: str) -> logging.Logger:
     return logging.getLogger(f"fusec.{subject}")
 
 
+@cache
 def configure_logging() -> None:
-    """Turns on the subjects named by FUSEC_LOGS. A name that is not one is warned about."""
+    """Turns on, once, the subjects named by FUSEC_LOGS. A name that is not one is warned about."""
     wanted = {s.strip() for s in os.environ.get("FUSEC_LOGS", "").split(",")} - {""}
     if not wanted:
         return

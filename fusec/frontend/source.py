@@ -54,7 +54,7 @@ def is_user_file(filename: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _is_machinery(filename: str) -> bool:
+def is_machinery(filename: str) -> bool:
     """Files whose lines never help a user: Python, fusec and the array libraries, but not other packages."""
     if filename.startswith("<frozen"):
         return True
@@ -76,7 +76,7 @@ def user_frame(frame: FrameType | None = None) -> FrameType | None:
         filename = current.f_code.co_filename
         if is_user_file(filename):
             return current
-        if not _is_machinery(filename):
+        if not is_machinery(filename):
             nearest = nearest or current
         elif nearest is not None and os.path.abspath(filename).startswith(_FUSEC):
             return nearest

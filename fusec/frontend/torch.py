@@ -88,7 +88,7 @@ def capture(
     ambient = _ambient()
     with recorder:
         result = _run(f, trace, fakes)
-        kept = _Result(trace, result)
+        kept = Result(trace, result)
     del result, fakes  # so that a container rebuilt for the run is not taken for one that the function reads
     _refuse_changes(before, f)
     graph, sources = kept.finish()
@@ -274,7 +274,7 @@ def _graph_name(f: Callable[..., Any]) -> str:
 # Results
 
 
-class _Result:
+class Result:
     """The user's result: its structure, and the graph outputs that its tensors come from."""
 
     def __init__(self, trace: Trace, result: Any) -> None:
@@ -359,13 +359,13 @@ def _without_unused(graph: Graph) -> Graph:
         if needed.intersection(op.results):
             needed.update(op.operands)
             ops.append(op)
-    kept = [i for i, v in enumerate(graph.inputs) if v in needed or graph.input_ports[i].role == "argument"]
+    mutated = {port.mutates for port in graph.output_ports if port.mutates is not None}
+    roles = [port.role for port in graph.input_ports]
+    kept = [i for i, v in enumerate(graph.inputs) if v in needed or i in mutated or roles[i] == "argument"]
     position = {old: new for new, old in enumerate(kept)}
     ports = tuple(
         port if port.mutates is None else replace(port, mutates=position[port.mutates]) for port in graph.output_ports
     )
-    mutated = {port.mutates for port in graph.output_ports if port.mutates is not None}
-    assert mutated <= set(kept) or not mutated, "a mutated input is always kept"
     return replace(
         graph,
         inputs=tuple(graph.inputs[i] for i in kept),

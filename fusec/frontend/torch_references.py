@@ -151,7 +151,7 @@ class _Walk:
         wrapped = getattr(function, "__wrapped__", None)
         if isinstance(wrapped, FunctionType):
             self.enter("", _constant(wrapped), wrapped, depth)
-        if not isinstance(function, FunctionType) or function.__module__.split(".")[0] == "torch":
+        if not isinstance(function, FunctionType) or (function.__module__ or "").split(".")[0] == "torch":
             return
         names = set(_names(function.__code__))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):

@@ -77,11 +77,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them.
     """
 
-    def __init__(self, name: str, references: References, fallback: Literal["eager", "error"]) -> None:
+    def __init__(
+        self, name: str, references: References, fallback: Literal["eager", "error"], namer: Namer | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.builder = Builder(name)
         self.emitter = Emitter(self.builder)
-        self.namer = Namer()
+        self.namer = namer or Namer()
         self.sources: list[Source] = []
         self.notes: list[str] = []
         self.memories: list[Memory] = []
@@ -98,9 +100,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # Inputs
 
-    def argument(self, real: torch.Tensor, index: int, path: str) -> torch.Tensor:
+    def argument(self, real: torch.Tensor, index: int, path: str, role: InputRole = "argument") -> torch.Tensor:
         """The fake tensor of an argument, which becomes a graph input."""
-        return self._input(real, ArgumentSource(index), path, "argument", path)
+        return self._input(real, ArgumentSource(index), path, role, path)
 
     def _reference(self, real: torch.Tensor) -> torch.Tensor:
         """The fake tensor of a parameter or another tensor that the function found."""

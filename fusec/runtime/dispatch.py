@@ -120,9 +120,16 @@ class Dispatcher:
     """The plans of one function. Safe to call from many threads."""
 
     def __init__(
-        self, function: Callable[..., Any], compile: Compile, *, fallback: Fallback = "eager", name: str = ""
+        self,
+        function: Callable[..., Any],
+        compile: Compile,
+        *,
+        fallback: Fallback = "eager",
+        name: str = "",
+        capture: CaptureFunction | None = None,
     ) -> None:
         self.function = function
+        self._capture_function = capture
         self.eager_calls: Counter[str] = Counter()
         self.compile = compile
         self.fallback = fallback
@@ -226,7 +233,8 @@ class Dispatcher:
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         outer, _thread.capturing = _thread.capturing, True
         try:
-            return load_capture(library)(self.function, args, kwargs, fallback=self.fallback)
+            capture = self._capture_function or load_capture(library)
+            return capture(self.function, args, kwargs, fallback=self.fallback)
         finally:
             _thread.capturing = outer
 

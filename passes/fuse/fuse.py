@@ -220,6 +220,8 @@ class Recomputation:
         if op not in self._evaluations:
             if op in self.group.ops:
                 self._evaluations[op] = op.result.type.size
+            elif op.name == "extern":  # the library reads memory
+                self._evaluations[op] = 0
             else:
                 self._evaluations[op] = sum(self._reads(c, op) for c in self.partition.compute_consumers(op))
         return self._evaluations[op]

@@ -1,0 +1,154 @@
+"""Captures an FX graph of PyTorch's own compilers (Dynamo's, AOTAutograd's) as a graph of fusec.
+
+The graph is run once, node by node, under the same trace that captures a user's function, so there is one table
+of calls. Each op keeps the user's file and line, which FX notes on its nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.errors import CaptureError, UnsupportedOpError
+from fusec.frontend.capture import Capture, Environment, Fallback
+from fusec.frontend.source import is_machinery, is_user_file
+from fusec.frontend.torch import Result, flatten, is_tensor
+from fusec.frontend.torch_names import Namer
+from fusec.frontend.torch_references import References
+from fusec.frontend.torch_trace import Trace, tracing
+from fusec.ir.graph import InputRole, Location, Value
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class UnfitNodeError(CaptureError):
+    """A node of an FX graph that can't be captured; ``node`` is its name."""
+
+    def __init__(self, message: str, node: str, location: Location | None) -> None:
+        super().__init__(message, location)
+        self.node = node
+
+
+class _Always(Environment):
+    """An FX graph reads nothing besides its inputs and its own attributes."""
+
+    def holds(self) -> bool:
+        return True
+
+
+def capture_graph(
+    module: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, fallback: Fallback = "eager"
+) -> Capture:
+    """The graph of an FX module for these arguments: tensors, real or fake, and plain numbers.
+
+    Placeholders that Dynamo knows to be a module's parameters or buffers become inputs of the role ``parameter``.
+    Raises :class:`UnfitNodeError` (a CaptureError) naming the node at which capture ended.
+    """
+    assert not kwargs, "an FX graph of a compiler takes positional arguments"
+    namer = _NodeNamer()
+    trace = Trace(_name(module), References(module, {}), fallback, namer)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    leaves, _ = flatten(args, {})
+    index = {id(leaf): number for number, leaf in enumerate(leaves)}
+    fakes = [
+        _argument(trace, node, value, index[id(value)]) if is_tensor(value) else value
+        for node, value in zip(placeholders, args, strict=True)
+    ]
+    with torch.set_grad_enabled(torch.is_grad_enabled()):  # a graph may switch it and leave it so
+        result = _run(module, trace, namer, fakes)
+    kept = Result(trace, result)
+    graph, sources = kept.finish()
+    return Capture(graph, sources, _Always(), kept.rebuild, "torch", tuple(trace.notes))
+
+
+def _run(module: fx.GraphModule, trace: Trace, namer: _NodeNamer, fakes: Sequence[Any]) -> Any:
+    interpreter = _Nodes(module, namer)
+    with tracing(trace):
+        try:
+            return interpreter.run(*fakes, enable_io_processing=False)
+        except Exception as error:
+            node = namer.node
+            if node is None:
+                raise
+            raise UnfitNodeError(f"{node.name}: {error}", node.name, namer.location) from error
+
+
+def _argument(trace: Trace, node: fx.Node, value: torch.Tensor, index: int) -> torch.Tensor:
+    try:
+        return trace.argument(value, index, node.name, _role(node, value))
+    except UnsupportedOpError as error:
+        reader = next(iter(node.users), node)
+        raise UnfitNodeError(f"{reader.name}: {error}", reader.name, node_location(reader)) from error
+
+
+def _name(module: fx.GraphModule) -> str:
+    name = str(module.meta.get("fusec_name", "")) or type(module).__name__
+    return name if name.isidentifier() else "graph"
+
+
+def _role(node: fx.Node, value: torch.Tensor) -> InputRole:
+    """A module's own tensors keep their place from call to call, so what is packed from them is kept."""
+    static = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}) or node.meta.get("fusec_static", False)
+    return "parameter" if static or isinstance(value, torch.nn.Parameter) else "argument"
+
+
+class _Nodes(fx.Interpreter):
+    """Runs a graph and tells the namer which node is at hand."""
+
+    def __init__(self, module: fx.GraphModule, namer: _NodeNamer) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
+        self._namer = namer
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._namer.at(n)
+        return super().run_node(n)
+
+
+class _NodeNamer(Namer):
+    """Names and locations from FX nodes instead of the stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node: fx.Node | None = None
+        self.location: Location | None = None
+        self._named: list[Value] = []
+
+    def at(self, node: fx.Node) -> None:
+        self.node, self.location, self._named = node, node_location(node), []
+
+    def enter(self, start: FrameType) -> Location | None:
+        return self.location
+
+    def give(self, values: list[Value]) -> None:
+        """A node that makes several calls gives its name to the results of the last."""
+        if self.node is None:
+            return
+        for value in self._named:
+            self.wanted.pop(value, None)
+        self._named = [value for value in values if value not in self.wanted]
+        self.wanted.update(dict.fromkeys(self._named, self.node.name))
+
+
+def node_location(node: fx.Node) -> Location | None:
+    """The user's line that a node comes from: the innermost frame of user code that FX noted."""
+    trace = node.meta.get("stack_trace") or node.stack_trace
+    return _innermost(trace) if trace else None
+
+
+@lru_cache(maxsize=4096)
+def _innermost(trace: str) -> Location | None:
+    frames = [(file, int(line)) for file, line in _FRAME.findall(trace) if os.path.isabs(file)]
+    users = [frame for frame in frames if is_user_file(frame[0])]
+    others = [frame for frame in frames if not is_machinery(frame[0])]
+    for found in (users, others):
+        if found:
+            return Location(*found[-1])
+    return None
