@@ -99,9 +99,9 @@ def _concrete(value: Any) -> Any:
 
 def _through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """AOTAutograd's forward and backward of a graph, each compiled."""
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_graph(functional: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -192,7 +192,7 @@ class CompiledGraph:
         names = [node.name for node in module.graph.nodes]
         place = names.index(error.node)
         order = {name: (number > place) - (number < place) + 1 for number, name in enumerate(names)}
-        whole: Any = split_module(module, None, lambda node: order[node.name], keep_original_order=True)
+        whole: Any = split_module(module, module, lambda node: order[node.name], keep_original_order=True)
         for number in (0, 2):
             part = getattr(whole, f"submod_{number}", None)
             if part is not None:
