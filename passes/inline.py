@@ -251,6 +251,8 @@ class Inliner:
             return args[0]
         if isinstance(op.attributes, CastAttributes) and isinstance(args[0], Const):
             return Apply("cast", args, op.attributes.dtype)
+        if isinstance(op.attributes, CastAttributes) and op.attributes.implied:
+            return Apply("copy", args, op.attributes.dtype)
         return Apply(op.name, args, op.result.type.dtype)
 
     def _gather(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:

@@ -47,6 +47,11 @@ def round_before_jump(r: Rewriter) -> Outcome:
     return r.emit(r.op.name, *rounded, attributes=r.op.attributes)
 
 
+def is_implied_cast(op: Op) -> bool:
+    """True for a rounding that ends a library's call: like any step of a half-precision chain, it may be left out."""
+    return isinstance(op.attributes, CastAttributes) and op.attributes.implied
+
+
 def _is_plain_cast(op: Op) -> bool:
     """A cast to a float type has no jumps, but one to a half type is itself a rounding."""
     return isinstance(op.attributes, CastAttributes) and op.attributes.dtype.is_float
@@ -66,6 +71,8 @@ def _is_unrounded(r: Rewriter, value: Value) -> bool:
         if current in seen or current.type.dtype not in _HALF or made is None:
             continue
         seen.add(current)
+        if is_implied_cast(made):
+            return True
         if made.name == "cast" or made.definition.kind in ("create", "extern"):
             continue
         if made.name not in _EXACT and made.definition.kind in ("elementwise", "dot", "composite"):

@@ -140,7 +140,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     **{name: many(Sample((_X, t(f32, 3))), Sample((_INT, t(i32, 2, 1)), below=4)) for name in _NUMBER_BINARY},
     "bitwise_not": many(Sample((_INT,)), Sample((_FLAG,))),
     "logical_not": many(Sample((_FLAG,))),
-    "cast": many(Sample((_X,), CastAttributes(bf16)), Sample((_X,), CastAttributes(i64))),
+    "cast": many(*(Sample((_X,), a) for a in (CastAttributes(bf16), CastAttributes(i64), CastAttributes(f16, True)))),
     "div": many(Sample((_X, t(f32))), Sample((t(bf16, B, 1), t(bf16, S)))),
     "atan2": many(Sample((_X, _X))),
     "copysign": many(Sample((_X, _X))),

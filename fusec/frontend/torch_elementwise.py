@@ -64,7 +64,7 @@ def binary(e: Emitter, op: str, a: Operand, b: Operand) -> Value:
         op = "logical_or" if op == "add" else "logical_and"
     wide = _working_dtype(dtype, a, b)
     result = e.emit(op, e.value(a, wide), e.value(b, wide))
-    return e.cast(result, dtype)
+    return e.rounded(result, dtype)
 
 
 def _working_dtype(dtype: DType, *operands: Operand) -> DType:
@@ -171,7 +171,7 @@ def _in_f32(e: Emitter, compute: Callable[[Value], Value], x: Value) -> Value:
     """Several ops as PyTorch's one kernel does them: half types in f32, rounded once."""
     dtype = x.type.dtype
     wide = f32 if dtype.is_float and dtype.bits <= 16 else dtype
-    return e.cast(compute(e.cast(x, wide)), dtype)
+    return e.rounded(compute(e.cast(x, wide)), dtype)
 
 
 def _comparison(op: str) -> Lowering:
@@ -347,7 +347,7 @@ def _fused_product(e: Emitter, op: str, x: Value, a: Value, b: Value, scale: Sca
     if scale != 1:
         first = e.emit("mul", e.constant(scale, wide), first)
     product = e.emit(op, first, e.cast(b, wide))
-    return e.cast(e.emit("add", e.cast(x, wide), product), dtype)
+    return e.rounded(e.emit("add", e.cast(x, wide), product), dtype)
 
 
 # fmt: off

@@ -145,6 +145,11 @@ class Emitter:
     def cast(self, value: Value, dtype: DType) -> Value:
         return value if value.type.dtype == dtype else self.emit("cast", value, attributes=CastAttributes(dtype))
 
+    def rounded(self, value: Value, dtype: DType) -> Value:
+        """The end of a call that PyTorch computes in f32 for half types: a rounding that the user did not write."""
+        implied = dtype.is_float and dtype.bits < value.type.dtype.bits
+        return self.emit("cast", value, attributes=CastAttributes(dtype, True)) if implied else self.cast(value, dtype)
+
     def truth(self, operand: Operand) -> Value:
         """The operand as bool: not equal to 0, so NaN is True."""
         return self.value(operand, bool_)

@@ -42,7 +42,11 @@ class IotaAttributes(Attributes):
 
 @dataclass(frozen=True)
 class CastAttributes(Attributes):
+    """``implied``: the rounding at the end of a library's call in half precision, which no user wrote; a kernel that
+    goes on with the value may keep the digits it has."""
+
     dtype: DType
+    implied: bool = False
 
 
 @dataclass(frozen=True)

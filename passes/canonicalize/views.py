@@ -159,7 +159,8 @@ def cast_of_cast(r: Rewriter) -> Outcome:
     inner = _inner(r, "cast")
     if inner is None or not is_exact_cast(inner.operands[0].type.dtype, x.type.dtype):
         return None
-    return r.cast(inner.operands[0], wanted)
+    source = inner.operands[0]
+    return source if wanted == source.type.dtype else r.emit("cast", source, attributes=r.op.attributes)
 
 
 _FLOAT_DIGITS = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}

@@ -24,7 +24,8 @@ from fusec.ir.index import (
     substitute,
     symbol,
 )
-from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, rewrite
+from fusec.ir.types import f32
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, rewrite
 
 LOWEST_SCORE = -1e30
 """Fill values at or below this are masks. Real scores are far above it, so exp(fill - max) is 0 in f32 and f64."""
@@ -65,8 +66,10 @@ def live_conditions(score: ScalarExpr) -> list[Live]:
             return []
         case Apply("add", (a, b), _):
             return [*live_conditions(a), *live_conditions(b)]
-        case Apply("sub", (a, _), _) | Apply("cast", (a,), _):
+        case Apply("sub", (a, _), _) | Apply("cast" | "copy", (a,), _):
             return live_conditions(a)
+        case Apply("mul" | "div", (a, Const(value, _)), _) | Apply("mul", (Const(value, _), a), _) if _positive(value):
+            return [c for c in live_conditions(a) if c.exact]
         case _:
             return []
 
@@ -74,7 +77,7 @@ def live_conditions(score: ScalarExpr) -> list[Live]:
 def _fill(e: ScalarExpr) -> float | None:
     """The value of a masking constant, else None."""
     match e:
-        case Apply("cast", (inner,), _):
+        case Apply("cast" | "copy", (inner,), _):
             return _fill(inner)
         case Const(value, _) if isinstance(value, float) and value <= LOWEST_SCORE:
             return value
@@ -247,6 +250,28 @@ def without_conditions(score: ScalarExpr, conditions: tuple[Live, ...]) -> Scala
         return None
 
     return rewrite(score, change)
+
+
+def held_in_f32(score: ScalarExpr) -> ScalarExpr:
+    """The score without conversions that change no digit of what a kernel holds: f32, for half types too.
+
+    Casts to a half type, which round, stay.
+    """
+
+    def change(node: ScalarExpr) -> ScalarExpr | None:
+        match node:
+            case Apply("copy", (inner,), _):
+                return rewrite(inner, change)
+            case Apply("cast", (Apply() | Load() as inner,), dtype) if dtype == f32 and _is_held(inner):
+                return rewrite(inner, change)
+            case _:
+                return None
+
+    return rewrite(score, change)
+
+
+def _is_held(e: Apply | Load) -> bool:
+    return e.dtype == f32 or (isinstance(e, Apply) and e.dtype.is_float and e.dtype.bits == 16)
 
 
 def without_factor(score: ScalarExpr) -> tuple[ScalarExpr, float]:

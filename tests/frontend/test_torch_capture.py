@@ -536,3 +536,12 @@ def test_a_capture_keeps_no_argument_and_no_trace_alive():
     assert gone() is None
     assert not fakes
     assert captured.environment.holds()
+
+
+def test_a_rounding_is_the_users_or_implied():
+    def f(x):
+        return (x * 0.3).float(), (x.float() * 0.3).to(torch.bfloat16)
+
+    half = torch.randn(4, dtype=torch.bfloat16)
+    casts = [op.attributes for op in capture(f, (half,), {}).graph.ops if op.name == "cast"]
+    assert [c.implied for c in casts if c.dtype.name == "bf16"] == [True, False]

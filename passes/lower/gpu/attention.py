@@ -15,7 +15,7 @@ from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, contraction
-from fusec.passes.lower.mask import KeyRange, key_range, without_conditions, without_factor
+from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, without_conditions, without_factor
 from fusec.passes.schedule.gpu import GpuAttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, rewrite
@@ -166,7 +166,7 @@ class _Attention:
         shifted = reindex(score, self.shift)
         buffer = self.e.raw_score
         changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
-        return changed if changed.dtype == f32 else Apply("cast", (changed,), f32)
+        return held_in_f32(changed if changed.dtype == f32 else Apply("cast", (changed,), f32))
 
     def _operand(
         self, element: ScalarExpr, name: str, rows: Iter, columns: Iter, *, stage: bool = False

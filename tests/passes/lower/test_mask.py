@@ -11,9 +11,9 @@ from programs import Run, check, random_inputs
 
 from fusec.ir.index import evaluate, symbol
 from fusec.ir.parse import parse
-from fusec.ir.types import bool_, f32, i64
-from fusec.passes.lower.mask import key_range
-from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr
+from fusec.ir.types import DType, bf16, bool_, f32, i64
+from fusec.passes.lower.mask import held_in_f32, key_range, live_conditions, without_factor
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
 Q, K = 150, 150
 QUERY, KEY, BLOCK = symbol("q", 0, 999), symbol("k", 0, 999), symbol("qo", 0, 99)
@@ -178,3 +178,36 @@ def test_every_key_that_counts_is_visited(name: str, queries: tuple[int, int], k
         if found.full is not None:
             first, last = (evaluate(e, {"qo": block}) for e in found.full)
             assert all(holds(i, j) for i in rows for j in range(first, last)), (block, first, last)
+
+
+RAW = Load(Buffer("score", f32, (), (), "tile"), ())
+
+
+def _applied(op: str, *args: ScalarExpr, dtype: DType = bf16) -> Apply:
+    return Apply(op, args, dtype)
+
+
+def test_a_factor_is_found_under_the_roundings_of_a_library() -> None:
+    wide = _applied("cast", RAW, dtype=f32)
+    scaled = _applied("copy", _applied("mul", wide, Const(0.125, f32), dtype=f32))
+    masked_ = _applied("select", Const(True, bool_), Const(-float("inf"), bf16), scaled)
+    base, factor = without_factor(held_in_f32(_applied("cast", masked_, dtype=f32)))
+    assert factor == 0.125
+    assert base == Apply("select", (Const(True, bool_), Const(-float("inf"), bf16), RAW), bf16)
+
+
+def test_a_users_rounding_stands_between_a_factor_and_the_scores() -> None:
+    scaled = _applied("mul", RAW, Const(0.125, f32), dtype=f32)
+    rounded = _applied("cast", _applied("cast", scaled), dtype=f32)
+    assert held_in_f32(rounded) == _applied("cast", scaled)
+    assert without_factor(held_in_f32(rounded))[1] == 1.0
+
+
+def test_a_mask_is_seen_through_a_positive_factor() -> None:
+    condition = Apply("le", (IndexValue(KEY), IndexValue(QUERY)), bool_)
+    below = Apply("select", (condition, RAW, Const(-float("inf"), f32)), f32)
+    (live,) = live_conditions(Apply("mul", (below, Const(0.5, f32)), f32))
+    assert (live.condition, live.wanted, live.exact) == (condition, True, True)
+    low = Apply("select", (condition, RAW, Const(-1e30, f32)), f32)
+    assert not live_conditions(Apply("mul", (low, Const(1e-10, f32)), f32))
+    assert not live_conditions(Apply("mul", (below, Const(-0.5, f32)), f32))
