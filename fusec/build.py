@@ -295,7 +295,7 @@ def _source_digest() -> str:
 def _source_files() -> Iterable[Path]:
     names = ("fusec.passes", "fusec.codegen")
     roots = {Path(__file__).parent, *(Path(p) for name in names for p in import_module(name).__path__)}
-    return sorted({path for root in roots for path in root.rglob("*.py")})
+    return sorted({path for root in roots for kind in ("*.py", "*.cuh") for path in root.rglob(kind)})
 
 
 # Telling

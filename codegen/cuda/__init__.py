@@ -1,1 +1,1 @@
-"""CUDA C++: tile IR to source for NVRTC."""
+"""Tile IR to CUDA C++: an emitter for each family of kernels, NVRTC, and a launcher on the driver's own calls."""

@@ -31,9 +31,15 @@ __device__ inline bool elect_one() {
 /// The address of shared memory as instructions take it.
 __device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// 16-bit floats are named by these types, and held as bits.
+// 16-bit floats in memory. They widen to float by themselves, and are made from float by rounding to nearest even.
 
 struct bf16 {
+    u16 bits;
+
+    bf16() = default;
+    __device__ explicit bf16(float value) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
+    __device__ operator float() const { return __uint_as_float(u32(bits) << 16); }
+
     /// Two floats rounded to nearest even, `low` in the low half.
     __device__ static u32 pack(float low, float high) {
         u32 both;
@@ -45,6 +51,13 @@ struct bf16 {
 };
 
 struct f16 {
+    u16 bits;
+
+    f16() = default;
+    __device__ explicit f16(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
+    __device__ explicit f16(double value) { asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(value)); }
+    __device__ operator float() const { return widen(bits); }
+
     __device__ static u32 pack(float low, float high) {
         u32 both;
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));

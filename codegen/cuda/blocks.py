@@ -1,0 +1,478 @@
+"""Maps and rows in CUDA C++: a thread computes vectors of a domain's points, tiles lie in its registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import inf
+from typing import assert_never
+
+from fusec.codegen.cuda.indices import spell_index
+from fusec.codegen.cuda.keep import keep_in_registers
+from fusec.codegen.cuda.layout import Layout, is_vector, layout_of, pointwise, vector_step
+from fusec.codegen.cuda.numbering import children
+from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of
+from fusec.codegen.cuda.source import KernelSource
+from fusec.codegen.cuda.spelling import literal, memory_type, register_type
+from fusec.codegen.cuda.text import Names, Writer
+from fusec.errors import LoweringError
+from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, substitute, symbol
+from fusec.ir.types import DType
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
+
+_COMBINE = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "maximum({0}, {1})",
+    "min": "minimum({0}, {1})",
+    "any": "{0} || {1}",
+    "all": "{0} && {1}",
+}
+_FUNCTORS = {"sum": "Sum", "prod": "Product", "max": "Maximum", "min": "Minimum", "any": "Any", "all": "All"}
+_HEADER = '#include "reduce.cuh"\nusing namespace fusec;\n'
+
+
+def emit_blocks(kernel: Kernel) -> KernelSource:
+    """A kernel of maps and reductions. LoweringError for what this layout can't say."""
+    kept = keep_in_registers(kernel)
+    source = _Emitter(kept, vectors=True).emit()
+    if not source.aligned:
+        return source
+    plain = replace(kept, name=f"{kernel.name}_unaligned")
+    return replace(source, unaligned=_Emitter(plain, vectors=False).emit())
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel, *, vectors: bool) -> None:
+        (grid,) = kernel.body
+        if not isinstance(grid, Grid):
+            raise LoweringError(f"{kernel.name} does not start with a grid")
+        self.kernel, self.grid = kernel, grid
+        self.layout: Layout = layout_of(kernel, grid.body, vectors=vectors)
+        self.style = Style(kernel)
+        self.names = Names({kernel.name, "THREADS", "LANES", "VECTOR", "ROWS"})
+        self.buffers: dict[Buffer, str] = {}
+        self.symbols: dict[Symbol, str] = {}
+        self.shapes: dict[Buffer, tuple[Iter, ...]] = {}
+        self.writer = Writer(1)
+        self.in_loop = False
+
+    # The kernel
+
+    def emit(self) -> KernelSource:
+        kernel, layout = self.kernel, self.layout
+        outputs = kernel.parameters[len(kernel.parameters) - kernel.outputs :]
+        parameters = []
+        for buffer in kernel.parameters:
+            name = self.buffers[buffer] = self.names.unique(buffer.name)
+            const = "" if buffer in outputs else "const "
+            parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
+        self._find_shapes(self.grid.body)
+        blocks = self._grid()
+        self._positions()
+        self.block(self.grid.body)
+        head = f'extern "C" __global__ void __launch_bounds__(THREADS) {kernel.name}({", ".join(parameters)})'
+        text = "\n".join([_HEADER, *self._constants(), "", f"{head} {{", *self.writer.lines, "}", ""])
+        dtypes = tuple(b.dtype.name for b in kernel.parameters)
+        return KernelSource(kernel.name, text, dtypes, (blocks, 1, 1), layout.threads, aligned=layout.vector > 1)
+
+    def _constants(self) -> list[str]:
+        layout = self.layout
+        lines = [f"constexpr int THREADS = {layout.threads};"]
+        if layout.vector > 1:
+            lines.append(
+                f"constexpr int VECTOR = {layout.vector};  // neighbouring elements that a thread moves at once"
+            )
+        if layout.heights > 1 or layout.fast_rows:
+            side, other = ("rows", "columns") if layout.fast_rows else ("columns", "rows")
+            lines.append(f"constexpr int LANES = {self._fast};  // threads along {side}; the others lie along {other}")
+        return lines
+
+    @property
+    def _fast(self) -> int:
+        return self.layout.heights if self.layout.fast_rows else self.layout.lanes
+
+    def _grid(self) -> int:
+        """One axis of blocks; the last iterator is the fastest."""
+        live = [i for i in self.grid.iters if i.extent != 1]
+        for i in self.grid.iters:
+            self.symbols[i.var] = "0"
+        total, step = 1, 1
+        for i in self.grid.iters:
+            total *= i.extent
+        for i in reversed(live):
+            name = self.symbols[i.var] = self.names.unique(i.var.name)
+            value = "blockIdx.x" if step == 1 else f"blockIdx.x / {step}"
+            self.writer.line(f"const int {name} = {value}{'' if i is live[0] else f' % {i.extent}'};")
+            step *= i.extent
+        return total
+
+    def _positions(self) -> None:
+        layout = self.layout
+        plain = layout.heights == 1 and not layout.fast_rows
+        self.fast = "threadIdx.x" if plain else "threadIdx.x % LANES"
+        self.slow = "0" if plain else "threadIdx.x / LANES"
+        if not plain:
+            self.fast, self.slow = self.names.unique("lane"), self.names.unique("line")
+            self.writer.line(
+                f"[[maybe_unused]] const int {self.fast} = threadIdx.x % LANES, {self.slow} = threadIdx.x / LANES;"
+            )
+
+    def _find_shapes(self, block: Block) -> None:
+        """The iterators that each tile lies over, from the statements that write it."""
+        for s in pointwise(block):
+            if isinstance(s, Map | Reduce):
+                found = tuple(i for i in s.domain if i.var in s.index)
+                if tuple(i.var for i in found) != tuple(s.index):
+                    raise LoweringError(f"tile {s.target} is written at other subscripts than its domain's")
+                self.shapes.setdefault(s.target, found)
+
+    # Statements
+
+    def block(self, block: Block) -> None:
+        for s in block:
+            self.statement(s)
+
+    def statement(self, s: Statement) -> None:
+        match s:
+            case Alloc():
+                self._alloc(s.buffer)
+            case Map() | Store():
+                self._map(s)
+            case Reduce():
+                self._reduce(s)
+            case Loop():
+                self._loop(s)
+            case If() | Dot() | Grid():
+                raise LoweringError(f"{type(s).__name__.lower()} inside a block of maps and reductions")
+            case _:
+                assert_never(s)
+
+    def _alloc(self, buffer: Buffer) -> None:
+        if buffer not in self.shapes:
+            raise LoweringError(f"tile {buffer} is never written")
+        name = self.buffers[buffer] = self.names.unique(buffer.name)
+        sizes = "".join(f"[{n}]" for n in self._tile_sizes(self.shapes[buffer]))
+        self.writer.line(f"{self._tile_type(buffer)} {name}{sizes};")
+
+    def _tile_type(self, buffer: Buffer) -> str:
+        return memory_type(buffer.dtype)
+
+    def _tile_sizes(self, iters: tuple[Iter, ...]) -> list[int]:
+        """A thread's part of a tile: chunks of each axis, then the vector; extents of 1 are left out."""
+        sizes = [n for n in map(self.layout.chunks, iters) if n > 1]
+        if any(self.layout.is_row(i) == self.layout.fast_rows for i in iters) and self.layout.vector > 1:
+            sizes.append(self.layout.vector)
+        return sizes
+
+    def _loop(self, loop: Loop) -> None:
+        name = self.symbols[loop.var] = self.names.unique(loop.var.name)
+        start, stop = self.index(loop.start), self.index(loop.stop)
+        outer, self.in_loop = self.in_loop, True
+        with self.writer.block(f"for (int {name} = {bare(start)}; {name} < {bare(stop)}; {name} += {loop.step})"):
+            self.block(loop.body)
+        self.in_loop = outer
+
+    def _map(self, s: Map | Store) -> None:
+        target = Load(s.target, s.index)
+        with self._points(s.domain, owner=isinstance(s, Store)) as point:
+            name = self.buffers[s.target]
+            out = ""
+            if (
+                isinstance(s, Store)
+                and point.vector is not None
+                and is_vector(target, point.vector, self.layout.vector)
+            ):
+                out = self.names.unique(f"{name}_v")
+                self.writer.line(f"Vec<{memory_type(s.target.dtype)}, VECTOR> {out};")
+            self._read_ahead(s.value, point)
+            with self._each(point):
+                value = self._stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
+                if isinstance(s, Map):
+                    into = name + self._place(self.shapes[s.target], point)
+                else:
+                    into = f"{out}[{point.lane}]" if out else self._element(target)
+                self.writer.line(f"{into} = {bare(value)};")
+            if out:
+                self.writer.line(f"store({self._address(target)}, {out});")
+
+    def _reduce(self, s: Reduce) -> None:
+        kept = self.shapes[s.target]
+        name, kind = self.buffers[s.target], memory_type(s.target.dtype)
+        if len(kept) + 1 != len(s.domain) or (len(s.domain) == 2 and not self.layout.is_row(kept[0])):
+            raise LoweringError("a reduction over other axes than a domain's last")
+        part = name if s.fresh else self.names.unique(f"{name}_part")
+        if not s.fresh:
+            self.writer.line(f"{kind} {part}{''.join(f'[{n}]' for n in self._tile_sizes(kept))};")
+        with self._registers(kept) as place:
+            self.writer.line(f"{part}{place} = {_identity(s.op, s.target.dtype)};")
+        with self._points(s.domain, owner=False) as point:
+            self._read_ahead(s.value, point)
+            with self._each(point):
+                value = self._stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
+                at = part + self._place(kept, point)
+                self.writer.line(f"{at} = {_COMBINE[s.op].format(at, bare(value))};")
+        self._across_threads(s, part, kept)
+
+    def _across_threads(self, s: Reduce, part: str, kept: tuple[Iter, ...]) -> None:
+        """Combines the threads' parts; every thread has the result then."""
+        layout, functor, name = self.layout, f"{_FUNCTORS[s.op]}{{}}", self.buffers[s.target]
+        threads = layout.lanes
+        scratch = ""
+        if threads > 1 and (layout.fast_rows or threads > 32):
+            scratch = self.names.unique("scratch")
+            elements = layout.threads if layout.fast_rows else layout.threads // 32
+            self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {scratch}[{elements}];")
+        repeats = self.in_loop or bool(self._tile_sizes(kept))
+        with self._registers(kept) as place:
+            value = part + place
+            if scratch:
+                if repeats:
+                    self.writer.line("__syncthreads();")
+                call = f"reduce_strided<{threads}, LANES>" if layout.fast_rows else f"reduce_lanes<{threads}>"
+                value = f"{call}({value}, {functor}, {scratch})"
+            elif threads > 1:
+                value = f"reduce_within_warp<{threads}>({value}, {functor})"
+            if not s.fresh:
+                self.writer.line(f"{name}{place} = {_COMBINE[s.op].format(name + place, value)};")
+            elif value != name + place:
+                self.writer.line(f"{name}{place} = {value};")
+
+    # Points of a domain
+
+    @contextmanager
+    def _points(self, domain: tuple[Iter, ...], *, owner: bool) -> Iterator[_Point]:
+        """Loops over a thread's part of a domain. ``owner``: of threads with the same points only one runs."""
+        layout, point = self.layout, _Point(domain)
+        with ExitStack() as stack:
+            stack.enter_context(self.names.scope())
+            conditions = []
+            if not domain or self.layout.chunks(domain[0]) == 1:
+                stack.enter_context(self.writer.block(""))
+            for i in domain:
+                row = layout.is_row(i)
+                fast = row == layout.fast_rows
+                threads = layout.heights if row else layout.lanes
+                chunk = self._chunk(i, stack)
+                point.chunks[i.var] = chunk
+                if fast and layout.vector > 1:
+                    point.vector = i
+                name = self.symbols[i.var] = self.names.unique(i.var.name)
+                self.writer.line(f"[[maybe_unused]] const int {name} = {self._position(chunk, threads, fast)};")
+                bound = i.extent if i.limit is None else minimum(i.limit, i.extent)
+                if i.limit is not None or layout.chunks(i) * threads * (layout.vector if fast else 1) > i.extent:
+                    conditions.append(f"{name} < {bare(self.index(bound))}")
+            if owner:
+                conditions += self._only_one(domain)
+            if conditions:
+                stack.enter_context(self.writer.block(f"if ({' && '.join(conditions)})"))
+            yield point
+
+    def _chunk(self, i: Iter, stack: ExitStack) -> str:
+        """Opens the loop over an axis' chunks and names its variable; "" for one chunk."""
+        count = self.layout.chunks(i)
+        if count == 1:
+            return ""
+        name = self.names.unique("chunk" if not self.layout.is_row(i) else "part")
+        self.writer.line("#pragma unroll")
+        stack.enter_context(self.writer.block(f"for (int {name} = 0; {name} < {count}; ++{name})"))
+        return name
+
+    def _position(self, chunk: str, threads: int, fast: bool) -> str:
+        here = self.fast if fast else self.slow
+        text = here if not chunk else f"{chunk} * {threads} + {here}"
+        if threads == 1:
+            text = chunk or "0"
+        if fast and self.layout.vector > 1:
+            text = f"({text}) * VECTOR" if not text.isidentifier() else f"{text} * VECTOR"
+        return text
+
+    def _only_one(self, domain: tuple[Iter, ...]) -> list[str]:
+        layout = self.layout
+        conditions = []
+        for row, threads in ((False, layout.lanes), (True, layout.heights)):
+            if threads > 1 and not any(layout.is_row(i) == row for i in domain):
+                conditions.append(f"{self.fast if row == layout.fast_rows else self.slow} == 0")
+        return conditions
+
+    @contextmanager
+    def _each(self, point: _Point) -> Iterator[None]:
+        """The loop over the elements of a vector."""
+        if point.vector is None:
+            yield
+            return
+        first = self.symbols[point.vector.var]
+        point.lane = self.names.unique("v")
+        self.writer.line("#pragma unroll")
+        with self.writer.block(f"for (int {point.lane} = 0; {point.lane} < VECTOR; ++{point.lane})"):
+            self.symbols[point.vector.var] = f"({first} + {point.lane})"
+            yield
+        self.symbols[point.vector.var] = first
+
+    @contextmanager
+    def _registers(self, iters: tuple[Iter, ...]) -> Iterator[str]:
+        """Loops over a thread's part of a tile; gives the subscripts."""
+        with ExitStack() as stack:
+            stack.enter_context(self.names.scope())
+            place = ""
+            for size in self._tile_sizes(iters):
+                name = self.names.unique("k")
+                self.writer.line("#pragma unroll")
+                stack.enter_context(self.writer.block(f"for (int {name} = 0; {name} < {size}; ++{name})"))
+                place += f"[{name}]"
+            yield place
+
+    def _place(self, iters: tuple[Iter, ...], point: _Point) -> str:
+        """The subscripts of a tile's element at a point."""
+        place = "".join(f"[{point.chunks[i.var]}]" for i in iters if point.chunks[i.var])
+        if self.layout.vector > 1 and any(self.layout.is_row(i) == self.layout.fast_rows for i in iters):
+            place += f"[{point.lane}]"
+        return place
+
+    # Values
+
+    def _read_ahead(self, value: ScalarExpr, point: _Point) -> None:
+        """Loads whole vectors, and what is one value along a vector, before the loop over its elements."""
+        if point.vector is None:
+            return
+        guarded = _guarded(value)
+        for load in loads(value):
+            flat = offset_of(load.buffer, load.index)
+            if (
+                load.buffer.space != "parameter"
+                or flat is None
+                or (load in guarded and not _is_inside(load, point.domain))
+            ):
+                continue
+            name, kind = self.buffers[load.buffer], memory_type(load.dtype)
+            step = vector_step(load, point.vector, self.layout.vector)
+            if is_vector(load, point.vector, self.layout.vector):
+                made = self.names.unique(f"{name}_v")
+                self.writer.line(f"const Vec<{kind}, VECTOR> {made} = load<VECTOR>({self._address(load)});")
+                point.read[load] = f"{made}[LANE]"
+            elif step is not None and step.along == 0:
+                made = self.names.unique(f"{name}_here")
+                self.writer.line(f"const {kind} {made} = {self._element(load)};")
+                point.read[load] = made
+
+    def _scalar(self, value: ScalarExpr, point: _Point) -> str:
+        guarded = _guarded(value)
+
+        def read(load: Load) -> str:
+            text = self._read(load, point, load in guarded, scalars)
+            half = load.dtype.is_float and load.dtype.bits < 32
+            return f"float({text})" if half else text
+
+        scalars = Scalars(self.style, self.names, read, self.index, self.writer.line, [value])
+        return scalars.value(value)
+
+    def _read(self, load: Load, point: _Point, guarded: bool, scalars: Scalars) -> str:
+        if load.buffer.space == "tile":
+            shape = self.shapes[load.buffer]
+            if tuple(i.var for i in shape) != tuple(load.index) or any(i.var not in point.chunks for i in shape):
+                raise LoweringError(f"tile {load.buffer} read at other subscripts than it was written")
+            return self.buffers[load.buffer] + self._place(shape, point)
+        if load in point.read:
+            return point.read[load].replace("LANE", point.lane)
+        if offset_of(load.buffer, load.index) is None or (guarded and not _is_inside(load, point.domain)):
+            return self._gathered(load, scalars)
+        return self._element(load)
+
+    def _gathered(self, load: Load, scalars: Scalars) -> str:
+        """An element at loaded subscripts, or at ones that may lie outside: those are moved inside."""
+        parts = []
+        for i, extent, stride in zip(load.index, load.buffer.shape, load.buffer.strides, strict=True):
+            text = self.index(i) if isinstance(i, int | Expr) else scalars.value(i)
+            if isinstance(i, int | Expr):
+                text = f"clamped<i64>({bare(text)}, {extent - 1})"
+            parts.append(f"i64({bare(text)}) * {stride}" if stride != 1 else f"i64({bare(text)})")
+        return f"{self.buffers[load.buffer]}[{' + '.join(parts) or '0'}]"
+
+    def _element(self, load: Load) -> str:
+        return f"{self.buffers[load.buffer]}[{bare(self._offset(load))}]"
+
+    def _address(self, load: Load) -> str:
+        offset = self._offset(load)
+        return self.buffers[load.buffer] if offset == "0" else f"{self.buffers[load.buffer]} + {offset}"
+
+    def _offset(self, load: Load) -> str:
+        flat = offset_of(load.buffer, load.index)
+        if flat is None:
+            raise LoweringError("a write at loaded subscripts")
+        return self.index(flat)
+
+    def index(self, e: Index) -> str:
+        return spell_index(e, self.symbols)
+
+    def _stored(self, value: str, source: DType, target: DType) -> str:
+        """A computed value in the type of memory."""
+        if target.is_float and target.bits < 32:
+            inner = bare(value) if source.is_float else f"float({bare(value)})"
+            return f"{target.name}({inner})"
+        if target.name == "bool" and source.name != "bool":
+            return f"({value} != {literal(0, source)})"
+        return value if register_type(source) == memory_type(target) else f"{memory_type(target)}({bare(value)})"
+
+
+class _Point:
+    """A point of a domain while code for it is written.
+
+    chunks: the variable of each iterator's chunk. vector: the iterator that vectors lie along; lane: the variable of
+    the element in one. read: the text of loads made ahead.
+    """
+
+    def __init__(self, domain: tuple[Iter, ...]) -> None:
+        self.domain = domain
+        self.chunks: dict[Symbol, str] = {}
+        self.vector: Iter | None = None
+        self.lane = ""
+        self.read: dict[Load, str] = {}
+
+
+def _guarded(value: ScalarExpr) -> set[Load]:
+    """Loads that only one side of a choice reads."""
+    free: set[Load] = set()
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load):
+            free.add(node)
+        waiting.extend(node.args[:1] if isinstance(node, Apply) and node.op == "select" else children(node))
+    return {load for load in loads(value) if load not in free}
+
+
+def _is_inside(load: Load, domain: tuple[Iter, ...]) -> bool:
+    """Whether every subscript is in range wherever a statement on the domain runs."""
+    for i, extent in zip(load.index, load.buffer.shape, strict=True):
+        low, high = bounds(_tight(i, domain)) if isinstance(i, int | Expr) else (None, None)
+        if low is None or high is None or low < 0 or high >= extent:
+            return False
+    return True
+
+
+def _tight(e: Index, domain: tuple[Iter, ...]) -> Index:
+    """``e`` with each limited iterator replaced by a symbol that has no more than its values."""
+    changes: dict[Symbol, Index] = {}
+    for i in domain:
+        if i.limit is not None:
+            last = i.limit if isinstance(i.limit, int) else i.limit.constant if isinstance(i.limit, Sum) else 0
+            base = sub(last, i.limit)
+            changes[i.var] = sub(symbol(f"{i.var.name}_all", 0, max(last - 1, 0)), base)
+    return substitute(e, changes)
+
+
+def _identity(op: str, dtype: DType) -> str:
+    """What a reduction starts from."""
+    if op in ("max", "min") and dtype.is_float:
+        return literal(-inf if op == "max" else inf, dtype)
+    if op in ("max", "min") and dtype.is_integer:
+        signed = dtype.kind == "int"
+        low, high = (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1) if signed else (0, 2**dtype.bits - 1)
+        return literal(low if op == "max" else high, dtype)
+    return literal({"sum": 0, "prod": 1, "any": 0, "all": 1, "max": 0, "min": 1}[op], dtype)

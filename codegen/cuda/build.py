@@ -1,0 +1,47 @@
+"""Kernels to cubins, for the GPU at hand or for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fusec.codegen.cuda.emit import emit_kernel
+from fusec.codegen.cuda.module import CudaModule
+from fusec.codegen.cuda.nvrtc import compile_source
+from fusec.codegen.cuda.source import ModuleSource, every
+from fusec.errors import CodegenError, TargetError
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Kernel
+
+_THREADS = 8
+
+
+def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> CudaModule:
+    """Compiles kernels, whose names must differ; no GPU is needed.
+
+    Raises LoweringError for a kernel that this generator can't say, CodegenError where NVRTC fails on one, TargetError
+    where NVRTC is missing or does not know the target.
+    """
+    source = module_source(kernels, target)
+    units = every(source.kernels)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        cubins = list(pool.map(lambda k: compile_source(k.text, source.arch, k.name, k.shapes), units))
+    for unit, cubin in zip(units, cubins, strict=True):
+        if unit.shared > target.shared_memory:
+            needed = f"{unit.shared} bytes of shared memory, {target.name} has {target.shared_memory}"
+            raise CodegenError(f"{unit.name} needs {needed}: {cubin.log}")
+    return CudaModule(target, source, {u.name: c for u, c in zip(units, cubins, strict=True)})
+
+
+def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
+    """Source for kernels, whose names must differ. LoweringError for one that can't be said."""
+    if len({k.name for k in kernels}) != len(kernels):
+        raise CodegenError("two kernels of one module have the same name")
+    return ModuleSource(tuple(emit_kernel(k, target) for k in kernels), arch_of(target))
+
+
+def arch_of(target: GpuTarget) -> str:
+    """What NVRTC calls the target. Hopper's and later cards' own instructions (``a``) are used. TargetError for AMD."""
+    if target.backend != "cuda" or not isinstance(target.arch, int):
+        raise TargetError(f"CUDA C++ runs on NVIDIA's cards, not on {target.name}")
+    return f"sm_{target.arch}a" if target.arch >= 90 else f"sm_{target.arch}"

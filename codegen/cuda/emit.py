@@ -1,0 +1,18 @@
+"""Which emitter writes a kernel of the tile IR."""
+
+from __future__ import annotations
+
+from fusec.codegen.cuda.blocks import emit_blocks
+from fusec.codegen.cuda.source import KernelSource
+from fusec.errors import LoweringError
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Kernel
+
+
+def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
+    """The kernel as CUDA C++ for a target. LoweringError for what no emitter can say."""
+    match kernel.kind:
+        case "map" | "row":
+            return emit_blocks(kernel)
+        case kind:
+            raise LoweringError(f"no {kind} kernels in CUDA C++")
