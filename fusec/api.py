@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config
-from fusec.build import Built, Options, Tune, build, run_passes, target_of
+from fusec.build import Built, Options, Precision, Tune, build, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
 from fusec.errors import CaptureError, FusecError
 from fusec.frontend.capture import Capture, Fallback, Library, ReferenceSource, flatten
@@ -55,7 +55,7 @@ def jit(
     target: str | None = None,
     dynamic: object = None,
     static: object = None,
-    precision: object = None,
+    precision: Precision = "ieee",
     tune: Tune = False,
     fallback: Fallback = "eager",
     cache: bool = True,
@@ -69,7 +69,7 @@ def jit(
     target: str | None = None,
     dynamic: object = None,
     static: object = None,
-    precision: object = None,
+    precision: Precision = "ieee",
     tune: Tune = False,
     fallback: Fallback = "eager",
     cache: bool = True,
@@ -84,17 +84,26 @@ def jit(
     live. tune: ``"quick"`` or ``"full"`` measures schedules at the first call. fallback: ``"eager"`` runs what can't
     be compiled as written (:func:`explain` says what); ``"error"`` refuses it. cache: keep compiled programs on disk.
 
-    ``dynamic``, ``static`` and ``precision`` are names for later; anything but None is refused.
+    precision: how products of f32 are computed. ``"tf32"`` lets a GPU round their operands to TF32 (ten bits of
+    mantissa, several times faster); ``"ieee"`` keeps f32, whatever PyTorch's own switches say.
+
+    ``dynamic`` and ``static`` are names for later; anything but None is refused.
     """
-    _refuse_unknown(dynamic=dynamic, static=static, precision=precision)
+    _refuse_unknown(dynamic=dynamic, static=static)
     if tune not in (False, "quick", "full"):
         raise ValueError(f"tune={tune!r}; it is False, 'quick' or 'full'")
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
-    options = Options(target, tune, cache)
+    options = Options(target, tune, cache, _known_precision(precision))
     if function is None:
         return lambda f: _jit(f, options, fallback)
     return _jit(function, options, fallback)
+
+
+def _known_precision(precision: Precision) -> Precision:
+    if precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision={precision!r}; it is 'ieee' or 'tf32'")
+    return precision
 
 
 def _refuse_unknown(**options: object) -> None:
@@ -203,6 +212,7 @@ def compile(
     target: str | None = None,
     freeze: bool = True,
     tune: Tune = False,
+    precision: Precision = "ieee",
     fallback: Fallback = "eager",
     cache: bool = True,
     **kwargs: Any,
@@ -216,7 +226,7 @@ def compile(
     Raises what capture and the passes raise.
     """
     function = _plain(function)
-    options = Options(target, tune, cache)
+    options = Options(target, tune, cache, _known_precision(precision))
     name = getattr(function, "__name__", None) or type(function).__name__
     _, _, library = _examples(function, args, kwargs)
     leaves, call = flatten(args, kwargs, _is_argument)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fusec.passes.lower.select import Selector
 
 Tune = Literal[False, "quick", "full"]
+Precision = Literal["ieee", "tf32"]
 
 _FORMAT = 1
 GPU_MAGIC = b"fusec-gpu\n"
@@ -43,12 +44,13 @@ class Options:
     """What a compilation depends on besides the graph.
 
     target: None is where the arguments live. tune: measure the best few schedules of each kernel. cache: look in
-    and write to the on-disk cache.
+    and write to the on-disk cache. precision: of f32 products on a GPU.
     """
 
     target: str | None = None
     tune: Tune = False
     cache: bool = True
+    precision: Precision = "ieee"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     anonymous, locations = without_locations(graph)
     disabled = config.disabled_passes()
     key = content_key(
-        print_graph(anonymous), library, repr(machine), target, repr(options.tune), repr(sorted(disabled)), *versions()
+        print_graph(anonymous), library, repr(machine), target, repr(options.tune), options.precision, repr(sorted(disabled)), *versions()
     )
     with _table_lock:
         known = _built.get(key)
@@ -141,7 +143,12 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
             raise TargetError(f"tune= measures schedules on CPUs only; leave it out for {target}")
         selector = _tuning_selector(cpu_target(target), options.tune)
     lowered: Lowered = lower(
-        graph, target, disable=config.disabled_passes(), check=config.verifies(), selector=selector
+        graph,
+        target,
+        disable=config.disabled_passes(),
+        check=config.verifies(),
+        tf32=options.precision == "tf32",
+        selector=selector,
     )
     return lowered
 

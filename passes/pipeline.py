@@ -44,13 +44,15 @@ def lower(
     threads: int | None = None,
     disable: frozenset[str] = frozenset(),
     check: bool = False,
+    tf32: bool = False,
     selector: Selector | GpuSelector | None = None,
 ) -> Lowered:
     """Runs all passes and returns the program with the IR text after each.
 
     ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out; without
     ``fuse`` every op is a kernel of its own.
-    ``check`` verifies the IR after every pass and raises VerifyError naming the pass.
+    ``check`` verifies the IR after every pass and raises VerifyError naming the pass. ``tf32``: on a GPU products of
+    f32 may round their operands to TF32.
     """
     unknown = disable - set(PASS_NAMES)
     if unknown or disable & _NEEDED:
@@ -67,7 +69,7 @@ def lower(
     # Nothing is left that no output needs.
     graph = run("dce", dce, graph)
     # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
-    graph = run("precision", precision, graph)
+    graph = run("precision", lambda g: precision(g, tf32=tf32 and is_gpu(target)), graph)
     # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
     graph = run("empty", drop_empty, graph)
     # A reduction has rows for all cores, or is small.

@@ -9,7 +9,9 @@ The user's own casts stay, each of them a rounding.
 
 from __future__ import annotations
 
-from fusec.ir.attributes import CastAttributes, ReduceAttributes, ScanAttributes
+from dataclasses import replace
+
+from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes, ScanAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.types import bf16, f16, f32
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
@@ -22,9 +24,12 @@ _EXACT = ("copy", "neg", "abs", "cast", "select", "maximum", "minimum", "fmax", 
 """Elementwise ops whose result needs no rounding when their operands are rounded."""
 
 
-def precision(graph: Graph) -> Graph:
-    """Afterwards sums of halves accumulate in f32, and ops with jumps see rounded halves."""
-    return rewrite(graph, PRECISION_RULES)
+def precision(graph: Graph, *, tf32: bool = False) -> Graph:
+    """Afterwards sums of halves accumulate in f32, and ops with jumps see rounded halves.
+
+    ``tf32``: products of f32 may round their operands to TF32.
+    """
+    return rewrite(graph, (*PRECISION_RULES, allow_tf32) if tf32 else PRECISION_RULES)
 
 
 @rule("reduce_sum", "reduce_prod", "cumsum", "cumprod")
@@ -36,6 +41,16 @@ def accumulate_in_f32(r: Rewriter) -> Outcome:
     assert isinstance(r.op.attributes, ReduceAttributes | ScanAttributes)
     total = r.emit(r.op.name, r.cast(x, f32, hint="wide"), attributes=r.op.attributes, hint="total")
     return r.cast(total, x.type.dtype)
+
+
+@rule("dot")
+def allow_tf32(r: Rewriter) -> Outcome:
+    """dot(a: f32, b: f32) ⇒ dot(a, b) {tf32=true}"""
+    attributes = r.op.attributes
+    assert isinstance(attributes, DotAttributes)
+    if attributes.tf32 or any(v.type.dtype is not f32 for v in r.operands):
+        return None
+    return r.emit("dot", *r.operands, attributes=replace(attributes, tf32=True))
 
 
 @rule(*_JUMPS, *_SEARCHES, "fmod", "cast")

@@ -490,6 +490,8 @@ def test_options_are_checked() -> None:
         fusec.jit(fallback="maybe")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="tune"):
         fusec.jit(tune="hard")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="'ieee' or 'tf32'"):
+        fusec.jit(precision="fast")  # type: ignore[call-overload]
     with pytest.raises(FusecError, match="dynamic"):
         fusec.jit(dynamic=True)
     with pytest.raises(TypeError, match="not int"):

@@ -80,21 +80,20 @@ class TritonKernel:
     descriptors: tuple[Descriptor, ...] = ()
 
 
-def emit_kernel(kernel: Kernel, *, tf32: bool = False, descriptors: bool = False) -> TritonKernel:
+def emit_kernel(kernel: Kernel, *, descriptors: bool = False) -> TritonKernel:
     """The kernel as Triton source, without the imports in :data:`HEADER`. LoweringError for what Triton can't say.
 
     With ``descriptors`` blocks of products' operands come through tensor descriptors where their layout allows, which
     are parameters after the pointers; every address must then be a multiple of 16 bytes.
     """
-    return _Emitter(kernel, tf32, descriptors).emit()
+    return _Emitter(kernel, descriptors).emit()
 
 
 class _Emitter:
-    def __init__(self, kernel: Kernel, tf32: bool, describes: bool) -> None:
+    def __init__(self, kernel: Kernel, describes: bool) -> None:
         self.kernel = kernel
         self.describes = describes
         self.descriptors: dict[Descriptor, str] = {}
-        self.precision = "tf32" if tf32 else "ieee"
         outputs = kernel.parameters[len(kernel.parameters) - kernel.outputs :]
         self.fast = all(not b.dtype.is_float or b.dtype.bits < 32 for b in outputs)
         self.coarse = all(not b.dtype.is_float or b.dtype.name == "bf16" for b in outputs)
@@ -301,17 +300,20 @@ class _Emitter:
 
     def _dot(self, s: Dot) -> None:
         half = [x.dtype for x in (s.a, s.b) if x.dtype.is_float and x.dtype.bits < 32]
-        a = self._operand(s.a, (s.m, s.k), half)
-        b = self._operand(s.b, (s.k, s.n), half)
+        exact = not half and not s.tf32
+        a = self._operand(s.a, (s.m, s.k), half, exact)
+        b = self._operand(s.b, (s.k, s.n), half, exact)
         name = self.names[s.accumulator.buffer]
-        precision = "" if half else f', input_precision="{self.precision}"'
+        kind = "ieee" if exact else "tf32"
+        precision = "" if half else f', input_precision="{kind}"'
         if s.fresh:
             self.line(f"{name} = tl.dot({a}, {b}{precision})")
         else:
             self.line(f"{name} = tl.dot({a}, {b}, {name}{precision})")
         self._forget(name)
 
-    def _operand(self, load: Load, domain: tuple[Iter, Iter], half: list[DType]) -> str:
+    def _operand(self, load: Load, domain: tuple[Iter, Iter], half: list[DType], exact: bool) -> str:
+        """A block of a product. One of plain f32 arithmetic is read through pointers, as threads share it out."""
         self.domain = domain
         if load.buffer.space == "tile":
             name = self.names[load.buffer]
@@ -321,7 +323,7 @@ class _Emitter:
                 raise LoweringError("a product of a tile at other subscripts than its own")
             text = name
         else:
-            text = self._fetch(load, domain) or self._read(load)
+            text = (None if exact else self._fetch(load, domain)) or self._read(load)
         if half and load.dtype is not half[0]:
             text = f"{text}.to({type_name(half[0])})"
         return text
@@ -354,7 +356,7 @@ class _Emitter:
 
     def _describe(self, load: Load, domain: tuple[Iter, Iter]) -> tuple[str, str, Fetch] | None:
         """The descriptor's name, the coordinates of the block, and how it lies there."""
-        if not self.describes or not load.dtype.is_float or load.dtype.bits != 16:
+        if not self.describes or not load.dtype.is_float or load.dtype.bits > 32:
             return None
         fetch = fetch_of(load, domain)
         if fetch is None:

@@ -74,7 +74,8 @@ class ScanAttributes(Attributes):
 class DotAttributes(Attributes):
     """A contraction. The result's axes are: batch axes, then the free axes of the left, then of the right.
 
-    ``dtype`` is the result's dtype; None means the operands'. Half types accumulate in f32.
+    ``dtype`` is the result's dtype; None means the operands'. Half types accumulate in f32. With ``tf32`` a GPU may
+    round f32 operands to ten bits of mantissa, as its matrix units want them.
     """
 
     lhs_contract: tuple[int, ...]
@@ -82,6 +83,7 @@ class DotAttributes(Attributes):
     lhs_batch: tuple[int, ...] = ()
     rhs_batch: tuple[int, ...] = ()
     dtype: DType | None = None
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

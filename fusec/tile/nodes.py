@@ -120,7 +120,8 @@ class Dot:
     ``m``, ``n``, ``k`` are iterators; the subscripts of the three buffers are written in their symbols.
     With ``fresh`` the accumulator starts from zero. Reads of ``a`` and ``b`` beyond the limit of ``m`` or
     ``n`` do not happen unless the buffer is a tile (whose padding may hold anything); the accumulator there
-    may be left with anything. On a CPU ``b`` and the accumulator have stride 1 along ``n``.
+    may be left with anything. On a CPU ``b`` and the accumulator have stride 1 along ``n``. With ``tf32`` a GPU may
+    round f32 operands to ten bits of mantissa.
     """
 
     m: Iter
@@ -131,6 +132,7 @@ class Dot:
     b: Load
     fresh: bool
     registers: RegisterTile
+    tf32: bool = False
 
 
 Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Dot

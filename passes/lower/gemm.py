@@ -87,6 +87,12 @@ def accumulator_dtype(op: Op) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
+def allows_tf32(op: Op) -> bool:
+    """Whether a dot's operands may be rounded to TF32."""
+    assert isinstance(op.attributes, DotAttributes)
+    return op.attributes.tf32
+
+
 def lower_gemm(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:
     """Tasks are blocks of rows by blocks of columns; each packs its rows once and walks its columns tile by tile."""
     return _Gemm(frame, schedule).lower()

@@ -142,3 +142,19 @@ def test_many_small_terms_are_not_lost() -> None:
     ones = np.ones(4096, np.float32).astype(parse(text).inputs[0].type.dtype.numpy)
     (y,) = interpret(precision(parse(text)), [ones])
     assert float(y) == 4096.0
+
+
+_PRODUCTS = """
+graph @g(%x: f32[4, 30], %w: f32[30, 8], %h: f16[4, 30], %v: f16[30, 8]) {
+  %y = dot(%x, %w) {contract=[1]x[0]} : f32[4, 8]
+  %z = dot(%h, %v) {contract=[1]x[0]} : f16[4, 8]
+  return %y, %z
+}
+"""
+
+
+def test_products_of_f32_keep_their_digits_unless_asked() -> None:
+    unchanged(precision, _PRODUCTS)
+    becomes(
+        lambda graph: precision(graph, tf32=True), _PRODUCTS, _PRODUCTS.replace("[0]} : f32", "[0], tf32=true} : f32")
+    )

@@ -14,7 +14,7 @@ from fusec.ir.types import bool_, f32
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, contraction
+from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, without_conditions, without_factor
 from fusec.passes.schedule.gpu import GpuAttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
@@ -34,6 +34,7 @@ class _Attention:
         self.frame, self.schedule, self.match = frame, schedule, match
         self.e = find_elements(frame, match)
         self.dtype = accumulator_dtype(match.score_dot)
+        self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
         if self.dtype is not f32:
             raise LoweringError(f"attention of {self.dtype} on a GPU")
         shape = match.value_dot.result.type.static_shape
@@ -139,7 +140,7 @@ class _Attention:
         code: list[Statement] = [
             *key_code,
             Alloc(scores),
-            Dot(self.q, keys, self.inner, raw, query, key, True, _NO_REGISTERS),
+            Dot(self.q, keys, self.inner, raw, query, key, True, _NO_REGISTERS, self.tf32[0]),
         ]
         if base != raw:
             code.append(Map(domain, scores, index, base))
@@ -159,7 +160,7 @@ class _Attention:
             Reduce((rows, Iter(self.kj, s.keys)), total, row, "sum", weight, fresh=False),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Apply("mul", (acc, at[scale]), f32)),
             *value_code,
-            Dot(rows, self.value, keys, acc, weight, value, False, _NO_REGISTERS),
+            Dot(rows, self.value, keys, acc, weight, value, False, _NO_REGISTERS, self.tf32[1]),
         ]
 
     def _changed(self, score: ScalarExpr, raw: Load) -> ScalarExpr:

@@ -6,7 +6,7 @@ from fusec.errors import LoweringError
 from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, delinearize, floordiv, minimum, mod, mul, sub, symbol
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, contraction, epilogue_stores, operand_index
+from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
 from fusec.passes.schedule.gpu import GpuGemmSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex
@@ -27,6 +27,7 @@ class _Gemm:
         self.op = self.ops[0]
         self.axes = contraction(self.op)
         self.dtype = accumulator_dtype(self.op)
+        self.tf32 = allows_tf32(self.op)
         if schedule.split != 1:
             raise LoweringError("products split along K")
         axes, s = self.axes, schedule
@@ -77,7 +78,7 @@ class _Gemm:
             accumulators.append(Load(acc, index))
             inside += [
                 *right_code,
-                Dot(self.m, self.n, self.depth, accumulators[-1], left, right, False, _NO_REGISTERS),
+                Dot(self.m, self.n, self.depth, accumulators[-1], left, right, False, _NO_REGISTERS, self.tf32),
             ]
         loop = Loop(self.k0, 0, axes.k, s.k, tuple(inside))
         point = (

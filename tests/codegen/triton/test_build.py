@@ -66,6 +66,18 @@ def test_no_descriptor_for_rows_off_sixteen_bytes() -> None:
     assert [d.parameter for d in kernel.descriptors] == [3]  # the result's rows alone are
 
 
+def test_tf32_is_for_those_who_ask() -> None:
+    graph = parse(linear(256, 64, 128, "f32"))
+    plain, rounded = (lower(graph, "cuda:sm_90", tf32=t).program.kernels for t in (False, True))
+    target = gpu_target("cuda:sm_90")
+    (exact,), (fast,) = module_source(plain, target).kernels, module_source(rounded, target).kernels
+    assert '"ieee"' in exact.text
+    assert "tf32" not in exact.text
+    assert '"tf32"' in fast.text
+    assert len(fast.descriptors) == 3
+    assert ".tf32" in compile_kernels(rounded, target).assembly()
+
+
 def test_whole_blocks_of_keys_have_no_mask() -> None:
     text = sdpa((1, 2, 1024, 64), (1, 2, 1024, 64), "bf16", causal=True)
     (kernel,) = module_source(lower(parse(text), "cuda:sm_90").program.kernels, gpu_target("cuda:sm_90")).kernels
