@@ -76,9 +76,8 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     machine = machine_of(target)
     anonymous, locations = without_locations(graph)
     disabled = config.disabled_passes()
-    key = content_key(
-        print_graph(anonymous), library, repr(machine), target, repr(options.tune), options.precision, repr(sorted(disabled)), *versions()
-    )
+    asked = repr(replace(options, target=target, cache=True))
+    key = content_key(print_graph(anonymous), library, repr(machine), asked, repr(sorted(disabled)), *versions())
     with _table_lock:
         known = _built.get(key)
         lock = _locks.get(key)

@@ -111,11 +111,11 @@ def _statement(statement: Statement, depth: int) -> list[str]:
 def _dot(dot: Dot) -> str:
     r = dot.registers
     sign = "=" if dot.fresh else "+="
-    unroll = f" unroll {r.unroll}" if r.unroll != 1 else ""
+    registers = f"registers {r.rows}x{r.columns}" + (f" unroll {r.unroll}" if r.unroll != 1 else "")
     tf32 = " tf32" if dot.tf32 else ""
     operands = f"{print_scalar(dot.a)} * {print_scalar(dot.b)}"
     domain = _domain((dot.m, dot.n, dot.k))
-    return f"dot {print_scalar(dot.accumulator)} {sign} {operands} for {domain} registers {r.rows}x{r.columns}{unroll}{tf32}"
+    return f"dot {print_scalar(dot.accumulator)} {sign} {operands} for {domain} {registers}{tf32}"
 
 
 def _braces(head: str, body: Block, depth: int) -> list[str]:
