@@ -20,11 +20,13 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.select import Selector
 from fusec.passes.pipeline import lower
 from fusec.runtime.library import run_extern
 from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
 from fusec.target.cpu import cpu_target
+from fusec.target.gpu import is_gpu
 from fusec.tile import interpret as tile_interpreter
 from fusec.tile.verify import verify
 
@@ -154,16 +156,20 @@ def run(
     inputs: Sequence[Array] | None = None,
     *,
     disable: frozenset[str] = frozenset(),
-    selector: Selector | None = None,
+    selector: Selector | GpuSelector | None = None,
     threads: int = 2,
     seed: int = 0,
     compiled: bool = True,
+    target: str = "cpu",
 ) -> Run:
-    """Lowers a graph (or its text) for this CPU, checked after every pass, and runs it."""
+    """Lowers a graph (or its text), checked after every pass, and runs it.
+
+    The kernels are compiled for this CPU, or, for a ``target`` that is a GPU, run in the tile IR's interpreter.
+    """
     graph = parse(source) if isinstance(source, str) else source
     arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
-    lowered = lower(graph, "cpu", threads=threads, disable=disable, check=True, selector=selector)
-    return Run(lowered, execute(lowered.program, arrays, compiled=compiled))
+    lowered = lower(graph, target, threads=threads, disable=disable, check=True, selector=selector)
+    return Run(lowered, execute(lowered.program, arrays, compiled=compiled and not is_gpu(target)))
 
 
 def check(
@@ -171,12 +177,13 @@ def check(
     inputs: Sequence[Array] | None = None,
     *,
     disable: frozenset[str] = frozenset(),
-    selector: Selector | None = None,
+    selector: Selector | GpuSelector | None = None,
     threads: int = 2,
     seed: int = 0,
     slack: float = 2.0,
     atol: float = 0.0,
     compiled: bool = True,
+    target: str = "cpu",
 ) -> Run:
     """:func:`run`, compared with the interpreter in float64 and in the graph's own dtypes, strides included.
 
@@ -184,7 +191,7 @@ def check(
     """
     graph = parse(source) if isinstance(source, str) else source
     arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
-    result = run(graph, arrays, disable=disable, selector=selector, threads=threads, compiled=compiled)
+    result = run(graph, arrays, disable=disable, selector=selector, threads=threads, compiled=compiled, target=target)
     with np.errstate(all="ignore"):
         eager = interpret(graph, arrays, extern=_reference_extern)
         exact = interpret(graph, arrays, float64=True, extern=_reference_extern)

@@ -47,7 +47,14 @@ _COMBINE = {
     "any": "tl.maximum({0}, {1})",
     "all": "tl.minimum({0}, {1})",
 }
+_NAN_COMBINE = {
+    "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+}
 _IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf')", "any": "0", "all": "1"}
+
+MAX_OUTER = 65535
+"""Blocks on the second axis of a launch."""
 
 HEADER = """import triton
 import triton.language as tl
@@ -101,10 +108,11 @@ class _Emitter:
         self.depth = 1
         self.names: dict[Buffer, str] = {}
         self.symbols: dict[Symbol, str] = {}
-        self.taken = {"tl", "triton", "libdevice", "float", "range"}
+        self.taken = {"tl", "triton", "libdevice", "float", "range", "block"}
         self.wide = any(needs_int64(b.extent) for b in kernel.parameters)
         self.made: dict[str, str] = {}
         self.domain: tuple[Iter, ...] = ()
+        self.outer: set[Symbol] = set()
 
     # Text
 
@@ -153,17 +161,27 @@ class _Emitter:
         return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes, tuple(self.descriptors))
 
     def _read_ahead(self, block: Block) -> None:
-        """Starts every load before the first reduction, whose barrier none of them would cross."""
+        """Starts the loads of a block before its first reduction, whose barrier none of them would cross.
+
+        What every block reads for its stores alone (weights along a row) is in cache, and would only take registers.
+        """
         for s in block:
-            if isinstance(s, Map | Store | Reduce):
-                self.domain = s.domain
-                for load in loads(s.value):
-                    if load.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in load.index):
-                        self._read(load)
+            if not isinstance(s, Map | Store | Reduce):
+                continue
+            self.domain = s.domain
+            for load in loads(s.value):
+                plain = load.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in load.index)
+                if plain and (self._is_own(load) or not isinstance(s, Store)):
+                    self._read(load)
+
+    def _is_own(self, load: Load) -> bool:
+        """Whether a load differs from one block of the grid to the next."""
+        return any(s in self.outer for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i))
 
     def _grid(self, grid: Grid) -> tuple[int, int, int]:
-        """The last iterator on the fastest axis; the others together on the second."""
+        """The last iterator on the fastest axis; the others together on the second, or, if too many, behind it."""
         iters = grid.iters
+        self.outer = {i.var for i in iters}
         for i in iters:
             if i.extent == 1:
                 self.symbols[i.var] = "0"
@@ -175,13 +193,16 @@ class _Emitter:
             return (1 if all(i.extent for i in iters) else 0, 1, 1)
         fast, rest = live[-1], live[:-1]
         self.symbols[fast.var] = self.unique(fast.var.name)
-        self.line(f"{self.symbols[fast.var]} = tl.program_id(0){wide}")
         outer = prod(i.extent for i in rest)
-        if outer > 65535:
-            raise LoweringError(f"a grid of {outer} rows of blocks")
+        flat = outer > MAX_OUTER
+        if flat:
+            self.line(f"block = tl.program_id(0){wide}")
+            self.line(f"{self.symbols[fast.var]} = block % {fast.extent}")
+        else:
+            self.line(f"{self.symbols[fast.var]} = tl.program_id(0){wide}")
         if rest:
             other = self.unique("outer")
-            self.line(f"{other} = tl.program_id(1){wide}")
+            self.line(f"{other} = block // {fast.extent}" if flat else f"{other} = tl.program_id(1){wide}")
             step = 1
             for i in reversed(rest):
                 name = self.symbols[i.var] = self.unique(i.var.name)
@@ -189,7 +210,7 @@ class _Emitter:
                 last = i is rest[0]
                 self.line(f"{name} = {quotient}" if last else f"{name} = {quotient} % {i.extent}")
                 step *= i.extent
-        return (fast.extent, outer, 1)
+        return (fast.extent * outer, 1, 1) if flat else (fast.extent, outer, 1)
 
     def block(self, block: Block) -> None:
         for statement in block:
@@ -218,6 +239,9 @@ class _Emitter:
 
     def _loop(self, loop: Loop) -> None:
         name = self.symbols[loop.var] = self.unique(loop.var.name)
+        for changed in _changed(loop.body):
+            if changed in self.names:
+                self._forget(self.names[changed])
         self.domain = ()
         start, stop = self.index(loop.start), self.index(loop.stop)
         tiles = any(isinstance(inner, Loop) for inner in loop.body)
@@ -225,6 +249,8 @@ class _Emitter:
         options = ", flatten=True" if tiles else ""
         self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
         with self.indented():
+            if self.kernel.kind == "row":
+                self._read_ahead(loop.body)
             self.block(loop.body)
 
     def _map(self, s: Map) -> None:
@@ -272,11 +298,12 @@ class _Emitter:
         kept = [i.var for i in s.domain if i.var in s.index]
         if tuple(kept) != tuple(s.index):
             raise LoweringError("a reduction whose result is laid out in another order than its domain")
+        lanes = len(kept) == len(s.domain)
         value = self.scalar(s.value)
         shape = ", ".join(str(i.extent) for i in s.domain)
-        dtype = type_name(s.target.dtype)
-        text = f"tl.broadcast_to({value}, [{shape}]).to({'tl.int32' if s.target.dtype.name == 'bool' else dtype})"
-        mask = self.mask(tuple(i for i in s.domain if i.var not in s.index))
+        wide = "tl.int32" if s.target.dtype.name == "bool" and not lanes else type_name(s.target.dtype)
+        text = f"tl.broadcast_to({value}, [{shape}]).to({wide})"
+        mask = self.mask(tuple(i for i in s.domain if lanes or i.var not in s.index))
         if mask:
             text = f"tl.where({mask}, {text}, {self._identity(s.op, s.target.dtype)})"
         propagates = s.op in _NAN_REDUCE and s.target.dtype.is_float and self.kernel.kind != "attention"
@@ -286,7 +313,7 @@ class _Emitter:
                 text = spelling.format(text, axis)
         name = self.names[s.target]
         if not s.fresh:
-            text = _COMBINE[s.op].format(name, text)
+            text = (_NAN_COMBINE if propagates else _COMBINE)[s.op].format(name, text)
         self.line(f"{name} = {text}")
         self._forget(name)
 
@@ -504,6 +531,8 @@ class _Emitter:
         if e.dtype.name == "bool":
             return f"({argument} != 0)"
         text = f"({argument}).to({type_name(e.dtype)})"
+        if isinstance(e.args[0], IndexValue):
+            text = f"tl.cast({argument}, {type_name(e.dtype)})"  # a loop's variable is no tensor in the interpreter
         half = e.dtype.is_float and e.dtype.bits < 32
         return f"{text}.to(tl.float32)" if half else text
 
@@ -521,3 +550,15 @@ class _Emitter:
         if e.op == "floordiv" and e.dtype.is_float:
             return f"tl.floor(tl.div_rn({args[0]}, {args[1]}))"
         raise LoweringError(f"{e.op} of {e.dtype} in a Triton kernel")
+
+
+def _changed(block: Block) -> Iterator[Buffer]:
+    """The tiles that a block gives new values."""
+    for s in block:
+        match s:
+            case Map() | Reduce():
+                yield s.target
+            case Dot():
+                yield s.accumulator.buffer
+            case Loop():
+                yield from _changed(s.body)

@@ -77,7 +77,7 @@ def lower_row(frame: Frame, schedule: RowSchedule) -> LoweredGroup:
     axes = anchors[0].attributes.axes
     group = row_group(frame, anchors)
     kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
-    reduced_inner = _reduced_is_innermost(frame, anchors[0], shape, kept_axes)
+    reduced_inner = reduced_is_innermost(frame, anchors[0], shape, kept_axes)
     writer = _Phases(frame, schedule, group, anchors)
     if not kept_axes or (reduced_inner and not _is_short(frame, shape, axes)):
         return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
@@ -118,7 +118,7 @@ def _is_map(op: Op) -> bool:
     return op.definition.kind in ("view", "elementwise")
 
 
-def _reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[int, ...], kept: tuple[int, ...]) -> bool:
+def reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[int, ...], kept: tuple[int, ...]) -> bool:
     """True when neighbours along the reduced axes are nearer in memory than those along the last kept axis."""
     axes = tuple(a for a in range(len(shape)) if a not in kept)
     if not kept or not axes:

@@ -63,14 +63,16 @@ class GpuAttentionSchedule:
 
 @dataclass(frozen=True)
 class GpuRowSchedule:
-    """A block holds ``rows`` whole rows, each padded to ``columns``."""
+    """A block holds ``rows`` rows: whole ones padded to ``columns``, or ``columns`` elements of them at a time."""
 
     rows: int
     columns: int
     launch: Launch
+    whole: bool = True
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
-        return (("rows", self.rows), ("columns", self.columns), ("warps", self.launch.warps))
+        columns = "columns" if self.whole else "chunk"
+        return (("rows", self.rows), (columns, self.columns), ("warps", self.launch.warps))
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,6 @@ _GEMM_BLOCKS = (
 )
 """Rows, columns, depth, warps, stages."""
 
-MAX_COLUMNS = 32768
-"""Longest row that one block holds in registers."""
-
-
 _RESERVED = 1024
 """Bytes of shared memory for barriers."""
 
@@ -129,11 +127,11 @@ def gemm_candidates(
     for bm, bn, bk, warps, stages in _GEMM_BLOCKS:
         if bits == 32:
             bm, bn, bk, stages = min(bm, 64), min(bn, 64), min(bk, 32), 2
-        if (bm > 16 and bm >= 2 * _pow2(m)) or (bn > 32 and bn >= 2 * _pow2(n)):
+        if (bm > 16 and bm >= 2 * pow2(m)) or (bn > 32 and bn >= 2 * pow2(n)):
             continue
         if bm * bn * products > MAX_ACCUMULATORS * warps // 8:
             continue
-        bk = min(bk, max(16, _pow2(k)))
+        bk = min(bk, max(16, pow2(k)))
         while stages > 1 and (bm + bn * products) * bk * item * stages > target.shared_memory - _RESERVED:
             stages -= 1
         tiles = batches * ceil(m / bm) * ceil(n / bn)
@@ -189,7 +187,7 @@ def attention_candidates(
     found: list[GpuAttentionSchedule] = []
     blocks = _ATTENTION_BLOCKS if max(depth, values) > 64 else (_NARROW_FIRST, *_ATTENTION_BLOCKS)
     for q, k, warps, stages in dict.fromkeys(blocks):
-        if q > max(16, _pow2(queries)) or k > max(16, _pow2(keys)):
+        if q > max(16, pow2(queries)) or k > max(16, pow2(keys)):
             continue
         if item == 4 and q * k > 64 * 32:
             continue
@@ -198,23 +196,12 @@ def attention_candidates(
     return found or [GpuAttentionSchedule(16, 16, Launch(4, 1))]
 
 
-def row_schedule(rows: int, length: int, target: GpuTarget) -> GpuRowSchedule:
-    """Rows enough for a block of about 4096 elements; thirty-two elements a thread, so that blocks share a unit.
-
-    On an H200, rows of 8192 bf16: layer norm 3.77 TB/s with 8 warps, 2.86 with 16; softmax 4.03 and 4.12.
-    """
-    columns = max(16, _pow2(length))
-    together = max(1, min(_pow2(max(rows, 1)), 4096 // columns))
-    warps = max(1, min(16, together * columns // (target.warp_size * 32)))
-    return GpuRowSchedule(together, columns, Launch(_pow2(warps), 1))
-
-
 def map_schedule(elements: int, target: GpuTarget) -> GpuMapSchedule:
     """Enough blocks for every unit, eight elements a thread where there are many."""
     block = 1024 if elements >= 1024 * target.units * 4 else 256
     return GpuMapSchedule(block, Launch(4, 1))
 
 
-def _pow2(n: int) -> int:
+def pow2(n: int) -> int:
     """The least power of two that is not below ``n``."""
     return 1 << max(n - 1, 0).bit_length()

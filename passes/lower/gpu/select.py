@@ -15,6 +15,8 @@ from fusec.passes.lower.gpu.attention import lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.map import lower_map
 from fusec.passes.lower.gpu.row import lower_row
+from fusec.passes.lower.gpu.wide import lower_wide_row
+from fusec.passes.lower.row import reduced_is_innermost
 from fusec.passes.lower.select import fused_ops
 from fusec.passes.schedule.gpu import (
     GpuAttentionSchedule,
@@ -25,8 +27,8 @@ from fusec.passes.schedule.gpu import (
     attention_candidates,
     gemm_candidates,
     map_schedule,
-    row_schedule,
 )
+from fusec.passes.schedule.gpu_row import row_candidates
 from fusec.runtime.program import KernelReport
 from fusec.target.gpu import GpuTarget
 
@@ -65,11 +67,7 @@ class GpuSelector:
                 side = match.weights_side
                 return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], bits, self.target))
             case "row":
-                op = next(o for o in frame.body.ops if o.definition.kind == "reduce")
-                assert isinstance(op.attributes, ReduceAttributes)
-                shape = op.operands[0].type.static_shape
-                length = prod(shape[a] for a in op.attributes.axes)
-                return [row_schedule(prod(shape) // max(length, 1), length, self.target)]
+                return list(_row_candidates(frame, self.target))
             case "map":
                 return [map_schedule(max(v.type.size for v in frame.body.outputs), self.target)]
             case kind:
@@ -102,6 +100,16 @@ class GpuSelector:
         )
 
 
+def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
+    op = next(o for o in frame.body.ops if o.definition.kind == "reduce")
+    assert isinstance(op.attributes, ReduceAttributes)
+    shape, axes = op.operands[0].type.static_shape, op.attributes.axes
+    length = prod(shape[a] for a in axes)
+    kept = tuple(a for a in range(len(shape)) if a not in axes)
+    across = not reduced_is_innermost(frame, op, shape, kept)
+    return row_candidates(prod(shape) // max(length, 1), length, target, across=across)
+
+
 def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
     lowered = _lower_with(frame, schedule)
@@ -116,6 +124,6 @@ def _lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
         case GpuAttentionSchedule():
             return lower_attention(frame, schedule)
         case GpuRowSchedule():
-            return lower_row(frame, schedule)
+            return lower_row(frame, schedule) if schedule.whole else lower_wide_row(frame, schedule)
         case GpuMapSchedule():
             return lower_map(frame, schedule)

@@ -111,6 +111,29 @@ CASES: dict[str, str] = {
   %y = reduce_sum(%x) {axes=[0, 1]} : f32[]
   return %y
 }""",
+    "wide_softmax": """graph @s(%x: f32[3, 40001]) {
+  %y = softmax(%x) {axis=1} : f32[3, 40001]
+  return %y
+}""",
+    "wide_norm_bf16": """graph @s(%x: bf16[2, 49152], %w: bf16[49152]) {
+  %y = layer_norm(%x, %w) {axes=[1], eps=1e-5} : bf16[2, 49152]
+  return %y
+}""",
+    "long_columns": """graph @s(%x: f32[700, 70]) {
+  %y = softmax(%x) {axis=0} : f32[700, 70]
+  return %y
+}""",
+    "long_columns_bools": """graph @s(%x: f32[9, 70, 130]) {
+  %c = gt(%x, f32(2.0)) : bool[9, 70, 130]
+  %y = reduce_any(%c) {axes=[0, 1]} : bool[130]
+  %z = reduce_all(%c) {axes=[0, 1]} : bool[130]
+  return %y, %z
+}""",
+    "long_columns_integers": """graph @s(%x: i64[700, 70]) {
+  %y = reduce_min(%x) {axes=[0]} : i64[70]
+  %z = reduce_max(%x) {axes=[0]} : i64[70]
+  return %y, %z
+}""",
     "linear_f32": linear(130, 96, 100, "f32"),
     "linear_bf16": linear(130, 200, 100, "bf16"),
     "linear_f16": linear(65, 72, 300, "f16", "relu(%h)"),
