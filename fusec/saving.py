@@ -15,8 +15,9 @@ from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError, FusecError, TargetError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Location
+from fusec.ir.index import Index, Symbol, substitute, symbols_of
 from fusec.ir.parse import parse
-from fusec.ir.types import DType, TensorType, contiguous_strides, u8
+from fusec.ir.types import DType, TensorType, contiguous_strides, fixed, u8
 from fusec.runtime import artifact
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.code import Scope
@@ -143,7 +144,7 @@ def _weights(
         elif (dtype, array.shape) != (slot.type.dtype, slot.type.static_shape):
             raise ArtifactError(f"weight {slot.name} is {dtype}{list(array.shape)}, the program has {slot.type}")
         else:
-            weights[int(number)] = _laid_out(arrays, arrays.from_numpy(array, dtype), slot.strides)
+            weights[int(number)] = _laid_out(arrays, arrays.from_numpy(array, dtype), fixed(slot.strides))
     return weights, packed, constants
 
 
@@ -189,9 +190,13 @@ def _example_outputs(executable: Executable) -> list[Any]:
     made = []
     for slot in program.outputs:
         record = program.slots[slot]
-        backwards = any(s < 0 for s in record.strides)
-        strides = contiguous_strides(record.type.static_shape) if backwards else record.strides
-        expression = executable.arrays.allocate(scope, record.type, strides)
+        symbols = {s for n in (*record.type.shape, *record.strides) for s in symbols_of(n)}
+        least: dict[Symbol, Index] = {s: s.lo or 1 for s in symbols}
+        type_ = record.type.with_shape([substitute(n, least) for n in record.type.shape])
+        strides = fixed([substitute(s, least) for s in record.strides])
+        if any(s < 0 for s in strides):
+            strides = contiguous_strides(type_.static_shape)
+        expression = executable.arrays.allocate(scope, type_, strides)
         made.append(eval(expression, dict(scope.objects)))
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from fusec.errors import LoweringError
 from fusec.ir.attributes import (
     ConstantAttributes,
     ExternAttributes,
@@ -11,6 +12,7 @@ from fusec.ir.attributes import (
     IotaAttributes,
 )
 from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.index import most
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_
 from fusec.runtime.library import CHECK_INDEX
@@ -37,12 +39,19 @@ def check_indices(graph: Graph) -> Graph:
     facts = _Facts(graph)
     wanted: dict[Value, dict[tuple[int, int], Op]] = {}
     for op in graph.ops:
-        if op.name in ("gather", "gather_elements") and op.result.type.size:
+        if op.name in ("gather", "gather_elements") and 0 not in op.result.type.shape:
             assert isinstance(op.attributes, GatherAttributes)
             source, index = op.operands
-            for check in facts.checks(index, 0, source.type.static_shape[op.attributes.axis] - 1):
+            for check in facts.checks(index, 0, _extent(source, op.attributes.axis, op) - 1):
                 wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     return _with_calls(graph, wanted) if wanted else graph
+
+
+def _extent(source: Value, axis: int, op: Op) -> int:
+    extent = source.type.shape[axis]
+    if not isinstance(extent, int):
+        raise LoweringError(f"{op.name} picks from an axis of symbolic extent {extent}", op.location)
+    return extent
 
 
 def _with_calls(graph: Graph, wanted: dict[Value, dict[tuple[int, int], Op]]) -> Graph:
@@ -100,9 +109,9 @@ class _Facts:
                 return number, number
             case "iota":
                 assert isinstance(op.attributes, IotaAttributes)
-                return 0, max(op.result.type.static_shape[op.attributes.axis] - 1, 0)
+                return 0, max(most(op.result.type.shape[op.attributes.axis]) - 1, 0)
             case "argmax" | "argmin":
-                return 0, max(op.operands[0].type.static_shape[op.attributes.axis] - 1, 0)  # type: ignore[attr-defined]
+                return 0, max(most(op.operands[0].type.shape[op.attributes.axis]) - 1, 0)  # type: ignore[attr-defined]
             case "add":
                 return of[0][0] + of[1][0], of[0][1] + of[1][1]
             case "sub":
@@ -133,8 +142,8 @@ class _Facts:
 
     def checks(self, value: Value, low: int, high: int) -> list[Check]:
         """What must hold of values in memory for every element of ``value`` to lie in ``[low, high]``."""
-        least, most = self.range(value)
-        if low <= least and most <= high:
+        least, greatest = self.range(value)
+        if low <= least and greatest <= high:
             return []
         op = self.producers.get(value)
         match op.name if op is not None else "":
@@ -200,5 +209,5 @@ def _of_dtype(dtype: DType) -> Range:
 
 def _within(dtype: DType, found: Range | None) -> Range:
     """The range, unless it passes the dtype's own: then the value may have wrapped around."""
-    least, most = _of_dtype(dtype)
-    return found if found is not None and least <= found[0] and found[1] <= most else (least, most)
+    whole = _of_dtype(dtype)
+    return found if found is not None and whole[0] <= found[0] and found[1] <= whole[1] else whole

@@ -26,18 +26,21 @@ from fusec.ir.index import (
     Index,
     Symbol,
     add,
-    bounds,
     delinearize,
+    is_at_least,
+    is_below,
+    last,
     linearize,
     maximum,
     minimum,
+    most,
     mul,
     sub,
     substitute,
     symbol,
     symbols_of,
 )
-from fusec.ir.types import DType, bool_, i64
+from fusec.ir.types import Dim, DType, bool_, i64
 from fusec.passes.subscripts import fill_symbols
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
 
@@ -46,9 +49,9 @@ Leaf = Callable[[Subscripts], ScalarExpr | None]
 """How to read one value that is in memory, at an index; None where it has to be computed after all."""
 
 
-def fresh_index(prefix: str, shape: tuple[int, ...]) -> tuple[Symbol, ...]:
+def fresh_index(prefix: str, shape: tuple[Dim, ...]) -> tuple[Symbol, ...]:
     """One symbol an axis, each with exactly the range of its axis."""
-    return tuple(symbol(f"{prefix}{k}", 0, max(n - 1, 0)) for k, n in enumerate(shape))
+    return tuple(symbol(f"{prefix}{k}", 0, last(n)) for k, n in enumerate(shape))
 
 
 def settled(index: Subscripts) -> Subscripts:
@@ -73,8 +76,8 @@ def pure(index: Subscripts) -> tuple[Index, ...]:
 
 def view_index(op: Op, index: Subscripts) -> Subscripts:
     """The operand's index that a view op's result reads at ``index``."""
-    source = op.operands[0].type.static_shape
-    target = op.result.type.static_shape
+    source = op.operands[0].type.shape
+    target = op.result.type.shape
     match op.attributes:
         case PermuteAttributes(permutation=permutation):
             back: list[Subscript] = [0] * len(source)
@@ -105,13 +108,13 @@ def _affine(i: Subscript, start: object, step: int) -> Subscript:
     return add(mul(pure((i,))[0], step), start)
 
 
-def broadcast_index(index: Subscripts, source: tuple[int, ...]) -> Subscripts:
+def broadcast_index(index: Subscripts, source: tuple[Dim, ...]) -> Subscripts:
     """NumPy's rule: aligned at the right, an axis of extent 1 is read at 0."""
     own = index[len(index) - len(source) :]
     return tuple(0 if n == 1 else i for i, n in zip(own, source, strict=True))
 
 
-def reshape_index(index: Subscripts, target: tuple[int, ...], source: tuple[int, ...]) -> Subscripts:
+def reshape_index(index: Subscripts, target: tuple[Dim, ...], source: tuple[Dim, ...]) -> Subscripts:
     """The source index with the same place in row-major order; runs of equal axes pass through untouched."""
     if _squeezed(target) == _squeezed(source):
         kept = iter(i for i, n in zip(index, target) if n != 1)
@@ -126,11 +129,11 @@ def reshape_index(index: Subscripts, target: tuple[int, ...], source: tuple[int,
     return tuple(result)
 
 
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _squeezed(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(n for n in shape if n != 1)
 
 
-def _matching_runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+def _matching_runs(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> list[tuple[list[int], list[int]]]:
     """Splits two shapes of equal size into the shortest runs of axes with equal products."""
     if 0 in a:
         return [(list(range(len(a))), list(range(len(b))))]
@@ -138,13 +141,14 @@ def _matching_runs(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[list[in
     i = j = 0
     while i < len(a) or j < len(b):
         left, right = [], []
-        pa = pb = 1
+        pa: Index = 1
+        pb: Index = 1
         if i < len(a):
             left, pa, i = [i], a[i], i + 1
         if j < len(b):
             right, pb, j = [j], b[j], j + 1
         while pa != pb:
-            if pa < pb:
+            if j == len(b) or (i < len(a) and most(pa) < most(pb)):
                 left.append(i)
                 pa, i = pa * a[i], i + 1
             else:
@@ -178,7 +182,7 @@ class Inliner:
         self._producers = producers
         self.leaves = dict(leaves)
         self._memo: dict[tuple[Value, Subscripts], ScalarExpr] = {}
-        self._loaded: dict[tuple[ScalarExpr, int], Symbol] = {}
+        self._loaded: dict[tuple[ScalarExpr, Dim], Symbol] = {}
 
     def add_leaf(self, value: Value, leaf: Leaf) -> None:
         """From now on ``value`` is read from memory."""
@@ -206,18 +210,18 @@ class Inliner:
         if op is None:
             raise LoweringError(f"{value} is not in memory")
         if op.definition.kind == "view" or op.name in ("concat", "pad"):
-            named, loaded = self._named(index, value.type.static_shape)
+            named, loaded = self._named(index, value.type.shape)
             element = self._compute(op, named)
             return fill_symbols(element, loaded) if loaded else element
         return self._compute(op, index)
 
-    def _named(self, index: Subscripts, shape: tuple[int, ...]) -> tuple[Subscripts, dict[Symbol, ScalarExpr]]:
+    def _named(self, index: Subscripts, shape: tuple[Dim, ...]) -> tuple[Subscripts, dict[Symbol, ScalarExpr]]:
         """The index with a symbol for each loaded subscript (a gather's), so that index arithmetic can go on."""
         loaded: dict[Symbol, ScalarExpr] = {}
         named: list[Subscript] = []
         for i, n in zip(index, shape, strict=True):
             if not isinstance(i, int | Expr):
-                name = self._loaded.setdefault((i, n), symbol(f"loaded{len(self._loaded)}", 0, max(n - 1, 0)))
+                name = self._loaded.setdefault((i, n), symbol(f"loaded{len(self._loaded)}", 0, last(n)))
                 loaded[name] = i
                 i = name
             named.append(i)
@@ -246,7 +250,7 @@ class Inliner:
         raise LoweringError(f"{op.name} can't be computed one element at a time", op.location)
 
     def _elementwise(self, op: Op, index: Subscripts) -> ScalarExpr:
-        args = tuple(self.at(v, broadcast_index(index, v.type.static_shape)) for v in op.operands)
+        args = tuple(self.at(v, broadcast_index(index, v.type.shape)) for v in op.operands)
         if op.name == "copy":
             return args[0]
         if isinstance(op.attributes, CastAttributes) and isinstance(args[0], Const):
@@ -264,21 +268,20 @@ class Inliner:
     def _concat(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
         """The piece that the index falls into, as far as its bounds tell, else a choice of the pieces it may."""
         place = pure((index[axis],))[0]
-        lo, hi = bounds(place)
         result: ScalarExpr | None = None
-        stop = op.result.type.static_shape[axis]
+        stop: Index = op.result.type.shape[axis]
         for piece in reversed(op.operands):
-            extent = piece.type.static_shape[axis]
-            start = stop - extent
+            extent = piece.type.shape[axis]
+            start = sub(stop, extent)
             stop = start
-            if extent == 0 or (hi is not None and hi < start) or (lo is not None and lo >= start + extent):
+            if extent == 0 or is_below(place, start) or is_at_least(place, add(start, extent)):
                 continue
-            inside = minimum(maximum(sub(place, start), 0), extent - 1)
+            inside = minimum(maximum(sub(place, start), 0), last(extent))
             element = self.at(piece, (*index[:axis], inside, *index[axis + 1 :]))
             result = (
                 element
                 if result is None
-                else Apply("select", (_less(place, start + extent), element, result), element.dtype)
+                else Apply("select", (_less(place, add(start, extent)), element, result), element.dtype)
             )
         if result is None:
             raise LoweringError("a concatenation of nothing", op.location)
@@ -288,15 +291,14 @@ class Inliner:
         source, fill = op.operands
         inside: list[Index] = []
         conditions: list[ScalarExpr] = []
-        for i, low, n in zip(index, attributes.low, source.type.static_shape):
+        for i, low, n in zip(index, attributes.low, source.type.shape):
             place = sub(i, low)
-            lo, hi = bounds(place)
-            if (hi is not None and hi < 0) or (lo is not None and lo >= n):
+            if is_below(place, 0) or is_at_least(place, n):
                 return self.at(fill, ())
-            inside.append(minimum(maximum(place, 0), n - 1))
-            if lo is None or lo < 0:
+            inside.append(minimum(maximum(place, 0), last(n)))
+            if not is_at_least(place, 0):
                 conditions.append(Apply("ge", (IndexValue(place), Const(0, i64)), bool_))
-            if hi is None or hi >= n:
+            if not is_below(place, n):
                 conditions.append(_less(place, n))
         value = self.at(source, tuple(inside))
         if not conditions:
@@ -307,8 +309,9 @@ class Inliner:
         return Apply("select", (condition, value, self.at(fill, ())), value.dtype)
 
 
-def _less(place: Index, bound: int) -> ScalarExpr:
-    return Apply("lt", (IndexValue(place), Const(bound, i64)), bool_)
+def _less(place: Index, bound: Index) -> ScalarExpr:
+    end = Const(bound, i64) if isinstance(bound, int) else IndexValue(bound)
+    return Apply("lt", (IndexValue(place), end), bool_)
 
 
 def _index_number(i: Subscript, dtype: DType) -> ScalarExpr:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from fusec.errors import LoweringError
 from fusec.ir.attributes import NO_ATTRIBUTES
 from fusec.ir.graph import Graph, Op, Port, Value
-from fusec.ir.index import Index, Symbol, add, coefficient, mul, substitute
+from fusec.ir.index import Index, Symbol, add, mul, slope, substitute
 from fusec.ir.ops import OPS
-from fusec.ir.types import contiguous_strides
+from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.inline import fresh_index, index_only, pure, view_index
 
-Strides = tuple[int, ...]
+Strides = tuple[Dim, ...]
 
 KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
 """Kinds of the ops that kernels compute; their results can have any strides."""
@@ -30,14 +30,14 @@ class StridedView:
 
     base: Value
     strides: Strides
-    offset: int
+    offset: Dim
 
 
 def strided_view(
     value: Value, producers: Mapping[Value, Op], base_strides: Mapping[Value, Strides]
 ) -> StridedView | None:
     """A chain of views as strides over the memory of its source, or None where it is none or no strides say it."""
-    shape = value.type.static_shape
+    shape = value.type.shape
     if 0 in shape:
         return _empty_view(value, producers)
     symbols = fresh_index("v", shape)
@@ -51,16 +51,15 @@ def strided_view(
             op = producers.get(base)
     except LoweringError:
         return None
-    strides = base_strides.get(base, contiguous_strides(base.type.static_shape))
+    strides = base_strides.get(base, contiguous_strides(base.type.shape))
     flat: Index = 0
     for i, stride in zip(index, strides, strict=True):
         flat = add(flat, mul(i, stride))
-    steps = [coefficient(flat, s) if n > 1 else 0 for s, n in zip(symbols, shape, strict=True)]
+    steps = [slope(flat, s) if n != 1 else 0 for s, n in zip(symbols, shape, strict=True)]
     if any(k is None for k in steps):
         return None
     zero: dict[Symbol, Index] = dict.fromkeys(symbols, 0)
     offset = substitute(flat, zero)
-    assert isinstance(offset, int)
     return StridedView(base, tuple(k or 0 for k in steps), offset)
 
 
@@ -68,13 +67,13 @@ def _empty_view(value: Value, producers: Mapping[Value, Op]) -> StridedView:
     base = value
     while (op := producers.get(base)) is not None and op.definition.kind == "view":
         base = op.operands[0]
-    return StridedView(base, contiguous_strides(value.type.static_shape), 0)
+    return StridedView(base, contiguous_strides(value.type.shape), 0)
 
 
 def input_strides(graph: Graph) -> dict[Value, Strides]:
     """The strides of each graph input, contiguous where its port says nothing."""
     return {
-        v: p.strides if p.strides is not None else contiguous_strides(v.type.static_shape)
+        v: p.strides if p.strides is not None else contiguous_strides(v.type.shape)
         for v, p in zip(graph.inputs, graph.input_ports, strict=True)
     }
 
@@ -90,9 +89,9 @@ def memory_strides(graph: Graph) -> dict[Value, Strides]:
     return strides
 
 
-def same_layout(shape: tuple[int, ...], a: Strides, b: Strides) -> bool:
+def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
     """Equal strides on every axis with more than one element (others are never stepped along)."""
-    return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n > 1)
+    return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n != 1)
 
 
 def own_outputs(graph: Graph) -> Graph:
@@ -151,7 +150,7 @@ def _is_output_memory(
         return True
     if not _in_memory(value, producers, strides, indices):
         return False
-    shape = value.type.static_shape
+    shape = value.type.shape
     wanted = port.strides if port.strides is not None else contiguous_strides(shape)
     if op.definition.kind != "view":
         return same_layout(shape, strides.get(value, contiguous_strides(shape)), wanted)

@@ -18,7 +18,7 @@ from fusec.codegen.cuda.spelling import literal, memory_type, register_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, substitute, symbol
-from fusec.ir.types import DType
+from fusec.ir.types import DType, fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
 
@@ -449,7 +449,7 @@ def _guarded(value: ScalarExpr) -> set[Load]:
 
 def _is_inside(load: Load, domain: tuple[Iter, ...]) -> bool:
     """Whether every subscript is in range wherever a statement on the domain runs."""
-    for i, extent in zip(load.index, load.buffer.shape, strict=True):
+    for i, extent in zip(load.index, fixed(load.buffer.shape), strict=True):
         low, high = bounds(_tight(i, domain)) if isinstance(i, int | Expr) else (None, None)
         if low is None or high is None or low < 0 or high >= extent:
             return False

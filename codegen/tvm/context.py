@@ -129,7 +129,7 @@ class Numbers:
         return ("scalar", self.number(i))  # type: ignore[arg-type]
 
 
-def flat_index(subscripts: Iterable[Index], strides: Iterable[int]) -> Index:
+def flat_index(subscripts: Iterable[Index], strides: Iterable[Index]) -> Index:
     """The element offset of a multi-index."""
     flat: Index = 0
     for i, stride in zip(subscripts, strides, strict=True):

@@ -23,8 +23,9 @@ from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
+from fusec.ir.types import most_of
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
 
 STACK_BYTES = 256 * 1024
@@ -84,6 +85,9 @@ class Emitter:
         total = prod(i.extent for i in grid.iters)
         if total == 0:
             return
+        if total > 1 and any(map(self._has_size, grid.iters)):
+            self._grid_of_sizes(code, grid)
+            return
         point = tir.variable(code.fresh("point"), self.context.index_type)
         body = self.code()
         rest = total
@@ -105,6 +109,33 @@ class Emitter:
         count = self.context.integer(total)
         launch = tir.loop(point, count, body.statements, tir.PARALLEL, self.context.index_type)
         code.append(launch)
+
+    def _has_size(self, it: Iter) -> bool:
+        """Whether the number of points is known before the grid starts, and not now."""
+        return it.limit is not None and ix.symbols_of(it.limit) <= set(self.kernel.sizes)
+
+    def _grid_of_sizes(self, code: Code, grid: Grid) -> None:
+        dtype = self.context.index_type
+        counts = [self._points(code, it) for it in grid.iters]
+        rest = [self.context.integer(1)]
+        for count in reversed(counts):
+            rest.insert(0, code.let_index(tirx.Mul(rest[0], count), dtype, "points"))
+        point = tir.variable(code.fresh("point"), dtype)
+        body = self.code()
+        for it, count, behind in zip(grid.iters, counts, rest[1:], strict=True):
+            node = tirx.truncmod(tirx.truncdiv(point, behind), count)
+            body.append(tir.bind(self._bind_symbol(it.var), node))
+        inner = self.block(grid.body)
+        for it in grid.iters:
+            if it.limit is not None and not self._has_size(it):
+                inner = [tir.when(tirx.LT(self.context.loops[it.var], self.context.index(it.limit)), inner)]
+        body.append(*inner)
+        code.append(tir.loop(point, rest[0], body.statements, tir.PARALLEL, dtype))
+
+    def _points(self, code: Code, it: Iter) -> Node:
+        if it.limit is None or not self._has_size(it):
+            return self.context.integer(it.extent)
+        return code.let_index(self.context.index(ix.minimum(it.limit, it.extent)), self.context.index_type, "count")
 
     def _loop(self, code: Code, loop: Loop) -> None:
         dtype = self.context.index_type
@@ -136,7 +167,7 @@ class Emitter:
 
 
 def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
-    """The PrimFunc of a kernel: one int64 address a parameter, in order."""
+    """The PrimFunc of a kernel: one int64 address a parameter, in order, then one int64 a size."""
     emitter = Emitter(kernel, target)
     addresses, statements = [], []
     for buffer in kernel.parameters:
@@ -147,6 +178,11 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
         emitter.context.memory[buffer] = memory
         addresses.append(address)
         statements += [bound, declared]
+    for size in kernel.sizes:
+        given = tir.variable(size.name, "int64")
+        addresses.append(given)
+        narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
+        statements.append(tir.bind(emitter._bind_symbol(size), narrow))
     body = emitter.block(kernel.body)
     function = tirx.PrimFunc(addresses, tir.block([*statements, *body]))
     return function.with_attr("global_symbol", kernel.name).with_attr("tirx.noalias", True)
@@ -155,7 +191,7 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
 def _is_large(kernel: Kernel) -> bool:
     """Whether an offset, a count or an index value can pass the range of int32."""
     for buffer in kernel.parameters:
-        low = sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True) if s < 0)
+        low = sum((n - 1) * s for n, s in zip(most_of(buffer.shape), most_of(buffer.strides), strict=True) if s < 0)
         if buffer.extent >= _LARGE or low <= -_LARGE:
             return True
     return any(_needs_int64(statement) for statement in _statements(kernel.body))

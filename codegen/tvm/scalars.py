@@ -187,13 +187,19 @@ class Points:
         total: Value | None = None
         for i, extent, stride in zip(e.index, e.buffer.shape, e.buffer.strides, strict=True):
             part = self._subscript(i)
-            zero, last = (tir.constant(k, part.type, part.lanes) for k in (0, extent - 1))
-            part = self.code.lesser(self.code.greater(part, zero), last)
-            part = self.code.mul(part, tir.constant(stride, part.type, part.lanes))
+            zero = tir.constant(0, part.type, part.lanes)
+            part = self.code.lesser(self.code.greater(part, zero), self._same_everywhere(ix.sub(extent, 1), part))
+            part = self.code.mul(part, self._same_everywhere(stride, part))
             total = part if total is None else self.code.add(total, part)
         if total is None:
             return Place(self.context.integer(0), 1, False)
         return Place(total.node, total.lanes, False)
+
+    def _same_everywhere(self, i: Index, like: Value) -> Value:
+        """An integer or an expression of the kernel's sizes, on the lanes and of the type of an index."""
+        if isinstance(i, int):
+            return tir.constant(i, like.type, like.lanes)
+        return tir.widen(Value(self.context.index(i), like.type), like.lanes)
 
     def _subscript(self, i: Subscript) -> Value:
         if isinstance(i, int | Expr):
@@ -209,7 +215,7 @@ class Points:
                 affine = ix.add(affine, ix.mul(i, stride))
                 continue
             loaded = self._subscript(i)
-            part = self.code.mul(loaded, tir.constant(stride, loaded.type, loaded.lanes))
+            part = self.code.mul(loaded, self._same_everywhere(stride, loaded))
             gathered = part if gathered is None else self.code.add(gathered, part)
         if gathered is None:
             return self._affine_place(affine)
@@ -288,7 +294,6 @@ def is_within(e: Load) -> bool:
     for i, extent in zip(e.index, e.buffer.shape, strict=True):
         if not isinstance(i, int | Expr):
             return False
-        low, high = ix.bounds(i)
-        if low is None or high is None or low < 0 or high >= extent:
+        if not (ix.is_at_least(i, 0) and ix.is_below(i, extent)):
             return False
     return True

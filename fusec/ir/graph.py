@@ -14,7 +14,7 @@ from typing import Literal
 from fusec.errors import FusecError, TypeRuleError
 from fusec.ir.attributes import NO_ATTRIBUTES, Attributes, ConstantAttributes, Scalar
 from fusec.ir.ops import OPS, OpDef
-from fusec.ir.types import DType, TensorType
+from fusec.ir.types import Dim, DType, TensorType
 
 InputRole = Literal["argument", "parameter", "state"]
 """argument: given at each call. parameter: an nn.Module's parameter or buffer, by reference.
@@ -85,7 +85,7 @@ class Port:
     mutates: for an output, the index of the input that must receive the value in place, else None.
     """
 
-    strides: tuple[int, ...] | None = None
+    strides: tuple[Dim, ...] | None = None
     offset: int = 0
     role: InputRole = "argument"
     path: str = ""

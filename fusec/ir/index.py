@@ -78,12 +78,15 @@ class Expr:
 
 
 class Symbol(Expr):
-    """A named integer with an inclusive range."""
+    """A named integer with an inclusive range.
+
+    ``hi`` may be an expression: the index of an axis of ``B`` elements ends at ``B - 1``.
+    """
 
     __slots__ = ("hi", "lo", "name")
     name: str
     lo: int | None
-    hi: int | None
+    hi: Index | None
 
     def _spell(self) -> str:
         return self.name
@@ -169,7 +172,7 @@ def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
     return found
 
 
-def symbol(name: str, lo: int | None = 0, hi: int | None = None) -> Symbol:
+def symbol(name: str, lo: int | None = 0, hi: Index | None = None) -> Symbol:
     """The symbol of this name and inclusive range. Two ranges of one name are two symbols."""
     return _intern(Symbol, (name, lo, hi), name=name, lo=lo, hi=hi)
 
@@ -193,7 +196,7 @@ def _terms(e: Index) -> tuple[int, dict[Expr, int]]:
 
 def _make_sum(constant: int, terms: dict[Expr, int]) -> Index:
     terms = {a: k for a, k in terms.items() if k != 0}
-    if any(isinstance(a, Mod) for a in terms):
+    if any(isinstance(a, Mod | Product) for a in terms):
         constant, terms = _join_remainders(constant, terms)
     if not terms:
         return constant
@@ -206,17 +209,29 @@ def _make_sum(constant: int, terms: dict[Expr, int]) -> Index:
 
 
 def _join_remainders(constant: int, terms: dict[Expr, int]) -> tuple[int, dict[Expr, int]]:
-    """``k*c*(x // c) + k*(x % c) => k*x``, which undoes a reshape."""
+    """``k*c*(x // c) + k*(x % c) => k*x``, which undoes a reshape; ``k`` and ``c`` may hold symbols."""
     for atom, k in list(terms.items()):
-        if not isinstance(atom, Mod) or not isinstance(atom.divisor, int) or atom not in terms:
+        remainder, others = _remainder_in(atom)
+        if remainder is None or atom not in terms:
             continue
-        quotient = floordiv(atom.value, atom.divisor)
-        q_constant, q_terms = _terms(quotient)
-        if q_terms and all(terms.get(a) == k * atom.divisor * qk for a, qk in q_terms.items()):
+        whole = mul(mul(floordiv(remainder.value, remainder.divisor), remainder.divisor), others)
+        q_constant, q_terms = _terms(whole)
+        if q_terms and all(terms.get(a) == k * qk for a, qk in q_terms.items()):
             rest = {a: v for a, v in terms.items() if a not in q_terms and a is not atom}
-            base = _make_sum(constant - k * atom.divisor * q_constant, rest)
-            return _terms(add(base, mul(atom.value, k)))
+            base = _make_sum(constant - k * q_constant, rest)
+            return _terms(add(base, mul(mul(remainder.value, others), k)))
     return constant, terms
+
+
+def _remainder_in(atom: Expr) -> tuple[Mod | None, Index]:
+    """The remainder that an atom is, or is a multiple of, and the other factors."""
+    if isinstance(atom, Mod):
+        return atom, 1
+    found = [f for f in atom.factors if isinstance(f, Mod)] if isinstance(atom, Product) else []
+    if len(found) != 1:
+        return None, 1
+    assert isinstance(atom, Product)
+    return found[0], product(f for f in atom.factors if f is not found[0])
 
 
 def add(a: Index, b: Index) -> Index:
@@ -262,6 +277,14 @@ def _product(x: Expr, y: Expr) -> Expr:
     return _intern(Product, tuple(map(id, ordered)), factors=ordered)
 
 
+def product(factors: Iterable[Index]) -> Index:
+    """The product of integers and expressions; 1 for none."""
+    total: Index = 1
+    for factor in factors:
+        total = mul(total, factor)
+    return total
+
+
 def _split(e: Index, divisor: int) -> tuple[Index, Index]:
     """``e = divisor * quotient + rest`` with as much in the quotient as divides evenly."""
     constant, terms = _terms(e)
@@ -275,12 +298,10 @@ def floordiv(a: Index, b: Index) -> Index:
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if not isinstance(b, int):
-        if a == b:
-            return 1
-        assert isinstance(a, int | Expr)
-        if isinstance(a, int):
-            a = _intern(Sum, (a, ()), constant=a, terms=())
-        return _intern(FloorDiv, (id(a), id(b)), value=a, divisor=b)
+        whole, left = _split_by(a, b)
+        if isinstance(left, int):
+            left = _intern(Sum, (left, ()), constant=left, terms=())
+        return whole if left is None else add(whole, _intern(FloorDiv, (id(left), id(b)), value=left, divisor=b))
     if b == 1:
         return a
     if b < 0:
@@ -295,16 +316,105 @@ def floordiv(a: Index, b: Index) -> Index:
     return add(quotient, _intern(FloorDiv, (id(rest), b), value=rest, divisor=b))
 
 
+def _split_by(e: Index, divisor: Expr) -> tuple[Index, Index | None]:
+    """``e // divisor`` as a whole part and what is still to be divided, None where that is known to give nothing."""
+    parts = _monomial(divisor)
+    if parts is None:
+        return (1, None) if e is divisor else (0, e)
+    scale, factors = parts
+    constant, terms = _terms(e)
+    whole: Index = 0
+    rest: Index = constant
+    for atom, k in terms.items():
+        left = list(atom.factors if isinstance(atom, Product) else (atom,))
+        divides = k % scale == 0
+        for factor in factors:
+            divides = divides and factor in left
+            if divides:
+                left.remove(factor)
+        if divides:
+            whole = add(whole, mul(product(left), k // scale))
+        else:
+            rest = add(rest, mul(atom, k))
+    for quotient in (0, -1):
+        shifted = sub(rest, mul(divisor, quotient))
+        if is_at_least(shifted, 0) and is_below(shifted, divisor):
+            return add(whole, quotient), None
+    return whole, rest
+
+
+def _monomial(e: Expr) -> tuple[int, tuple[Expr, ...]] | None:
+    """``(k, factors)`` where ``e`` is ``k`` times a product of atoms and never below 1, else None."""
+    low = bounds(e)[0]
+    if low is None or low < 1:
+        return None
+    if isinstance(e, Sum):
+        if e.constant or len(e.terms) != 1:
+            return None
+        ((atom, k),) = e.terms
+        return k, atom.factors if isinstance(atom, Product) else (atom,)
+    return 1, e.factors if isinstance(e, Product) else (e,)
+
+
+def is_at_least(e: Index, low: Index) -> bool:
+    """True where ``e >= low`` is certain."""
+    least = tight_bounds(sub(e, low))[0]
+    return least is not None and least >= 0
+
+
+def is_below(e: Index, end: Index) -> bool:
+    """True where ``e < end`` is certain."""
+    return is_at_least(sub(end, 1), e)
+
+
+def tight_bounds(e: Index) -> Range:
+    """:func:`bounds`, with the ends of symbols that end at an expression cancelled against the rest."""
+    lo, hi = bounds(e)
+    if isinstance(e, int) or not any(isinstance(s.hi, Expr) for s in symbols_of(e)):
+        return lo, hi
+    return _inner(lo, bounds(_outermost(e, largest=False))[0], max), _inner(hi, bounds(greatest(e))[1], min)
+
+
+def _inner(a: int | None, b: int | None, choose: Callable[[int, int], int]) -> int | None:
+    return b if a is None else a if b is None else choose(a, b)
+
+
+def greatest(e: Index) -> Index:
+    """An expression that ``e`` does not exceed, in which symbols that end at an expression are replaced by it."""
+    return _outermost(e, largest=True)
+
+
+def _outermost(e: Index, *, largest: bool) -> Index:
+    match e:
+        case Symbol():
+            if isinstance(e.hi, Expr):
+                return e.hi if largest else (e.lo if e.lo is not None else e)
+            return e
+        case Sum():
+            total: Index = e.constant
+            for atom, k in e.terms:
+                total = add(total, mul(_outermost(atom, largest=largest == (k > 0)), k))
+            return total
+        case Mod() if isinstance(e.divisor, Expr) and (bounds(e.divisor)[0] or 0) >= 1:
+            return sub(e.divisor, 1) if largest else 0
+        case FloorDiv() if (bounds(e.divisor)[0] or 0) >= 1:
+            return floordiv(_outermost(e.value, largest=largest), e.divisor)
+        case Product() if all((bounds(f)[0] or -1) >= 0 for f in e.factors):
+            return product(_outermost(f, largest=largest) for f in e.factors)
+    return e
+
+
 def mod(a: Index, b: Index) -> Index:
     """Remainder with the divisor's sign, as Python's ``%``."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if not isinstance(b, int):
-        if a == b:
-            return 0
-        if isinstance(a, int):
-            a = _intern(Sum, (a, ()), constant=a, terms=())
-        return _intern(Mod, (id(a), id(b)), value=a, divisor=b)
+        whole, left = _split_by(a, b)
+        if left is None:
+            return sub(a, mul(whole, b))
+        if isinstance(left, int):
+            left = _intern(Sum, (left, ()), constant=left, terms=())
+        return _intern(Mod, (id(left), id(b)), value=left, divisor=b)
     if b in (1, -1):
         return 0
     if b < 0:
@@ -328,7 +438,7 @@ def maximum(a: Index, b: Index) -> Index:
 
 
 def _extremum(a: Index, b: Index, *, largest: bool) -> Index:
-    lo, hi = bounds(sub(a, b))
+    lo, hi = tight_bounds(sub(a, b))
     if lo is not None and lo >= 0:
         return a if largest else b
     if hi is not None and hi <= 0:
@@ -352,7 +462,7 @@ def bounds(e: Index) -> Range:
 def _bounds(e: Expr) -> Range:
     match e:
         case Symbol():
-            return e.lo, e.hi
+            return e.lo, (e.hi if e.hi is None else bounds(e.hi)[1])
         case Sum():
             lo: int | None = e.constant
             hi: int | None = e.constant
@@ -458,6 +568,39 @@ def evaluate(e: Index, values: Mapping[str, int]) -> int:
     result = substitute(e, {s: values[s.name] for s in symbols_of(e)})
     assert isinstance(result, int)
     return result
+
+
+def slope(e: Index, s: Symbol) -> Index | None:
+    """``k`` when ``e = k*s + rest``, neither with ``s`` in it; None when ``e`` is not linear in ``s``."""
+    _, terms = _terms(e)
+    total: Index = 0
+    for atom, k in terms.items():
+        if s not in symbols_of(atom):
+            continue
+        factors = atom.factors if isinstance(atom, Product) else (atom,)
+        others = [f for f in factors if f is not s]
+        if len(others) != len(factors) - 1 or any(s in symbols_of(f) for f in others):
+            return None
+        total = add(total, mul(product(others), k))
+    return total
+
+
+def most(e: Index) -> int:
+    """The largest value that ``e`` can have. ValueError where nothing bounds it."""
+    found = bounds(e)[1]
+    if found is None:
+        raise ValueError(f"{e} has no upper bound; give its symbols ranges")
+    return found
+
+
+def last(extent: Index) -> Index:
+    """The last index of an axis; 0 for an empty one. A symbolic extent is at least 1."""
+    return max(extent - 1, 0) if isinstance(extent, int) else sub(extent, 1)
+
+
+def ceildiv(a: Index, b: int) -> Index:
+    """``a / b`` rounded up."""
+    return floordiv(add(a, b - 1), b)
 
 
 def coefficient(e: Index, s: Symbol) -> int | None:

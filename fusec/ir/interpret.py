@@ -10,7 +10,7 @@ import numpy as np
 from fusec.errors import FusecError, SignatureError, VerifyError
 from fusec.ir.attributes import Attributes, ExternAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import Expr, Symbol, evaluate
+from fusec.ir.index import Expr, Symbol, bounds, evaluate
 from fusec.ir.ops.definition import Array
 from fusec.ir.print import symbols_in
 from fusec.ir.types import DType, TensorType, c128, f64
@@ -132,5 +132,6 @@ def _check_symbol(graph: Graph, s: Symbol, values: Mapping[str, int]) -> None:
     if s.name not in values:
         raise SignatureError(f"@{graph.name}: no input gives the value of {s.name}; pass it in bindings")
     value = values[s.name]
-    if (s.lo is not None and value < s.lo) or (s.hi is not None and value > s.hi):
-        raise SignatureError(f"@{graph.name}: {s.name} is {value}, out of its range [{s.lo}, {s.hi}]")
+    low, high = bounds(s)
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise SignatureError(f"@{graph.name}: {s.name} is {value}, out of its range [{low}, {high}]")

@@ -17,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from fusec.errors import FusecError
 from fusec.ir.attributes import Attributes, ConstantAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Port, Value
-from fusec.ir.index import Expr, Symbol, symbols_of
+from fusec.ir.index import Expr, Symbol, bounds, symbols_of
 from fusec.ir.text import (
     PAIRS,
     has_default,
@@ -149,7 +149,7 @@ def _field(value: object, annotation: str) -> str:
 def _ranges(graph: Graph) -> str:
     """The ranges of symbols that are not the usual ``[0, inf]``, by name."""
     found = sorted(symbols_in(graph), key=lambda s: s.name)
-    return ", ".join(f"{s.name} in [{_end(s.lo, '-inf')}, {_end(s.hi, 'inf')}]" for s in found if _unusual(s))
+    return ", ".join(f"{s.name} in [{_end(s.lo, '-inf')}, {_end(bounds(s)[1], 'inf')}]" for s in found if _unusual(s))
 
 
 def _unusual(s: Symbol) -> bool:

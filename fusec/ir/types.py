@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, overload
 
 import ml_dtypes
 import numpy as np
 
-from fusec.ir.index import Expr
+from fusec.errors import LoweringError
+from fusec.ir.index import Expr, most, product
 
 DTypeKind = Literal["float", "int", "uint", "bool", "complex"]
 
@@ -144,6 +145,20 @@ class TensorType:
         return prod(self.static_shape)
 
     @property
+    def count(self) -> Dim:
+        """Number of elements, an expression where a dimension is one."""
+        return product(self.shape)
+
+    @property
+    def most(self) -> int:
+        """The largest number of elements: :attr:`size` where no dimension is symbolic. ValueError without a range."""
+        return most(product(self.shape))
+
+    @property
+    def most_bytes(self) -> int:
+        return self.most * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
@@ -154,11 +169,28 @@ class TensorType:
         return TensorType(dtype, self.shape, self.device)
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+@overload
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]: ...
+@overload
+def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]: ...
+def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Row-major strides in elements. Like PyTorch, an extent of 0 counts as 1."""
-    strides: list[int] = []
-    step = 1
+    strides: list[Dim] = []
+    step: Dim = 1
     for extent in reversed(shape):
         strides.append(step)
-        step *= max(extent, 1)
+        step = step * (max(extent, 1) if isinstance(extent, int) else extent)
     return tuple(reversed(strides))
+
+
+def fixed(dims: Sequence[Dim]) -> tuple[int, ...]:
+    """The dimensions as integers. LoweringError where one is symbolic: its user knows integers only."""
+    found = tuple(d for d in dims if isinstance(d, int))
+    if len(found) != len(dims):
+        raise LoweringError(f"a symbolic extent in [{', '.join(map(str, dims))}]")
+    return found
+
+
+def most_of(dims: Sequence[Dim]) -> tuple[int, ...]:
+    """The largest that each dimension can be. ValueError for a symbol without a range."""
+    return tuple(map(most, dims))

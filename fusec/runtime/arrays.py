@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fusec.frontend.capture import Library
-from fusec.ir.types import DType, TensorType
+from fusec.ir.types import Dim, DType, TensorType
 from fusec.runtime.code import Scope
 
 
@@ -36,7 +36,10 @@ class Watch(Protocol):
 
 
 class Arrays(Protocol):
-    """One array library. The methods that give ``str`` write Python expressions over variables."""
+    """One array library. The methods that give ``str`` write Python expressions over variables.
+
+    Shapes and strides may hold symbols, which are variables of the code (:func:`fusec.runtime.code.variable_of`).
+    """
 
     library: Library
 
@@ -61,13 +64,13 @@ class Arrays(Protocol):
     def address(self, scope: Scope, variable: str) -> str:
         """The address of the first element."""
 
-    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[int]) -> str:
+    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         """A fresh array from the library's allocator."""
 
-    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
         """An array at the start of a pool's block, which it keeps alive."""
 
-    def view(self, scope: Scope, type: TensorType, strides: Sequence[int], base: str, offset: int) -> str:
+    def view(self, scope: Scope, type: TensorType, strides: Sequence[Dim], base: str, offset: Dim) -> str:
         """An array in the memory of ``base``, ``offset`` elements after its first element."""
 
     def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
@@ -103,9 +106,11 @@ def load_arrays(library: Library) -> Arrays:
     return numpy_arrays.ARRAYS
 
 
-def span(type: TensorType, strides: Sequence[int]) -> int:
+def span(type: TensorType, strides: Sequence[Dim]) -> Dim:
     """Elements from the first to one past the last, for strides that are not negative. 0 for an empty array."""
-    shape = type.static_shape
-    if 0 in shape:
+    if 0 in type.shape:
         return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    total: Dim = 1
+    for n, s in zip(type.shape, strides, strict=True):
+        total = total + (n - 1) * s
+    return total

@@ -9,7 +9,27 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fusec.ir.index import Index, Symbol, substitute, symbol, symbols_of
+
 _numbers = itertools.count()
+
+
+def spell(i: Index) -> str:
+    """An index expression in generated code, where symbol ``B`` is the variable ``dim_B``."""
+    if isinstance(i, int):
+        return str(i)
+    named: dict[Symbol, Index] = {s: symbol(variable_of(s), s.lo, s.hi) for s in symbols_of(i)}
+    return str(substitute(i, named))
+
+
+def spell_tuple(dims: Sequence[Index]) -> str:
+    """A tuple of index expressions in generated code."""
+    return f"({', '.join(map(spell, dims))}{',' if len(dims) == 1 else ''})"
+
+
+def variable_of(s: Symbol) -> str:
+    """The variable of generated code that holds a symbol's value."""
+    return f"dim_{s.name}"
 
 
 class Scope:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import LoweringError
+from fusec.ir.index import Symbol, most
+from fusec.ir.types import Dim, fixed
 from fusec.runtime.arrays import Arrays, span
-from fusec.runtime.code import Scope
-from fusec.runtime.memory import POOL, POOLED_BYTES, plan_arena, size_class
+from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
+from fusec.runtime.memory import POOL, POOLED_BYTES, ArenaPlan, plan_arena, size_class
 from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step
 
 KernelLookup = Callable[[str], Callable[..., Any]]
@@ -35,9 +37,9 @@ class Parts:
     packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
-def root_of(program: Program, slot: int) -> tuple[int, int]:
+def root_of(program: Program, slot: int) -> tuple[int, Dim]:
     """The slot whose memory a slot lies in, and its offset there in elements."""
-    offset = 0
+    offset: Dim = 0
     while program.slots[slot].kind == "view":
         offset += program.slots[slot].offset
         slot = program.slots[slot].source
@@ -87,8 +89,10 @@ class ProgramWriter:
         for slot, weight in parts.weights.items():
             self._variables[slot] = scope.bind(weight, f"w_{program.slots[slot].name}")
         self._as_arrays = self._slots_seen_as_arrays()
+        self._sizes = {kernel.name: kernel.sizes for kernel in program.kernels}
 
     def write(self) -> ProgramWriter:
+        self._read_sizes()
         self._write_scratch()
         for step in self._program.steps:
             self._write_step(step)
@@ -96,6 +100,16 @@ class ProgramWriter:
                 self.lines.append(f"times.append({self._clock}())")
         self._write_results()
         return self
+
+    def _read_sizes(self) -> None:
+        """The symbolic extents, from the shapes of inputs."""
+        program = self._program
+        read: set[Symbol] = set()
+        for slot in program.inputs:
+            for axis, extent in enumerate(program.slots[slot].type.shape):
+                if isinstance(extent, Symbol) and extent not in read and self._variables[slot] != "None":
+                    read.add(extent)
+                    self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}.shape[{axis}]")
 
     # What needs an array object, what only memory
 
@@ -108,7 +122,7 @@ class ProgramWriter:
         return seen | {k for k, slot in enumerate(self._program.slots) if slot.type.device != "cpu"}
 
     def _write_scratch(self) -> None:
-        """One block for all scratch that only kernels see."""
+        """One block for all scratch that only kernels see; laid out at the call where sizes are known only then."""
         program = self._program
         lives: dict[int, tuple[int, int]] = {}
         for number, step in enumerate(program.steps):
@@ -121,15 +135,32 @@ class ProgramWriter:
             return
         roots = list(lives)
         sizes = [_bytes_spanned(program.slots[root]) for root in roots]
-        offsets, total = plan_arena(sizes, [lives[root] for root in roots])
+        if not all(isinstance(size, int) for size in sizes):
+            self._write_arena(roots, sizes, [lives[root] for root in roots])
+            return
+        offsets, total = plan_arena(fixed(sizes), [lives[root] for root in roots])
         _, address = self._take(max(total, 1))
         for root, offset in zip(roots, offsets, strict=True):
             self._addresses[root] = f"{address} + {offset}" if offset else address
 
-    def _take(self, nbytes: int) -> tuple[str, str]:
+    def _write_arena(self, roots: Sequence[int], sizes: Sequence[Dim], lives: Sequence[tuple[int, int]]) -> None:
+        plan = self._scope.bind(ArenaPlan(lives), "plan")
         take = self._scope.bind(POOL.take_size, "take")
+        self.lines.append(f"arena, offsets = {plan}({spell_tuple(sizes)})")
+        self.lines.append(f"scratch, scratch_at = {take}(arena)")
+        for place, root in enumerate(roots):
+            name = self._name(root)
+            self.lines.append(f"{name}_at = scratch_at + offsets[{place}]")
+            self._addresses[root] = f"{name}_at"
+
+    def _take(self, nbytes: Dim) -> tuple[str, str]:
+        """A block from the pool; of a size known at the call only, it has at least a byte."""
         block, address = self._fresh("block"), self._fresh("at")
-        self.lines.append(f"{block}, {address} = {take}({size_class(nbytes)})")
+        if isinstance(nbytes, int):
+            take = self._scope.bind(POOL.take_size, "take")
+            self.lines.append(f"{block}, {address} = {take}({size_class(max(nbytes, 1))})")
+        else:
+            self.lines.append(f"{block}, {address} = {self._scope.bind(POOL.take, 'take_bytes')}({spell(nbytes)})")
         return block, address
 
     def _fresh(self, stem: str) -> str:
@@ -151,7 +182,8 @@ class ProgramWriter:
 
     def _call_kernel(self, kernel: str, arguments: Sequence[int]) -> None:
         function = self._scope.bind(self._parts.kernel(kernel), kernel)
-        self.lines.append(f"{function}({', '.join(self._address(slot) for slot in arguments)})")
+        given = [*map(self._address, arguments), *map(variable_of, self._sizes[kernel])]
+        self.lines.append(f"{function}({', '.join(given)})")
 
     def _write_pack(self, step: Pack) -> None:
         target = step.arguments[-1]
@@ -161,7 +193,7 @@ class ProgramWriter:
             self._addresses[target] = str(fixed.ctypes.data)
             return
         if not step.cacheable:
-            _, self._addresses[target] = self._take(max(_bytes_spanned(self._program.slots[target]), 1))
+            _, self._addresses[target] = self._take(_bytes_spanned(self._program.slots[target]))
             self._call_kernel(step.kernel, step.arguments)
             return
         sources = pack_sources(self._program, step)
@@ -195,7 +227,7 @@ class ProgramWriter:
         nbytes = _bytes_spanned(record)
         if record.kind not in ("output", "workspace"):
             raise LoweringError(f"a kernel writes slot {record.name}, which is of kind {record.kind}")
-        if nbytes >= POOLED_BYTES and record.type.device == "cpu":
+        if most(nbytes) >= POOLED_BYTES and record.type.device == "cpu":
             block, address = self._take(nbytes)
             self._addresses[slot] = address
             made = self._arrays.over_block(self._scope, record.type, record.strides, block)
@@ -209,9 +241,11 @@ class ProgramWriter:
         address = self._addresses.get(root)
         if address is None:
             address = self._addresses[root] = self._root_address(root)
-        if not offset:
+        if offset == 0:
             return address
         nbytes = offset * self._program.slots[slot].type.dtype.itemsize
+        if not isinstance(nbytes, int):
+            return f"{address} + {spell(nbytes)}"
         return f"{address} + {nbytes}" if nbytes >= 0 else f"{address} - {-nbytes}"
 
     def _root_address(self, root: int) -> str:
@@ -282,5 +316,5 @@ def pack_sources(program: Program, step: Pack) -> list[int]:
     return list(dict.fromkeys(root_of(program, slot)[0] for slot in step.arguments[:-1]))
 
 
-def _bytes_spanned(slot: Slot) -> int:
+def _bytes_spanned(slot: Slot) -> Dim:
     return span(slot.type, slot.strides) * slot.type.dtype.itemsize

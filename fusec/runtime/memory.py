@@ -29,6 +29,7 @@ _PAGE = 4096
 _HUGE_PAGE = 2 * 1024 * 1024
 _BLOCKS_PER_SIZE = 32
 _DEFAULT_LIMIT = 1 << 30
+_PLANS_KEPT = 1024
 
 Block = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -159,6 +160,25 @@ if hasattr(os, "register_at_fork"):
 def release_memory() -> int:
     """Frees the memory that fusec keeps for later results, and returns its bytes. What results lie in stays."""
     return POOL.release()
+
+
+class ArenaPlan:
+    """:func:`plan_arena` for pieces whose bytes are known at the call: ``plan(sizes)`` is a size for
+    :meth:`Pool.take_size` and the offsets. Plans are kept, the latest :data:`_PLANS_KEPT` at least."""
+
+    def __init__(self, lives: Sequence[tuple[int, int]]) -> None:
+        self._lives = tuple(lives)
+        self._known: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+
+    def __call__(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        found = self._known.get(sizes)
+        if found is None:
+            offsets, total = plan_arena(sizes, self._lives)
+            found = size_class(max(total, 1)), tuple(offsets)
+            if len(self._known) >= _PLANS_KEPT:
+                self._known = {}
+            self._known[sizes] = found
+        return found
 
 
 def plan_arena(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from fusec.frontend.capture import Library
-from fusec.ir.types import DType, TensorType, contiguous_strides, dtype_of
-from fusec.runtime.arrays import Layout, Watch, span
-from fusec.runtime.code import Scope
+from fusec.ir.types import Dim, DType, TensorType, contiguous_strides, dtype_of, fixed
+from fusec.runtime.arrays import Layout, Watch
+from fusec.runtime.code import Scope, spell, spell_tuple
 
 Array = np.ndarray[Any, Any]
 
@@ -115,25 +116,29 @@ class NumpyArrays:
         words = scope.bind(self._words, "words")
         return f"{words}[(id({variable}) >> 3) + {_DATA_FIELD // _WORD - 1}]"
 
-    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[int]) -> str:
-        dtype, shape = type.dtype.numpy, type.static_shape
+    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
+        dtype, shape = type.dtype.numpy, type.shape
+        bound = scope.bind(dtype, f"dtype_{dtype.name}")
         if tuple(strides) == contiguous_strides(shape) or 0 in shape:
-            empty = scope.bind(np.empty, "empty")
-            return f"{empty}({shape}, {scope.bind(dtype, f'dtype_{dtype.name}')})"
-        prototype = _prototype(type, strides)
+            return f"{scope.bind(np.empty, 'empty')}({spell_tuple(shape)}, {bound})"
+        if not all(isinstance(d, int) for d in (*shape, *strides)):
+            make = scope.bind(_allocate_dense, "allocate_dense")
+            return f"{make}({spell_tuple(shape)}, {bound}, {spell_tuple(strides)})"
+        prototype = _prototype(type.static_shape, dtype, fixed(strides))
         if prototype is not None:
             return f"{scope.bind(np.empty_like, 'empty_like')}({scope.bind(prototype, 'prototype')})"
         make = scope.bind(_allocate_strided, "allocate_strided")
-        return f"{make}({scope.bind(type, 'type')}, {tuple(strides)})"
+        return f"{make}({spell_tuple(shape)}, {bound}, {spell_tuple(strides)})"
 
-    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
         return array_over(scope, type, strides, block)
 
-    def view(self, scope: Scope, type: TensorType, strides: Sequence[int], base: str, offset: int) -> str:
+    def view(self, scope: Scope, type: TensorType, strides: Sequence[Dim], base: str, offset: Dim) -> str:
         dtype, size = type.dtype.numpy, type.dtype.itemsize
-        in_bytes = tuple(s * size for s in strides)
+        in_bytes = spell_tuple([s * size for s in strides])
         bound = scope.bind(dtype, f"dtype_{dtype.name}")
-        return f"{scope.bind(view, 'view')}({base}, {bound}, {type.static_shape}, {in_bytes}, {offset * size})"
+        made = f"{base}, {bound}, {spell_tuple(type.shape)}, {in_bytes}, {spell(offset * size)}"
+        return f"{scope.bind(view, 'view')}({made})"
 
     def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
         constant = np.full(type.static_shape, value, type.dtype.numpy)
@@ -158,31 +163,36 @@ class NumpyArrays:
         return array
 
 
-def array_over(scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+def array_over(scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
     """An expression for a NumPy array at the start of a byte array."""
-    dtype, shape = type.dtype.numpy, type.static_shape
-    made = f"{scope.bind(np.ndarray, 'ndarray')}({shape}, {scope.bind(dtype, f'dtype_{dtype.name}')}, {block}"
+    dtype, shape = type.dtype.numpy, type.shape
+    made = f"{scope.bind(np.ndarray, 'ndarray')}({spell_tuple(shape)}, "
+    made += f"{scope.bind(dtype, f'dtype_{dtype.name}')}, {block}"
     if tuple(strides) == contiguous_strides(shape):
         return f"{made})"
-    return f"{made}, 0, {tuple(s * dtype.itemsize for s in strides)})"
+    return f"{made}, 0, {spell_tuple([s * dtype.itemsize for s in strides])})"
 
 
-def _prototype(type: TensorType, strides: Sequence[int]) -> Array | None:
+def _prototype(shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[int]) -> Array | None:
     """An array that ``empty_like`` makes owned arrays of these strides from; None where the memory has holes."""
-    shape, dtype = type.static_shape, type.dtype.numpy
     order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
     dense = contiguous_strides([shape[axis] for axis in order])
     if any(strides[axis] != step and shape[axis] != 1 for axis, step in zip(order, dense, strict=True)):
         return None
     in_bytes = tuple(s * dtype.itemsize for s in strides)
-    prototype: Array = np.ndarray(shape, dtype, np.empty(type.nbytes, np.uint8), 0, in_bytes)
+    prototype: Array = np.ndarray(shape, dtype, np.empty(prod(shape) * dtype.itemsize, np.uint8), 0, in_bytes)
     return prototype if np.empty_like(prototype).strides == in_bytes else None
 
 
-def _allocate_strided(type: TensorType, strides: tuple[int, ...]) -> Array:
-    dtype = type.dtype.numpy
-    memory = np.empty(span(type, strides), dtype)
-    return np.ndarray(type.static_shape, dtype, memory, 0, tuple(s * dtype.itemsize for s in strides))
+def _allocate_strided(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Array:
+    memory = np.empty(1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)), dtype)
+    return np.ndarray(shape, dtype, memory, 0, tuple(s * dtype.itemsize for s in strides))
+
+
+def _allocate_dense(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Array:
+    """An array of these strides, which owns its memory where that has no holes."""
+    prototype = _prototype(shape, dtype, strides)
+    return np.empty_like(prototype) if prototype is not None else _allocate_strided(shape, dtype, strides)
 
 
 def _row_major(value: Any) -> Array:

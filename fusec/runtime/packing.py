@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fusec.errors import LoweringError
+from fusec.ir.index import most
 from fusec.runtime.arrays import Arrays, Watch, span
-from fusec.runtime.code import Scope, make_function
+from fusec.runtime.code import Scope, make_function, spell
 from fusec.runtime.emit import pack_sources, root_of
 from fusec.runtime.memory import POOL, Block, allocate
 from fusec.runtime.program import Pack, Program
@@ -43,7 +45,7 @@ class Packer:
     def __init__(self, program: Program, step: Pack, kernel: Callable[..., Any], arrays: Arrays, digest: str) -> None:
         target = program.slots[step.arguments[-1]]
         self._arrays = arrays
-        self._nbytes = max(1, span(target.type, target.strides) * target.type.dtype.itemsize)
+        self._nbytes = max(1, most(span(target.type, target.strides)) * target.type.dtype.itemsize)
         self._run = _runner(program, step, kernel, arrays)
         offsets = tuple(root_of(program, slot)[1] for slot in step.arguments[:-1])
         self._identity = (digest, offsets)
@@ -82,11 +84,13 @@ def _runner(program: Program, step: Pack, kernel: Callable[..., Any], arrays: Ar
     """``run(address, *sources)``: fills the memory at ``address``."""
     scope = Scope()
     function = scope.bind(kernel, step.kernel)
+    if any(kernel.sizes for kernel in program.kernels if kernel.name == step.kernel):
+        raise LoweringError(f"{step.kernel} packs an array of symbolic extents once for all calls")
     names = {root: f"s{place}" for place, root in enumerate(pack_sources(program, step))}
     addresses = []
     for slot in step.arguments[:-1]:
         root, offset = root_of(program, slot)
-        nbytes = offset * program.slots[slot].type.dtype.itemsize
+        nbytes = spell(offset * program.slots[slot].type.dtype.itemsize)
         addresses.append(f"{arrays.address(scope, names[root])} + {nbytes}")
     line = f"{function}({', '.join([*addresses, 'address'])})"
     return make_function("run", ["address", *names.values()], [line], scope)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fusec.ir.attributes import ExternAttributes, Scalar
 from fusec.ir.graph import Graph, Location, Port
-from fusec.ir.types import TensorType
+from fusec.ir.types import Dim, TensorType
 from fusec.tile.nodes import Kernel
 
 SlotKind = Literal["input", "output", "workspace", "packed", "extern", "view", "constant"]
@@ -33,9 +33,9 @@ class Slot:
     name: str
     kind: SlotKind
     type: TensorType
-    strides: tuple[int, ...]
+    strides: tuple[Dim, ...]
     source: int = -1
-    offset: int = 0
+    offset: Dim = 0
     value: Scalar | None = None
 
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from fusec.errors import ArtifactError
+from fusec.errors import ArtifactError, ParseError
 from fusec.ir.attributes import ExternAttributes, Scalar
 from fusec.ir.graph import InputRole, Location, Port
-from fusec.ir.types import DTYPES, TensorType
+from fusec.ir.index import Symbol, bounds, parse_index, symbol, symbols_of
+from fusec.ir.types import DTYPES, Dim, TensorType
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
@@ -18,10 +19,11 @@ Json = Any
 _SLOT_KINDS = ("input", "output", "workspace", "packed", "extern", "view", "constant")
 _ROLES = ("argument", "parameter", "state")
 _DIMENSION_LIMIT = 1 << 62
+_EXPRESSION_LIMIT = 1000
 
 
 def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Json:
-    """The program as lists, dicts, strings and numbers. ValueError if a shape in it is symbolic.
+    """The program as lists, dicts, strings and numbers. Extents that hold symbols are text.
 
     Lines of source are written as numbers into ``locations``, followed by those that are not in it.
     """
@@ -29,6 +31,7 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
     return {
         "name": program.name,
         "target": program.target,
+        "symbols": symbols_to_json(symbols_of_program(program)),
         "slots": [_slot_to(s) for s in program.slots],
         "inputs": list(program.inputs),
         "outputs": list(program.outputs),
@@ -50,16 +53,17 @@ def program_from_json(data: Json, locations: Sequence[Location] | None = None) -
     """
     try:
         places = list(locations) if locations is not None else [Location(str(f), int(n)) for f, n in data["locations"]]
+        symbols = symbols_from_json(data["symbols"])
         program = Program(
             str(data["name"]),
             str(data["target"]),
-            tuple(_slot_from(s) for s in data["slots"]),
+            tuple(_slot_from(s, symbols) for s in data["slots"]),
             _numbers(data["inputs"]),
             _numbers(data["outputs"]),
-            tuple(_port_from(p) for p in data["input_ports"]),
-            tuple(_port_from(p) for p in data["output_ports"]),
-            tuple(_kernel_from(k) for k in data["kernels"]),
-            tuple(_step_from(s, places) for s in data["steps"]),
+            tuple(_port_from(p, symbols) for p in data["input_ports"]),
+            tuple(_port_from(p, symbols) for p in data["output_ports"]),
+            tuple(_kernel_from(k, symbols) for k in data["kernels"]),
+            tuple(_step_from(s, places, symbols) for s in data["steps"]),
             tuple(_report_from(r, places) for r in data["reports"]),
             tuple(Declined(str(d[0]), str(d[1]), _place_from(d[2], places)) for d in data["declined"]),
         )
@@ -121,31 +125,92 @@ def _place_from(place: int | None, places: Sequence[Location]) -> Location | Non
     return None if place is None else places[place]
 
 
+Symbols = Mapping[str, Symbol]
+"""The symbols of a program by name."""
+
+NO_SYMBOLS: Symbols = {}
+
+
+def symbols_of_program(program: Program) -> Symbols:
+    """The symbolic extents of a program: those of its inputs."""
+    found = (s for slot in program.inputs for n in program.slots[slot].type.shape for s in symbols_of(n))
+    return {s.name: s for s in sorted(found, key=lambda s: s.name)}
+
+
+def symbols_to_json(symbols: Symbols) -> Json:
+    return {name: list(bounds(s)) for name, s in symbols.items()}
+
+
+def symbols_from_json(data: Json) -> Symbols:
+    found: dict[str, Symbol] = {}
+    for name, (low, high) in dict(data).items():
+        if not str(name).isidentifier() or not 1 <= _number(low) <= _number(high):
+            raise ArtifactError(f"symbol {str(name)[:40]!r} has the range [{low}, {high}]")
+        found[str(name)] = symbol(str(name), low, high)
+    return found
+
+
+def dims_to_json(dims: Sequence[Dim]) -> Json:
+    """Integers, and index expressions as text."""
+    return [d if isinstance(d, int) else str(d) for d in dims]
+
+
+def dims_from_json(data: Json, symbols: Symbols) -> tuple[Dim, ...]:
+    """What :func:`dims_to_json` wrote. ArtifactError for an expression of other symbols, or without bounds."""
+    found = tuple(_dim_from(value, symbols) for value in data)
+    for dim in found:
+        if not isinstance(dim, int):
+            low, high = bounds(dim)
+            if low is None or high is None or abs(low) > _DIMENSION_LIMIT or high > _DIMENSION_LIMIT:
+                raise ArtifactError(f"{dim} is not an extent")
+    return found
+
+
+def _dim_from(value: Json, symbols: Symbols) -> Dim:
+    if not isinstance(value, str):
+        return _number(value)
+    if len(value) > _EXPRESSION_LIMIT:
+        raise ArtifactError(f"an extent of {len(value)} characters")
+
+    def lookup(name: str) -> Symbol:
+        if name not in symbols:
+            raise ArtifactError(f"there is no symbol {name[:40]!r}")
+        return symbols[name]
+
+    try:
+        return parse_index(value, lookup)
+    except (ParseError, ZeroDivisionError) as error:
+        raise ArtifactError(f"not an extent: {error}") from None
+
+
 def type_to_json(type: TensorType) -> Json:
-    return [type.dtype.name, list(type.static_shape), type.device]
+    return [type.dtype.name, dims_to_json(type.shape), type.device]
 
 
-def type_from_json(data: Json) -> TensorType:
+def type_from_json(data: Json, symbols: Symbols = NO_SYMBOLS) -> TensorType:
     dtype, shape, device = data
-    if any(n < 0 for n in _numbers(shape)):
+    dims = dims_from_json(shape, symbols)
+    if any((bounds(n)[0] or 0) < 0 for n in dims):
         raise ArtifactError(f"shape {shape} has a negative extent")
-    return TensorType(DTYPES[dtype], _numbers(shape), str(device))
+    return TensorType(DTYPES[dtype], dims, str(device))
 
 
 def _slot_to(slot: Slot) -> Json:
     value = scalar_to_json(slot.value)
-    return [slot.name, slot.kind, type_to_json(slot.type), list(slot.strides), slot.source, slot.offset, value]
+    (offset,) = dims_to_json([slot.offset])
+    return [slot.name, slot.kind, type_to_json(slot.type), dims_to_json(slot.strides), slot.source, offset, value]
 
 
-def _slot_from(data: Json) -> Slot:
+def _slot_from(data: Json, symbols: Symbols) -> Slot:
     name, kind, type, strides, source, offset, value = data
     if kind not in _SLOT_KINDS:
         raise ArtifactError(f"there is no slot kind {kind!r}")
-    found = type_from_json(type)
-    laid = _numbers(strides)
+    found = type_from_json(type, symbols)
+    laid = dims_from_json(strides, symbols)
+    (first,) = dims_from_json([offset], symbols)
     if len(laid) != found.rank:
         raise ArtifactError(f"slot {name!r} has {found.rank} axes and {len(laid)} strides")
-    return Slot(str(name), cast(SlotKind, kind), found, laid, _number(source), _number(offset), scalar_from_json(value))
+    return Slot(str(name), cast(SlotKind, kind), found, laid, _number(source), first, scalar_from_json(value))
 
 
 def scalar_to_json(value: Scalar | None) -> Json:
@@ -169,16 +234,16 @@ def scalar_from_json(data: Json) -> Scalar | None:
 
 
 def _port_to(port: Port) -> Json:
-    strides = None if port.strides is None else list(port.strides)
+    strides = None if port.strides is None else dims_to_json(port.strides)
     return [strides, port.offset, port.role, port.path, port.mutates]
 
 
-def _port_from(data: Json) -> Port:
+def _port_from(data: Json, symbols: Symbols) -> Port:
     strides, offset, role, path, mutates = data
     if role not in _ROLES:
         raise ArtifactError(f"there is no input role {role!r}")
     return Port(
-        None if strides is None else _numbers(strides),
+        None if strides is None else dims_from_json(strides, symbols),
         _number(offset),
         cast(InputRole, role),
         str(path),
@@ -187,14 +252,26 @@ def _port_from(data: Json) -> Port:
 
 
 def _kernel_to(kernel: Kernel) -> Json:
-    parameters = [[p.name, p.dtype.name, list(p.shape), list(p.strides)] for p in kernel.parameters]
-    return [kernel.name, kernel.kind, parameters, kernel.outputs, kernel.flops, kernel.bytes]
+    parameters = [[p.name, p.dtype.name, dims_to_json(p.shape), dims_to_json(p.strides)] for p in kernel.parameters]
+    return [
+        kernel.name,
+        kernel.kind,
+        parameters,
+        kernel.outputs,
+        kernel.flops,
+        kernel.bytes,
+        [s.name for s in kernel.sizes],
+    ]
 
 
-def _kernel_from(data: Json) -> Kernel:
-    name, kind, parameters, outputs, flops, nbytes = data
-    made = tuple(Buffer(str(n), DTYPES[d], _numbers(shape), _numbers(strides)) for n, d, shape, strides in parameters)
-    return Kernel(str(name), str(kind), made, _number(outputs), (), _number(flops), _number(nbytes))
+def _kernel_from(data: Json, symbols: Symbols) -> Kernel:
+    name, kind, parameters, outputs, flops, nbytes, sizes = data
+    made = tuple(
+        Buffer(str(n), DTYPES[d], dims_from_json(shape, symbols), dims_from_json(strides, symbols))
+        for n, d, shape, strides in parameters
+    )
+    given = tuple(symbols[str(n)] for n in sizes)
+    return Kernel(str(name), str(kind), made, _number(outputs), (), _number(flops), _number(nbytes), sizes=given)
 
 
 def _step_to(step: Step, places: dict[Location, int]) -> Json:
@@ -209,14 +286,15 @@ def _step_to(step: Step, places: dict[Location, int]) -> Json:
             return ["call", record, list(arguments), list(results), _place(location, places)]
 
 
-def _step_from(data: Json, places: Sequence[Location]) -> Step:
+def _step_from(data: Json, places: Sequence[Location], symbols: Symbols) -> Step:
     match data:
         case ["launch", str(kernel), arguments, str(group)]:
             return Launch(kernel, _numbers(arguments), group)
         case ["pack", str(kernel), arguments, bool(cacheable)]:
             return Pack(kernel, _numbers(arguments), cacheable)
         case ["call", [target, text, types, reason], arguments, results, place]:
-            record = ExternAttributes(str(target), str(text), tuple(map(type_from_json, types)), str(reason))
+            made = tuple(type_from_json(t, symbols) for t in types)
+            record = ExternAttributes(str(target), str(text), made, str(reason))
             return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
 

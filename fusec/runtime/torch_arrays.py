@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fusec.frontend.capture import Library
-from fusec.ir.types import DType, TensorType, dtype_of
+from fusec.ir.types import Dim, DType, TensorType, dtype_of
 from fusec.runtime.arrays import Layout, Watch
-from fusec.runtime.code import Scope
+from fusec.runtime.code import Scope, spell, spell_tuple
 from fusec.runtime.numpy_arrays import array_over
 
 _SAMPLES = 32
@@ -122,27 +122,28 @@ class TorchArrays:
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data_ptr()"
 
-    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[int]) -> str:
-        shape = type.static_shape
+    def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
+        layout = f"{spell_tuple(type.shape)}, {spell_tuple(strides)}"
         dtype = scope.bind(torch_dtype(type.dtype), type.dtype.long_name)
         if _empty_strided_cpu is not None and type.device == "cpu":
-            return f"{scope.bind(_empty_strided_cpu, 'empty_strided')}({shape}, {tuple(strides)}, {dtype})"
+            return f"{scope.bind(_empty_strided_cpu, 'empty_strided')}({layout}, {dtype})"
         if _empty_strided_cuda is not None and type.device.startswith("cuda:"):
             empty = scope.bind(_empty_on(int(type.device.removeprefix("cuda:"))), "empty_cuda")
-            return f"{empty}({shape}, {tuple(strides)}, {dtype})"
+            return f"{empty}({layout}, {dtype})"
         empty = scope.bind(torch.empty_strided, "empty_strided")
-        return f"{empty}({shape}, {tuple(strides)}, dtype={dtype}, device={type.device!r})"
+        return f"{empty}({layout}, dtype={dtype}, device={type.device!r})"
 
-    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[int], block: str) -> str:
+    def over_block(self, scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
         if type.dtype.name in _FROM_NUMPY:
             return f"{scope.bind(torch.from_numpy, 'from_numpy')}({array_over(scope, type, strides, block)})"
         dtype = scope.bind(torch_dtype(type.dtype), type.dtype.long_name)
         make = scope.bind(_tensor_over, "tensor_over")
-        return f"{make}({block}[:{type.nbytes}], {dtype}, {type.static_shape}, {tuple(strides)})"
+        nbytes = spell(type.count * type.dtype.itemsize)
+        return f"{make}({block}[:{nbytes}], {dtype}, {spell_tuple(type.shape)}, {spell_tuple(strides)})"
 
-    def view(self, scope: Scope, type: TensorType, strides: Sequence[int], base: str, offset: int) -> str:
-        made = f"{scope.bind(torch.as_strided, 'as_strided')}({base}, {type.static_shape}, {tuple(strides)}"
-        return f"{made}, {base}.storage_offset() + {offset})" if offset else f"{made})"
+    def view(self, scope: Scope, type: TensorType, strides: Sequence[Dim], base: str, offset: Dim) -> str:
+        made = f"{scope.bind(torch.as_strided, 'as_strided')}({base}, {spell_tuple(type.shape)}, {spell_tuple(strides)}"
+        return f"{made}, {base}.storage_offset() + {spell(offset)})" if offset != 0 else f"{made})"
 
     def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
         constant = torch.full(type.static_shape, value, dtype=torch_dtype(type.dtype), device=type.device)

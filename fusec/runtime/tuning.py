@@ -15,6 +15,7 @@ from fusec.errors import FusecError
 from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.interpret import interpret
+from fusec.ir.types import fixed
 from fusec.passes.lower.frame import LoweredGroup
 from fusec.passes.schedule.tune import Done, Measured
 from fusec.target.cpu import CpuTarget
@@ -94,7 +95,7 @@ class _Run:
         packed: dict[int, Array] = {}
         self.memory: list[Array] = []
         for k, plan in enumerate(candidate.packs):
-            packed[id(plan.packed)] = np.empty(plan.packed.shape, plan.packed.dtype.numpy)
+            packed[id(plan.packed)] = np.empty(fixed(plan.packed.shape), plan.packed.dtype.numpy)
             sources = [self._laid_out(b, data[v]) for b, v in zip(plan.kernel.parameters, plan.sources)]
             module.function(f"pack{k}")(*[a.ctypes.data for a in (*sources, packed[id(plan.packed)])])
         made: dict[Value, Array] = {}
@@ -105,7 +106,9 @@ class _Run:
             elif argument in data:
                 arrays.append(self._laid_out(buffer, data[argument]))
             else:
-                made[argument] = self._laid_out(buffer, np.full(buffer.shape, _sentinel(buffer), buffer.dtype.numpy))
+                made[argument] = self._laid_out(
+                    buffer, np.full(fixed(buffer.shape), _sentinel(buffer), buffer.dtype.numpy)
+                )
                 arrays.append(made[argument])
         self.outputs = [made[v] for v in body.outputs]
         self.addresses = [a.ctypes.data for a in arrays]
@@ -115,8 +118,8 @@ class _Run:
         """The array in memory with the buffer's strides."""
         memory = np.zeros(max(buffer.extent, 1), buffer.dtype.numpy)
         self.memory.append(memory)
-        strides = [s * memory.itemsize for s in buffer.strides]
-        view = np.lib.stride_tricks.as_strided(memory, buffer.shape, strides)
+        strides = [s * memory.itemsize for s in fixed(buffer.strides)]
+        view = np.lib.stride_tricks.as_strided(memory, fixed(buffer.shape), strides)
         view[...] = array
         return view
 

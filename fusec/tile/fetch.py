@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.ir.index import Expr, FloorDiv, Index, Mod, add, coefficient, substitute, symbols_of
+from fusec.ir.types import fixed
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Buffer, Load
 
@@ -63,7 +64,7 @@ def _axes(load: Load) -> list[_Axis] | None:
     """The buffer's axes, those joined that the load walks through as one."""
     axes: list[_Axis] = []
     buffer = load.buffer
-    for index, size, stride in zip(load.index, buffer.shape, buffer.strides, strict=True):
+    for index, size, stride in zip(load.index, fixed(buffer.shape), fixed(buffer.strides), strict=True):
         if not isinstance(index, int | Expr):
             return None
         if size == 1:

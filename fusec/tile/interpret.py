@@ -19,7 +19,7 @@ from fusec.ir.attributes import NO_ATTRIBUTES
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, symbols_of
 from fusec.ir.ops import OPS
 from fusec.ir.ops.definition import Array
-from fusec.ir.types import DType, f32
+from fusec.ir.types import DType, f32, fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
@@ -30,21 +30,22 @@ Points = Mapping[Symbol, Any]
 """The value of each symbol: an integer, or an array over the points of a domain."""
 
 
-def run(kernel: Kernel, arrays: Sequence[Array]) -> None:
+def run(kernel: Kernel, arrays: Sequence[Array], sizes: Mapping[str, int] | None = None) -> None:
     """Runs the kernel on one array for each parameter, in order; outputs are written in place.
 
-    An array has its buffer's shape and dtype; its strides don't matter. VerifyError for a kernel that reads
-    or writes out of bounds, or whose grid points are not independent.
+    An array has its buffer's shape and dtype; its strides don't matter. ``sizes`` are the kernel's sizes by name.
+    VerifyError for a kernel that reads or writes out of bounds, or whose grid points are not independent.
     """
     state = _State()
+    known = {symbol: (sizes or {})[symbol.name] for symbol in kernel.sizes}
     for buffer, array in zip(kernel.parameters, arrays, strict=True):
-        if array.shape != buffer.shape or array.dtype != buffer.dtype.numpy:
+        if array.shape != tuple(_index(n, known) for n in buffer.shape) or array.dtype != buffer.dtype.numpy:
             raise VerifyError(
                 f"{kernel.name}: {buffer} is {buffer.dtype}{buffer.shape}, not {array.dtype}{array.shape}"
             )
         state.arrays[buffer] = array
     with np.errstate(all="ignore"):
-        _Interpreter(kernel, state).block(kernel.body, {})
+        _Interpreter(kernel, state).block(kernel.body, known)
 
 
 class _State:
@@ -97,7 +98,7 @@ class _Interpreter:
 
     def _grid(self, grid: Grid, at: Points) -> None:
         for buffer in self.kernel.parameters:
-            shape = buffer.shape
+            shape = self.state.arrays[buffer].shape
             self.state.writers[buffer] = np.full(shape, -1, np.int64)
             self.state.readers[buffer] = np.full(shape, -1, np.int64)
         for number, place in enumerate(itertools.product(*(range(it.extent) for it in grid.iters))):
@@ -183,21 +184,23 @@ class _Interpreter:
     def read(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None) -> Array:
         """Elements of a buffer; a place outside it is an error where it is active."""
         inside = self._check(buffer, place, active)
-        clipped = tuple(np.clip(p, 0, n - 1) for p, n in zip(place, buffer.shape, strict=True))
-        if 0 in buffer.shape:
+        shape = self.state.arrays[buffer].shape
+        clipped = tuple(np.clip(p, 0, n - 1) for p, n in zip(place, shape, strict=True))
+        if 0 in shape:
             return np.zeros(np.broadcast_shapes(*(p.shape for p in place)), buffer.dtype.numpy)
         self._note_read(buffer, clipped, inside)
         return np.asarray(self.state.arrays[buffer][clipped])
 
     def _check(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None = None) -> Array:
         inside = np.asarray(True)
-        for p, extent in zip(place, buffer.shape, strict=True):
+        shape = self.state.arrays[buffer].shape
+        for p, extent in zip(place, shape, strict=True):
             inside = inside & (p >= 0) & (p < extent)
         wrong = ~inside if active is None else ~inside & active
         if np.any(wrong):
             wrong, *place = np.broadcast_arrays(wrong, *place)  # type: ignore[assignment]
             where = tuple(int(p[wrong][0]) for p in place)
-            raise VerifyError(f"{self.kernel.name}: subscript {where} is outside {buffer} {list(buffer.shape)}")
+            raise VerifyError(f"{self.kernel.name}: subscript {where} is outside {buffer} {list(shape)}")
         return inside
 
     def _note_read(self, buffer: Buffer, place: tuple[Array, ...], inside: Array) -> None:
@@ -371,7 +374,7 @@ def undefined_value(dtype: DType) -> Any:
 
 
 def _undefined(buffer: Buffer) -> Array:
-    return np.full(buffer.shape, undefined_value(buffer.dtype), buffer.dtype.numpy)
+    return np.full(fixed(buffer.shape), undefined_value(buffer.dtype), buffer.dtype.numpy)
 
 
 def identity(op: str, dtype: DType) -> Any:

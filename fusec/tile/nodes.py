@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fusec.ir.index import Index, Symbol
+from fusec.ir.index import Index, Symbol, most
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
 
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -28,6 +28,11 @@ class Iter:
     var: Symbol
     extent: int
     limit: Index | None = None
+
+    @staticmethod
+    def over(var: Symbol, extent: Index) -> Iter:
+        """All of an axis; one of symbolic extent is as long as it can be, with the extent as limit."""
+        return Iter(var, extent) if isinstance(extent, int) else Iter(var, most(extent), extent)
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ Block = tuple[Statement, ...]
 class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
 
+    ``sizes`` are symbolic extents, given at each call as integers after the parameters.
     ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
     what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
     loops run ``stages`` loads ahead; both are 0 elsewhere.
@@ -157,3 +163,4 @@ class Kernel:
     bytes: int = 0
     warps: int = 0
     stages: int = 0
+    sizes: tuple[Symbol, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from fusec.ir.index import Expr, Index
+from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
@@ -38,8 +38,9 @@ def print_kernel(kernel: Kernel) -> str:
     outputs = kernel.parameters[len(inputs) :]
     left = ", ".join(map(print_buffer, inputs))
     right = ", ".join(map(print_buffer, outputs))
+    sizes = "".join(f" {s.name} in [{bounds(s)[0]}, {bounds(s)[1]}]" for s in kernel.sizes)
     launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
-    lines = [f"kernel @{kernel.name} {kernel.kind}{launch} ({left}) -> ({right}) {{"]
+    lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
     lines += _block(kernel.body, 1)
     return "\n".join([*lines, "}"])
 

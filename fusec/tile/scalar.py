@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusec.ir.attributes import Scalar
-from fusec.ir.index import Expr, Index, Symbol, substitute, symbols_of
-from fusec.ir.types import DType, i64
+from fusec.ir.index import Expr, Index, Symbol, most, product, substitute, symbols_of
+from fusec.ir.types import Dim, DType, i64
 
 Space = Literal["parameter", "tile"]
 
@@ -23,13 +23,14 @@ class Buffer:
 
     parameter: a tensor argument; its pointer is that of element (0, 0, ...).
     tile: scratch of one grid point, alive from its Alloc to the end of the enclosing block.
-    Strides are in elements, may be 0 or negative for parameters, and need not be ordered.
+    Strides are in elements, may be 0 or negative for parameters, and need not be ordered. A parameter's shape and
+    strides may hold the kernel's sizes.
     """
 
     name: str
     dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
     space: Space = "parameter"
 
     def __str__(self) -> str:
@@ -37,10 +38,17 @@ class Buffer:
 
     @property
     def extent(self) -> int:
-        """Elements from the first to one past the last that can be addressed; for a tile, its size."""
+        """Elements from the first to one past the last that can be addressed, at most; for a tile, its size."""
         if 0 in self.shape:
             return 0
-        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if s > 0)
+        forward = (most(n) - 1 for n, s in zip(self.shape, self.strides, strict=True) if most(s) > 0)
+        steps = (most(s) for s in self.strides if most(s) > 0)
+        return 1 + sum(n * s for n, s in zip(forward, steps, strict=True))
+
+    @property
+    def most(self) -> int:
+        """The largest number of elements."""
+        return most(product(self.shape))
 
 
 @dataclass(frozen=True)

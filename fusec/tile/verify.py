@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from fusec.errors import VerifyError
-from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, substitute, symbol, symbols_of
-from fusec.ir.types import bool_
+from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
+from fusec.ir.types import bool_, fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
@@ -37,7 +37,7 @@ class _Verifier:
             self.fail(f"{self.kernel.outputs} outputs of {len(names)} parameters")
         for parameter in self.kernel.parameters:
             self.buffer(parameter, "parameter")
-        self.block(self.kernel.body, frozenset(self.kernel.parameters), frozenset(), outermost=True)
+        self.block(self.kernel.body, frozenset(self.kernel.parameters), frozenset(self.kernel.sizes), outermost=True)
 
     def fail(self, message: str) -> None:
         place = f", in {self.where}" if self.where else ""
@@ -48,7 +48,7 @@ class _Verifier:
             self.fail(f"{buffer} is a {buffer.space}, not a {space}")
         if len(buffer.shape) != len(buffer.strides):
             self.fail(f"{buffer} has shape {buffer.shape} and strides {buffer.strides}")
-        if space == "tile" and any(s < 0 for s in buffer.strides):
+        if space == "tile" and any(s < 0 for s in fixed(buffer.strides)):
             self.fail(f"scratch {buffer} has a negative stride")
 
     def block(self, block: Block, known: frozenset[Buffer], bound: frozenset[Symbol], outermost: bool = False) -> None:
@@ -165,11 +165,15 @@ class _Verifier:
             else:
                 self.scalar(i, known, bound, domain)
 
-    def within(self, buffer: Buffer, i: Index, extent: int, domain: Sequence[Iter]) -> None:
+    def within(self, buffer: Buffer, i: Index, extent: Index, domain: Sequence[Iter]) -> None:
         """Fails where the least or the greatest value lies outside for certain: limits may keep the rest inside."""
         if any(it.extent == 0 for it in domain) or extent == 0:
             return
         low, high = bounds(i)
+        if not isinstance(extent, int):
+            if is_at_least(i, extent) or (high is not None and high < 0):
+                self.fail(f"subscript {i} of {buffer} is in [{low}, {high}], its extent is {extent}")
+            return
         if (low is not None and low >= extent) or (high is not None and high < 0):
             self.fail(f"subscript {i} of {buffer} is in [{low}, {high}], its extent is {extent}")
         free = {it.var for it in domain if it.limit is None}

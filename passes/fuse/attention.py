@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
+from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Partition
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index, settled, view_index
 from fusec.runtime.program import Declined
@@ -125,16 +126,16 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     if len(sum_op.attributes.axes) != 1 or scores.type.shape != exponentials.type.shape:
         return None
     (axis,) = sum_op.attributes.axes
-    shape = scores.type.static_shape
+    shape = scores.type.shape
     if not (_is_of_own_row(partition, peak, shape, axis) and _is_of_own_row(partition, total, shape, axis)):
         return None
     return _Softmax(scores, axis, (sum_op, exp_op, sub_op, max_op))
 
 
-def _is_of_own_row(partition: Partition, value: Value, shape: tuple[int, ...], axis: int) -> bool:
+def _is_of_own_row(partition: Partition, value: Value, shape: tuple[Dim, ...], axis: int) -> bool:
     """True when ``value``, spread over ``shape``, gives each row its own element of the reduction below it."""
     point = settled(fresh_index("s", shape))
-    index: Subscripts = broadcast_index(point, value.type.static_shape)
+    index: Subscripts = broadcast_index(point, value.type.shape)
     while (op := partition.producers[value]).name != "reduce_max" and op.name != "reduce_sum":
         index = view_index(op, index) if op.definition.kind == "view" else index
         value = op.operands[0]
@@ -160,7 +161,7 @@ def _products_above(partition: Partition, scores: Value) -> list[Op]:
         if op is None:
             continue
         if op.name == "dot":
-            if value.type.size == scores.type.size:
+            if value.type.count == scores.type.count:
                 found[op] = None
         elif op in partition.free or op.definition.kind == "elementwise":
             stack.extend(op.operands)

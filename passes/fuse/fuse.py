@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op
+from fusec.ir.index import most, product
 from fusec.ir.types import contiguous_strides
 from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention
 from fusec.passes.fuse.grow import (
@@ -63,7 +63,7 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
                 log(found)
             continue
         assert isinstance(elements, Elements)
-        group = Group("attention", op.result.type.static_shape)
+        group = Group("attention", op.result.type.shape)
         partition.add(group, found.ops)
         group.anchors.append(op)
         group.position[op.result] = group.identity
@@ -76,8 +76,8 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
 
 def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:
     """The elements of the match, where the index maps of its parts make one loop over keys of them."""
-    trial = fused_op(partition, Group("attention", match.value_dot.result.type.static_shape, set(match.ops)))
-    layouts = {v: contiguous_strides(v.type.static_shape) for v in (*trial.operands, *trial.results)}
+    trial = fused_op(partition, Group("attention", match.value_dot.result.type.shape, set(match.ops)))
+    layouts = {v: contiguous_strides(v.type.shape) for v in (*trial.operands, *trial.results)}
     frame = Frame(trial, layouts, "trial")
     try:
         return find_elements(frame, attention_in(frame))
@@ -94,7 +94,7 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
     for op in partition.graph.ops:
         if op.name != "dot" or op in partition.owner:
             continue
-        group = Group("gemm", op.result.type.static_shape)
+        group = Group("gemm", op.result.type.shape)
         seed(partition, group, op)
         for sibling in _siblings(partition, op):
             if not partition.would_cycle(group.ops, sibling):
@@ -104,12 +104,12 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
         if not op.attributes.lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
-        grow_producers(partition, group, _at_least(op.result.type.size, cheap=blocked), outside)
+        grow_producers(partition, group, _at_least(op.result.type.most, cheap=blocked), outside)
 
 
 def _at_least(size: int, *, cheap: bool = False) -> Callable[[Op], bool]:
     """Ops with results of this size, which are computed once where they are read; and cheap ones, if asked for."""
-    return lambda op: op.result.type.size >= size or (cheap and op.definition.flops <= CHEAP_FLOPS)
+    return lambda op: op.result.type.most >= size or (cheap and op.definition.flops <= CHEAP_FLOPS)
 
 
 def _siblings(partition: Partition, op: Op) -> list[Op]:
@@ -143,13 +143,13 @@ def fuse_rows(partition: Partition, log: Log) -> None:
         if op.definition.kind != "reduce" or op in partition.owner:
             continue
         assert isinstance(op.attributes, ReduceAttributes)
-        group = Group("row", op.operands[0].type.static_shape)
+        group = Group("row", op.operands[0].type.shape)
         seed_reduction(partition, group, op)
         absorb_upstream(partition, group, op.operands[0])
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         _drop_bystanders(partition, group)
-        grow_producers(partition, group, _at_least(prod(group.domain) // 2, cheap=True))
+        grow_producers(partition, group, _at_least(most(product(group.domain)) // 2, cheap=True))
 
 
 def _drop_bystanders(partition: Partition, group: Group) -> None:
@@ -170,7 +170,7 @@ def _join_siblings(partition: Partition, group: Group) -> None:
         if op in partition.owner or op.definition.kind != "reduce":
             continue
         assert isinstance(op.attributes, ReduceAttributes)
-        if op.operands[0].type.static_shape != group.domain or op.attributes.axes != group.reduced:
+        if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:
             continue
         if op.operands[0] in read and group.position.get(op.operands[0], group.identity) == group.identity:
             if partition.would_cycle(group.ops, op):
@@ -190,7 +190,7 @@ def fuse_maps(partition: Partition, log: Log) -> None:
     for op in reversed(partition.graph.ops):
         if op in partition.owner or op in partition.free or op.definition.kind not in POINTWISE:
             continue
-        group = Group("map", op.result.type.static_shape)
+        group = Group("map", op.result.type.shape)
         seed(partition, group, op)
         _grow_over_domain(partition, group, log)
         grow_producers(partition, group, Recomputation(partition, group).pays)
@@ -212,14 +212,14 @@ class Recomputation:
     def __init__(self, partition: Partition, group: Group) -> None:
         self.partition = partition
         self.group = group
-        self.domain = prod(group.domain)
+        self.domain = most(product(group.domain))
         self._evaluations: dict[Op, int] = {}
 
     def evaluations(self, op: Op) -> int:
         """How many elements of the op the group computes."""
         if op not in self._evaluations:
             if op in self.group.ops:
-                self._evaluations[op] = op.result.type.size
+                self._evaluations[op] = op.result.type.most
             elif op.name == "extern":  # the library reads memory
                 self._evaluations[op] = 0
             else:
@@ -232,6 +232,6 @@ class Recomputation:
 
     def pays(self, op: Op) -> bool:
         """True when computing elements again costs less than writing and reading them, and there are not many."""
-        size = op.result.type.size
+        size = op.result.type.most
         again = max(0, self.evaluations(op) - size)
         return again * max(op.definition.flops, 1) <= STORE_FLOPS * (size + self.domain)

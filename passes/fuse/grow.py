@@ -124,7 +124,7 @@ def _consumer_position(group: Group, op: Op) -> Position | None:
         return elementwise_position(op, group)
     if kind == "reduce" and group.reduced is not None:
         assert isinstance(op.attributes, ReduceAttributes)
-        whole = op.operands[0].type.static_shape == group.domain and op.attributes.axes == group.reduced
+        whole = op.operands[0].type.shape == group.domain and op.attributes.axes == group.reduced
         return group.identity if whole and group.position.get(op.operands[0]) == group.identity else None
     return None
 

@@ -16,6 +16,7 @@ from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
+from fusec.ir.types import Dim
 from fusec.passes.inline import (
     Subscripts,
     broadcast_index,
@@ -49,7 +50,7 @@ class Group:
     """
 
     kind: FusedKind
-    domain: tuple[int, ...]
+    domain: tuple[Dim, ...]
     ops: set[Op] = field(default_factory=set)
     position: dict[Value, Position] = field(default_factory=dict)
     reduced: tuple[int, ...] | None = None
@@ -124,7 +125,7 @@ class Partition:
         for value in op.operands:
             index: Subscripts = position
             if op.definition.kind == "elementwise":
-                index = broadcast_index(position, value.type.static_shape)
+                index = broadcast_index(position, value.type.shape)
             while (view := self.producers.get(value)) is not None and view.definition.kind == "view":
                 index, value = view_index(view, index), view.operands[0]
             yield value, pure(index)
@@ -249,12 +250,12 @@ def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, in
 
 def view_position(op: Op, position: Position) -> Position | None:
     """Where a view's result lies when its operand lies at ``position``; None when the view drops or repeats points."""
-    if op.result.type.size == 0:
+    if 0 in op.result.type.shape:
         return None
     if isinstance(op.attributes, PermuteAttributes):
         return tuple(position[axis] for axis in op.attributes.permutation)
     if op.name == "reshape":
-        source, target = op.operands[0].type.static_shape, op.result.type.static_shape
+        source, target = op.operands[0].type.shape, op.result.type.shape
         return pure(reshape_index(position, source, target))
     return None
 
@@ -283,21 +284,21 @@ def place_upstream(group: Group, value: Value, producers: Mapping[Value, Op], en
 def _operand_position(op: Op, operand: Value, position: Position) -> Position | None:
     """Where the operand of a map, or of a view that only reorders, lies; None where points are repeated or dropped."""
     if op.definition.kind == "elementwise":
-        return position if operand.type.static_shape == op.result.type.static_shape else None
-    if op.name in ("permute", "reshape", "broadcast") and operand.type.size == op.result.type.size > 0:
+        return position if operand.type.shape == op.result.type.shape else None
+    if op.name in ("permute", "reshape", "broadcast") and operand.type.count == op.result.type.count != 0:
         return pure(view_index(op, position))
     return None
 
 
 def elementwise_position(op: Op, group: Group) -> Position | None:
     """Where an elementwise op's result lies in the group's domain; None when its operands don't agree."""
-    shape = op.result.type.static_shape
+    shape = op.result.type.shape
     inside = [v for v in op.operands if v in group.position]
-    candidates = [group.position[v] for v in inside if v.type.static_shape == shape]
+    candidates = [group.position[v] for v in inside if v.type.shape == shape]
     if shape == group.domain:
         candidates.append(group.identity)
     for candidate in candidates[:1]:
-        if all(broadcast_index(candidate, v.type.static_shape) == group.position[v] for v in inside):
+        if all(broadcast_index(candidate, v.type.shape) == group.position[v] for v in inside):
             return candidate
     return None
 
@@ -305,9 +306,9 @@ def elementwise_position(op: Op, group: Group) -> Position | None:
 def broadcast_position(op: Op, group: Group) -> Position | None:
     """A broadcast view of a row's value, spread over the domain again."""
     operand = op.operands[0]
-    if op.result.type.static_shape != group.domain:
+    if op.result.type.shape != group.domain:
         return None
-    matches = broadcast_index(group.identity, operand.type.static_shape) == group.position[operand]
+    matches = broadcast_index(group.identity, operand.type.shape) == group.position[operand]
     return group.identity if matches else None
 
 
@@ -355,7 +356,7 @@ def one_by_one(graph: Graph) -> Graph:
     for op in graph.ops:
         kind = _KINDS.get(op.definition.kind)
         if kind is not None and op not in partition.free:
-            partition.add(Group(kind, op.result.type.static_shape), [op])
+            partition.add(Group(kind, op.result.type.shape), [op])
     return build_fused_graph(partition)
 
 

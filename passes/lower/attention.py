@@ -12,14 +12,14 @@ from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, ceildiv, last, most, mul, substitute, symbol
 from fusec.ir.ops import OPS
-from fusec.ir.types import DType, bool_
+from fusec.ir.types import DType, bool_, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
-from fusec.passes.inline import Subscripts
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, place
-from fusec.passes.lower.gemm import accumulator_dtype, contraction, operand_index
+from fusec.passes.inline import Subscripts, fresh_index
+from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, is_linear, place
+from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
 from fusec.passes.lower.mask import KeyRange, key_range
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store
@@ -68,9 +68,9 @@ def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
     """Follows the index maps from the output through the softmax to the operands of both products."""
     dot, side = match.value_dot, match.weights_side
     axes = contraction(dot)
-    shape = dot.result.type.static_shape
-    point = tuple(symbol(f"o{a}", 0, max(n - 1, 0)) for a, n in enumerate(shape))
-    key = symbol("key", 0, max(axes.k - 1, 0))
+    shape = dot.result.type.shape
+    point = fresh_index("o", shape)
+    key = symbol("key", 0, last(axes.extents.k))
     nb, nl = len(axes.batch), len(axes.rows)
     batch, left, right = point[:nb], point[nb : nb + nl], point[nb + nl :]
     frees = (left, right)
@@ -96,7 +96,7 @@ def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
     (at,) = seen
     first = contraction(match.score_dot)
     mb, ml = len(first.batch), len(first.rows)
-    depth = symbol("depth", 0, max(first.k - 1, 0))
+    depth = symbol("depth", 0, last(first.extents.k))
     if len(first.inner) != 1:
         raise LoweringError("the first product contracts more than one axis")
     parts = (at[mb : mb + ml], at[mb + ml :])
@@ -115,7 +115,7 @@ def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
     ]
     if not candidates:
         raise LoweringError("every query has keys of its own")
-    query_axis = max(candidates, key=lambda a: shape[a])
+    query_axis = max(candidates, key=lambda a: most(shape[a]))
     value_axis = point.index(frees[1 - side][0])
     return Elements(
         query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side
@@ -143,37 +143,34 @@ class _Attention:
         self.frame, self.schedule, self.match = frame, schedule, match
         self.e = find_elements(frame, match)
         self.dtype: DType = accumulator_dtype(match.score_dot)
-        shape = match.value_dot.result.type.static_shape
+        shape = match.value_dot.result.type.shape
         e, s = self.e, schedule
         self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
-        self.keys = contraction(match.value_dot).k
-        self.depth = contraction(match.score_dot).k
-        self.qo = symbol("qo", 0, max(-(-self.queries // s.queries) - 1, 0))
+        self.keys = contraction(match.value_dot).extents.k
+        self.depth = contraction(match.score_dot).extents.k
+        self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.queries)))
         self.qi = symbol("qi", 0, s.queries - 1)
-        self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
+        self.k0 = symbol("k0", 0, last(self.keys))
         self.kj = symbol("kj", 0, s.keys - 1)
-        self.dv = symbol("dv", 0, max(self.values - 1, 0))
+        self.dv = symbol("dv", 0, last(self.values))
         self.shift: dict[Symbol, Index] = {
             e.point[e.query_axis]: add(mul(self.qo, s.queries), self.qi),
             e.key_symbol: add(self.k0, self.kj),
             e.point[e.value_axis]: self.dv,
         }
         self.lanes = Iter(self.qi, s.queries)
-        self.live_lanes = Iter(
-            self.qi,
-            s.queries,
-            None if self.queries % s.queries == 0 else sub(self.queries, mul(self.qo, s.queries)),
-        )
-        self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
+        self.live_lanes = Iter(self.qi, s.queries, limit_of(self.queries, s.queries, mul(self.qo, s.queries)))
+        self.block = Iter(self.kj, s.keys, limit_of(self.keys, s.keys, self.k0))
 
-    def tile(self, name: str, *shape: int) -> Buffer:
+    def tile(self, name: str, *extents: Index) -> Buffer:
+        shape = most_of(extents)
         strides = (shape[1], 1) if len(shape) == 2 else (1,)
         return Buffer(self.frame.unique(name), self.dtype, shape, strides, "tile")
 
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
-        one = Iter(self.dv, self.values)
-        depth = Iter(e.depth, self.depth)
+        one = Iter.over(self.dv, self.values)
+        depth = Iter.over(e.depth, self.depth)
         q = self.tile("queries", self.depth, s.queries)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", self.values, s.queries)
@@ -191,11 +188,12 @@ class _Attention:
         ]
         step = Loop(self.k0, span.start, span.stop, s.keys, tuple(self._step(q, peak, total, out)))
         others = [
-            Iter(p, n)
-            for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.static_shape, strict=True))
+            Iter.over(p, n)
+            for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.shape, strict=True))
             if a not in (e.query_axis, e.value_axis)
         ]
-        grid = Grid((*others, Iter(self.qo, -(-self.queries // s.queries))), (*setup, step, *self._stores(out, total)))
+        blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
+        grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
         return self.frame.finish("attention", (grid,), (*s.describe(), ("skipped", f"{span.skipped:.0%}")))
 
     def _key_range(self) -> KeyRange:
@@ -209,14 +207,21 @@ class _Attention:
         scores = self.tile("scores", s.keys, s.queries)
         block_peak, shift_by, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
         raw = Load(scores, (self.kj, self.qi))
-        key, stage_key = self._operand(e.key, "key_block", self.kj, e.depth, self.block, Iter(e.depth, self.depth))
+        key, stage_key = self._operand(e.key, "key_block", self.kj, e.depth, self.block, Iter.over(e.depth, self.depth))
         value, stage_value = self._operand(
-            e.value, "value_block", self.kj, self.dv, self.block, Iter(self.dv, self.values)
+            e.value, "value_block", self.kj, self.dv, self.block, Iter.over(self.dv, self.values)
         )
         code: list[Statement] = [*stage_key, Alloc(scores)]
         code.append(
             Dot(
-                self.block, self.lanes, Iter(e.depth, self.depth), raw, key, Load(q, (e.depth, self.qi)), True, s.scores
+                self.block,
+                self.lanes,
+                Iter.over(e.depth, self.depth),
+                raw,
+                key,
+                Load(q, (e.depth, self.qi)),
+                True,
+                s.scores,
             )
         )
         changed = self._changed(raw)
@@ -242,11 +247,10 @@ class _Attention:
             Reduce(domain, total, lane, "sum", raw, fresh=False),
         ]
         acc = Load(out, (self.dv, self.qi))
-        code.append(
-            Map((Iter(self.dv, self.values), self.lanes), out, (self.dv, self.qi), Apply("mul", (acc, at[scale]), d))
-        )
+        rows = Iter.over(self.dv, self.values)
+        code.append(Map((rows, self.lanes), out, (self.dv, self.qi), Apply("mul", (acc, at[scale]), d)))
         code += stage_value
-        code.append(Dot(Iter(self.dv, self.values), self.lanes, self.block, acc, value, raw, False, s.values))
+        code.append(Dot(rows, self.lanes, self.block, acc, value, raw, False, s.values))
         return code
 
     def _exp(self, a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
@@ -266,14 +270,14 @@ class _Attention:
     ) -> tuple[Load, list[Statement]]:
         """Keys or values: read in place where they are plain memory of the right dtype, else copied to scratch."""
         shifted = self._cast(reindex(element, self.shift))
-        if isinstance(shifted, Load) and all(address_step(shifted, x) is not None for x in (row, column)):
+        if isinstance(shifted, Load) and is_linear(shifted, (row, column)):
             return shifted, []
         tile = self.tile(name, rows.extent, columns.extent)
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 
     def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
         mean = Apply("div", (Load(out, (self.dv, self.qi)), Load(total, (self.qi,))), self.dtype)
-        domain = (self.live_lanes, Iter(self.dv, self.values))
+        domain = (self.live_lanes, Iter.over(self.dv, self.values))
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
 
 
@@ -286,7 +290,7 @@ def attention_stores(
     mean: ScalarExpr,
 ) -> list[Statement]:
     """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
-    group = Group("attention", value_dot.result.type.static_shape)
+    group = Group("attention", value_dot.result.type.shape)
     group.position[value_dot.result] = group.identity
     positions_of(frame.body, group)
     marker = Buffer("result", mean.dtype, (), (), "tile")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import Expr, Index, Symbol, coefficient, substitute
+from fusec.ir.index import Expr, Index, Symbol, most, product, slope, substitute
+from fusec.ir.print import symbols_in
+from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads
 
-Strides = tuple[int, ...]
+Strides = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Frame:
         for value in (*self.body.inputs, *self.body.outputs):
             if value not in self.buffers:
                 self.buffers[value] = Buffer(
-                    _identifier(value.name, self._taken), value.type.dtype, value.type.static_shape, strides[value]
+                    _identifier(value.name, self._taken), value.type.dtype, value.type.shape, strides[value]
                 )
         self.inliner = Inliner(self.producers, {v: self._leaf(v) for v in self.body.inputs})
         self.extra: list[Buffer] = []
@@ -88,7 +89,16 @@ class Frame:
         inputs = [self.buffers[v] for v in self.body.inputs if self.buffers[v] in used]
         packed = [b for b in self.extra if b in used]
         parameters = (*inputs, *packed, *outputs)
-        kernel = Kernel(self.name, kind, parameters, len(outputs), body, group_flops(self.body), group_bytes(self.body))
+        kernel = Kernel(
+            self.name,
+            kind,
+            parameters,
+            len(outputs),
+            body,
+            group_flops(self.body),
+            group_bytes(self.body),
+            sizes=sizes_of(self.body),
+        )
         arguments = tuple(value_of.get(b, b) for b in parameters)
         return LoweredGroup(kernel, arguments, tuple(self.packs), tuple(schedule))
 
@@ -98,6 +108,11 @@ class Frame:
             if self.buffers[value] is buffer:
                 return value
         raise LoweringError(f"{buffer} is not an input of {self.name}")
+
+
+def sizes_of(body: Graph) -> tuple[Symbol, ...]:
+    """The symbolic extents of a group, by name."""
+    return tuple(sorted(symbols_in(body), key=lambda s: s.name))
 
 
 def _identifier(name: str, taken: set[str]) -> str:
@@ -163,7 +178,7 @@ def buffers_in(block: Block) -> set[Buffer]:
 
 
 def group_flops(body: Graph) -> int:
-    """Floating-point operations of a group's body."""
+    """Floating-point operations of a group's body; where extents are symbolic, the most there can be."""
     total = 0
     for op in body.ops:
         total += op_flops(op)
@@ -173,46 +188,44 @@ def group_flops(body: Graph) -> int:
 def op_flops(op: Op) -> int:
     """Operations of one op: two a multiply-add, the table's hint for an elementwise op, one an element reduced."""
     if isinstance(op.attributes, DotAttributes):
-        shape = op.operands[0].type.static_shape
-        return 2 * op.result.type.size * prod(shape[a] for a in op.attributes.lhs_contract)
+        shape = op.operands[0].type.shape
+        return 2 * op.result.type.most * most(product(shape[a] for a in op.attributes.lhs_contract))
     kind = op.definition.kind
     if kind == "elementwise":
-        return op.definition.flops * op.result.type.size
+        return op.definition.flops * op.result.type.most
     if kind == "reduce":
-        return op.operands[0].type.size
+        return op.operands[0].type.most
     return 0
 
 
 def group_bytes(body: Graph) -> int:
     """The least that a group must move: inputs once (of a gathered table, what is picked), outputs once."""
-    moved = sum(v.type.nbytes for v in body.outputs)
+    moved = sum(v.type.most_bytes for v in body.outputs)
     for value in body.inputs:
         users = [op for op in body.ops if value in op.operands]
         if users and all(op.name == "gather" and op.operands[0] is value for op in users):
-            moved += min(value.type.nbytes, sum(op.result.type.nbytes for op in users))
+            moved += min(value.type.most_bytes, sum(op.result.type.most_bytes for op in users))
         else:
-            moved += value.type.nbytes
+            moved += value.type.most_bytes
     return moved
 
 
 def is_linear(load: Load, symbols: Iterable[Symbol]) -> bool:
     """True when the load's address is linear in each of the symbols."""
-    return all(address_step(load, s) is not None for s in symbols)
+    return all(address_slope(load, s) is not None for s in symbols)
 
 
 def address_step(load: Load, s: Symbol) -> int | None:
     """Elements between the load's addresses at neighbouring values of ``s``; None when that is no constant."""
-    total = 0
+    found = address_slope(load, s)
+    return found if isinstance(found, int) else None
+
+
+def address_slope(load: Load, s: Symbol) -> Index | None:
+    """:func:`address_step` that may hold the kernel's sizes; None when the address is not linear in ``s``."""
+    flat: Index = 0
     for i, stride in zip(load.index, load.buffer.strides, strict=True):
         if not isinstance(i, int | Expr):
             return None
-        k = coefficient(i, s)
-        if k is None:
-            flat: Index = 0
-            for j, st in zip(load.index, load.buffer.strides):
-                if not isinstance(j, int | Expr):
-                    return None
-                flat = flat + j * st
-            return coefficient(flat, s)
-        total += k * stride
-    return total
+        flat = flat + i * stride
+    return slope(flat, s)

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, delinearize, floordiv, minimum, mod, mul, sub, substitute, symbol
-from fusec.ir.types import DType, contiguous_strides, f32
+from fusec.ir.index import (
+    Index,
+    Symbol,
+    add,
+    ceildiv,
+    delinearize,
+    floordiv,
+    last,
+    minimum,
+    mod,
+    most,
+    mul,
+    product,
+    sub,
+    substitute,
+    symbol,
+    symbols_of,
+)
+from fusec.ir.types import Dim, DType, contiguous_strides, f32
 from fusec.passes.fuse.partition import Group, positions_of
 from fusec.passes.inline import Leaf, Subscripts
-from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, expect_index, place
+from fusec.passes.lower.frame import (
+    Frame,
+    LoweredGroup,
+    PackPlan,
+    address_step,
+    expect_index,
+    is_linear,
+    place,
+)
 from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
@@ -24,36 +48,53 @@ ROW_PADDING = 16
 
 @dataclass(frozen=True)
 class Contraction:
-    """A dot's axes by role, flattened: extents of batch, M, N and K."""
+    """A dot's axes by role: extents of batch, M, N and K.
+
+    Flattened, they are integers, the largest that they can be; ``extents`` holds them as they are.
+    """
 
     op: Op
-    batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    inner: tuple[int, ...]
+    batch: tuple[Dim, ...]
+    rows: tuple[Dim, ...]
+    columns: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
 
     @property
     def m(self) -> int:
-        return prod(self.rows)
+        return most(product(self.rows))
 
     @property
     def n(self) -> int:
-        return prod(self.columns)
+        return most(product(self.columns))
 
     @property
     def k(self) -> int:
-        return prod(self.inner)
+        return most(product(self.inner))
 
     @property
     def batches(self) -> int:
-        return prod(self.batch)
+        return most(product(self.batch))
+
+    @property
+    def extents(self) -> Extents:
+        return Extents(*map(product, (self.batch, self.rows, self.columns, self.inner)))
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The extents of a product's loops."""
+
+    batches: Index
+    m: Index
+    n: Index
+    k: Index
 
 
 def contraction(op: Op) -> Contraction:
     """The extents of a dot op."""
     attributes = op.attributes
     assert isinstance(attributes, DotAttributes)
-    left, right = (v.type.static_shape for v in op.operands)
+    left, right = (v.type.shape for v in op.operands)
     return Contraction(
         op,
         tuple(left[a] for a in attributes.lhs_batch),
@@ -105,17 +146,18 @@ class _Gemm:
         self.ops = frame.anchors("dot")
         self.op = self.ops[0]
         self.axes = contraction(self.op)
+        self.extents = self.axes.extents
         self.dtype = accumulator_dtype(self.op)
-        axes = self.axes
-        self.b = symbol("b", 0, max(axes.batches - 1, 0))
-        self.i = symbol("i", 0, max(axes.m - 1, 0))
-        self.j = symbol("j", 0, max(axes.n - 1, 0))
-        self.k = symbol("k", 0, max(axes.k - 1, 0))
+        axes, extents = self.axes, self.extents
+        self.b = symbol("b", 0, last(extents.batches))
+        self.i = symbol("i", 0, last(extents.m))
+        self.j = symbol("j", 0, last(extents.n))
+        self.k = symbol("k", 0, last(extents.k))
         s = schedule
-        self.mo = symbol("mo", 0, max(-(-axes.m // s.tile_m) - 1, 0))
-        self.no = symbol("no", 0, max(-(-axes.n // s.block_n) - 1, 0))
+        self.mo = symbol("mo", 0, last(ceildiv(extents.m, s.tile_m)))
+        self.no = symbol("no", 0, last(ceildiv(extents.n, s.block_n)))
         self.n0 = symbol("n0", 0, max(-(-s.block_n // s.tile_n) - 1, 0))
-        self.k0 = symbol("k0", 0, max(-(-axes.k // s.tile_k) - 1, 0))
+        self.k0 = symbol("k0", 0, last(ceildiv(extents.k, s.tile_k)))
         self.mi = symbol("mi", 0, s.tile_m - 1)
         self.ni = symbol("ni", 0, s.tile_n - 1)
         self.ki = symbol("ki", 0, max(min(s.tile_k, axes.k) - 1, 0))
@@ -125,17 +167,17 @@ class _Gemm:
         inner0: Index = mul(self.k0, s.tile_k) if self.split else 0
         inner: Index = add(inner0, self.ki)
         self.shift: dict[Symbol, Index] = {self.i: row, self.j: column, self.k: inner}
-        self.row_limit = _limit(axes.m, s.tile_m, mul(self.mo, s.tile_m))
-        self.inner_limit = _limit(axes.k, s.tile_k, inner0) if self.split else None
+        self.row_limit = limit_of(extents.m, s.tile_m, mul(self.mo, s.tile_m))
+        self.inner_limit = limit_of(extents.k, min(s.tile_k, axes.k), inner0)
 
     def lower(self) -> LoweredGroup:
-        axes, s = self.axes, self.schedule
+        axes, extents, s = self.axes, self.extents, self.schedule
         left, left_code = self._left()
         rights = [self._right(op) for op in self.ops]
         right_code = [code for _, codes in rights for code in codes]
         tiles = -(-s.block_n // s.tile_n)
         column0 = add(mul(self.no, s.block_n), mul(self.n0, s.tile_n))
-        last = minimum(tiles, _ceil(sub(axes.n, mul(self.no, s.block_n)), s.tile_n))
+        stop = minimum(tiles, ceildiv(sub(extents.n, mul(self.no, s.block_n)), s.tile_n))
         accumulators = [self._accumulator(op, tiles) for op in self.ops]
         m = Iter(self.mi, s.tile_m, self.row_limit)
         n = Iter(self.ni, s.tile_n)
@@ -149,17 +191,17 @@ class _Gemm:
         stores = self._stores(accumulators, column0)
         if not self.split:
             tile: tuple[Statement, ...] = (*allocs, *dots, *stores)
-            body: list[Statement] = [*left_code, *right_code, Loop(self.n0, 0, last, 1, tile)]
+            body: list[Statement] = [*left_code, *right_code, Loop(self.n0, 0, stop, 1, tile)]
         else:
-            steps = -(-axes.k // s.tile_k)
-            multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, last, 1, tuple(dots))))
+            steps = ceildiv(extents.k, s.tile_k)
+            multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, stop, 1, tuple(dots))))
             zeros = [self._zero(acc.buffer, m) for acc in accumulators]
-            body = [*allocs, *zeros, multiply, Loop(self.n0, 0, last, 1, tuple(stores))]
+            body = [*allocs, *zeros, multiply, Loop(self.n0, 0, stop, 1, tuple(stores))]
         grid = Grid(
             (
-                Iter(self.b, axes.batches),
-                Iter(self.mo, -(-axes.m // s.tile_m)),
-                Iter(self.no, -(-axes.n // s.block_n)),
+                Iter.over(self.b, extents.batches),
+                Iter.over(self.mo, ceildiv(extents.m, s.tile_m)),
+                Iter.over(self.no, ceildiv(extents.n, s.block_n)),
             ),
             tuple(body),
         )
@@ -175,9 +217,10 @@ class _Gemm:
         return Load(buffer, (self.mi, column))
 
     def _zero(self, acc: Buffer, rows: Iter) -> Map:
-        column = symbol("z", 0, acc.shape[1] - 1)
+        width = acc.shape[1]
+        column = symbol("z", 0, last(width))
         zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
-        return Map((rows, Iter(column, acc.shape[1])), acc, (self.mi, column), zero)
+        return Map((rows, Iter.over(column, width)), acc, (self.mi, column), zero)
 
     def _batch(self) -> tuple[Index, ...]:
         return delinearize(self.b, self.axes.batch) if self.axes.batch else ()
@@ -195,7 +238,7 @@ class _Gemm:
     def _left(self) -> tuple[Load, list[Statement]]:
         s = self.schedule
         element = reindex(self._element(self.op, 0), self.shift)
-        direct = isinstance(element, Load) and all(address_step(element, x) is not None for x in (self.mi, self.ki))
+        direct = isinstance(element, Load) and is_linear(element, (self.mi, self.ki))
         if direct and not s.pack_left:
             assert isinstance(element, Load)
             return element, []
@@ -212,8 +255,8 @@ class _Gemm:
         direct = (
             isinstance(shifted, Load)
             and address_step(shifted, self.ni) == 1
-            and address_step(shifted, self.ki) is not None
-            and self.axes.n % self.schedule.tile_n == 0
+            and is_linear(shifted, (self.ki,))
+            and self.extents.n % self.schedule.tile_n == 0
         )
         if direct:
             assert isinstance(shifted, Load)
@@ -234,7 +277,7 @@ class _Gemm:
             self.k: self.shift[self.k],
         }
         start = add(mul(self.no, s.block_n), mul(p, width))
-        limit = None if self.axes.n % block == 0 else sub(self.axes.n, start)
+        limit = limit_of(self.extents.n, block, start)
         inner = Iter(self.ki, depth, self.inner_limit)
         copy = Map((inner, Iter(c, width, limit)), tile, (p, self.ki, c), reindex(element, at_panel))
         local = add(mul(self.n0, s.tile_n), self.ni)
@@ -244,25 +287,26 @@ class _Gemm:
     def _packed_right(self, op: Op, element: ScalarExpr) -> Load:
         """The right operand in panels of ``registers.columns`` columns, made by a kernel of its own."""
         width = self.schedule.registers.columns
-        depth, n = self.axes.k, self.axes.n
-        panels = -(-n // width)
+        depth, n = self.extents.k, self.extents.n
+        panels = ceildiv(n, width)
         shape = (panels, depth, width)
         packed = Buffer(
             self.frame.unique(f"{op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
         )
-        p, c = symbol("p", 0, max(panels - 1, 0)), symbol("c", 0, width - 1)
-        limit = None if n % width == 0 else sub(n, mul(p, width))
+        p, c = symbol("p", 0, last(panels)), symbol("c", 0, width - 1)
+        limit = limit_of(n, width, mul(p, width))
         value = reindex(element, {self.j: add(mul(p, width), c)})
-        store = Store((Iter(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
+        store = Store((Iter.over(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
         read = list(dict.fromkeys(x.buffer for x in loads(value)))
         kernel = Kernel(
             f"{self.frame.name}_pack{len(self.frame.packs)}",
             "pack",
             (*read, packed),
             1,
-            (Grid((Iter(p, panels),), (store,)),),
+            (Grid((Iter.over(p, panels),), (store,)),),
             0,
-            2 * prod(shape) * self.dtype.itemsize,
+            2 * packed.most * self.dtype.itemsize,
+            sizes=_sizes_in(packed, *read),
         )
         sources = tuple(self.frame.input_of(b) for b in read)
         self.frame.extra.append(packed)
@@ -278,7 +322,7 @@ class _Gemm:
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
         columns = min(s.tile_n, axes.n)
-        limit = None if axes.n == columns else _limit(axes.n, s.tile_n, column0)
+        limit = None if self.extents.n == columns else limit_of(self.extents.n, s.tile_n, column0)
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
         return epilogue_stores(self.frame, self.ops, point, self.shift, domain, accumulators)
 
@@ -295,7 +339,7 @@ def epilogue_stores(
 
     ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
     """
-    group = Group("gemm", ops[0].result.type.static_shape)
+    group = Group("gemm", ops[0].result.type.shape)
     for op in ops:
         group.position[op.result] = group.identity
     positions_of(frame.body, group)
@@ -325,9 +369,12 @@ class _Placeholder:
         return rewrite(element, lambda e: accumulator if isinstance(e, Load) and e.buffer is self.buffer else None)
 
 
-def _limit(extent: int, tile: int, start: Index) -> Index | None:
+def _sizes_in(*buffers: Buffer) -> tuple[Symbol, ...]:
+    """The symbolic extents of some buffers, by name."""
+    found = {s for b in buffers for n in (*b.shape, *b.strides) for s in symbols_of(n)}
+    return tuple(sorted(found, key=lambda s: s.name))
+
+
+def limit_of(extent: Index, tile: int, start: Index) -> Index | None:
+    """How many points there are from ``start`` on; None where tiles are always whole."""
     return None if extent % tile == 0 else sub(extent, start)
-
-
-def _ceil(e: Index, divisor: int) -> Index:
-    return floordiv(add(e, divisor - 1), divisor)

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
+from itertools import product as combinations
 from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol, symbols_of
+from fusec.ir.index import (
+    Index,
+    Symbol,
+    add,
+    ceildiv,
+    delinearize,
+    last,
+    most,
+    mul,
+    product,
+    sub,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from fusec.ir.ops import OPS
+from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
 from fusec.passes.inline import fresh_index, pure, reshape_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, place, prefer_index
@@ -28,17 +44,19 @@ def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
     order = memory_order(frame, shape)
     boxes = [_Loops.over(frame, shape, order, box) for box in _boxes(frame, shape, order)]
     if len(boxes) == 1:
-        tasks, sizes = boxes[0].alone(schedule.task_elements)
+        wanted, sizes = boxes[0].alone(schedule.task_elements)
     else:
-        tasks = max(1, prod(shape) // schedule.task_elements)
-        sizes = (("tasks", tasks), ("parts", len(boxes)))
-    g = symbol("g", 0, tasks - 1)
-    body = tuple(store for box in boxes for store in box.stores(frame, shape, order, g, tasks))
-    return frame.finish("map", (Grid((Iter(g, tasks),), body),), sizes)
+        wanted = max(1, most(product(shape)) // schedule.task_elements)
+        sizes = (("tasks", wanted), ("parts", len(boxes)))
+    tasks = boxes[0].tasks(wanted) if len(boxes) == 1 else wanted
+    g = symbol("g", 0, last(tasks))
+    body = tuple(store for box in boxes for store in box.stores(frame, shape, order, g, wanted))
+    return frame.finish("map", (Grid((Iter.over(g, tasks),), body),), sizes)
 
 
-Extents = tuple[int, ...]
-Box = tuple[tuple[int, int], ...]
+Extents = tuple[Dim, ...]
+Order = tuple[int, ...]
+Box = tuple[tuple[Dim, Dim], ...]
 """For each axis of the domain, the first place and one past the last."""
 
 
@@ -51,38 +69,52 @@ class _Loops:
     inner: Extents
 
     @staticmethod
-    def over(frame: Frame, shape: Extents, order: Extents, box: Box) -> _Loops:
+    def over(frame: Frame, shape: Extents, order: Order, box: Box) -> _Loops:
         extents = tuple(box[a][1] - box[a][0] for a in order)
         first = _first_lane_axis(frame, shape, order, box)
         return _Loops(box, extents[:first], extents[first:])
 
     def alone(self, task_elements: int) -> tuple[int, tuple[tuple[str, int | str], ...]]:
-        """The number of tasks where this is all there is, and what to call their sizes."""
-        rows, lanes = prod(self.outer), prod(self.inner)
+        """The number of tasks (at most) where this is all there is, and what to call their sizes."""
+        rows, lanes = most(product(self.outer)), most(product(self.inner))
         if rows == 1:
             chunk = max(1, min(lanes, task_elements))
             return -(-lanes // chunk), (("elements", chunk),)
         per_task = max(1, min(rows, task_elements // max(lanes, 1)))
         return -(-rows // per_task), (("rows", per_task), ("lanes", lanes))
 
-    def stores(self, frame: Frame, shape: Extents, order: Extents, g: Symbol, tasks: int) -> Iterator[Store]:
-        """The stores of a task's share of the box."""
-        rows, lanes = prod(self.outer), prod(self.inner)
-        flat = rows == 1
-        whole = lanes if flat else rows
+    @property
+    def whole(self) -> Dim:
+        """What tasks share: rows, or lanes where there is one row."""
+        return product(self.outer) if product(self.outer) != 1 else product(self.inner)
+
+    def share(self, tasks: int) -> int:
+        """How much of the whole each of so many tasks does."""
+        whole = most(self.whole)
         share = -(-whole // tasks)
-        if flat and tasks > 1:
+        if product(self.outer) == 1 and tasks > 1:
             share = min(whole, -(-share // LEAST_LANES) * LEAST_LANES)
+        return share
+
+    def tasks(self, most_tasks: int) -> Dim:
+        """The number of tasks; a symbolic extent has as many as it needs of those that the largest one needs."""
+        return most_tasks if isinstance(self.whole, int) else ceildiv(self.whole, self.share(most_tasks))
+
+    def stores(self, frame: Frame, shape: Extents, order: Order, g: Symbol, tasks: int) -> Iterator[Store]:
+        """The stores of a task's share of the box, where there are so many tasks at most."""
+        rows, lanes = product(self.outer), product(self.inner)
+        flat = rows == 1
+        whole, share = self.whole, self.share(tasks)
         limit = None if whole == share * tasks else sub(whole, mul(g, share))
-        r, e = symbol("r", 0, rows - 1), symbol("e", 0, lanes - 1)
+        r, e = symbol("r", 0, last(rows)), symbol("e", 0, last(lanes))
         if flat:
             lane = symbol("l", 0, share - 1)
             shift: dict[Symbol, Index] = {e: add(mul(g, share), lane)}
             domain: tuple[Iter, ...] = (Iter(lane, share, limit),)
         else:
-            row, lane = symbol("row", 0, share - 1), symbol("l", 0, lanes - 1)
+            row, lane = symbol("row", 0, share - 1), symbol("l", 0, last(lanes))
             shift = {r: add(mul(g, share), row), e: lane}
-            domain = (Iter(row, share, limit), Iter(lane, lanes))
+            domain = (Iter(row, share, limit), Iter.over(lane, lanes))
         point = _in_box(self.box, order, (*_split(r, self.outer), *_split(e, self.inner)))
         outputs = outputs_at(frame, shape, point)
         for value, at in outputs:
@@ -104,7 +136,7 @@ def _split(flat: Symbol, extents: Extents) -> tuple[Index, ...]:
     return delinearize(flat, extents) if extents else ()
 
 
-def _in_box(box: Box, order: Extents, index: tuple[Index, ...]) -> tuple[Index, ...]:
+def _in_box(box: Box, order: Order, index: tuple[Index, ...]) -> tuple[Index, ...]:
     """The domain's index of a place in a box, given in the order of memory."""
     return tuple(add(i, start) for i, (start, _) in zip(scatter(order, index), box, strict=True))
 
@@ -116,19 +148,22 @@ MOST_BOXES = 9
 LEAST_LANES = 16
 
 
-def _boxes(frame: Frame, shape: Extents, order: Extents) -> list[Box]:
+def _boxes(frame: Frame, shape: Extents, order: Order) -> list[Box]:
     """The domain, cut where joins and padding turn from one operand to the next; whole where the parts are thin."""
     cuts = _cuts(frame, shape)
-    parts: list[list[tuple[int, int]]] = []
+    parts: list[list[tuple[Dim, Dim]]] = []
     for axis, n in enumerate(shape):
+        if not isinstance(n, int):
+            parts.append([(0, n)])
+            continue
         ends = [0, *sorted(cuts[axis]), n]
         found = list(pairwise(ends))
-        behind = prod(shape[a] for a in order[order.index(axis) + 1 :])
+        behind = most(product(shape[a] for a in order[order.index(axis) + 1 :]))
         thin = sum(stop - start for start, stop in found if (stop - start) * behind < LEAST_LANES)
-        parts.append(found if 4 * thin <= n else [(0, n)])
+        parts.append([*found] if 4 * thin <= n else [(0, n)])
     if prod(map(len, parts)) > MOST_BOXES:
         return [tuple((0, n) for n in shape)]
-    return list(product(*parts))
+    return list(combinations(*parts))
 
 
 def _cuts(frame: Frame, shape: Extents) -> list[set[int]]:
@@ -143,19 +178,19 @@ def _cuts(frame: Frame, shape: Extents) -> list[set[int]]:
                     symbols = symbols_of(index)
                     axis = axes.get(next(iter(symbols))) if len(symbols) == 1 else None
                     place = sub(index, point[axis]) if axis is not None else None
-                    if axis is not None and isinstance(place, int) and 0 < bound - place < shape[axis]:
+                    if axis is not None and isinstance(place, int) and 0 < bound - place < most(shape[axis]):
                         cuts[axis].add(bound - place)
     return cuts
 
 
-def map_domain(frame: Frame) -> tuple[int, ...]:
-    return max((v.type.static_shape for v in frame.body.outputs), key=prod)
+def map_domain(frame: Frame) -> Extents:
+    return max((v.type.shape for v in frame.body.outputs), key=lambda shape: most(product(shape)))
 
 
-def outputs_at(frame: Frame, shape: tuple[int, ...], point: tuple[Index, ...]) -> list[tuple[Value, tuple[Index, ...]]]:
+def outputs_at(frame: Frame, shape: Extents, point: tuple[Index, ...]) -> list[tuple[Value, tuple[Index, ...]]]:
     """Each output with the index it has at a domain point."""
     group = Group("map", shape)
-    first = next(v for v in frame.body.outputs if v.type.static_shape == shape)
+    first = next(v for v in frame.body.outputs if v.type.shape == shape)
     group.position[first] = group.identity
     known = 0
     while known < len(group.position):
@@ -174,9 +209,9 @@ def _position(value: Value, group: Group) -> Position:
     """Where an output lies; one that shares no points with the others, only their number, takes them in order."""
     if value in group.position:
         return group.position[value]
-    if value.type.size != prod(group.domain):
+    if value.type.count != product(group.domain):
         raise LoweringError(f"{value} does not lie over the map's index space {group.domain}")
-    return pure(reshape_index(group.identity, group.domain, value.type.static_shape))
+    return pure(reshape_index(group.identity, group.domain, value.type.shape))
 
 
 def store_at(
@@ -186,25 +221,25 @@ def store_at(
     return Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element)
 
 
-def memory_order(frame: Frame, shape: tuple[int, ...]) -> tuple[int, ...]:
+def memory_order(frame: Frame, shape: Extents) -> Order:
     """The axes in the order of the first output's memory, outermost first."""
-    first = next(v for v in frame.body.outputs if v.type.static_shape == shape)
+    first = next(v for v in frame.body.outputs if v.type.shape == shape)
     strides = frame.buffers[first].strides
-    return tuple(sorted(range(len(shape)), key=lambda a: (-strides[a] if shape[a] > 1 else -(10**18), a)))
+    return tuple(sorted(range(len(shape)), key=lambda a: (-most(strides[a]) if shape[a] != 1 else -(10**18), a)))
 
 
-def scatter(order: tuple[int, ...], index: tuple[Index, ...]) -> tuple[Index, ...]:
+def scatter(order: Order, index: tuple[Index, ...]) -> tuple[Index, ...]:
     result: list[Index] = [0] * len(order)
     for axis, i in zip(order, index, strict=True):
         result[axis] = i
     return tuple(result)
 
 
-def _first_lane_axis(frame: Frame, shape: Extents, order: Extents, box: Box) -> int:
+def _first_lane_axis(frame: Frame, shape: Extents, order: Order, box: Box) -> int:
     """The least k such that every access is linear over the box's axes ``order[k:]`` taken as one."""
     extents = tuple(box[a][1] - box[a][0] for a in order)
     for k in range(len(order)):
-        lane = symbol("l", 0, max(prod(extents[k:]) - 1, 0))
+        lane = symbol("l", 0, last(product(extents[k:])))
         point = _in_box(box, order, (*fresh_index("o", extents[:k]), *delinearize(lane, extents[k:])))
         if k == len(order) - 1 or all(_even(frame, v, at, lane) for v, at in outputs_at(frame, shape, point)):
             return k

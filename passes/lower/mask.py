@@ -6,7 +6,7 @@ score. Blocks in which every score is masked are not visited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusec.ir.attributes import Scalar
@@ -19,6 +19,7 @@ from fusec.ir.index import (
     maximum,
     minimum,
     mod,
+    most,
     mul,
     sub,
     substitute,
@@ -181,13 +182,33 @@ def _compare(op: str, difference: tuple[int | None, int | None]) -> bool | None:
 
 
 def key_range(
-    score: ScalarExpr, query: Symbol, key: Symbol, queries: tuple[int, int], keys: tuple[int, int], block: Symbol
+    score: ScalarExpr, query: Symbol, key: Symbol, queries: tuple[Index, int], keys: tuple[Index, int], block: Symbol
 ) -> KeyRange:
     """The keys that query block ``block`` must visit.
 
     ``queries`` and ``keys`` are (extent, tile). Everything, unless the mask's emptiness follows a straight line
     in the block's number, as causal, windowed and prefix masks do, and, for finite fills, every row keeps a key.
+    Where an extent is symbolic, what is empty in the largest rectangle is so in each smaller one.
     """
+    longest = (most(queries[0]), queries[1]), (most(keys[0]), keys[1])
+    if isinstance(queries[0], int) and isinstance(keys[0], int):
+        columns = keys[0]
+        return _key_range(score, query, key, *longest, block, lambda i: {min(i, columns - 1), 0, columns - 1})
+    square = queries[0] == keys[0]
+    found = _key_range(score, query, key, *longest, block, lambda i: {0, i} if square else {0})
+    return KeyRange(found.start, minimum(found.stop, keys[0]), found.skipped)
+
+
+def _key_range(
+    score: ScalarExpr,
+    query: Symbol,
+    key: Symbol,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    block: Symbol,
+    candidates: Callable[[int], set[int]],
+) -> KeyRange:
+    """:func:`key_range` of known extents. ``candidates`` are keys that a row may keep one of."""
     extent, tile = keys
     whole_tiles = extent // tile * tile
     if not (conditions := live_conditions(score)) or extent == 0:
@@ -197,7 +218,7 @@ def key_range(
     spans = [_span(conditions, query, key, queries, keys, b) for b in range(blocks)]
     if any(lo >= hi for lo, hi in spans):
         return everything
-    if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], extent):
+    if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], candidates):
         return everything
     count = -(-extent // tile)
     stop = _stop([hi for _, hi in spans], queries[1], tile, extent, block)
@@ -318,12 +339,13 @@ def _span(
     return first, last
 
 
-def _rows_keep_a_key(conditions: list[Live], query: Symbol, key: Symbol, rows: int, keys: int) -> bool:
-    for i in range(rows):
-        candidates = {min(i, keys - 1), 0, keys - 1}
-        if not any(all(truth(c.condition, {query: i, key: j}) is c.wanted for c in conditions) for j in candidates):
-            return False
-    return True
+def _rows_keep_a_key(
+    conditions: list[Live], query: Symbol, key: Symbol, rows: int, candidates: Callable[[int], set[int]]
+) -> bool:
+    return all(
+        any(all(truth(c.condition, {query: i, key: j}) is c.wanted for c in conditions) for j in candidates(i))
+        for i in range(rows)
+    )
 
 
 def _stop(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol) -> Index | None:

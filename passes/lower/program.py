@@ -12,7 +12,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.fuse.partition import one_by_one
-from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan
+from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
 from fusec.runtime.library import CHECK_INDEX
@@ -98,7 +98,7 @@ def _owned_by_caller(graph: Graph) -> dict[Value, Strides]:
             op = producers.get(base)
         if op is None:
             continue
-        contiguous = contiguous_strides(base.type.static_shape)
+        contiguous = contiguous_strides(base.type.shape)
         if base is value and port.strides is not None:
             owned[base] = port.strides
         else:
@@ -116,7 +116,7 @@ def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
     strides = view.strides
     port = a.graph.output_ports[output] if output is not None else None
     if port is not None:
-        strides = port.strides if port.strides is not None else contiguous_strides(value.type.static_shape)
+        strides = port.strides if port.strides is not None else contiguous_strides(value.type.shape)
     base = a.slot_of[view.base]
     a.slot_of[value] = _add(a, Slot(value.name, "view", value.type, strides, base, view.offset))
     return a.slot_of[value]
@@ -126,9 +126,9 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     assert isinstance(op.attributes, FusedAttributes)
     body = op.attributes.body
     for result in op.results:
-        a.strides[result] = owned.get(result, contiguous_strides(result.type.static_shape))
-    layouts = {v: a.strides.get(v, contiguous_strides(v.type.static_shape)) for v in (*op.operands, *op.results)}
-    if all(r.type.size == 0 for r in op.results):
+        a.strides[result] = owned.get(result, contiguous_strides(result.type.shape))
+    layouts = {v: a.strides.get(v, contiguous_strides(v.type.shape)) for v in (*op.operands, *op.results)}
+    if all(0 in r.type.shape for r in op.results):
         _make_results(a, op, owned)
         return
     try:
@@ -136,6 +136,8 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     except LoweringError as error:
         if is_gpu(a.target):
             raise
+        if sizes_of(body):
+            raise _not_symbolic(op, str(error)) from None
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
         pieces = one_by_one(body).ops
         if len(pieces) > 1:
@@ -150,6 +152,14 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     name = _kernel(a, lowered.kernel)
     a.steps.append(Launch(name, arguments, lowered.kernel.name))
     a.reports.append(a.report(lowered, op))
+
+
+def _not_symbolic(op: Op, reason: str) -> LoweringError:
+    """The error for a group that could run, with extents that are integers, through the interpreter."""
+    ops = op.attributes.body.ops if isinstance(op.attributes, FusedAttributes) else (op,)
+    named = ", ".join(dict.fromkeys(o.name for o in ops if o.definition.kind not in ("view", "create")))
+    shapes = ", ".join(str(r.type) for r in op.results)
+    return LoweringError(f"{named} of symbolic extents ({shapes}): {reason}", op.location)
 
 
 def _kernel(a: _Assembly, kernel: Kernel) -> str:
@@ -195,7 +205,7 @@ def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:
         return
     results = []
     for result in op.results:
-        a.strides[result] = contiguous_strides(result.type.static_shape)
+        a.strides[result] = contiguous_strides(result.type.shape)
         a.slot_of[result] = _add(a, Slot(result.name, "extern", result.type, a.strides[result]))
         results.append(a.slot_of[result])
     a.steps.append(Call(attributes, arguments, tuple(results), op.location))
@@ -209,7 +219,7 @@ def _interpreted_group(a: _Assembly, op: Op, body: Graph, owned: dict[Value, Str
     raw = {
         r: Value(r.type, f"{r.name}_raw")
         for r in op.results
-        if r in owned and not same_layout(r.type.static_shape, owned[r], contiguous_strides(r.type.static_shape))
+        if r in owned and not same_layout(r.type.shape, owned[r], contiguous_strides(r.type.shape))
     }
 
     def renamed(values: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -227,12 +237,14 @@ def _interpreted(
     a: _Assembly, ops: list[Op], operands: tuple[Value, ...], results: tuple[Value, ...], reason: str
 ) -> None:
     """Runs ops through the reference interpreter, as one library call."""
+    if any(not v.type.is_static for v in (*operands, *results)):
+        raise _not_symbolic(ops[-1], reason)
     inner = Graph("piece", tuple(dict.fromkeys(operands)), results, tuple(ops))
     attributes = ExternAttributes("fusec.interpret", print_graph(inner), tuple(r.type for r in results), reason)
     arguments = tuple(_slot(a, v) for v in inner.inputs)
     slots = []
     for result in results:
-        a.strides[result] = contiguous_strides(result.type.static_shape)
+        a.strides[result] = contiguous_strides(result.type.shape)
         a.slot_of[result] = _add(a, Slot(result.name, "extern", result.type, a.strides[result]))
         slots.append(a.slot_of[result])
     location: Location | None = ops[-1].location

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Location, Op
+from fusec.ir.index import most, product
 from fusec.passes.lower.attention import attention_in, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
@@ -61,12 +61,12 @@ class Selector:
         if kind == "row":
             op = next(o for o in body.ops if o.definition.kind == "reduce")
             assert isinstance(op.attributes, ReduceAttributes)
-            shape = op.operands[0].type.static_shape
-            reduced = prod(shape[a] for a in op.attributes.axes)
-            rows = prod(shape) // max(reduced, 1)
+            shape = op.operands[0].type.shape
+            reduced = most(product(shape[a] for a in op.attributes.axes))
+            rows = most(product(shape)) // max(reduced, 1)
             return [row_schedule(rows, reduced, self.threads, self.target.l2)]
         if kind == "map":
-            size = max(v.type.size for v in body.outputs)
+            size = max(v.type.most for v in body.outputs)
             return [map_schedule(size, self.threads)]
         raise LoweringError(f"no family for {kind} groups")
 

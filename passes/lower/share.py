@@ -28,4 +28,12 @@ def kernel_key(kernel: Kernel) -> tuple[object, ...]:
             known = memo[id(node)] = (type(node).__name__, *(key(getattr(node, f.name)) for f in fields(node)))
         return known
 
-    return (kernel.kind, kernel.outputs, kernel.warps, kernel.stages, key(kernel.parameters), key(kernel.body))
+    return (
+        kernel.kind,
+        kernel.outputs,
+        kernel.warps,
+        kernel.stages,
+        kernel.sizes,
+        key(kernel.parameters),
+        key(kernel.body),
+    )

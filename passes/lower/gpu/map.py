@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, symbol
+from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.map import map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.schedule.gpu import GpuMapSchedule
@@ -13,7 +14,7 @@ from fusec.tile.nodes import Grid, Iter
 
 def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
     """The index space is taken flat, in the order of the first output's memory."""
-    shape = map_domain(frame)
+    shape = fixed(map_domain(frame))
     order = memory_order(frame, shape)
     size, block = prod(shape), schedule.elements
     blocks = -(-size // block)
