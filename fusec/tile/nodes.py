@@ -145,13 +145,28 @@ Block = tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """How blocks of a product work together where one part of a block fetches and others multiply (Hopper).
+
+    ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
+    ``group`` rows of clusters. ``turns``: the block's two consumers do a tile each, one multiplying while the other stores;
+    else they do halves of the rows of one tile.
+    """
+
+    cluster_m: int
+    cluster_n: int
+    group: int
+    turns: bool
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
 
     ``sizes`` are symbolic extents, given at each call as integers after the parameters.
     ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
     what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
-    loops run ``stages`` loads ahead; both are 0 elsewhere.
+    loops run ``stages`` loads ahead; both are 0 elsewhere. With a ``pipeline`` the kernel is written in CUDA C++.
     """
 
     name: str
@@ -164,3 +179,4 @@ class Kernel:
     warps: int = 0
     stages: int = 0
     sizes: tuple[Symbol, ...] = ()
+    pipeline: Pipeline | None = None

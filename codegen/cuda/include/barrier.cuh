@@ -17,11 +17,12 @@ struct Barrier {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
 
-    /// Arrives at the barrier at the same place in another block of the cluster.
+    /// Arrives at the barrier at the same place in another block of the cluster. For readers that give a buffer back:
+    /// the scope is the block's, because a release to the cluster waits for all of the thread's memory traffic.
     __device__ void arrive_at(int block) {
         asm volatile(
             "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(this)),
+            "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(this)),
             "r"(block)
             : "memory");
     }

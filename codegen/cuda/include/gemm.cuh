@@ -10,11 +10,14 @@
 //     kProducts                              products of one a with several b, side by side
 //     kSteps, kRowTiles, kColumnTiles, kBatches
 //     kStaged                                outputs stored through shared memory, 16 bits each
-//     load_a(to, full, blocks, batch, row, k), load_b(to, full, blocks, batch, column, k, product)
+//     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, product)
 //                                            start the copy of a box (`blocks` 0: to this block alone)
-//     finish(batch, row, column, values, staged)
+//     finish(batch, row_tile, column_tile, row, column, values, staged)
 //                                            two neighbours in a row: stores what is not staged, packs what is
-//     store(output, from, batch, row, column)   starts the copy of 64 x 64 results out of shared memory
+//     store(output, from, batch, row_tile, column_tile, row, column)
+//                                            starts the copy of 64 x 64 results out of shared memory
+//
+// `row` and `column` are places within the tile.
 #pragma once
 #include "barrier.cuh"
 #include "base.cuh"
@@ -66,8 +69,6 @@ struct Tiles {
         inside -= group * kGroup * kColumns;
         row = (first + inside % rows) * Plan::kClusterM + rank % Plan::kClusterM;
         column = inside / rows * Plan::kClusterN + rank / Plan::kClusterM;
-        row *= Plan::kTileM;
-        column *= Plan::kTileN;
     }
 };
 
@@ -93,13 +94,13 @@ __device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barr
             constexpr int kBoxM = Plan::kTurnedA ? 64 : kPartM, kBoxN = Plan::kTurnedB ? 64 : kPartN;
 #pragma unroll
             for (int i = row_part * kPartM; i < (row_part + 1) * kPartM; i += kBoxM)
-                plan.load_a(a + i * kBoxRow, arrived, same_rows, tile.batch, tile.row + i, k);
+                plan.load_a(a + i * kBoxRow, arrived, same_rows, tile.batch, tile.row, i, k);
 #pragma unroll
             for (int p = 0; p < Plan::kProducts; ++p)
 #pragma unroll
                 for (int i = column_part * kPartN; i < (column_part + 1) * kPartN; i += kBoxN)
                     plan.load_b(a + L::kA + p * L::kB + i * kBoxRow, arrived, same_columns, tile.batch,
-                                tile.column + i, k, p);
+                                tile.column, i, k, p);
             ring.advance();
         }
     }
@@ -143,7 +144,7 @@ __device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Plan::kProducts]
 /// One fragment of 64 rows through the epilogue, 64 columns at a time.
 template <typename Plan>
 __device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan::kTileN / 2], char* staging, int barrier,
-                            int& turn, int batch, int row, int column) {
+                            int& turn, const Tiles<Plan>& tile, int row) {
     using L = Layout<Plan>;
     int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
     int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
@@ -161,8 +162,8 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan
                     values[p][0] = acc[p][c * 32 + q * 8 + i * 2];
                     values[p][1] = acc[p][c * 32 + q * 8 + i * 2 + 1];
                 }
-                plan.finish(batch, row + fragment_row() + i % 2 * 8,
-                            column + c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, packed);
+                plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
+                            c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, packed);
 #pragma unroll
                 for (int o = 0; o < Plan::kStaged; ++o) staged[o][q][i] = packed[o];
             }
@@ -178,7 +179,7 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan
             fence_async_shared();
             named_sync(barrier, kWarpgroup);
             if (thread == 0) {
-                plan.store(o, box, batch, row, column + c * 64);
+                plan.store(o, box, tile.batch, tile.row, tile.column, row, c * 64);
                 store_commit();
             }
             turn ^= 1;
@@ -209,8 +210,7 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
 #pragma unroll
         for (int m = 0; m < L::kFragments; ++m)
-            finish_rows<Plan>(plan, acc[m], boxes, 1 + consumer, turn, tile.batch, tile.row + first_row + m * 64,
-                              tile.column);
+            finish_rows<Plan>(plan, acc[m], boxes, 1 + consumer, turn, tile, first_row + m * 64);
     }
     if (Plan::kStaged > 0 && thread == 0) store_wait_all();
 }

@@ -1,0 +1,36 @@
+"""Schedules of products on Hopper's tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.passes.schedule.launch import Launch
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Pipeline
+
+
+@dataclass(frozen=True)
+class HopperGemmSchedule:
+    """A block computes tiles of ``m`` by ``n`` in steps of ``k``, ``stages`` steps fetched ahead."""
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    pipeline: Pipeline
+
+    @property
+    def launch(self) -> Launch:
+        """One warpgroup that fetches, and two that multiply."""
+        return Launch(12, self.stages)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        p = self.pipeline
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("cluster", f"{p.cluster_m}x{p.cluster_n}"),
+            ("group", p.group),
+            ("consumers", "in turns" if p.turns else "together"),
+            ("stages", self.stages),
+        )
