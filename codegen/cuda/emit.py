@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.codegen.cuda.blocks import emit_blocks
+from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
@@ -14,5 +15,7 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
     match kernel.kind:
         case "map" | "row":
             return emit_blocks(kernel)
+        case "gemm" if kernel.pipeline is not None:
+            return emit_hopper_gemm(kernel, target)
         case kind:
             raise LoweringError(f"no {kind} kernels in CUDA C++")

@@ -69,6 +69,15 @@ __device__ inline void load_tile_multicast(void* to, const TensorMap* map, Barri
                  : "memory");
 }
 
+/// Either of these: `blocks` 0 is this block alone.
+template <typename... Coordinates>
+__device__ inline void fetch_tile(void* to, const TensorMap* map, Barrier& full, u16 blocks, Coordinates... at) {
+    if (blocks)
+        load_tile_multicast(to, map, full, blocks, at...);
+    else
+        load_tile(to, map, full, at...);
+}
+
 #define FUSEC_STORE "cp.async.bulk.tensor."
 #define FUSEC_STORE_KIND ".global.shared::cta.bulk_group"
 
