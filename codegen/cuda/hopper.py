@@ -12,12 +12,12 @@ from fusec.codegen.cuda.spelling import literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, symbols_of
+from fusec.ir.index import Index, Symbol
 from fusec.ir.types import DType
 from fusec.target.gpu import GpuTarget
 from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Pipeline, Store
-from fusec.tile.scalar import Load, loads
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
 
 _ROW_BYTES = 128
 _BOX = 64
@@ -31,7 +31,7 @@ Type TensorMap Barrier gemm"""
 
 @dataclass(frozen=True)
 class _Moved:
-    """A tensor map and where a box of it lies: a place within the tile is added to the axis of ``rows``, ``columns``."""
+    """A tensor map and where its boxes lie. ``places``: what is added to the coordinate along M or N within a tile."""
 
     name: str
     map: TensorMap
@@ -82,7 +82,7 @@ class _Emitter:
         self._fetches("load_a", "row_tile, int row, int k", [a], self.m)
         self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
         self._finish(outputs)
-        self._store(staged)
+        self._send(staged)
         return KernelSource(
             kernel.name,
             self._text(),
@@ -99,7 +99,7 @@ class _Emitter:
     # What is moved
 
     def _operand(self, load: Load, domain: tuple[Iter, Iter], side: int, part: int) -> _Moved:
-        """Boxes of 64 elements along the memory's rows: all of ``part`` rows, or 64 columns where they run along M or N."""
+        """Boxes of 64 elements of memory's rows: ``part`` rows along K, or one of many where they run along M or N."""
         fetch = fetch_of(load, domain)
         if fetch is None or load.dtype is not self.dtype or self.dtype.bits != 16:
             raise LoweringError(f"{load.buffer} can't be fetched by bulk copies")
@@ -143,7 +143,9 @@ class _Emitter:
             return f"{name} = {str(value).lower()}"
 
         line(f"using Type = fusec::{self.dtype.name};")
-        line(f"static constexpr int kTileM = {self.m.extent}, kTileN = {self.n.extent}, kStages = {self.kernel.stages};")
+        line(
+            f"static constexpr int kTileM = {self.m.extent}, kTileN = {self.n.extent}, kStages = {self.kernel.stages};"
+        )
         line(f"static constexpr int kClusterM = {p.cluster_m}, kClusterN = {p.cluster_n}, kGroup = {p.group};")
         flags = (flag("kPingPong", p.turns), flag("kTurnedA", a.fetch.turned), flag("kTurnedB", not b[0].fetch.turned))
         line(f"static constexpr bool {', '.join(flags)};")
@@ -168,7 +170,13 @@ class _Emitter:
             for number, m in enumerate(moved):
                 last = number == len(moved) - 1
                 if len(moved) > 1:
-                    line(f"if (product == {number})" if not number else "else" if last else f"else if (product == {number})")
+                    line(
+                        f"if (product == {number})"
+                        if not number
+                        else "else"
+                        if last
+                        else f"else if (product == {number})"
+                    )
                 where = self._coordinates(m, {self._free_axis(m, free): m.places[free.var]})
                 line(f"{'    ' if len(moved) > 1 else ''}fetch_tile(to, {m.name}, full, blocks, {where});")
 
@@ -177,10 +185,10 @@ class _Emitter:
         turned_b = free is self.n and not moved.fetch.turned
         return -1 if turned_b or (free is self.m and moved.fetch.turned) else -2
 
-    def _store(self, staged: list[_Moved]) -> None:
+    def _send(self, staged: list[_Moved]) -> None:
         head = "int output, const void* from, int batch, int row_tile, int column_tile, int row, int column"
         self.writer.line()
-        with self.writer.block(f"void store({head}) const"):
+        with self.writer.block(f"void send({head}) const"):
             for number, m in enumerate(staged):
                 where = self._coordinates(m, {-1: "column", -2: "row"})
                 self.writer.line(f"if (output == {number}) store_tile({m.name}, from, {where});")
@@ -207,7 +215,9 @@ class _Emitter:
 
     def _leave_outside(self, count: int) -> None:
         """Nothing is read or stored beyond the limits; what bulk copies clip there is set."""
-        beyond = [f"{self.symbols[i.var]} >= {bare(self.index(i.limit))}" for i in (self.m, self.n) if i.limit is not None]
+        beyond = [
+            f"{self.symbols[i.var]} >= {bare(self.index(i.limit))}" for i in (self.m, self.n) if i.limit is not None
+        ]
         if beyond:
             for number in range(count):
                 self.writer.line(f"staged[{number}] = 0;")
@@ -256,20 +266,16 @@ class _Emitter:
         def index(e: Index) -> str:
             return spell_index(e, symbols)
 
-        roots = [s.value for s in self.stores]
+        roots = [_unrounded(s) for s in self.stores]
         scalars = Scalars(self.style, self.names, read, index, self.writer.line, roots)
-        return [self._as_float(scalars.value(s.value), s) for s in self.stores]
-
-    def _as_float(self, text: str, s: Store) -> str:
-        half = s.target.dtype.is_float and s.target.dtype.bits < 32
-        return f"float({bare(text)})" if half and not s.value.dtype.is_float else text
+        return [_as_float(scalars.value(e), e, s.target) for e, s in zip(roots, self.stores, strict=True)]
 
     def _store_pair(self, s: Store, low: str, high: str) -> None:
         flat = offset_of(s.target, s.index)
         if flat is None:
             raise LoweringError("a result stored at loaded subscripts")
         kind, name = memory_type(s.target.dtype), self.buffers[s.target]
-        low, high = (_stored(x, s.value.dtype, s.target.dtype) for x in (low, high))
+        low, high = (_stored(x, _unrounded(s).dtype, s.target.dtype) for x in (low, high))
         step = step_of(flat, self.n.var, 2)
         if not self._odd and step is not None and step.along == 1 and step.multiple % 2 == 0:
             where = self._address(name, self.index(flat))
@@ -298,7 +304,7 @@ class _Emitter:
     def _shared(self, staged: int) -> int:
         """Bytes, as ``Layout`` in ``gemm.cuh`` counts them."""
         stage = (self.m.extent + len(self.dots) * self.n.extent) * _ROW_BYTES
-        staging = _CONSUMERS * 2 * _BOX * _ROW_BYTES if staged else 0
+        staging = _CONSUMERS * (2 if staged == 1 else staged) * _BOX * _ROW_BYTES
         return _ALIGNMENT + self.kernel.stages * stage + staging
 
     def _text(self) -> str:
@@ -325,6 +331,20 @@ class _Emitter:
             "",
         ]
         return "\n".join(lines)
+
+
+def _unrounded(s: Store) -> ScalarExpr:
+    """What is stored, without the rounding to the target's type that storing does."""
+    value = s.value
+    is_rounding = isinstance(value, Apply) and value.op == "cast" and value.dtype is s.target.dtype
+    if is_rounding and isinstance(value, Apply) and value.args[0].dtype.name == "f32":
+        return value.args[0]
+    return value
+
+
+def _as_float(text: str, value: ScalarExpr, target: Buffer) -> str:
+    half = target.dtype.is_float and target.dtype.bits < 32
+    return f"float({bare(text)})" if half and not value.dtype.is_float else text
 
 
 def _stored(value: str, source: DType, target: DType) -> str:

@@ -149,8 +149,8 @@ class Pipeline:
     """How blocks of a product work together where one part of a block fetches and others multiply (Hopper).
 
     ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
-    ``group`` rows of clusters. ``turns``: the block's two consumers do a tile each, one multiplying while the other stores;
-    else they do halves of the rows of one tile.
+    ``group`` rows of clusters. ``turns``: a block's two consumers do a tile each, one multiplying while the other
+    stores; else they do halves of the rows of one tile.
     """
 
     cluster_m: int

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from fusec.passes.schedule.gpu import Launch
-from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Pipeline
 
 

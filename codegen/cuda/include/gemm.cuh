@@ -14,7 +14,7 @@
 //                                            start the copy of a box (`blocks` 0: to this block alone)
 //     finish(batch, row_tile, column_tile, row, column, values, staged)
 //                                            two neighbours in a row: stores what is not staged, packs what is
-//     store(output, from, batch, row_tile, column_tile, row, column)
+//     send(output, from, batch, row_tile, column_tile, row, column)
 //                                            starts the copy of 64 x 64 results out of shared memory
 //
 // `row` and `column` are places within the tile.
@@ -45,7 +45,7 @@ struct Layout {
     static constexpr int kRows = Plan::kPingPong ? Plan::kTileM : Plan::kTileM / kConsumers;
     static constexpr int kFragments = kRows / 64;
     static constexpr int kChunk = 64 * kBoxRow;
-    static constexpr int kBuffers = Plan::kStaged > 0 ? 2 : 0;
+    static constexpr int kBuffers = Plan::kStaged == 1 ? 2 : Plan::kStaged;
     static constexpr int kStaging = kConsumers * kBuffers * kChunk;
     static constexpr int kShared = 1024 + Plan::kStages * kStage + kStaging;
 };
@@ -143,46 +143,49 @@ __device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Plan::kProducts]
 
 /// One fragment of 64 rows through the epilogue, 64 columns at a time.
 template <typename Plan>
-__device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan::kTileN / 2], char* staging, int barrier,
-                            int& turn, const Tiles<Plan>& tile, int row) {
+__device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan::kTileN / 2], char* staging,
+                            int barrier, int& turn, const Tiles<Plan>& tile, int row) {
     using L = Layout<Plan>;
+    constexpr int kStaged = Plan::kStaged;
     int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
     int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
 #pragma unroll
     for (int c = 0; c < Plan::kTileN / 64; ++c) {
-        u32 staged[Plan::kStaged > 0 ? Plan::kStaged : 1][4][4];
+        char* boxes = staging + turn * L::kChunk;
+        if (kStaged > 0) {
+            if (thread == 0) store_wait_read<L::kBuffers - kStaged>();
+            named_sync(barrier, kWarpgroup);
+        }
 #pragma unroll
-        for (int q = 0; q < 4; ++q)
+        for (int q = 0; q < 4; ++q) {
+            u32 staged[4][kStaged > 0 ? kStaged : 1];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float values[Plan::kProducts][2];
-                u32 packed[Plan::kStaged > 0 ? Plan::kStaged : 1];
 #pragma unroll
                 for (int p = 0; p < Plan::kProducts; ++p) {
                     values[p][0] = acc[p][c * 32 + q * 8 + i * 2];
                     values[p][1] = acc[p][c * 32 + q * 8 + i * 2 + 1];
                 }
                 plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
-                            c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, packed);
-#pragma unroll
-                for (int o = 0; o < Plan::kStaged; ++o) staged[o][q][i] = packed[o];
+                            c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, staged[i]);
             }
 #pragma unroll
-        for (int o = 0; o < Plan::kStaged; ++o) {
-            char* box = staging + turn * L::kChunk;
-            if (thread == 0) store_wait_read<1>();
-            named_sync(barrier, kWarpgroup);
-#pragma unroll
-            for (int q = 0; q < 4; ++q)
-                store_matrices(swizzled(shared_address(box), stored_row, q * 2 + stored_unit), staged[o][q][0], staged[o][q][1],
-                               staged[o][q][2], staged[o][q][3]);
+            for (int o = 0; o < kStaged; ++o)
+                store_matrices(swizzled(shared_address(boxes + o * L::kChunk), stored_row, q * 2 + stored_unit),
+                               staged[0][o], staged[1][o], staged[2][o], staged[3][o]);
+        }
+        if (kStaged > 0) {
             fence_async_shared();
             named_sync(barrier, kWarpgroup);
             if (thread == 0) {
-                plan.store(o, box, tile.batch, tile.row, tile.column, row, c * 64);
-                store_commit();
+#pragma unroll
+                for (int o = 0; o < kStaged; ++o) {
+                    plan.send(o, boxes + o * L::kChunk, tile.batch, tile.row, tile.column, row, c * 64);
+                    store_commit();
+                }
             }
-            turn ^= 1;
+            turn = (turn + kStaged) % L::kBuffers;
         }
     }
 }

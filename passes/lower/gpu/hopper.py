@@ -28,6 +28,9 @@ class _HopperGemm:
         self.frame, self.schedule = frame, schedule
         self.ops = frame.anchors("dot")
         self.axes = contraction(self.ops[0])
+        kinds = {v.type.dtype for op in self.ops for v in op.operands}
+        if len(kinds) > 1 or not min(kinds, key=str).is_float or min(kinds, key=str).bits != 16:
+            raise LoweringError(f"Hopper's products are of operands of 16 bits, not of {', '.join(map(str, kinds))}")
         self.dtype = accumulator_dtype(self.ops[0])
         axes, s = self.axes, schedule
         self.row_tiles, self.column_tiles = -(-axes.m // s.m), -(-axes.n // s.n)

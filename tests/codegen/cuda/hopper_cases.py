@@ -1,0 +1,130 @@
+"""Products for Hopper: layouts, epilogues and tiles, each a graph and a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fusec.ir.graph import Graph
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
+from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.hopper import HopperGemmSchedule
+from fusec.target.gpu import gpu_target
+from fusec.tile.nodes import Kernel, Pipeline
+
+
+def schedule(m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), turns: bool = False) -> HopperGemmSchedule:
+    return HopperGemmSchedule(m, n, 64, stages, Pipeline(*cluster, 4, turns))
+
+
+@dataclass
+class Fixed(GpuSelector):
+    """Every product with one schedule."""
+
+    schedule: HopperGemmSchedule | None = None
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        assert self.schedule is not None
+        s = self.schedule
+        if not frame.anchors("dot"):
+            return super().lower(frame)
+        lowered = lower_hopper_gemm(frame, s)
+        launch = {"warps": s.launch.warps, "stages": s.stages, "pipeline": s.pipeline}
+        return replace(lowered, kernel=replace(lowered.kernel, **launch))
+
+
+def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> Kernel:
+    (kernel,) = lower(graph, target, selector=Fixed(gpu_target(target), schedule=s)).program.kernels
+    return kernel
+
+
+TOGETHER = schedule(128, 256, 4, (2, 1))
+IN_TURNS = schedule(128, 128, 6, (2, 1), turns=True)
+SMALL = schedule(128, 64, 4)
+
+
+def linear(m: int, k: int, n: int, dtype: str = "bf16", tail: str = "") -> str:
+    body = tail or f"%y = gelu(%h) {{approximate=tanh}} : {dtype}[{m}, {n}]"
+    return f"""graph @linear(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}], %b: {dtype}[{n}]) {{
+  %h = linear(%x, %w, %b) : {dtype}[{m}, {n}]
+  {body}
+  return %y
+}}"""
+
+
+def product(left: str, right: str, contract: str, result: str, dtype: str = "bf16") -> str:
+    return f"""graph @product(%x: {dtype}[{left}], %w: {dtype}[{right}]) {{
+  %h = dot(%x, %w) {{{contract}}} : {dtype}[{result}]
+  %y = relu(%h) : {dtype}[{result}]
+  return %y
+}}"""
+
+
+RESIDUAL = """graph @residual(%x: bf16[384, 256], %w: bf16[256, 256], %r: bf16[384, 256], %s: f32[384, 1]) {
+  %h = linear(%x, %w) : bf16[384, 256]
+  %f = cast(%h) : f32[384, 256]
+  %scaled = mul(%f, %s) : f32[384, 256]
+  %half = cast(%scaled) : bf16[384, 256]
+  %y = add(%half, %r) : bf16[384, 256]
+  return %y
+}"""
+
+TWO_OUTPUTS = """graph @two(%x: bf16[384, 256], %w: bf16[256, 256]) {
+  %h = linear(%x, %w) : bf16[384, 256]
+  %y = silu(%h) : bf16[384, 256]
+  return %h, %y
+}"""
+
+FLOAT_RESULT = """graph @wide(%x: bf16[260, 128], %w: bf16[200, 128]) {
+  %h = linear(%x, %w) : bf16[260, 200]
+  %f = cast(%h) : f32[260, 200]
+  %y = exp(%f) : f32[260, 200]
+  %big = gt(%f, f32(0.5)) : bool[260, 200]
+  return %y, %big
+}"""
+
+SWIGLU = """graph @swiglu(%x: bf16[384, 256], %g: bf16[512, 256], %u: bf16[512, 256]) {
+  %a = linear(%x, %g) : bf16[384, 512]
+  %b = linear(%x, %u) : bf16[384, 512]
+  %s = silu(%a) : bf16[384, 512]
+  %y = mul(%s, %b) : bf16[384, 512]
+  return %y
+}"""
+
+CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
+    "together": (linear(512, 512, 512), TOGETHER),
+    "in_turns": (linear(1024, 512, 768), IN_TURNS),
+    "in_turns_one_tile": (linear(128, 64, 128), replace(IN_TURNS, pipeline=Pipeline(1, 1, 4, True))),
+    "small_tile": (linear(256, 192, 192), SMALL),
+    "wide_tile": (linear(256, 320, 512), schedule(256, 128, 4, (1, 2))),
+    "tile_192": (linear(512, 320, 384), schedule(128, 192, 4, (2, 1), turns=True)),
+    "half": (linear(512, 512, 512, "f16"), TOGETHER),
+    "many_tiles": (linear(4096, 256, 2304), IN_TURNS),
+    "odd_sizes": (linear(300, 200, 216), TOGETHER),
+    "odd_sizes_in_turns": (linear(1000, 72, 1000), IN_TURNS),
+    "odd_columns": (linear(130, 64, 131), SMALL),
+    "deep": (linear(128, 8192, 128), SMALL),
+    "nn": (product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512"), TOGETHER),
+    "tn": (product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512"), TOGETHER),
+    "tt": (product("256, 384", "512, 256", "contract=[0]x[1]", "384, 512"), TOGETHER),
+    "nn_in_turns": (product("384, 200", "200, 520", "contract=[1]x[0]", "384, 520"), IN_TURNS),
+    "tt_in_turns": (product("256, 392", "520, 256", "contract=[0]x[1]", "392, 520"), IN_TURNS),
+    "tn_wide": (
+        product("192, 512", "192, 512", "contract=[0]x[0]", "512, 512", "f16"),
+        schedule(256, 128, 4, (1, 2)),
+    ),
+    "batched": (
+        product("3, 200, 128", "3, 136, 128", "batch=[0]x[0] contract=[2]x[2]", "3, 200, 136").replace("] c", "], c"),
+        TOGETHER,
+    ),
+    "batched_nn": (
+        product("3, 256, 128", "3, 128, 264", "batch=[0]x[0] contract=[2]x[1]", "3, 256, 264").replace("] c", "], c"),
+        IN_TURNS,
+    ),
+    "joined_rows": (product("4, 96, 128", "256, 128", "contract=[2]x[1]", "4, 96, 256"), TOGETHER),
+    "residual": (RESIDUAL, TOGETHER),
+    "two_outputs": (TWO_OUTPUTS, IN_TURNS),
+    "float_result": (FLOAT_RESULT, TOGETHER),
+    "swiglu": (SWIGLU, schedule(128, 128, 4, (2, 1))),
+}

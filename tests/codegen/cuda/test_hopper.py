@@ -1,0 +1,75 @@
+"""Products for Hopper: what they compute, in the tile interpreter, and that they compile without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, linear, lowered, product, schedule
+
+from fusec.codegen.cuda import nvrtc
+from fusec.codegen.cuda.build import compile_kernels
+from fusec.codegen.cuda.hopper import emit_hopper_gemm
+from fusec.errors import LoweringError, TargetError
+from fusec.ir.parse import parse
+from fusec.target.gpu import gpu_target
+
+SM_90 = gpu_target("cuda:sm_90")
+
+
+def has_nvrtc() -> bool:
+    try:
+        nvrtc.load_nvrtc()
+    except TargetError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_without_spills(name: str) -> None:
+    text, s = CASES[name]
+    module = compile_kernels([lowered(parse(text), s)], SM_90)
+    (cubin,) = module.cubins.values()
+    assert cubin.code.startswith(b"\x7fELF")
+    assert cubin.registers == 168
+    assert cubin.spills <= 64
+
+
+def test_plan() -> None:
+    source = emit_hopper_gemm(lowered(parse(linear(1024, 512, 768)), IN_TURNS), SM_90)
+    assert (source.grid, source.threads, source.cluster) == ((48, 1, 1), 384, (2, 1, 1))
+    assert [m.box for m in source.tensor_maps] == [(128, 64), (64, 64), (64, 64)]
+    assert "kTurnedA = false, kTurnedB = false" in source.text
+    assert "const Vec<bf16, 2> b_pair = load<2>(b + (column + column_tile * 128));" in source.text
+    assert "tanh" in source.text
+
+
+def test_turned_operands_come_in_boxes_of_64() -> None:
+    text = product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512")
+    source = emit_hopper_gemm(lowered(parse(text), TOGETHER), SM_90)
+    assert "kTurnedA = true, kTurnedB = true" in source.text
+    assert [m.box for m in source.tensor_maps[:2]] == [(64, 64), (64, 64)]
+    assert "fetch_tile(to, x_map, full, blocks, row_tile * 128 + row, k);" in source.text
+
+
+def test_two_products() -> None:
+    source = emit_hopper_gemm(lowered(parse(SWIGLU), schedule(128, 128, 4)), SM_90)
+    assert "kProducts = 2" in source.text
+    assert "values[1][0]" in source.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (linear(128, 100, 128), "can't be fetched by bulk copies"),
+        (linear(128, 64, 128).replace("bf16", "f32"), "16 bits"),
+        (linear(1, 64, 128), "can't be fetched by bulk copies"),
+    ],
+)
+def test_refused(text: str, reason: str) -> None:
+    with pytest.raises(LoweringError, match=reason):
+        lowered(parse(text), TOGETHER)
