@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-NAMES = ("base.cuh", "scalar.cuh", "reduce.cuh", "barrier.cuh", "tma.cuh", "fragment.cuh", "wgmma.cuh", "gemm.cuh")
+NAMES = (
+    "base.cuh",
+    "scalar.cuh",
+    "reduce.cuh",
+    "tiled.cuh",
+    "barrier.cuh",
+    "tma.cuh",
+    "fragment.cuh",
+    "wgmma.cuh",
+    "gemm.cuh",
+)
 """By memory level: what all use, scalars, waiting, global to shared memory, registers, tensor cores."""
 
 SHAPES = "wgmma_shapes.cuh"

@@ -20,6 +20,7 @@ from fusec.errors import CodegenError, TargetError
 
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _VERSIONS = ("13", "12")
+_FLAGS = ("-default-device", "--ptxas-options=-v", "--diag-suppress=186")  # 186: an unsigned number compared with 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def compile_source(text: str, arch: str, name: str = "kernel", shapes: Iterable[
     """
     library = load_nvrtc()
     _require(library, arch)
-    flags = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
+    flags = [f"--gpu-architecture={arch}", "--std=c++17", *_FLAGS]
     program = ctypes.c_void_p()
     files = headers(shapes)
     included = (len(files), _strings(files.values()), _strings(files))
