@@ -201,6 +201,9 @@ class _Emitter:
     def _reduce(self, s: Reduce) -> None:
         kept = self.shapes[s.target]
         name, kind = self.buffers[s.target], memory_type(s.target.dtype)
+        if len(kept) == len(s.domain):
+            self._accumulate(s)
+            return
         if len(kept) + 1 != len(s.domain) or (len(s.domain) == 2 and not self.layout.is_row(kept[0])):
             raise LoweringError("a reduction over other axes than a domain's last")
         part = name if s.fresh else self.names.unique(f"{name}_part")
@@ -208,13 +211,23 @@ class _Emitter:
             self.writer.line(f"{kind} {part}{''.join(f'[{n}]' for n in self._tile_sizes(kept))};")
         with self._registers(kept) as place:
             self.writer.line(f"{part}{place} = {_identity(s.op, s.target.dtype)};")
+        self._add_up(s, part)
+        self._across_threads(s, part, kept)
+
+    def _accumulate(self, s: Reduce) -> None:
+        """A reduction that leaves every point of its domain apart: it adds to what is there."""
+        if s.fresh:
+            raise LoweringError("a reduction over nothing")
+        self._add_up(s, self.buffers[s.target])
+
+    def _add_up(self, s: Reduce, part: str) -> None:
+        """Each thread's own points into ``part``."""
         with self._points(s.domain, owner=False) as point:
             self._read_ahead(s.value, point)
             with self._each(point):
                 value = self._stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
-                at = part + self._place(kept, point)
-                self.writer.line(f"{at} = {_COMBINE[s.op].format(at, bare(value))};")
-        self._across_threads(s, part, kept)
+                at = part + self._place(self.shapes[s.target], point)
+                self.writer.line(f"{at} = {_COMBINE[s.op].format(at, value)};")
 
     def _across_threads(self, s: Reduce, part: str, kept: tuple[Iter, ...]) -> None:
         """Combines the threads' parts; every thread has the result then."""

@@ -12,7 +12,7 @@ from fusec.passes.lower.frame import Frame, expect_index, place
 from fusec.passes.lower.row import merge_axes, row_group
 from fusec.passes.schedule.gpu import GpuRowSchedule
 from fusec.tile.nodes import Iter, Statement, Store
-from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
 
 
 class Rows:
@@ -77,5 +77,6 @@ class Rows:
         """The statement that stores an output."""
         at = self.position(value)
         index = tuple(substitute(i, self.shift) for i in at)
-        domain = self.tile if self.is_whole(value) else (self.row,)
-        return Store(domain, self.frame.buffers[value], index, self.element(value, at))
+        element = self.element(value, at)
+        whole = self.is_whole(value) or self.column.var in symbols_in(element)  # a row of one is read at its column
+        return Store(self.tile if whole else (self.row,), self.frame.buffers[value], index, element)

@@ -42,7 +42,7 @@ def test_compiles_without_the_card(name: str, target: str) -> None:
     module = compiled((SHARED | POINTWISE)[name], target)
     for cubin in module.cubins.values():
         assert cubin.code.startswith(b"\x7fELF")
-        assert 0 < cubin.registers <= 128
+        assert 0 < cubin.registers <= 168
         assert cubin.spills <= 64  # ptxas keeps a few doubles in memory for sm_80
 
 
