@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import torch
 from torch import fx
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
 from fusec import config
 from fusec.build import Options, build
@@ -51,12 +52,19 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
     if unknown:
         raise FusecError(f"backend 'fusec' has no option {', '.join(sorted(unknown))}; its options are tune and cache")
     chosen = Options(**(options.get("options") or {}))
-    if not _wants_gradient(module):
+    kind: Kind = "forward" if _wants_gradient(module) else "inference"
+    if kind == "inference":
         reason = _why_not_direct(module, example_inputs)
         if reason is None:
-            return _add(module, "inference", chosen)
+            return _add(module, kind, chosen)
         log.info("graph is made functional first: %s", reason)
-    return _through_aot(module, example_inputs, chosen)
+    try:
+        return _through_aot(module, example_inputs, chosen)
+    except TensorifyScalarRestartAnalysis:
+        raise
+    except Exception as error:  # what PyTorch can't make functional may still be captured in parts
+        log.info("graph can't be made functional: %s", error)
+        return _add(module, kind, chosen)
 
 
 def _wants_gradient(module: fx.GraphModule) -> bool:
@@ -176,10 +184,9 @@ class CompiledGraph:
         try:
             capture_graph(module, args, {})
         except UnfitNodeError as error:
-            if self.kind == "inference" and not _is_functional(module):
-                self.cuts.append(f"whole graph: {error}")
-            elif len(self.cuts) < _CUTS:
+            if len(self.cuts) < _CUTS:
                 return self._around(module, error)
+            self.cuts.append(f"whole graph: {error}")
         except Exception as error:  # whatever a capture ends with, the graph still has to run
             self.cuts.append(f"whole graph: {error}")
         return self._part(module)
@@ -256,17 +263,6 @@ class _Later(torch.nn.Module):
 
 def _call_module(module: torch.nn.Module, *args: Any) -> Any:
     return module(*args)
-
-
-def _is_functional(module: fx.GraphModule) -> bool:
-    """True for graphs of AOTAutograd: calls of ATen only, none of which writes to memory but a last ``copy_``."""
-    for node in module.graph.nodes:
-        if node.op == "call_method" or (node.op == "call_function" and not isinstance(node.target, _OVERLOADS)):
-            return False
-    return True
-
-
-_OVERLOADS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
 
 
 def _compile(capture: Capture, options: Options) -> Executable:

@@ -298,6 +298,8 @@ class Result:
     def _slot(self, leaf: torch.Tensor, mutated: Mapping[int, int]) -> int:
         trace = self._trace
         handle = trace.handle(leaf)
+        if handle.memory.sealed and handle.memory.tensor is leaf:
+            raise UnsupportedOpError(f"memory that {handle.memory.sealed} is returned", trace.emitter.location)
         if id(handle.memory) in mutated:
             if handle.steps:
                 raise UnsupportedOpError(

@@ -101,6 +101,25 @@ def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Va
     return e.emit("select", mask, e.reshape(values, ()), x)
 
 
+def _diagonal_scatter(e: Emitter, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """``x`` with ``src`` on a diagonal: spread along ``dim2``, and chosen where the diagonal lies."""
+    shape = extents(x)
+    row_axis, column_axis = axis_of(len(shape), dim1), axis_of(len(shape), dim2)
+    first, length = max(0, -offset), extents(src)[-1]
+    if not length:
+        return e.emit("copy", x)
+    low, high = [0] * src.type.rank, [0] * src.type.rank
+    low[-1], high[-1] = first, shape[row_axis] - first - length
+    padding = PadAttributes(tuple(low), tuple(high))
+    rows = e.emit("pad", src, e.constant(0, src.type.dtype), attributes=padding)
+    rest = [a for a in range(len(shape)) if a not in (row_axis, column_axis)]
+    column = e.reshape(rows, (*rows.type.shape, 1))
+    placed = e.permute(column, [[*rest, row_axis, column_axis].index(a) for a in range(len(shape))])
+    row = e.emit("add", e.iota(shape, row_axis, i64), e.constant(offset, i64))
+    on = e.emit("eq", row, e.iota(shape, column_axis, i64))
+    return e.emit("select", on, e.broadcast(placed, shape), x)
+
+
 def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:
     flipped = {axis_of(x.type.rank, d) for d in dims}
     if not x.type.rank or not flipped:
@@ -171,6 +190,7 @@ DATA: dict[str, Lowering] = {
     "index": _index,
     "_unsafe_index": _index,
     "index_put": _index_put,
+    "diagonal_scatter": _diagonal_scatter,
     "flip": _flip,
     "roll": _roll,
     "repeat": _repeat,

@@ -19,7 +19,7 @@ from torch import fx
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import Capture, Environment, Fallback
 from fusec.frontend.source import is_machinery, is_user_file
-from fusec.frontend.torch import Result, flatten, is_tensor
+from fusec.frontend.torch import Result, flatten
 from fusec.frontend.torch_names import Namer
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_trace import Trace, tracing
@@ -55,12 +55,10 @@ def capture_graph(
     namer = _NodeNamer()
     trace = Trace(_name(module), References(module, {}), fallback, namer)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    leaves, _ = flatten(args, {})
-    index = {id(leaf): number for number, leaf in enumerate(leaves)}
-    fakes = [
-        _argument(trace, node, value, index[id(value)]) if is_tensor(value) else value
-        for node, value in zip(placeholders, args, strict=True)
-    ]
+    leaves, spec = flatten(args, {})
+    owners = [node for node, value in zip(placeholders, args, strict=True) for _ in flatten((value,), {})[0]]
+    made = [_argument(trace, node, leaf, k) for k, (node, leaf) in enumerate(zip(owners, leaves, strict=True))]
+    fakes, _ = spec.restore(made)
     with torch.set_grad_enabled(torch.is_grad_enabled()):  # a graph may switch it and leave it so
         result = _run(module, trace, namer, fakes)
     kept = Result(trace, result)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fusec.errors import UnsupportedOpError
 from fusec.frontend.torch_emit import Declined, Emitter, axis_of, extents, torch_dtype
 from fusec.ir.attributes import (
     AxisAttributes,
@@ -86,10 +85,6 @@ def _batch_norm(
     cudnn_enabled: bool,
 ) -> Value:
     if training or running_mean is None or running_var is None:
-        if running_mean is not None:
-            raise UnsupportedOpError(
-                "batch_norm in training mode updates its running statistics; call eval() on the module", e.location
-            )
         raise Declined("with statistics of the batch")
     shape = [1, -1] + [1] * (input.type.rank - 2)
     shape[1] = extents(input)[1]

@@ -200,16 +200,35 @@ def _vector_norm(
         raise Declined("of another dtype than the operand's")
     axes = axes_of(x.type.rank, dim)
     wide = e.cast(x, f32) if x.type.dtype.bits <= 16 else x
-    match ord:
+    return e.cast(_norm(e, wide, float(ord.real), axes, keepdim), x.type.dtype)
+
+
+def _norm(e: Emitter, x: Value, order: float, axes: tuple[int, ...], keepdim: bool) -> Value:
+    """``sum(|x| ** order) ** (1 / order)``, with the limits for an order of 0 (how many are not 0) and ±infinity."""
+    dtype = x.type.dtype
+    match order:
         case 2:
-            result = e.emit("sqrt", e.reduce("reduce_sum", e.emit("mul", wide, wide), axes, keepdim))
+            return e.emit("sqrt", e.reduce("reduce_sum", e.emit("mul", x, x), axes, keepdim))
         case 1:
-            result = e.reduce("reduce_sum", e.emit("abs", wide), axes, keepdim)
-        case _ if ord == float("inf"):
-            result = e.reduce("reduce_max", e.emit("abs", wide), axes, keepdim)
-        case _:
-            raise Declined(f"of order {ord}")
-    return e.cast(result, x.type.dtype)
+            return e.reduce("reduce_sum", e.emit("abs", x), axes, keepdim)
+        case 0:
+            return e.reduce("reduce_sum", e.cast(e.truth(x), dtype), axes, keepdim)
+    if abs(order) == float("inf"):
+        return e.reduce("reduce_max" if order > 0 else "reduce_min", e.emit("abs", x), axes, keepdim)
+    powers = e.emit("pow", e.emit("abs", x), e.constant(order, dtype))
+    total = e.reduce("reduce_sum", powers, axes, keepdim)
+    return e.emit("pow", total, e.constant(1 / order, dtype))
+
+
+def _distances(e: Emitter, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
+    """cdist: the norm of each row's difference from each of the other's rows."""
+    if 0 in (*e.out.static_shape, *extents(x1)):
+        return e.broadcast(e.constant(0, e.out.dtype), e.out.shape)
+    *batch, rows, width = extents(x1)
+    *other, columns, _ = extents(x2)
+    left, right = e.reshape(x1, (*batch, rows, 1, width)), e.reshape(x2, (*other, 1, columns, width))
+    apart = e.emit("sub", left, right)
+    return _norm(e, apart, p, (apart.type.rank - 1,), False)
 
 
 def _count_nonzero(e: Emitter, x: Value, dim: Dims = None) -> Value:
@@ -237,5 +256,6 @@ REDUCTIONS: dict[str, Lowering] = {
     "cumprod": _scan("cumprod"),
     "logsumexp": _logsumexp,
     "linalg_vector_norm": _vector_norm,
+    "_cdist_forward": _distances,
     "count_nonzero": _count_nonzero,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from types import FrameType
 from typing import Any, Literal
 
@@ -97,6 +98,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs: set[Value] = set()
         self._depth = 0
         self._random_calls = 0
+        self._random_state = torch.get_rng_state()
 
     # Inputs
 
@@ -186,6 +188,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._fresh_constant(func, args[0])
         args = map_tensors(self._as_fake, args)
         kwargs = {key: map_tensors(self._as_fake, value) for key, value in kwargs.items()}
+        if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
+            with self:
+                return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
         if name not in VALUES and name not in VIEWS and func.namespace == "aten" and func._can_decompose():
@@ -270,6 +275,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reason = f"its operands do not fit ({error})"
         random = "random numbers" in reason
         if random or torch.Tag.nondeterministic_seeded in func.tags:
+            if not torch.equal(torch.get_rng_state(), self._random_state):
+                raise UnsupportedOpError("the function seeds the generator itself", self.emitter.location)
             self._random_calls += 1  # in the reason, so that no pass takes two calls for one
             reason = f"{reason if random else 'it draws random numbers'} (call {self._random_calls})"
         elif shared is None and not final and name not in _LIBRARY_ONLY and self._decomposed(func, args, kwargs, outs):
@@ -286,6 +293,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         listed = map_tensors(self.value, args)
         named = {key: map_tensors(self.value, value) for key, value in kwargs.items()}
+        try:
+            signature(lowering).bind(self.emitter, *listed, **named)
+        except TypeError:
+            raise Declined("no lowering for this form of it") from None
         result = lowering(self.emitter, *listed, **named)
         return [result] if isinstance(result, Value) else list(result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import threading
@@ -368,9 +369,24 @@ def test_leaving_torch_is_an_error():
         capture(lambda x: x.numpy() + 1, (X,), {})
 
 
-def test_training_batch_norm_is_refused():
-    with pytest.raises(UnsupportedOpError, match="eval"):
-        capture(nn.BatchNorm1d(4), (X,), {})
+def test_training_batch_norm_updates_its_statistics():
+    module, x = nn.BatchNorm1d(4), torch.randn(6, 4)
+    plain = copy.deepcopy(module)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(run(capture(module, (x,), {}), (x,)), plain(x))
+    torch.testing.assert_close(module.state_dict(), plain.state_dict())
+
+
+def test_a_seed_set_inside_is_refused():
+    def f(x):
+        torch.manual_seed(3)
+        return x + torch.rand(4)
+
+    state = torch.get_rng_state()
+    with pytest.raises(UnsupportedOpError, match="seeds the generator"):
+        capture(f, (X,), {})
+    torch.set_rng_state(state)
 
 
 def test_assigned_attribute_is_refused_and_put_back():
