@@ -295,6 +295,8 @@ class Clock:
 
 def peers_of(work: Work, wanted: set[str]) -> dict[str, Function]:
     found: dict[str, Function] = {"fusec": fusec.jit(work.function, fallback="error"), "eager": work.function}
+    if work.unit == "µs a call":
+        found["fusec graph"] = fusec.jit(work.function, fallback="error", graph=True)
     if "compile" in wanted:
         found["torch.compile"] = torch.compile(work.function, dynamic=False)
     if "autotune" in wanted and work.autotuned:
@@ -354,7 +356,7 @@ def copy_bandwidth(clock: Clock) -> float:
     return 2 * 2**30 / statistics.median(clock.once(lambda: target.copy_(source)) for _ in range(15))
 
 
-NAMES = ("fusec", "eager", "torch.compile", "max-autotune", "cublasLt", "cuDNN", "FA2", "FlexAttention", "sdpa")
+NAMES = ("fusec", "fusec graph", "eager", "torch.compile", "max-autotune", "cublasLt", "cuDNN", "FA2", "FlexAttention", "sdpa")
 
 
 def table(rows: list[dict[str, Any]], heading: str) -> str:

@@ -47,6 +47,10 @@ class TargetError(FusecError):
     """The device or toolchain named by a target is missing or can't run this code."""
 
 
+class DeviceError(FusecError, RuntimeError):
+    """A GPU's driver refused a call, or a kernel that failed has made the GPU unusable for this process."""
+
+
 class ParseError(FusecError, ValueError):
     """IR text that is not well formed; the message gives line and column of the text."""
 

@@ -1,24 +1,22 @@
-"""A module of GPU code: its functions as Python callables, its text, its bytes.
-
-Triton's launcher is prepared once a kernel and device; a launch then takes integers and enters one C function.
-"""
+"""A module of GPU code: its functions as Python callables, its text, its bytes."""
 
 from __future__ import annotations
 
 import base64
-import inspect
 import json
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from fusec.codegen.triton.describe import Descriptor
-from fusec.codegen.triton.source import KernelSource, ModuleSource, signature_of
-from fusec.errors import ArtifactError, CodegenError, TargetError
+from fusec.codegen.triton.source import KernelSource, ModuleSource
+from fusec.errors import ArtifactError, CodegenError
+from fusec.runtime import launch
 from fusec.runtime.code import Scope, make_function
-from fusec.target.gpu import GpuTarget
+from fusec.runtime.launch import DeviceKernel, Parameter, Run, TensorMap
+from fusec.target.gpu import GpuTarget, require_device
 
 KernelFunction = Callable[..., None]
 MAGIC = b"fusec-gpu\n"
@@ -44,8 +42,9 @@ class TritonModule:
     text: ModuleSource
     binaries: dict[str, Binary]
     unaligned: Callable[[str], Binary]
-    _functions: dict[tuple[str, int], KernelFunction] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _runs: dict[tuple[str, int, bool], Run] = field(default_factory=dict)
+    _kernels: dict[tuple[str, bool], DeviceKernel] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def function(self, name: str, device: int | None = None) -> KernelFunction:
         """The kernel, called with the address of each parameter.
@@ -53,25 +52,68 @@ class TritonModule:
         It runs on the device (torch's current one when this is asked) and on torch's current stream there.
         TargetError where there is no such device, or one of another architecture.
         """
-        index = require_device(self.target, device)
+        import torch
+
+        index = torch.cuda.current_device() if device is None and torch.cuda.is_available() else device or 0
+        names = [f"a{i}" for i in range(len(self.text[name].pointers))]
+        scope = Scope()
+        run = scope.bind(self.row([(name, range(len(names)))], len(names), index), "run")
+        stream = scope.bind(torch._C._cuda_getCurrentRawStream, "stream_of")
+        lines = [f"{run}({stream}({index}), {', '.join(names)})"]
+        made: KernelFunction = make_function(f"launch_{name}", names, lines, scope)
+        return made
+
+    def row(
+        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
+    ) -> Run:
+        """One function for kernels launched one after another: see :meth:`fusec.runtime.launch.Device.row`.
+
+        Addresses that are no multiples of 16 run code that is compiled when they first come. TargetError where there
+        is no such device, or one of another architecture.
+        """
+        require_device(self.target, device)
+        wanted = [(name, numbers) for name, numbers in launches if all(self.text[name].grid)]
+        if not wanted:
+            return lambda stream, *addresses: None
+        scratch = [self._kernel(name, True).scratch for name, _ in wanted]
+        if len(wanted) == 1 and list(wanted[0][1]) == list(range(arguments)):
+            return self._single(wanted[0][0], device, True)
+
+        def one_by_one(stream: int, *addresses: int) -> None:
+            for name, numbers in wanted:
+                self._single(name, device, True)(stream, *[addresses[i] for i in numbers])
+
+        if any(scratch):
+            return one_by_one
+        kernels = [(self._kernel(name, True), numbers) for name, numbers in wanted]
+        return launch.device(device).row(kernels, arguments, one_by_one, graph=graph)
+
+    def _single(self, name: str, device: int, aligned: bool) -> Run:
         with self._lock:
-            known = self._functions.get((name, index))
+            known = self._runs.get((name, device, aligned))
             if known is None:
-                known = self._functions[name, index] = self._make(name, index)
+                known = self._runs[name, device, aligned] = self._make(name, device, aligned)
         return known
 
-    def _make(self, name: str, device: int) -> KernelFunction:
-        kernel = self.text[name]
-        if not all(kernel.grid):
-            return lambda *addresses: None
-        slow: list[KernelFunction] = []
+    def _make(self, name: str, device: int, aligned: bool) -> Run:
+        kernel = self._kernel(name, aligned)
+        count = kernel.arguments
 
-        def misaligned(*addresses: int) -> None:
-            if not slow:
-                slow.append(_launcher(kernel.unaligned or kernel, self.unaligned(name), device, None))
-            slow[0](*addresses)
+        def misaligned(stream: int, *addresses: int) -> None:
+            self._single(name, device, False)(stream, *addresses)
 
-        return _launcher(kernel, self.binaries[name], device, misaligned)
+        run = launch.device(device).row([(kernel, range(count))], count, misaligned if aligned else None)
+        return _with_scratch(run, kernel.scratch, device) if kernel.scratch else run
+
+    def _kernel(self, name: str, aligned: bool) -> DeviceKernel:
+        with self._lock:
+            known = self._kernels.get((name, aligned))
+            if known is None:
+                text = self.text[name]
+                binary = self.binaries[name] if aligned else self.unaligned(name)
+                known = device_kernel(text if aligned else text.unaligned or text, binary)
+                self._kernels[name, aligned] = known
+        return known
 
     def source(self, name: str) -> str:
         """The kernel in Triton's language."""
@@ -127,102 +169,53 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
     return KernelSource(**{**plain, "descriptors": described, "unaligned": unaligned})
 
 
-def require_device(target: GpuTarget, device: int | None = None) -> int:
-    """The number of a device that runs code for ``target``; by default torch's current one. TargetError for none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise TargetError(f"no GPU here to run code for {target.name}")
-    index = torch.cuda.current_device() if device is None else device
-    if index >= torch.cuda.device_count():
-        raise TargetError(f"no device cuda:{index} here, there are {torch.cuda.device_count()}")
-    if target.backend == "cuda":
-        major, minor = torch.cuda.get_device_capability(index)
-        if 10 * major + minor != target.arch:
-            raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {target.name}; compile for the card")
-    return index
-
-
-def _launcher(kernel: KernelSource, binary: Binary, device: int, misaligned: KernelFunction | None) -> KernelFunction:
-    """A function that tests its addresses and enters Triton's C launcher."""
-    import torch
-    from triton.runtime.driver import driver
-
-    metadata = SimpleNamespace(**binary.metadata)
-    names = [f"a{i}" for i in range(len(kernel.pointers))]
-    described = SimpleNamespace(
-        signature=dict(enumerate(signature_of(kernel))), constants={}, fn=SimpleNamespace(arg_names=names)
-    )
-    with torch.cuda.device(device):
-        active = driver.active
-        limit = active.utils.get_device_properties(device)["max_shared_mem"]
-        if metadata.shared > limit:
-            raise CodegenError(f"{kernel.name} needs {metadata.shared} bytes of shared memory, the device has {limit}")
-        launcher = active.launcher_cls(described, metadata)
-        _, function, *_ = active.utils.load_binary(metadata.name, binary.code, metadata.shared, device)
-    packed = (metadata.num_warps, metadata.num_ctas, metadata.shared)
-    scope = Scope()
-    bind = scope.bind
-    lines = []
-    arguments = ", ".join(names)
-    if misaligned is not None:
-        lines.append(f"if ({' | '.join(names)}) & 15: return {bind(misaligned, 'misaligned')}({arguments})")
-    for number, (d, meta) in enumerate(zip(kernel.descriptors, getattr(metadata, "tensordesc_meta", None) or ())):
-        made_before: dict[int, tuple[Any, ...]] = {}
-        known = bind(made_before, f"known_{number}")
-        make = bind(_describer(active.utils.fill_tma_descriptor, d, meta, made_before), f"describe_{number}")
-        lines.append(f"d{number} = {known}.get(a{d.parameter}) or {make}(a{d.parameter})")
-        arguments += f", *d{number}"
+def device_kernel(kernel: KernelSource, binary: Binary) -> DeviceKernel:
+    """How Triton's machine code wants to be called: pointers, then of each descriptor its map, shape and strides."""
+    facts = binary.metadata
+    metas = facts.get("tensordesc_meta") or ()
+    if len(metas) != len(kernel.descriptors):
+        raise CodegenError(f"{kernel.name} has {len(kernel.descriptors)} descriptors, its code {len(metas)}")
+    parameters: list[Parameter] = list(range(len(kernel.pointers)))
+    for d, meta in zip(kernel.descriptors, metas):
+        parameters.append(_tensor_map(d, meta))
+        parameters += [struct.pack("<i", n) for n in d.shape]
+        parameters += [struct.pack("<q", n) for n in d.strides]
+    count = len(kernel.pointers)
     x, y, z = kernel.grid
-    stream = f"{bind(torch._C._cuda_getCurrentRawStream, 'stream_of')}({device})"
-    scratch = "None"
-    if getattr(metadata, "global_scratch_size", 0):
-        size = metadata.global_scratch_size * x * y * z * metadata.num_ctas
-        place = bind(torch.device("cuda", device), "device")
-        lines.append(
-            f"scratch = {bind(torch.empty, 'empty')}({size}, dtype={bind(torch.int8, 'int8')}, device={place})"
-        )
-        scratch = "scratch"
-    if hasattr(launcher, "launch_pdl"):
-        options = f"{launcher.launch_cooperative_grid}, {launcher.launch_pdl}, {scratch}, None"
-        enter = bind(_plain_launch(launcher.launch), "launch")
-        text = f"{enter}({x}, {y}, {z}, {stream}, {function}, {options}, {bind(packed, 'packed')}, None, None, None"
-    else:
-        enter = bind(launcher, "launch")
-        text = f"{enter}({x}, {y}, {z}, {stream}, {function}, {bind(packed, 'packed')}, None, None, None"
-    current = bind(torch._C._cuda_getDevice, "current_device")
-    guard = bind(torch.cuda.device, "device_guard")
-    lines += [
-        f"if {current}() != {device}:",
-        f"    with {guard}({device}): return {text}, {arguments})",
-        f"{text}, {arguments})",
-    ]
-    made: KernelFunction = make_function(f"launch_{kernel.name}", names, lines, scope)
-    return made
+    scratch = int(facts.get("global_scratch_size") or 0) * x * y * z * int(facts["num_ctas"])
+    parameters += [count if scratch else bytes(8), bytes(8)]  # memory for the kernel itself, and for a profiler
+    threads = int(facts["num_warps"]) * int(facts.get("warp_size") or 32)
+    return DeviceKernel(
+        str(facts["name"]),
+        binary.code,
+        kernel.grid,
+        threads,
+        int(facts["shared"]),
+        count + bool(scratch),
+        tuple(parameters),
+        scratch,
+    )
 
 
-def _plain_launch(launch: Any) -> Any:
-    """Triton's C function under the wrapper that encodes descriptors anew on each call."""
-    return inspect.getclosurevars(launch).nonlocals["launcher"] if inspect.isfunction(launch) else launch
+_HOST_TYPES = {8: 10, 9: 8, 10: 9}
+"""Triton numbers element types as PTX does, cuTensorMapEncodeTiled another way."""
 
 
-_DESCRIPTORS_KEPT = 256
+def _tensor_map(d: Descriptor, meta: dict[str, Any]) -> TensorMap:
+    kind, size = int(meta["elem_type"]), int(meta["elem_size"])
+    strides = tuple(size * n for n in reversed(d.strides[:-1]))
+    box = tuple(int(n) for n in reversed(meta["block_size"]))
+    return TensorMap(
+        d.parameter, _HOST_TYPES.get(kind, kind), tuple(reversed(d.shape)), strides, box, int(meta["swizzle"])
+    )
 
 
-def _describer(
-    encode: Callable[..., Any], d: Descriptor, meta: dict[str, Any], known: dict[int, tuple[Any, ...]]
-) -> Callable[[int], tuple[Any, ...]]:
-    """Makes the launcher's arguments for a descriptor of the tensor at an address, and keeps them in ``known``."""
-    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+def _with_scratch(run: Run, size: int, device: int) -> Run:
+    """Memory for the kernel itself goes along as one more address."""
+    import torch
 
-    kind = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
-    shape, strides = list(d.shape), list(d.strides)
+    def call(stream: int, *addresses: int) -> None:
+        memory = torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
+        run(stream, *addresses, memory.data_ptr())
 
-    def describe(address: int) -> tuple[Any, ...]:
-        if len(known) >= _DESCRIPTORS_KEPT:
-            known.clear()
-        made = encode(address, meta["swizzle"], meta["elem_size"], kind, meta["block_size"], shape, strides, 0)
-        known[address] = (made, *shape, *strides)
-        return known[address]
-
-    return describe
+    return call

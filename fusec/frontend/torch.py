@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def capture(
     return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Guards:
     """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and places that share a tensor."""
 
@@ -105,7 +106,23 @@ class _Guards:
     ambient: Ambient
     ties: tuple[tuple[Fetch, Fetch], ...]
 
-    def holds(self) -> bool:
+    @cached_property
+    def holds(self) -> Callable[[], bool]:
+        """A plain function: True while all is as it was."""
+        graded, dtype, *autocast = self.ambient
+        is_graded, default_dtype, own = torch.is_grad_enabled, torch.get_default_dtype, self.guards.holds
+        autocasts = torch._C._is_any_autocast_enabled
+        if self.ties or any(autocast):
+            return self._holds
+
+        def holds() -> bool:
+            if autocasts():
+                return self._holds()
+            return is_graded() is graded and default_dtype() is dtype and own()
+
+        return holds
+
+    def _holds(self) -> bool:
         return _ambient() == self.ambient and self.guards.holds() and self._tied()
 
     def _tied(self) -> bool:

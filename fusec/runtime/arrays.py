@@ -64,6 +64,9 @@ class Arrays(Protocol):
     def address(self, scope: Scope, variable: str) -> str:
         """The address of the first element."""
 
+    def stream(self, scope: Scope, device: int) -> str:
+        """The library's current stream on a CUDA device, as an integer."""
+
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         """A fresh array from the library's allocator."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -11,16 +12,27 @@ import numpy as np
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol, most
-from fusec.ir.types import Dim, fixed
+from fusec.ir.types import Dim, TensorType, fixed, u8
 from fusec.runtime.arrays import Arrays, span
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
-from fusec.runtime.memory import POOL, POOLED_BYTES, ArenaPlan, plan_arena, size_class
+from fusec.runtime.memory import (
+    ALIGNMENT,
+    DEVICE_ALIGNMENT,
+    POOL,
+    POOLED_BYTES,
+    ArenaPlan,
+    plan_arena,
+    size_class,
+)
 from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step
 
 KernelLookup = Callable[[str], Callable[..., Any]]
 PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
 """From a Pack step to the function of its root inputs that gives the packed memory and its address."""
 CallMaker = Callable[[Call], Callable[..., Sequence[Any]]]
+RowMaker = Callable[[Sequence[tuple[str, Sequence[int]]], int], Callable[..., None]]
+"""From launches (a kernel, and which of the addresses are its own) and the number of addresses to one function of a
+stream and the addresses."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,7 @@ class Parts:
     """What the code of a program calls.
 
     weights: input slots whose arrays are fixed. packed: packed slots whose memory is fixed (a byte array each).
+    row: launches several kernels at once, where the device (number ``device``) can.
     """
 
     kernel: KernelLookup
@@ -35,6 +48,8 @@ class Parts:
     call: CallMaker
     weights: Mapping[int, Any] = field(default_factory=dict)
     packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    row: RowMaker | None = None
+    device: int = 0
 
 
 def root_of(program: Program, slot: int) -> tuple[int, Dim]:
@@ -94,10 +109,14 @@ class ProgramWriter:
     def write(self) -> ProgramWriter:
         self._read_sizes()
         self._write_scratch()
-        for step in self._program.steps:
-            self._write_step(step)
-            if self._clock is not None:
-                self.lines.append(f"times.append({self._clock}())")
+        for at_once, steps in groupby(self._program.steps, self._goes_in_a_row):
+            if at_once:
+                self._write_row([step for step in steps if isinstance(step, Launch)])
+                continue
+            for step in steps:
+                self._write_step(step)
+                if self._clock is not None:
+                    self.lines.append(f"times.append({self._clock}())")
         self._write_results()
         return self
 
@@ -111,15 +130,20 @@ class ProgramWriter:
                     read.add(extent)
                     self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}.shape[{axis}]")
 
+    def _goes_in_a_row(self, step: Step) -> bool:
+        """Whether a step can be launched together with its neighbours: its blocks and addresses are all it needs."""
+        at_once = self._parts.row is not None and self._clock is None
+        return at_once and isinstance(step, Launch) and not self._sizes[step.kernel]
+
     # What needs an array object, what only memory
 
     def _slots_seen_as_arrays(self) -> set[int]:
-        """Roots that leave the program or go to the library, or lie on a GPU: the arena is not for those."""
+        """Roots that leave the program or go to the library: the arena is not for those."""
         seen = {root_of(self._program, slot)[0] for slot in self._program.outputs}
         for step in self._program.steps:
             if isinstance(step, Call):
                 seen |= {root_of(self._program, slot)[0] for slot in step.arguments}
-        return seen | {k for k, slot in enumerate(self._program.slots) if slot.type.device != "cpu"}
+        return seen
 
     def _write_scratch(self) -> None:
         """One block for all scratch that only kernels see; laid out at the call where sizes are known only then."""
@@ -135,11 +159,14 @@ class ProgramWriter:
             return
         roots = list(lives)
         sizes = [_bytes_spanned(program.slots[root]) for root in roots]
+        device = program.slots[roots[0]].type.device
         if not all(isinstance(size, int) for size in sizes):
-            self._write_arena(roots, sizes, [lives[root] for root in roots])
+            if device == "cpu":
+                self._write_arena(roots, sizes, [lives[root] for root in roots])
             return
-        offsets, total = plan_arena(fixed(sizes), [lives[root] for root in roots])
-        _, address = self._take(max(total, 1))
+        alignment = ALIGNMENT if device == "cpu" else DEVICE_ALIGNMENT
+        offsets, total = plan_arena(fixed(sizes), [lives[root] for root in roots], alignment)
+        address = self._take(max(total, 1))[1] if device == "cpu" else self._take_on(device, max(total, 1))
         for root, offset in zip(roots, offsets, strict=True):
             self._addresses[root] = f"{address} + {offset}" if offset else address
 
@@ -163,6 +190,13 @@ class ProgramWriter:
             self.lines.append(f"{block}, {address} = {self._scope.bind(POOL.take, 'take_bytes')}({spell(nbytes)})")
         return block, address
 
+    def _take_on(self, device: str, nbytes: int) -> str:
+        """Memory of a device's own allocator, for the time of the call; its address."""
+        block, address = self._fresh("block"), self._fresh("at")
+        made = self._arrays.allocate(self._scope, TensorType(u8, (nbytes,), device), (1,))
+        self.lines += [f"{block} = {made}", f"{address} = {self._arrays.address(self._scope, block)}"]
+        return address
+
     def _fresh(self, stem: str) -> str:
         return f"{stem}{len(self.lines)}"
 
@@ -179,6 +213,20 @@ class ProgramWriter:
                 self._write_pack(step)
             case Call():
                 self._write_call(step)
+
+    def _write_row(self, launches: Sequence[Launch]) -> None:
+        """Launches one after another as one call; each address is given once."""
+        assert self._parts.row is not None
+        numbers: dict[str, int] = {}
+        rows: list[tuple[str, list[int]]] = []
+        for step in launches:
+            for slot in reads_and_writes(self._program, step)[1]:
+                self._make(slot)
+            addresses = [self._address(slot) for slot in step.arguments]
+            rows.append((step.kernel, [numbers.setdefault(address, len(numbers)) for address in addresses]))
+        run = self._scope.bind(self._parts.row(rows, len(numbers)), f"run_{launches[0].kernel}")
+        stream = self._arrays.stream(self._scope, self._parts.device)
+        self.lines.append(f"{run}({stream}, {', '.join(numbers)})")
 
     def _call_kernel(self, kernel: str, arguments: Sequence[int]) -> None:
         function = self._scope.bind(self._parts.kernel(kernel), kernel)

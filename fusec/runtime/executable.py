@@ -16,7 +16,7 @@ from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, make_function
-from fusec.runtime.emit import Parts, ProgramWriter, pack_sources, root_of
+from fusec.runtime.emit import Parts, ProgramWriter, RowMaker, pack_sources, root_of
 from fusec.runtime.packing import Packer
 from fusec.runtime.program import Call, Launch, Pack, Program
 
@@ -40,7 +40,8 @@ class Executable:
 
     digests: contents of kernels by name, so that equal packings are shared. fixed: graph inputs (their numbers) that
     are part of the executable and not given at a call; weights: the arrays of those that a call reads, by input slot;
-    packed: packed memory that only fixed inputs went into, by slot.
+    packed: packed memory that only fixed inputs went into, by slot. graph: on a GPU, kernels between library calls are
+    replayed as one CUDA graph.
     """
 
     program: Program
@@ -50,6 +51,7 @@ class Executable:
     fixed: frozenset[int] = frozenset()
     weights: Mapping[int, Any] = field(default_factory=dict)
     packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    graph: bool = False
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -63,15 +65,26 @@ class Executable:
     def write(self, scope: Scope, inputs: Sequence[str], clock: str | None = None) -> ProgramWriter:
         """The lines of the program, for code in which these variables hold the free inputs."""
         variables = dict(zip(self.free_inputs, inputs, strict=True))
-        parts = Parts(self._kernel, self._packer, self._call, self.weights, self.packed)
+        parts = Parts(
+            self._kernel, self._packer, self._call, self.weights, self.packed, self._row_maker(), self.device or 0
+        )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
         return ProgramWriter(self.program, self.arrays, parts, scope, named, clock).write()
 
+    @cached_property
+    def device(self) -> int | None:
+        """The number of the CUDA device that the program runs on; None on a CPU."""
+        found = next((s.type.device for s in self.program.slots if s.type.device.startswith("cuda:")), None)
+        return int(found.removeprefix("cuda:")) if found is not None else None
+
     def _kernel(self, name: str) -> Callable[..., Any]:
-        device = next((s.type.device for s in self.program.slots if s.type.device.startswith("cuda:")), "")
-        if not device:
-            return self.module.function(name)
-        return self.module.function(name, int(device.removeprefix("cuda:")))
+        return self.module.function(name) if self.device is None else self.module.function(name, self.device)
+
+    def _row_maker(self) -> RowMaker | None:
+        row = getattr(self.module, "row", None)
+        if row is None or self.device is None:
+            return None
+        return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph)
 
     def _packer(self, step: Pack) -> Packer:
         kernel = self.module.function(step.kernel)
@@ -132,7 +145,7 @@ class Executable:
                 copy = self.arrays.copy(scope, "value")
                 weights[slot] = eval(copy, dict(scope.objects), {"value": value})
         fixed = self.fixed | frozenset(values)
-        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed)
+        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, self.graph)
 
 
 def _slots_read(program: Program, packed: set[int]) -> set[int]:

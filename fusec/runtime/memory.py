@@ -22,6 +22,9 @@ import psutil
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector."""
 
+DEVICE_ALIGNMENT = 512
+"""The same on a GPU: what its allocators give."""
+
 POOLED_BYTES = 256 * 1024
 """Results at least this large come from the pool; smaller ones are cheaper from the library's allocator."""
 
@@ -181,18 +184,20 @@ class ArenaPlan:
         return found
 
 
-def plan_arena(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+def plan_arena(
+    sizes: Sequence[int], lives: Sequence[tuple[int, int]], alignment: int = ALIGNMENT
+) -> tuple[list[int], int]:
     """Where each piece of scratch lies in one block, and the block's bytes.
 
     ``lives[i]`` are the first and last step (inclusive) that touch piece ``i``; pieces whose lives meet don't
-    overlap. Offsets are multiples of :data:`ALIGNMENT`. The largest pieces are placed first, each at the lowest
+    overlap. Offsets are multiples of ``alignment``. The largest pieces are placed first, each at the lowest
     place that is free (best-fit by size, as in Pisarchyk and Lee, 2020).
     """
     offsets = [0] * len(sizes)
     placed: list[int] = []
     total = 0
     for i in sorted(range(len(sizes)), key=lambda j: (-sizes[j], j)):
-        size = -(-sizes[i] // ALIGNMENT) * ALIGNMENT
+        size = -(-sizes[i] // alignment) * alignment
         neighbours = sorted(
             (offsets[j], offsets[j] + sizes[j])
             for j in placed
@@ -202,7 +207,7 @@ def plan_arena(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[
         for low, high in neighbours:
             if start + size <= low:
                 break
-            start = max(start, -(-high // ALIGNMENT) * ALIGNMENT)
+            start = max(start, -(-high // alignment) * alignment)
         offsets[i] = start
         total = max(total, start + size)
         placed.append(i)

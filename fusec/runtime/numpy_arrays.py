@@ -110,6 +110,9 @@ class NumpyArrays:
                 tests.append(f"not {v}.flags.writeable")
         return " and ".join(tests) or "True"
 
+    def stream(self, scope: Scope, device: int) -> str:
+        return "0"  # NumPy has no streams: the default one
+
     def address(self, scope: Scope, variable: str) -> str:
         if not _FAST_ADDRESS:
             return f"{variable}.ctypes.data"

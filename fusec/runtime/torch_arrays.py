@@ -47,6 +47,8 @@ _TensorGuards = _find("torch._C._dynamo.guards", "TensorGuards")
 @cache
 def _empty_on(device: int) -> Callable[..., torch.Tensor]:
     """``empty(shape, strides, dtype)`` on a CUDA device."""
+    if torch.cuda.device_count() == 1:
+        return cast("Callable[..., torch.Tensor]", _empty_strided_cuda)
     current, make = torch._C._cuda_getDevice, _empty_strided_cuda
 
     def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -121,6 +123,9 @@ class TorchArrays:
 
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data_ptr()"
+
+    def stream(self, scope: Scope, device: int) -> str:
+        return f"{scope.bind(torch._C._cuda_getCurrentRawStream, 'stream_of')}({device})"
 
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         layout = f"{spell_tuple(type.shape)}, {spell_tuple(strides)}"

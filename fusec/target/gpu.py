@@ -99,3 +99,18 @@ def device_target(index: int) -> GpuTarget:
         half_flops=base.half_flops * scale,
         single_flops=base.single_flops * scale,
     )
+
+
+def require_device(target: GpuTarget, index: int) -> None:
+    """TargetError where CUDA device ``index`` of this process is not there, or can't run code for ``target``."""
+    import torch
+
+    if target.backend != "cuda":
+        raise TargetError(f"code for {target.name} is compiled here and not run: launching it is not there yet")
+    if not torch.cuda.is_available():
+        raise TargetError(f"no GPU here to run code for {target.name}")
+    if index >= torch.cuda.device_count():
+        raise TargetError(f"no device cuda:{index} here, there are {torch.cuda.device_count()}")
+    major, minor = torch.cuda.get_device_capability(index)
+    if 10 * major + minor != target.arch:
+        raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {target.name}; compile for the card")

@@ -1,0 +1,504 @@
+/* Kernels through the CUDA driver: a prepared row of launches is one C call that takes integers.
+
+   load(code, name, shared, device) -> (function, context)
+   prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
+
+   `kernels` is a tuple of (function, (x, y, z), threads, shared, parameters). A parameter is the number of an argument
+   (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides, box, swizzle, promotion,
+   fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes without the innermost.
+
+   Where an address is no multiple of 16, `misaligned(stream, address, ...)` is called instead, unless it is None. With
+   `graph` the row is one CUDA graph, whose nodes get new addresses where they changed; while the stream is being
+   captured by someone else the kernels are launched as they are. The interpreter's lock is not held in the driver.
+
+   Built against Python's stable interface, so that one build serves any later Python. */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUnode_st *CUgraphNode;
+typedef struct CUexec_st *CUgraphExec;
+typedef struct { _Alignas(64) uint64_t words[16]; } CUtensorMap;
+
+/* CUDA_KERNEL_NODE_PARAMS_v2 */
+typedef struct {
+    CUfunction function;
+    unsigned grid[3], block[3], shared;
+    void **parameters, **extra;
+    void *kernel;
+    CUcontext context;
+} NodeParameters;
+
+enum { INVALID_CONTEXT = 201, MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 48 * 1024, RELAXED = 2 };
+
+static struct {
+    CUresult (*cuInit)(unsigned);
+    CUresult (*cuGetErrorName)(CUresult, const char **);
+    CUresult (*cuGetErrorString)(CUresult, const char **);
+    CUresult (*cuCtxGetCurrent)(CUcontext *);
+    CUresult (*cuCtxPushCurrent_v2)(CUcontext);
+    CUresult (*cuCtxPopCurrent_v2)(CUcontext *);
+    CUresult (*cuDeviceGet)(CUdevice *, int);
+    CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
+    CUresult (*cuModuleLoadData)(CUmodule *, const void *);
+    CUresult (*cuModuleGetFunction)(CUfunction *, CUmodule, const char *);
+    CUresult (*cuFuncSetAttribute)(CUfunction, int, int);
+    CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               CUstream, void **, void **);
+    CUresult (*cuTensorMapEncodeTiled)(CUtensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
+                                       const uint32_t *, const uint32_t *, int, int, int, int);
+    CUresult (*cuThreadExchangeStreamCaptureMode)(int *);
+    CUresult (*cuStreamIsCapturing)(CUstream, int *);
+    CUresult (*cuGraphCreate)(CUgraph *, unsigned);
+    CUresult (*cuGraphAddKernelNode_v2)(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const NodeParameters *);
+    CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec *, CUgraph, unsigned long long);
+    CUresult (*cuGraphExecKernelNodeSetParams_v2)(CUgraphExec, CUgraphNode, const NodeParameters *);
+    CUresult (*cuGraphLaunch)(CUgraphExec, CUstream);
+    CUresult (*cuGraphDestroy)(CUgraph);
+    CUresult (*cuGraphExecDestroy)(CUgraphExec);
+} driver;
+
+#define ENTRY(name) {#name, (void **)&driver.name}
+static const struct {
+    const char *name;
+    void **place;
+} ENTRIES[] = {
+    ENTRY(cuInit),
+    ENTRY(cuGetErrorName),
+    ENTRY(cuGetErrorString),
+    ENTRY(cuCtxGetCurrent),
+    ENTRY(cuCtxPushCurrent_v2),
+    ENTRY(cuCtxPopCurrent_v2),
+    ENTRY(cuDeviceGet),
+    ENTRY(cuDevicePrimaryCtxRetain),
+    ENTRY(cuModuleLoadData),
+    ENTRY(cuModuleGetFunction),
+    ENTRY(cuFuncSetAttribute),
+    ENTRY(cuLaunchKernel),
+    ENTRY(cuTensorMapEncodeTiled),
+    ENTRY(cuThreadExchangeStreamCaptureMode),
+    ENTRY(cuStreamIsCapturing),
+    ENTRY(cuGraphCreate),
+    ENTRY(cuGraphAddKernelNode_v2),
+    ENTRY(cuGraphInstantiateWithFlags),
+    ENTRY(cuGraphExecKernelNodeSetParams_v2),
+    ENTRY(cuGraphLaunch),
+    ENTRY(cuGraphDestroy),
+    ENTRY(cuGraphExecDestroy),
+};
+
+static int is_open = 0;
+static PyObject *fail = NULL; /* fail(code, name, text, doing) makes the exception */
+
+static PyObject *error(CUresult code, const char *doing) {
+    const char *name = "unknown error", *text = "";
+    driver.cuGetErrorName(code, &name);
+    driver.cuGetErrorString(code, &text);
+    PyObject *made = PyObject_CallFunction(fail, "isss", (int)code, name, text, doing);
+    if (made) {
+        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+        Py_DECREF(made);
+    }
+    return NULL;
+}
+
+/* open(path, fail): the driver's library; None, or the reason why it can't be used. */
+static PyObject *open_driver(PyObject *self, PyObject *args) {
+    const char *path;
+    PyObject *maker;
+    if (!PyArg_ParseTuple(args, "sO", &path, &maker)) return NULL;
+    if (is_open) Py_RETURN_NONE;
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) return PyUnicode_FromString(dlerror());
+    for (size_t i = 0; i < sizeof ENTRIES / sizeof *ENTRIES; i++)
+        if (!(*ENTRIES[i].place = dlsym(library, ENTRIES[i].name)))
+            return PyUnicode_FromFormat("the driver has no %s; it is too old", ENTRIES[i].name);
+    CUresult code = driver.cuInit(0);
+    if (code) return PyUnicode_FromFormat("cuInit gave error %d", code);
+    Py_INCREF(maker);
+    fail = maker;
+    is_open = 1;
+    Py_RETURN_NONE;
+}
+
+static int needs_driver(void) {
+    if (!is_open) PyErr_SetString(PyExc_RuntimeError, "the driver is not open");
+    return !is_open;
+}
+
+static PyObject *load(PyObject *self, PyObject *args) {
+    const char *code, *name;
+    Py_ssize_t size;
+    int shared, ordinal;
+    if (!PyArg_ParseTuple(args, "y#sii", &code, &size, &name, &shared, &ordinal) || needs_driver()) return NULL;
+    CUdevice device;
+    CUcontext context = NULL, popped;
+    CUmodule module;
+    CUfunction function = NULL;
+    CUresult result;
+    int mode = RELAXED; /* loading is allowed while a stream is being captured */
+    Py_BEGIN_ALLOW_THREADS;
+    result = driver.cuDeviceGet(&device, ordinal);
+    if (!result) result = driver.cuDevicePrimaryCtxRetain(&context, device);
+    if (!result) result = driver.cuCtxPushCurrent_v2(context);
+    if (!result) {
+        driver.cuThreadExchangeStreamCaptureMode(&mode);
+        result = driver.cuModuleLoadData(&module, code);
+        if (!result) result = driver.cuModuleGetFunction(&function, module, name);
+        if (!result && shared > STATIC_LIMIT) result = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared);
+        driver.cuThreadExchangeStreamCaptureMode(&mode);
+        driver.cuCtxPopCurrent_v2(&popped);
+    }
+    Py_END_ALLOW_THREADS;
+    if (result) return error(result, name);
+    return Py_BuildValue("KK", (unsigned long long)(uintptr_t)function, (unsigned long long)(uintptr_t)context);
+}
+
+/* Prepared rows */
+
+enum { RANK = 5, MAPS_KEPT = 4 };
+
+typedef struct {
+    int argument, element, rank, swizzle, promotion, fill, next;
+    uint64_t sizes[RANK], strides[RANK];
+    uint32_t box[RANK];
+    uint64_t addresses[MAPS_KEPT], maps[MAPS_KEPT][16];
+} Map;
+
+typedef struct {
+    enum { ADDRESS, BYTES, MAP } kind;
+    int index; /* of the argument, or of the map in the row */
+    void *bytes;
+} Parameter;
+
+typedef struct {
+    CUfunction function;
+    unsigned grid[3], threads, shared;
+    int count;
+    Parameter *parameters;
+    CUgraphNode node;
+} Kernel;
+
+typedef struct {
+    PyObject_HEAD
+    CUcontext context;
+    int arguments, count, maps, widest, graph;
+    Kernel *kernels;
+    Map *map;
+    PyObject *misaligned;
+    CUgraphExec exec;
+    uint64_t *last; /* the addresses that the graph's nodes have */
+    pthread_mutex_t lock;
+} Row;
+
+static void row_free(PyObject *self) {
+    Row *row = (Row *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (row->exec) driver.cuGraphExecDestroy(row->exec);
+    for (int k = 0; row->kernels && k < row->count; k++) {
+        Kernel *kernel = &row->kernels[k];
+        for (int i = 0; kernel->parameters && i < kernel->count; i++) free(kernel->parameters[i].bytes);
+        free(kernel->parameters);
+    }
+    free(row->kernels);
+    free(row->map);
+    free(row->last);
+    Py_XDECREF(row->misaligned);
+    pthread_mutex_destroy(&row->lock);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot row_slots[] = {{Py_tp_dealloc, row_free}, {0, NULL}};
+static PyType_Spec row_spec = {
+    "fusec_launch.Row", sizeof(Row), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, row_slots,
+};
+static PyObject *row_type = NULL;
+
+/* The numbers of a tuple; -1 with an exception set where it is none or too long. */
+static int numbers(PyObject *tuple, uint64_t *into) {
+    Py_ssize_t n = PyTuple_Size(tuple);
+    if (n > RANK) PyErr_SetString(PyExc_ValueError, "too many dimensions");
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++)
+        into[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(tuple, i));
+    return PyErr_Occurred() ? -1 : (int)n;
+}
+
+static int read_map(PyObject *record, Map *map) {
+    PyObject *sizes, *strides, *box;
+    uint64_t widths[RANK] = {0};
+    if (!PyArg_ParseTuple(record, "iiOOOiii", &map->argument, &map->element, &sizes, &strides, &box, &map->swizzle,
+                          &map->promotion, &map->fill))
+        return -1;
+    map->rank = numbers(sizes, map->sizes);
+    if (map->rank < 0 || numbers(strides, map->strides) < 0 || numbers(box, widths) < 0) return -1;
+    for (int i = 0; i < map->rank; i++) map->box[i] = (uint32_t)widths[i];
+    return 0;
+}
+
+static int read_parameter(Row *row, PyObject *record, Parameter *into) {
+    if (PyLong_Check(record)) {
+        into->kind = ADDRESS;
+        into->index = (int)PyLong_AsLong(record);
+    } else if (PyBytes_Check(record)) {
+        char *data;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(record, &data, &size)) return -1;
+        into->kind = BYTES;
+        if (!(into->bytes = malloc((size_t)size + 1))) return PyErr_NoMemory(), -1;
+        memcpy(into->bytes, data, (size_t)size);
+    } else {
+        Map *grown = realloc(row->map, sizeof(Map) * (size_t)(row->maps + 1));
+        if (!grown) return PyErr_NoMemory(), -1;
+        row->map = grown;
+        memset(&row->map[row->maps], 0, sizeof(Map));
+        if (read_map(record, &row->map[row->maps])) return -1;
+        into->kind = MAP;
+        into->index = row->maps++;
+    }
+    int argument = into->kind == MAP ? row->map[into->index].argument : into->kind == ADDRESS ? into->index : 0;
+    if (!PyErr_Occurred() && (argument < 0 || argument >= row->arguments))
+        PyErr_SetString(PyExc_ValueError, "a parameter names an argument that is not there");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_kernel(Row *row, PyObject *record, Kernel *kernel) {
+    unsigned long long function;
+    PyObject *parameters;
+    if (!PyArg_ParseTuple(record, "K(III)IIO!", &function, &kernel->grid[0], &kernel->grid[1], &kernel->grid[2],
+                          &kernel->threads, &kernel->shared, &PyTuple_Type, &parameters))
+        return -1;
+    kernel->function = (CUfunction)(uintptr_t)function;
+    int count = (int)PyTuple_Size(parameters);
+    kernel->parameters = calloc((size_t)count + 1, sizeof(Parameter));
+    if (!kernel->parameters) return PyErr_NoMemory(), -1;
+    for (int i = 0; i < count; i++) {
+        kernel->count = i + 1;
+        if (read_parameter(row, PyTuple_GetItem(parameters, i), &kernel->parameters[i])) return -1;
+    }
+    if (count > row->widest) row->widest = count;
+    return 0;
+}
+
+/* The driver's array of pointers to a kernel's parameters. */
+static void point(const Kernel *kernel, uint64_t *addresses, CUtensorMap *maps, void **pointers) {
+    for (int i = 0; i < kernel->count; i++) {
+        const Parameter *p = &kernel->parameters[i];
+        pointers[i] = p->kind == ADDRESS ? (void *)&addresses[p->index]
+                      : p->kind == BYTES ? p->bytes
+                                         : (void *)&maps[p->index];
+    }
+}
+
+static NodeParameters node_of(const Kernel *kernel, void **pointers) {
+    return (NodeParameters){
+        .function = kernel->function,
+        .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
+        .block = {kernel->threads, 1, 1},
+        .shared = kernel->shared,
+        .parameters = pointers,
+    };
+}
+
+static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUtensorMap *maps) {
+    void *pointers[row->widest + 1];
+    CUresult result = 0;
+    for (int k = 0; k < row->count && !result; k++) {
+        const Kernel *kernel = &row->kernels[k];
+        point(kernel, addresses, maps, pointers);
+        result = driver.cuLaunchKernel(kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
+                                       kernel->threads, 1, 1, kernel->shared, stream, pointers, NULL);
+    }
+    return result;
+}
+
+static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
+    void *pointers[row->widest + 1];
+    CUgraph graph;
+    CUresult result = driver.cuGraphCreate(&graph, 0);
+    if (result) return result;
+    for (int k = 0; k < row->count && !result; k++) {
+        Kernel *kernel = &row->kernels[k];
+        point(kernel, addresses, maps, pointers);
+        NodeParameters p = node_of(kernel, pointers);
+        result = driver.cuGraphAddKernelNode_v2(&kernel->node, graph, k ? &row->kernels[k - 1].node : NULL, k > 0, &p);
+    }
+    if (!result) result = driver.cuGraphInstantiateWithFlags(&row->exec, graph, 0);
+    if (result) row->exec = NULL;
+    driver.cuGraphDestroy(graph);
+    return result;
+}
+
+static int has_moved(const Row *row, const Kernel *kernel, const uint64_t *addresses) {
+    for (int i = 0; i < kernel->count; i++) {
+        const Parameter *p = &kernel->parameters[i];
+        int argument = p->kind == MAP ? row->map[p->index].argument : p->index;
+        if (p->kind != BYTES && row->last[argument] != addresses[argument]) return 1;
+    }
+    return 0;
+}
+
+static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUtensorMap *maps) {
+    void *pointers[row->widest + 1];
+    CUresult result = 0;
+    pthread_mutex_lock(&row->lock);
+    if (!row->exec) {
+        result = make_graph(row, addresses, maps);
+    } else {
+        for (int k = 0; k < row->count && !result; k++) {
+            const Kernel *kernel = &row->kernels[k];
+            if (!has_moved(row, kernel, addresses)) continue;
+            point(kernel, addresses, maps, pointers);
+            NodeParameters p = node_of(kernel, pointers);
+            result = driver.cuGraphExecKernelNodeSetParams_v2(row->exec, kernel->node, &p);
+        }
+    }
+    if (!result) {
+        memcpy(row->last, addresses, sizeof(uint64_t) * (size_t)row->arguments);
+        result = driver.cuGraphLaunch(row->exec, stream);
+    } else if (row->exec) { /* some nodes may have new addresses, so none are known */
+        driver.cuGraphExecDestroy(row->exec);
+        row->exec = NULL;
+    }
+    pthread_mutex_unlock(&row->lock);
+    return result;
+}
+
+/* The tensor maps of these addresses, from those kept or encoded now. */
+static CUresult find_maps(Row *row, const uint64_t *addresses, CUtensorMap *into) {
+    static const uint32_t ones[RANK] = {1, 1, 1, 1, 1};
+    for (int m = 0; m < row->maps; m++) {
+        Map *map = &row->map[m];
+        uint64_t address = addresses[map->argument];
+        int k = 0;
+        while (k < MAPS_KEPT && map->addresses[k] != address) k++;
+        if (k == MAPS_KEPT) {
+            k = map->next;
+            map->addresses[k] = 0;
+            CUresult result = driver.cuTensorMapEncodeTiled(
+                &into[m], map->element, (uint32_t)map->rank, (void *)(uintptr_t)address, map->sizes, map->strides,
+                map->box, ones, 0, map->swizzle, map->promotion, map->fill);
+            if (result) return result;
+            memcpy(map->maps[k], into[m].words, sizeof into[m].words);
+            map->addresses[k] = address;
+            map->next = (k + 1) % MAPS_KEPT;
+        } else {
+            memcpy(into[m].words, map->maps[k], sizeof into[m].words);
+        }
+    }
+    return 0;
+}
+
+static CUresult launch_row(Row *row, CUstream stream, uint64_t *addresses, CUtensorMap *maps) {
+    CUcontext current = NULL, popped;
+    CUresult result = driver.cuCtxGetCurrent(&current);
+    if (result) return result;
+    if (current != row->context && (result = driver.cuCtxPushCurrent_v2(row->context))) return result;
+    int capturing = 0;
+    if (row->graph && !driver.cuStreamIsCapturing(stream, &capturing) && !capturing)
+        result = launch_graph(row, stream, addresses, maps);
+    else
+        result = launch_each(row, stream, addresses, maps);
+    if (current != row->context) driver.cuCtxPopCurrent_v2(&popped);
+    return result;
+}
+
+static PyObject *call_misaligned(Row *row, PyObject *const *args, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    if (!tuple) return NULL;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Py_INCREF(args[i]);
+        PyTuple_SetItem(tuple, i, args[i]);
+    }
+    PyObject *result = PyObject_CallObject(row->misaligned, tuple);
+    Py_DECREF(tuple);
+    return result;
+}
+
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    Row *row = (Row *)self;
+    if (n != row->arguments + 1) {
+        PyErr_Format(PyExc_TypeError, "a stream and %d addresses are needed, %zd integers were given", row->arguments, n);
+        return NULL;
+    }
+    uint64_t addresses[n], bits = 0;
+    CUtensorMap maps[row->maps + 1];
+    CUstream stream = (CUstream)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
+    for (Py_ssize_t i = 1; i < n; i++) bits |= addresses[i - 1] = PyLong_AsUnsignedLongLong(args[i]);
+    if (PyErr_Occurred()) return NULL;
+    if ((bits & 15) && row->misaligned != Py_None) return call_misaligned(row, args, n);
+    CUresult result = find_maps(row, addresses, maps);
+    if (result) return error(result, "encoding a tensor map");
+    Py_BEGIN_ALLOW_THREADS;
+    result = launch_row(row, stream, addresses, maps);
+    Py_END_ALLOW_THREADS;
+    if (result) return error(result, "launching a kernel");
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef run_method = {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "run(stream, address, ...)"};
+
+static PyObject *prepare(PyObject *self, PyObject *args) {
+    unsigned long long context;
+    int arguments, graph;
+    PyObject *kernels, *misaligned;
+    if (!PyArg_ParseTuple(args, "KiO!Op", &context, &arguments, &PyTuple_Type, &kernels, &misaligned, &graph) ||
+        needs_driver())
+        return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)row_type, Py_tp_alloc);
+    Row *row = (Row *)alloc((PyTypeObject *)row_type, 0);
+    if (!row) return NULL;
+    pthread_mutex_init(&row->lock, NULL);
+    row->context = (CUcontext)(uintptr_t)context;
+    row->arguments = arguments;
+    row->graph = graph;
+    Py_INCREF(misaligned);
+    row->misaligned = misaligned;
+    int count = (int)PyTuple_Size(kernels);
+    row->last = calloc((size_t)arguments + 1, sizeof(uint64_t));
+    row->kernels = calloc((size_t)count + 1, sizeof(Kernel));
+    PyObject *made = NULL;
+    if (!row->last || !row->kernels) {
+        PyErr_NoMemory();
+    } else {
+        for (int k = 0; k < count && !PyErr_Occurred(); k++) {
+            row->count = k + 1;
+            read_kernel(row, PyTuple_GetItem(kernels, k), &row->kernels[k]);
+        }
+        if (!PyErr_Occurred()) made = PyCFunction_NewEx(&run_method, (PyObject *)row, NULL);
+    }
+    Py_DECREF(row);
+    return made;
+}
+
+static PyMethodDef methods[] = {
+    {"open", open_driver, METH_VARARGS, "open(path, fail): None, or why the driver can't be used"},
+    {"load", load, METH_VARARGS, "load(code, name, shared, device): the function and its context"},
+    {"prepare", prepare, METH_VARARGS, "prepare(context, arguments, kernels, misaligned, graph): a row of launches"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusec_launch", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit_fusec_launch(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module && !(row_type = PyType_FromSpec(&row_spec))) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}
