@@ -356,7 +356,18 @@ def copy_bandwidth(clock: Clock) -> float:
     return 2 * 2**30 / statistics.median(clock.once(lambda: target.copy_(source)) for _ in range(15))
 
 
-NAMES = ("fusec", "fusec graph", "eager", "torch.compile", "max-autotune", "cublasLt", "cuDNN", "FA2", "FlexAttention", "sdpa")
+NAMES = (
+    "fusec",
+    "fusec graph",
+    "eager",
+    "torch.compile",
+    "max-autotune",
+    "cublasLt",
+    "cuDNN",
+    "FA2",
+    "FlexAttention",
+    "sdpa",
+)
 
 
 def table(rows: list[dict[str, Any]], heading: str) -> str:

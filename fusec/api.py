@@ -10,19 +10,19 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config
-from fusec.build import Options, Precision, Tune, build, run_passes, target_of
+from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
 from fusec.errors import CaptureError, FusecError
 from fusec.frontend.capture import Capture, Fallback, Library, ReferenceSource, flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
+from fusec.passes.place import place
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
 from fusec.runtime.executable import Executable
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
-from fusec.specs import TensorSpec, example, spec_of
-from fusec.target.gpu import is_gpu
+from fusec.specs import TensorSpec, example, placement, spec_of
 from fusec.tile.nodes import Kernel
 
 __all__ = [
@@ -170,14 +170,7 @@ class LoweredKernel:
     @property
     def source(self) -> str:
         """The kernel in the backend's language: TVMScript for a CPU, Triton for a GPU."""
-        if is_gpu(self.target):
-            from fusec.codegen.triton.emit import emit_kernel as emit_for_gpu
-
-            return str(emit_for_gpu(self.kernel).text)
-        from fusec.codegen.tvm.emit import emit_kernel
-        from fusec.target.cpu import cpu_target
-
-        return str(emit_kernel(self.kernel, cpu_target(self.target)).script())
+        return kernel_source(self.kernel, self.target)[1]
 
 
 @dataclass(frozen=True)
@@ -227,7 +220,8 @@ def compile(
     Other arguments are part of what is compiled. With ``freeze`` a module's parameters, and tensors that the function
     reads, are copied (packed for the kernels) as they are now; without, each call fetches them. The result computes
     no gradients. A named dimension is compiled for each extent that it is called with. The options are those of
-    :func:`jit`.
+    :func:`jit`. With a GPU's ``target`` arguments described on the CPU, and a module's parameters there, are meant for
+    the GPU, which need not be in this machine.
 
     Raises what capture and the passes raise.
     """
@@ -238,14 +232,19 @@ def compile(
     leaves, call = flatten(args, kwargs, _is_argument)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
 
+    device = placement(specs, target)
+    placed = [replace(spec, device=device) if device is not None else spec for spec in specs]
+
     def specialise(bindings: Mapping[str, int]) -> Variant:
         arrays = [example(spec, bindings, library) for spec in specs]
         positional, named = call.restore(arrays)
         capture = _dispatcher(function, fallback).capture(positional, named)
+        if device is not None:
+            capture = replace(capture, graph=place(capture.graph, device))
         executable = replace(build(capture.graph, library, options).executable, graph=graph)
-        return _variant(capture, executable, specs, bindings, freeze)
+        return _variant(capture, executable, placed, bindings, freeze)
 
-    compiled = Compiled(name, library, specs, call, {}, specialise)
+    compiled = Compiled(name, library, placed, call, {}, specialise)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
     return compiled

@@ -26,6 +26,7 @@ from fusec.runtime.program import Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_gpu
+from fusec.tile.nodes import Kernel
 
 if TYPE_CHECKING:
     from fusec.passes.lower.select import Selector
@@ -179,6 +180,17 @@ def compile_module(program: Program) -> Module:
 
     module: Module = compile_kernels(program.kernels, cpu_target(program.target))
     return module
+
+
+def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:
+    """The ending of a file with the kernel's source in the backend's language, and the source."""
+    if is_gpu(target):
+        from fusec.codegen.triton.emit import emit_kernel as emit_for_gpu
+
+        return "triton.py", str(emit_for_gpu(kernel, descriptors=gpu_target(target).has_tma).text)
+    from fusec.codegen.tvm.emit import emit_kernel
+
+    return "tvm.py", str(emit_kernel(kernel, cpu_target(target)).script())
 
 
 def load_module(data: bytes) -> Module:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from fusec.build import Options, kernel_digests, load_module, run_passes
+from fusec.build import Options, kernel_digests, kernel_source, load_module, run_passes
 from fusec.compiled import Compiled, Variant
-from fusec.errors import ArtifactError, FusecError, TargetError
+from fusec.errors import ArtifactError, FusecError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Location
 from fusec.ir.index import Index, Symbol, substitute, symbols_of
 from fusec.ir.parse import parse
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed, u8
-from fusec.runtime import artifact
+from fusec.runtime import artifact, launch
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.code import Scope
-from fusec.runtime.executable import Executable
+from fusec.runtime.executable import Executable, Module
 from fusec.runtime.isa import host_architecture, required_features
 from fusec.runtime.memory import Block, allocate
 from fusec.runtime.program import Program
@@ -29,7 +30,7 @@ from fusec.runtime.serial import Json, program_from_json, program_to_json, type_
 from fusec.runtime.structure import call_from_json, call_to_json, examine, result_from_json, result_to_json
 from fusec.specs import TensorSpec
 from fusec.target.cpu import cpu_target
-from fusec.target.gpu import is_gpu
+from fusec.target.gpu import gpu_target, is_gpu
 from fusec.tile.print import print_kernel
 
 
@@ -44,11 +45,6 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
         )
     arrays = executable.arrays
     program = executable.program
-    if is_gpu(program.target):
-        raise TargetError(
-            f"{compiled.name} is compiled for {program.target}, and files hold programs for CPUs only; "
-            "fusec.lower(graph, target).kernels[k].source is each kernel's source"
-        )
     result, constants = examine(variant.rebuild, _example_outputs(executable), compiled.library)
     weights = {f"input_{slot}": arrays.to_bytes(array) for slot, array in executable.weights.items()}
     weights |= {f"packed_{slot}": (u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()}
@@ -58,10 +54,7 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
         "name": compiled.name,
         "library": compiled.library,
         "target": program.target,
-        "requires": {
-            "architecture": host_architecture(),
-            "features": list(required_features(cpu_target(program.target))),
-        },
+        "requires": _requirements(executable),
         "inputs": [_input(*layout) for layout in variant.layouts],
         "outputs": [_output(program, k) for k in range(len(program.outputs))],
         "call": call_to_json(compiled.call_spec),
@@ -74,15 +67,35 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
     members = {artifact.GRAPH: (variant.graph_text + "\n").encode()}
     members |= _texts(variant, program, executable.digests)
     members[artifact.PROGRAM] = json.dumps(_with_short_paths(program_to_json(program)), indent=1).encode()
-    members[artifact.CODE] = executable.module.to_bytes()
+    members[artifact.CODE] = _code(executable.module)
     members[artifact.WEIGHTS] = artifact.encode_weights(weights)
+    build = launch.build_of_extension() if is_gpu(program.target) else None
+    if build is not None:
+        members[artifact.LAUNCHER] = build
+        manifest["launcher"] = launch.build_key()
     artifact.write(path, manifest, members)
+
+
+def _code(module: Module) -> bytes:
+    complete = getattr(module, "complete", None)
+    code: bytes = (module if complete is None else complete()).to_bytes()
+    return code
+
+
+def _requirements(executable: Executable) -> Json:
+    target = executable.program.target
+    if is_gpu(target):
+        gpu = gpu_target(target)
+        return {"gpu": {"backend": gpu.backend, "arch": gpu.arch, "device": executable.device or 0}}
+    return {"architecture": host_architecture(), "features": list(required_features(cpu_target(target)))}
 
 
 def load(path: str | PathLike[str]) -> Compiled:
     """The function in a file. Loads its machine code, after everything in the file has been checked."""
     contents = artifact.read(path)
-    contents.requirements.check()
+    missing = contents.requirements.missing()
+    if missing:
+        raise ArtifactError(f"{contents.path}: {missing}")
     try:
         return _load(contents)
     except ArtifactError as error:
@@ -106,6 +119,8 @@ def _load(contents: artifact.Contents) -> Compiled:
     fixed = frozenset(int(k) for k in manifest["fixed"])
     digests = {str(k): str(v) for k, v in manifest["digests"].items()}
     _check(program, arguments, fixed, layouts, weights, packed)
+    if artifact.LAUNCHER in contents.sizes:
+        launch.offer_build(str(manifest.get("launcher")), contents.read(artifact.LAUNCHER))
     module = load_module(contents.read(artifact.CODE))
     executable = Executable(program, module, library, digests, fixed, weights, packed)
     variant = Variant(
@@ -196,7 +211,7 @@ def _example_outputs(executable: Executable) -> list[Any]:
         strides = fixed([substitute(s, least) for s in record.strides])
         if any(s < 0 for s in strides):
             strides = contiguous_strides(type_.static_shape)
-        expression = executable.arrays.allocate(scope, type_, strides)
+        expression = executable.arrays.allocate(scope, replace(type_, device="cpu"), strides)
         made.append(eval(expression, dict(scope.objects)))
     return made
 
@@ -222,16 +237,14 @@ def _output(program: Program, k: int) -> Json:
 
 def _texts(variant: Variant, program: Program, digests: Mapping[str, str]) -> dict[str, bytes]:
     """IR after each pass, and the tile IR and source of each kernel whose text is that of its machine code."""
-    from fusec.codegen.tvm.emit import emit_kernel
-
     lowered = run_passes(parse(variant.graph_text), program.target, Options(program.target))
     members = {f"stages/{n:02d}_{name}.ir": text.encode() for n, (name, text) in enumerate(lowered.stages.items())}
     remade = kernel_digests(lowered.program)
     for kernel in lowered.program.kernels:
         if remade[kernel.name] == digests.get(kernel.name):
             members[f"kernels/{kernel.name}.tile"] = print_kernel(kernel).encode()
-            source = emit_kernel(kernel, cpu_target(program.target)).script()
-            members[f"kernels/{kernel.name}.tvm.py"] = str(source).encode()
+            language, source = kernel_source(kernel, program.target)
+            members[f"kernels/{kernel.name}.{language}"] = source.encode()
     return members
 
 

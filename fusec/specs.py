@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.errors import SignatureError
 from fusec.frontend.capture import Library
 from fusec.ir.types import TensorType, contiguous_strides, dtype_of
+from fusec.target.gpu import has_cuda, is_gpu
 
 
 @dataclass(frozen=True, init=False)
@@ -45,10 +46,11 @@ class TensorSpec:
         object.__setattr__(self, "shape", tuple(n if isinstance(n, str) else int(n) for n in shape))
         object.__setattr__(self, "dtype", name)
         object.__setattr__(self, "strides", None if strides is None else tuple(strides))
-        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "device", "cuda:0" if device == "cuda" else device)
 
     def __str__(self) -> str:
-        return f"{dtype_of(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        where = "" if self.device == "cpu" else f"@{self.device}"
+        return f"{dtype_of(self.dtype)}[{', '.join(map(str, self.shape))}]{where}"
 
     @property
     def names(self) -> frozenset[str]:
@@ -79,13 +81,28 @@ class TensorSpec:
 
 
 def example(spec: TensorSpec, bindings: Mapping[str, int], library: Library) -> Any:
-    """An array of this layout, its contents not defined."""
+    """An array of this layout, its contents not defined. It lies on the CPU where its device is not here."""
     from fusec.runtime.arrays import load_arrays
     from fusec.runtime.code import Scope
 
     scope = Scope()
-    expression = load_arrays(library).allocate(scope, spec.type(bindings), spec.laid_out(bindings))
+    type = spec.type(bindings)
+    if type.device.startswith("cuda") and not has_cuda():
+        type = replace(type, device="cpu")
+    expression = load_arrays(library).allocate(scope, type, spec.laid_out(bindings))
     return eval(expression, dict(scope.objects))
+
+
+def placement(specs: Sequence[TensorSpec], target: str | None) -> str | None:
+    """The device that a program for these arguments and target runs on; None for a CPU.
+
+    For a GPU's target that is the GPU that the specs name, or the first one; arguments on the CPU are meant for it.
+    SignatureError for arguments on several GPUs.
+    """
+    named = sorted({spec.device for spec in specs} - {"cpu"})
+    if len(named) > 1:
+        raise SignatureError(f"arguments on {', '.join(named)}; a program runs on one device")
+    return named[0] if named else "cuda:0" if target is not None and is_gpu(target) else None
 
 
 def spec_of(array: Any, library: Library) -> TensorSpec:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fusec
-from fusec.errors import ArtifactError, CaptureError, SignatureError, TargetError
+from fusec.errors import ArtifactError, CaptureError, SignatureError
 from fusec.runtime import artifact
 
 
@@ -354,13 +354,3 @@ def test_weights_are_what_safetensors_reads(saved: Path) -> None:
     assert sorted(ours) == sorted(theirs)
     for name in ours:
         np.testing.assert_array_equal(ours[name], theirs[name])
-
-
-def test_a_program_for_a_gpu_is_not_saved(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    torch = pytest.importorskip("torch")
-    x = torch.ones(8, 16, dtype=torch.float16)
-    compiled = fusec.compile(lambda a: torch.softmax(a, -1), x, target="cuda:sm_90")
-    with pytest.raises(TargetError, match="files hold programs for CPUs only"):
-        compiled.save(tmp_path / "f.fusec")
-    assert not list(tmp_path.iterdir())

@@ -35,13 +35,15 @@ class Binary:
 class TritonModule:
     """Machine code of some kernels for one GPU target.
 
-    ``unaligned`` compiles a kernel for addresses that are no multiples of 16 bytes.
+    ``compile_unaligned`` compiles a kernel for addresses that are no multiples of 16 bytes; ``unaligned`` are those
+    compiled so far.
     """
 
     target: GpuTarget
     text: ModuleSource
     binaries: dict[str, Binary]
-    unaligned: Callable[[str], Binary]
+    compile_unaligned: Callable[[str], Binary]
+    unaligned: dict[str, Binary] = field(default_factory=dict)
     _runs: dict[tuple[str, int, bool], Run] = field(default_factory=dict)
     _kernels: dict[tuple[str, bool], DeviceKernel] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -71,7 +73,7 @@ class TritonModule:
         Addresses that are no multiples of 16 run code that is compiled when they first come. TargetError where there
         is no such device, or one of another architecture.
         """
-        require_device(self.target, device)
+        require_device(self.target.backend, self.target.arch, device)
         wanted = [(name, numbers) for name, numbers in launches if all(self.text[name].grid)]
         if not wanted:
             return lambda stream, *addresses: None
@@ -110,10 +112,23 @@ class TritonModule:
             known = self._kernels.get((name, aligned))
             if known is None:
                 text = self.text[name]
-                binary = self.binaries[name] if aligned else self.unaligned(name)
+                binary = self.binaries[name] if aligned else self._unaligned(name)
                 known = device_kernel(text if aligned else text.unaligned or text, binary)
                 self._kernels[name, aligned] = known
         return known
+
+    def _unaligned(self, name: str) -> Binary:
+        with self._lock:
+            if name not in self.unaligned:
+                self.unaligned[name] = self.compile_unaligned(name)
+            return self.unaligned[name]
+
+    def complete(self) -> TritonModule:
+        """This module, with all code that it may need compiled."""
+        for kernel in self.text.kernels:
+            if all(kernel.grid):
+                self._unaligned(kernel.name)
+        return self
 
     def source(self, name: str) -> str:
         """The kernel in Triton's language."""
@@ -129,9 +144,8 @@ class TritonModule:
             "target": asdict(self.target),
             "header": self.text.header,
             "kernels": [asdict(k) for k in self.text.kernels],
-            "binaries": {
-                n: [base64.b64encode(b.code).decode(), b.metadata, b.assembly] for n, b in self.binaries.items()
-            },
+            "binaries": {n: _binary_to(b) for n, b in self.binaries.items()},
+            "unaligned": {n: _binary_to(b) for n, b in self.unaligned.items()},
         }
         return MAGIC + json.dumps(record).encode()
 
@@ -144,10 +158,19 @@ class TritonModule:
             record = json.loads(data[len(MAGIC) :])
             target = GpuTarget(**record["target"])
             source = ModuleSource(tuple(_kernel_from(k) for k in record["kernels"]), str(record["header"]))
-            binaries = {n: Binary(base64.b64decode(c), m, a) for n, (c, m, a) in record["binaries"].items()}
+            binaries, unaligned = (
+                {n: Binary(base64.b64decode(c), m, a) for n, (c, m, a) in record[part].items()}
+                for part in ("binaries", "unaligned")
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"the GPU module is damaged: {error}") from None
-        return cls(target, source, binaries, _compile_again(source, target))
+        if binaries.keys() != {k.name for k in source.kernels}:
+            raise ArtifactError("the GPU module does not have the code of all its kernels")
+        return cls(target, source, binaries, _compile_again(source, target), unaligned)
+
+
+def _binary_to(binary: Binary) -> list[Any]:
+    return [base64.b64encode(binary.code).decode(), binary.metadata, binary.assembly]
 
 
 def _compile_again(source: ModuleSource, target: GpuTarget) -> Callable[[str], Binary]:

@@ -9,7 +9,6 @@ from typing import Any
 from fusec.errors import ArtifactError
 from fusec.report import explain_program
 from fusec.runtime import artifact
-from fusec.runtime.isa import host_architecture, host_features
 from fusec.runtime.serial import program_from_json, type_from_json
 
 
@@ -32,13 +31,12 @@ def describe_file(path: Path, *, graph: bool = False, kernels: bool = False) -> 
 def _head(contents: artifact.Contents) -> list[str]:
     manifest = contents.manifest
     needs = contents.requirements
-    missing = sorted(set(needs.features) - host_features())
-    fits = needs.architecture == host_architecture() and not missing
-    here = "runs here" if fits else f"does not run here: missing {', '.join(missing) or needs.architecture}"
+    missing = needs.missing()
+    here = f"does not run here: {missing}" if missing else "runs here"
     lines = [
         f"{manifest['name']}: a {manifest['library']} function, compiled by fusec {manifest['fusec']}",
-        f"format {manifest['format']}, target {manifest['target']} ({needs.architecture}; {here})",
-        f"needs {' '.join(needs.features)}",
+        f"format {manifest['format']}, target {manifest['target']}; {here}",
+        f"needs {needs.text}",
     ]
     lines += [f"input {k}: {_array(entry)}" for k, entry in enumerate(manifest["inputs"])]
     lines += [f"output {k}: {_array(entry)}{_aliasing(entry)}" for k, entry in enumerate(manifest["outputs"])]

@@ -73,6 +73,9 @@ class Arrays(Protocol):
     def over_block(self, scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
         """An array at the start of a pool's block, which it keeps alive."""
 
+    def place(self, array: Any, device: str) -> Any:
+        """The array on a device, with the same strides; itself where it is there."""
+
     def view(self, scope: Scope, type: TensorType, strides: Sequence[Dim], base: str, offset: Dim) -> str:
         """An array in the memory of ``base``, ``offset`` elements after its first element."""
 

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from fusec.errors import ArtifactError
+from fusec.errors import ArtifactError, TargetError
 from fusec.ir.types import DTYPES, DType
 from fusec.runtime.isa import host_architecture, host_features
 from fusec.runtime.serial import Json
+from fusec.target.gpu import require_device
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -34,11 +35,13 @@ PROGRAM = "program.json"
 GRAPH = "graph.ir"
 CODE = "kernels.bin"
 WEIGHTS = "weights.safetensors"
+LAUNCHER = "launcher.so"
 
 _NAME = re.compile(
-    r"manifest\.json|program\.json|graph\.ir|kernels\.bin|weights\.safetensors"
-    r"|stages/[A-Za-z0-9_.-]{1,100}\.ir|kernels/[A-Za-z0-9_-]{1,200}\.(?:tile|tvm\.py)"
+    r"manifest\.json|program\.json|graph\.ir|kernels\.bin|weights\.safetensors|launcher\.so"
+    r"|stages/[A-Za-z0-9_.-]{1,100}\.ir|kernels/[A-Za-z0-9_-]{1,200}\.(?:tile|tvm\.py|triton\.py|cu)"
 )
+_BINARIES = (CODE, WEIGHTS, LAUNCHER)
 _TEXT_LIMIT = 256 * 1024 * 1024
 _BINARY_LIMIT = 1 << 40
 _MEMBER_LIMIT = 20_000
@@ -49,23 +52,49 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Requirements:
+class CpuRequirements:
     """The machine that the code is for: architecture and CPU flags, as Linux spells them."""
 
     architecture: str
     features: tuple[str, ...]
 
-    def check(self) -> None:
-        """ArtifactError, saying what is needed and what is here, where this machine can't run the code."""
+    @property
+    def text(self) -> str:
+        return f"{self.architecture} {' '.join(self.features)}"
+
+    def missing(self) -> str:
+        """What the file needs and this machine does not have; empty where it can run the code."""
         here = host_architecture()
         if here != self.architecture:
-            raise ArtifactError(f"it needs a {self.architecture} machine, this one is {here}")
+            return f"it needs a {self.architecture} machine, this one is {here}"
         missing = sorted(set(self.features) - host_features())
-        if missing:
-            raise ArtifactError(
-                f"it needs a CPU with {', '.join(missing)}, which this one does not have; "
-                "compile it with a lesser target, such as target='cpu:x86-64-v3'"
-            )
+        if not missing:
+            return ""
+        return (
+            f"it needs a CPU with {', '.join(missing)}, which this one does not have; "
+            "compile it with a lesser target, such as target='cpu:x86-64-v3'"
+        )
+
+
+@dataclass(frozen=True)
+class GpuRequirements:
+    """The GPU that the code is for, and its number among those of the process."""
+
+    backend: str
+    arch: int | str
+    device: int
+
+    @property
+    def text(self) -> str:
+        return f"sm_{self.arch} as device {self.device}" if self.backend == "cuda" else str(self.arch)
+
+    def missing(self) -> str:
+        """See :meth:`CpuRequirements.missing`."""
+        try:
+            require_device(self.backend, self.arch, self.device)
+        except TargetError as error:
+            return f"it needs {self.text}: {error}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -88,11 +117,16 @@ class Contents:
         return self.read(member).decode()
 
     @property
-    def requirements(self) -> Requirements:
+    def requirements(self) -> CpuRequirements | GpuRequirements:
+        """What the file needs to run. ArtifactError where it does not say so."""
         try:
             needs = self.manifest["requires"]
-            return Requirements(str(needs["architecture"]), tuple(map(str, needs["features"])))
-        except (KeyError, TypeError) as error:
+            if "gpu" in needs:
+                arch = needs["gpu"]["arch"]
+                exact = arch if isinstance(arch, int) else str(arch)
+                return GpuRequirements(str(needs["gpu"]["backend"]), exact, int(needs["gpu"]["device"]))
+            return CpuRequirements(str(needs["architecture"]), tuple(map(str, needs["features"])))
+        except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{self.path}: the manifest does not say which machine it is for: {error}") from None
 
 
@@ -111,7 +145,7 @@ def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapp
         handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for name, data in [(MANIFEST, text), *members.items()]:
-                packed = zipfile.ZIP_STORED if name in (CODE, WEIGHTS) else zipfile.ZIP_DEFLATED
+                packed = zipfile.ZIP_STORED if name in _BINARIES else zipfile.ZIP_DEFLATED
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, packed)
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
@@ -143,7 +177,7 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Contents:
     for info in infos:
         if not _NAME.fullmatch(info.filename):
             raise ArtifactError(f"{path}: a member may not be called {info.filename[:100]!r}")
-        limit = _BINARY_LIMIT if info.filename in (CODE, WEIGHTS) else _TEXT_LIMIT
+        limit = _BINARY_LIMIT if info.filename in _BINARIES else _TEXT_LIMIT
         if info.file_size > limit:
             raise ArtifactError(f"{path}: member {info.filename} is too large ({info.file_size} bytes)")
     if MANIFEST not in names:

@@ -66,7 +66,7 @@ class Executable:
         """The lines of the program, for code in which these variables hold the free inputs."""
         variables = dict(zip(self.free_inputs, inputs, strict=True))
         parts = Parts(
-            self._kernel, self._packer, self._call, self.weights, self.packed, self._row_maker(), self.device or 0
+            self._kernel, self._packer, self._call, self._placed, self.packed, self._row_maker(), self.device or 0
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
         return ProgramWriter(self.program, self.arrays, parts, scope, named, clock).write()
@@ -76,6 +76,12 @@ class Executable:
         """The number of the CUDA device that the program runs on; None on a CPU."""
         found = next((s.type.device for s in self.program.slots if s.type.device.startswith("cuda:")), None)
         return int(found.removeprefix("cuda:")) if found is not None else None
+
+    @cached_property
+    def _placed(self) -> Mapping[int, Any]:
+        """The weights on the program's device; they may have been frozen or loaded where it is not."""
+        devices = [slot.type.device for slot in self.program.slots]
+        return {slot: self.arrays.place(weight, devices[slot]) for slot, weight in self.weights.items()}
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         return self.module.function(name) if self.device is None else self.module.function(name, self.device)

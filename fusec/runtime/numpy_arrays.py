@@ -136,6 +136,9 @@ class NumpyArrays:
     def over_block(self, scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
         return array_over(scope, type, strides, block)
 
+    def place(self, array: Array, device: str) -> Array:
+        return array
+
     def view(self, scope: Scope, type: TensorType, strides: Sequence[Dim], base: str, offset: Dim) -> str:
         dtype, size = type.dtype.numpy, type.dtype.itemsize
         in_bytes = spell_tuple([s * size for s in strides])

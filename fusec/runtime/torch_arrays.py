@@ -146,6 +146,12 @@ class TorchArrays:
         nbytes = spell(type.count * type.dtype.itemsize)
         return f"{make}({block}[:{nbytes}], {dtype}, {spell_tuple(type.shape)}, {spell_tuple(strides)})"
 
+    def place(self, array: torch.Tensor, device: str) -> torch.Tensor:
+        if str(array.device) == device:
+            return array
+        flat = array.detach().as_strided((_reach(array),), (1,)).to(device)
+        return flat.as_strided(array.shape, array.stride(), 0)
+
     def view(self, scope: Scope, type: TensorType, strides: Sequence[Dim], base: str, offset: Dim) -> str:
         made = f"{scope.bind(torch.as_strided, 'as_strided')}({base}, {spell_tuple(type.shape)}, {spell_tuple(strides)}"
         return f"{made}, {base}.storage_offset() + {spell(offset)})" if offset != 0 else f"{made})"
@@ -261,8 +267,12 @@ def _extent(array: torch.Tensor) -> tuple[int, int]:
     start = array.data_ptr()
     if array.numel() == 0:
         return start, start
-    last = sum((n - 1) * s for n, s in zip(array.shape, array.stride()))
-    return start, start + (last + 1) * array.element_size()
+    return start, start + _reach(array) * array.element_size()
+
+
+def _reach(array: torch.Tensor) -> int:
+    """Elements from the first to one past the last."""
+    return 1 + sum((n - 1) * s for n, s in zip(array.shape, array.stride())) if array.numel() else 0
 
 
 def _tensor_over(

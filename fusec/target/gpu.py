@@ -65,6 +65,15 @@ NAMED: dict[str, GpuTarget] = {
 Rates are those that a copy or a large matrix product reaches, where known, else the vendors' datasheets."""
 
 
+def has_cuda() -> bool:
+    """Whether PyTorch is here and sees a CUDA device."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
 def is_gpu(target: str) -> bool:
     """Whether a target's name is that of a GPU."""
     return target.partition(":")[0] in ("cuda", "hip")
@@ -101,16 +110,17 @@ def device_target(index: int) -> GpuTarget:
     )
 
 
-def require_device(target: GpuTarget, index: int) -> None:
-    """TargetError where CUDA device ``index`` of this process is not there, or can't run code for ``target``."""
+def require_device(backend: str, arch: int | str, index: int) -> None:
+    """TargetError where device ``index`` of this process is not there, or can't run code for that architecture."""
+    wanted = f"sm_{arch}" if backend == "cuda" else str(arch)
+    if backend != "cuda":
+        raise TargetError(f"code for {wanted} is compiled here and not run: launching it is not there yet")
+    if not has_cuda():
+        raise TargetError(f"no GPU here to run code for {wanted}")
     import torch
 
-    if target.backend != "cuda":
-        raise TargetError(f"code for {target.name} is compiled here and not run: launching it is not there yet")
-    if not torch.cuda.is_available():
-        raise TargetError(f"no GPU here to run code for {target.name}")
     if index >= torch.cuda.device_count():
         raise TargetError(f"no device cuda:{index} here, there are {torch.cuda.device_count()}")
     major, minor = torch.cuda.get_device_capability(index)
-    if 10 * major + minor != target.arch:
-        raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {target.name}; compile for the card")
+    if 10 * major + minor != arch:
+        raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {wanted}; compile for the card")
