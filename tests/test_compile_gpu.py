@@ -62,7 +62,7 @@ def test_specs_may_name_the_gpu() -> None:
 
 
 def test_arguments_elsewhere_do_not_fit() -> None:
-    with pytest.raises(SignatureError, match="array 0 is .*compiled was .*@cuda:0"):
+    with pytest.raises(SignatureError, match=r"array 0 is .*compiled was .*@cuda:0"):
         compiled()(torch.ones(48, 64, dtype=torch.bfloat16))
 
 

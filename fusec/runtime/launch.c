@@ -200,15 +200,23 @@ typedef struct {
     Kernel *kernels;
     Map *map;
     PyObject *misaligned;
+    CUgraph nodes; /* kept, because the nodes are its own */
     CUgraphExec exec;
     uint64_t *last; /* the addresses that the graph's nodes have */
     pthread_mutex_t lock;
 } Row;
 
+static void drop_graph(Row *row) {
+    if (row->exec) driver.cuGraphExecDestroy(row->exec);
+    if (row->nodes) driver.cuGraphDestroy(row->nodes);
+    row->exec = NULL;
+    row->nodes = NULL;
+}
+
 static void row_free(PyObject *self) {
     Row *row = (Row *)self;
     PyTypeObject *type = Py_TYPE(self);
-    if (row->exec) driver.cuGraphExecDestroy(row->exec);
+    drop_graph(row);
     for (int k = 0; row->kernels && k < row->count; k++) {
         Kernel *kernel = &row->kernels[k];
         for (int i = 0; kernel->parameters && i < kernel->count; i++) free(kernel->parameters[i].bytes);
@@ -328,18 +336,14 @@ static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUte
 
 static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
     void *pointers[row->widest + 1];
-    CUgraph graph;
-    CUresult result = driver.cuGraphCreate(&graph, 0);
-    if (result) return result;
+    CUresult result = driver.cuGraphCreate(&row->nodes, 0);
     for (int k = 0; k < row->count && !result; k++) {
         Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
         NodeParameters p = node_of(kernel, pointers);
-        result = driver.cuGraphAddKernelNode_v2(&kernel->node, graph, k ? &row->kernels[k - 1].node : NULL, k > 0, &p);
+        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, k ? &row->kernels[k - 1].node : NULL, k > 0, &p);
     }
-    if (!result) result = driver.cuGraphInstantiateWithFlags(&row->exec, graph, 0);
-    if (result) row->exec = NULL;
-    driver.cuGraphDestroy(graph);
+    if (!result) result = driver.cuGraphInstantiateWithFlags(&row->exec, row->nodes, 0);
     return result;
 }
 
@@ -370,9 +374,8 @@ static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUt
     if (!result) {
         memcpy(row->last, addresses, sizeof(uint64_t) * (size_t)row->arguments);
         result = driver.cuGraphLaunch(row->exec, stream);
-    } else if (row->exec) { /* some nodes may have new addresses, so none are known */
-        driver.cuGraphExecDestroy(row->exec);
-        row->exec = NULL;
+    } else { /* some nodes may have new addresses, so none are known */
+        drop_graph(row);
     }
     pthread_mutex_unlock(&row->lock);
     return result;

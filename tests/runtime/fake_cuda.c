@@ -8,6 +8,7 @@
 static char notes[1 << 16];
 static int next_error, capturing, current = 1;
 static uint64_t nodes;
+static int graphs;
 
 const char *fake_notes(void) { return notes; }
 void fake_clear(void) { notes[0] = 0; }
@@ -61,15 +62,16 @@ int cuTensorMapEncodeTiled(Map *map, int element, uint32_t rank, void *address, 
     return note("encode", (uint64_t)address, sizes[0] * 1000 + strides[0] * 10 + box[1]);
 }
 
-int cuGraphCreate(uint64_t *graph, unsigned flags) { *graph = 9; return note("graph", 0, 0); }
+int cuGraphCreate(uint64_t *graph, unsigned flags) { graphs++; *graph = 9; return note("graph", 0, 0); }
 int cuGraphAddKernelNode_v2(uint64_t *node, uint64_t graph, const uint64_t *after, size_t count, const Node *p) {
     *node = ++nodes;
     return note("node", *(uint64_t *)p->parameters[0], count);
 }
 int cuGraphInstantiateWithFlags(uint64_t *exec, uint64_t graph, unsigned long long flags) { *exec = 11; return 0; }
 int cuGraphExecKernelNodeSetParams_v2(uint64_t exec, uint64_t node, const Node *p) {
+    if (!graphs) return 1; /* a node lives as long as its graph */
     return note("set", *(uint64_t *)p->parameters[0], p->function);
 }
 int cuGraphLaunch(uint64_t exec, uint64_t stream) { return note("replay", exec, stream); }
-int cuGraphDestroy(uint64_t graph) { return 0; }
+int cuGraphDestroy(uint64_t graph) { graphs--; return 0; }
 int cuGraphExecDestroy(uint64_t exec) { return note("destroy", exec, 0); }
