@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fusec.errors import TargetError
 
@@ -17,7 +18,8 @@ class GpuTarget:
 
     arch: compute capability times ten (90), or AMD's name (``gfx942``). units: multiprocessors.
     shared_memory: bytes one block may use. l2: bytes. bandwidth: device memory, bytes a second.
-    half_flops, single_flops: peak rates of bf16 matrix products and of plain f32 arithmetic.
+    half_flops, single_flops: rates of bf16 matrix products and of plain f32 arithmetic. clock: of the units, in Hz.
+    memory: bytes of device memory; 0 where they vary.
     """
 
     name: str
@@ -30,6 +32,8 @@ class GpuTarget:
     bandwidth: float
     half_flops: float
     single_flops: float
+    clock: float = 0.0
+    memory: int = 0
 
     @property
     def has_tma(self) -> bool:
@@ -37,32 +41,84 @@ class GpuTarget:
         return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
 
 
-def _cuda(arch: int, units: int, shared: int, l2: int, bandwidth: float, half: float, single: float) -> GpuTarget:
-    return GpuTarget(
-        f"cuda:sm_{arch}",
-        "cuda",
-        arch,
-        32,
-        units,
-        shared * _KIB,
-        l2 * _MIB,
-        bandwidth * 1e12,
-        half * 1e12,
-        single * 1e12,
-    )
+_REACHED_BANDWIDTH, _REACHED_FLOPS = 0.89, 0.80
+"""What a copy, and a large bf16 product, reach of the datasheet's rates on an H200; taken for other cards too."""
 
+
+@dataclass(frozen=True)
+class _Card:
+    """A card by its datasheet. ``words`` are those of the driver's name for it, which others do not have.
+
+    shared: KiB a block may use. l2: MiB. bandwidth: TB/s. half: TFLOP/s of dense bf16 products with f32 sums.
+    single: TFLOP/s of f32. clock: GHz, boosted. memory: GiB.
+    """
+
+    arch: int | str
+    words: tuple[str, ...]
+    units: int
+    shared: int
+    l2: int
+    bandwidth: float
+    half: float
+    single: float
+    clock: float
+    memory: int
+    warp: int = 32
+
+    def target(self, name: str) -> GpuTarget:
+        backend: Backend = "cuda" if isinstance(self.arch, int) else "hip"
+        return GpuTarget(
+            name,
+            backend,
+            self.arch,
+            self.warp,
+            self.units,
+            self.shared * _KIB,
+            self.l2 * _MIB,
+            self.bandwidth * 1e12 * _REACHED_BANDWIDTH,
+            self.half * 1e12 * _REACHED_FLOPS,
+            self.single * 1e12,
+            self.clock * 1e9,
+            self.memory * 1024 * _MIB,
+        )
+
+
+CARDS: dict[str, _Card] = {
+    "cuda:a100-40gb": _Card(80, ("A100", "40GB"), 108, 163, 40, 1.555, 312, 19.5, 1.41, 40),
+    "cuda:a100": _Card(80, ("A100",), 108, 163, 40, 2.039, 312, 19.5, 1.41, 80),
+    "cuda:a10": _Card(86, ("A10",), 72, 99, 6, 0.600, 125, 31.2, 1.695, 24),
+    "cuda:a40": _Card(86, ("A40",), 84, 99, 6, 0.696, 150, 37.4, 1.74, 48),
+    "cuda:a6000": _Card(86, ("RTX A6000",), 84, 99, 6, 0.768, 155, 38.7, 1.80, 48),
+    "cuda:rtx3090": _Card(86, ("RTX 3090",), 82, 99, 6, 0.936, 71, 35.6, 1.695, 24),
+    "cuda:l4": _Card(89, ("L4",), 58, 99, 48, 0.300, 121, 30.3, 2.04, 24),
+    "cuda:l40s": _Card(89, ("L40S",), 142, 99, 96, 0.864, 362, 91.6, 2.52, 48),
+    "cuda:rtx4090": _Card(89, ("RTX 4090",), 128, 99, 72, 1.008, 165, 82.6, 2.52, 24),
+    "cuda:h100-pcie": _Card(90, ("H100", "PCIe"), 114, 227, 50, 2.0, 756, 51, 1.755, 80),
+    "cuda:h100": _Card(90, ("H100",), 132, 227, 50, 3.35, 989, 67, 1.98, 80),
+    "cuda:gh200": _Card(90, ("GH200",), 132, 227, 50, 4.0, 989, 67, 1.98, 96),
+    "cuda:h200": _Card(90, ("H200",), 132, 227, 50, 4.8, 989, 67, 1.98, 141),
+    "cuda:b200": _Card(100, ("B200",), 148, 227, 126, 8.0, 2250, 75, 1.965, 180),
+    "hip:mi250x": _Card("gfx90a", ("MI250X",), 110, 64, 8, 1.6, 191, 24, 1.7, 64, 64),
+    "hip:mi300x": _Card("gfx942", ("MI300X",), 304, 64, 256, 5.3, 1307, 163, 2.1, 192, 64),
+}
+"""Cards that can be named without being at hand; of AMD's the L2 is the last level before memory, and an MI250X is one
+of its two dies."""
+
+_BY_ARCH = {
+    "cuda:sm_80": "cuda:a100",
+    "cuda:sm_86": "cuda:a10",
+    "cuda:sm_89": "cuda:l40s",
+    "cuda:sm_90": "cuda:h200",
+    "cuda:sm_100": "cuda:b200",
+    "hip:gfx90a": "hip:mi250x",
+    "hip:gfx942": "hip:mi300x",
+}
+"""The card that an architecture's name stands for."""
 
 NAMED: dict[str, GpuTarget] = {
-    "cuda:sm_80": _cuda(80, 108, 163, 40, 1.9, 312, 19.5),
-    "cuda:sm_86": _cuda(86, 84, 99, 6, 0.93, 142, 35),
-    "cuda:sm_89": _cuda(89, 128, 99, 72, 1.0, 165, 82),
-    "cuda:sm_90": _cuda(90, 132, 227, 50, 4.2, 790, 60),
-    "cuda:sm_100": _cuda(100, 148, 227, 126, 7.5, 1800, 75),
-    "hip:gfx90a": GpuTarget("hip:gfx90a", "hip", "gfx90a", 64, 104, 64 * _KIB, 8 * _MIB, 1.6e12, 180e12, 24e12),
-    "hip:gfx942": GpuTarget("hip:gfx942", "hip", "gfx942", 64, 304, 64 * _KIB, 256 * _MIB, 4.3e12, 650e12, 80e12),
+    name: CARDS[card].target(name) for name, card in (_BY_ARCH | {card: card for card in CARDS}).items()
 }
-"""Cards that can be named without being at hand (A100, A10, L4 and 4090, H100 and H200, B200, MI250, MI300X).
-Rates are those that a copy or a large matrix product reaches, where known, else the vendors' datasheets."""
+"""The targets that can be named, by architecture and by card."""
 
 
 def has_cuda() -> bool:
@@ -80,34 +136,58 @@ def is_gpu(target: str) -> bool:
 
 
 def gpu_target(name: str) -> GpuTarget:
-    """``cuda`` (this machine's current device), ``cuda:sm_90``, ``hip:gfx942``, ... TargetError for others."""
-    if name in NAMED:
-        return NAMED[name]
+    """``cuda`` (this machine's first device), ``cuda:1``, ``cuda:sm_90``, ``cuda:h200``, ``hip:gfx942``, ...
+
+    TargetError for others.
+    """
+    known = NAMED.get(name.lower())
+    if known is not None:
+        return known
     if name == "cuda" or name.removeprefix("cuda:").isdigit():
         return device_target(int(name.removeprefix("cuda").removeprefix(":") or "0"))
     raise TargetError(f"no GPU target {name!r}; known: {', '.join(NAMED)}, or 'cuda' for a device of this machine")
 
 
 def device_target(index: int) -> GpuTarget:
-    """The CUDA device ``index`` of this process, its sizes read from the device. TargetError without one."""
-    import torch  # only a device of this machine needs it
-
-    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+    """The CUDA device ``index`` of this process, its facts read from the device. TargetError without one."""
+    if not has_cuda():
         raise TargetError(f"no CUDA device {index} here; name the card to compile for, such as 'cuda:sm_90'")
-    p = torch.cuda.get_device_properties(index)
+    import torch
+
+    if index >= torch.cuda.device_count():
+        raise TargetError(f"no CUDA device {index} here, there are {torch.cuda.device_count()}")
+    return target_of_properties(torch.cuda.get_device_properties(index))
+
+
+def target_of_properties(p: Any) -> GpuTarget:
+    """The target that PyTorch's properties of a device describe; what they leave out is the most similar card's."""
     arch = 10 * p.major + p.minor
-    base = NAMED.get(f"cuda:sm_{arch}") or NAMED["cuda:sm_80"]
-    scale = p.multi_processor_count / base.units
+    base = _most_similar(arch, p.name, p.multi_processor_count).target(f"cuda:sm_{arch}")
+    share = p.multi_processor_count / base.units
+    clock = 1e3 * getattr(p, "clock_rate", 0) or base.clock  # PyTorch gives kHz
+    faster = share * clock / base.clock
+    pins = getattr(p, "memory_bus_width", 0) / 8 * getattr(p, "memory_clock_rate", 0) * 2e3
     return replace(
         base,
-        name=f"cuda:sm_{arch}",
         arch=arch,
         units=p.multi_processor_count,
         shared_memory=int(getattr(p, "shared_memory_per_block_optin", base.shared_memory)),
         l2=p.L2_cache_size,
-        half_flops=base.half_flops * scale,
-        single_flops=base.single_flops * scale,
+        bandwidth=pins * _REACHED_BANDWIDTH or base.bandwidth,
+        half_flops=base.half_flops * share,  # limited by power rather than by the clock
+        single_flops=base.single_flops * faster,
+        clock=clock,
+        memory=p.total_memory,
     )
+
+
+def _most_similar(arch: int, name: str, units: int) -> _Card:
+    cards = [card for card in CARDS.values() if card.arch == arch]
+    named = [card for card in cards if all(re.search(rf"\b{re.escape(w)}", name) for w in card.words)]
+    older = [card for card in CARDS.values() if isinstance(card.arch, int) and card.arch <= arch]
+    if named:
+        return max(named, key=lambda card: len("".join(card.words)))
+    return min(cards or older[-1:] or list(CARDS.values())[:1], key=lambda card: abs(card.units - units))
 
 
 def require_device(backend: str, arch: int | str, index: int) -> None:
