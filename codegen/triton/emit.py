@@ -101,9 +101,10 @@ class _Emitter:
         self.kernel = kernel
         self.describes = describes
         self.descriptors: dict[Descriptor, str] = {}
-        outputs = kernel.parameters[len(kernel.parameters) - kernel.outputs :]
-        self.fast = all(not b.dtype.is_float or b.dtype.bits < 32 for b in outputs)
-        self.coarse = all(not b.dtype.is_float or b.dtype.name == "bf16" for b in outputs)
+        outputs = [b.dtype for b in kernel.parameters[len(kernel.parameters) - kernel.outputs :]]
+        results = outputs if kernel.final is None else [kernel.final]
+        self.fast = all(not d.is_float or d.bits < 32 for d in results)
+        self.coarse = all(not d.is_float or d.name == "bf16" for d in results)
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[Buffer, str] = {}

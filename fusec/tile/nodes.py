@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusec.ir.index import Index, Symbol, most
+from fusec.ir.types import DType
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
 
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -166,7 +167,9 @@ class Kernel:
     ``sizes`` are symbolic extents, given at each call as integers after the parameters.
     ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
     what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
-    loops run ``stages`` loads ahead; both are 0 elsewhere. With a ``pipeline`` the kernel is written in CUDA C++.
+    loops run ``stages`` loads ahead; both are 0 elsewhere. With a
+    ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
+    end, where the outputs are parts of them that another kernel adds up.
     """
 
     name: str
@@ -180,3 +183,4 @@ class Kernel:
     stages: int = 0
     sizes: tuple[Symbol, ...] = ()
     pipeline: Pipeline | None = None
+    final: DType | None = None

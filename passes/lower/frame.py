@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, FusedAttributes
@@ -30,13 +30,26 @@ class PackPlan:
 
 
 @dataclass(frozen=True)
+class Follower:
+    """A kernel that runs after the group's own, and what to pass for each of its parameters."""
+
+    kernel: Kernel
+    arguments: tuple[Value | Buffer, ...]
+
+
+@dataclass(frozen=True)
 class LoweredGroup:
-    """A group's kernel, what to pass for each of its parameters, and the packing that comes first."""
+    """A group's kernel, what to pass for each of its parameters, and the packing that comes first.
+
+    ``scratch`` is memory of one call between the kernel and its ``followers``, which run in order after it.
+    """
 
     kernel: Kernel
     arguments: tuple[Value | Buffer, ...]
     packs: tuple[PackPlan, ...]
     schedule: tuple[tuple[str, int | str], ...]
+    scratch: tuple[Buffer, ...] = ()
+    followers: tuple[Follower, ...] = ()
 
 
 class Frame:
@@ -83,14 +96,40 @@ class Frame:
 
     def finish(self, kind: str, body: Block, schedule: Iterable[tuple[str, int | str]] = ()) -> LoweredGroup:
         """The kernel, with only the parameters that its body uses, outputs last."""
+        outputs = [self.buffers[v] for v in self.body.outputs]
+        kernel, arguments = self.kernel(self.name, kind, body, outputs)
+        return LoweredGroup(kernel, arguments, tuple(self.packs), tuple(schedule))
+
+    def finish_in_two(
+        self,
+        kind: str,
+        body: Block,
+        scratch: Sequence[Buffer],
+        joined_kind: str,
+        joined_body: Block,
+        schedule: Iterable[tuple[str, int | str]] = (),
+    ) -> LoweredGroup:
+        """A kernel that leaves parts of the results in ``scratch``, and one that joins them."""
+        outputs = [self.buffers[v] for v in self.body.outputs]
+        final = max((b.dtype for b in outputs), key=lambda d: d.bits)
+        kernel, arguments = self.kernel(self.name, kind, body, scratch)
+        last, passed = self.kernel(f"join_{self.name}", joined_kind, joined_body, outputs, scratch)
+        moved = sum(b.extent * b.dtype.itemsize for b in scratch)
+        joined = Follower(replace(last, flops=0, bytes=moved, warps=4, stages=1), passed)
+        first = replace(kernel, final=final)
+        return LoweredGroup(first, arguments, tuple(self.packs), tuple(schedule), tuple(scratch), (joined,))
+
+    def kernel(
+        self, name: str, kind: str, body: Block, outputs: Sequence[Buffer], scratch: Sequence[Buffer] = ()
+    ) -> tuple[Kernel, tuple[Value | Buffer, ...]]:
+        """A kernel of the group and its arguments; ``scratch`` is what it may read besides the group's inputs."""
         used = buffers_in(body)
         value_of = {b: v for v, b in self.buffers.items()}
-        outputs = [self.buffers[v] for v in self.body.outputs]
         inputs = [self.buffers[v] for v in self.body.inputs if self.buffers[v] in used]
-        packed = [b for b in self.extra if b in used]
-        parameters = (*inputs, *packed, *outputs)
-        kernel = Kernel(
-            self.name,
+        others = [b for b in (*self.extra, *scratch) if b in used]
+        parameters = (*inputs, *others, *outputs)
+        made = Kernel(
+            name,
             kind,
             parameters,
             len(outputs),
@@ -99,8 +138,7 @@ class Frame:
             group_bytes(self.body),
             sizes=sizes_of(self.body),
         )
-        arguments = tuple(value_of.get(b, b) for b in parameters)
-        return LoweredGroup(kernel, arguments, tuple(self.packs), tuple(schedule))
+        return made, tuple(value_of.get(b, b) for b in parameters)
 
     def input_of(self, buffer: Buffer) -> Value:
         """The body input that a parameter buffer stands for."""

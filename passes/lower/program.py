@@ -146,11 +146,11 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         else:
             _interpreted_group(a, op, body, owned, str(error))
         return
-    sources = {id(p.packed): _pack(a, p) for p in lowered.packs}
+    extra = {p.packed: _pack(a, p) for p in lowered.packs} | {b: _scratch(a, b, op) for b in lowered.scratch}
     _make_results(a, op, owned)
-    arguments = tuple(sources[id(x)] if isinstance(x, Buffer) else _slot(a, x) for x in lowered.arguments)
-    name = _kernel(a, lowered.kernel)
-    a.steps.append(Launch(name, arguments, lowered.kernel.name))
+    for kernel, passed in ((lowered.kernel, lowered.arguments), *((f.kernel, f.arguments) for f in lowered.followers)):
+        arguments = tuple(extra[x] if isinstance(x, Buffer) else _slot(a, x) for x in passed)
+        a.steps.append(Launch(_kernel(a, kernel), arguments, lowered.kernel.name))
     a.reports.append(a.report(lowered, op))
 
 
@@ -160,6 +160,11 @@ def _not_symbolic(op: Op, reason: str) -> LoweringError:
     named = ", ".join(dict.fromkeys(o.name for o in ops if o.definition.kind not in ("view", "create")))
     shapes = ", ".join(str(r.type) for r in op.results)
     return LoweringError(f"{named} of symbolic extents ({shapes}): {reason}", op.location)
+
+
+def _scratch(a: _Assembly, buffer: Buffer, op: Op) -> int:
+    type_ = TensorType(buffer.dtype, buffer.shape, op.results[0].type.device)
+    return _add(a, Slot(buffer.name, "workspace", type_, buffer.strides))
 
 
 def _kernel(a: _Assembly, kernel: Kernel) -> str:

@@ -34,6 +34,7 @@ def kernel_key(kernel: Kernel) -> tuple[object, ...]:
         kernel.warps,
         kernel.stages,
         kernel.sizes,
+        kernel.final,
         key(kernel.parameters),
         key(kernel.body),
     )

@@ -1,23 +1,33 @@
 """Attention on a GPU: a block of queries against blocks of keys, the softmax online.
 
 Scores are [queries, keys]; exponentials are powers of two, with log2(e) folded into the scores' scale
-(Dao, *FlashAttention-2*, 2023).
+(Dao, *FlashAttention-2*, 2023). Where there are few queries, blocks share out the keys and a second kernel joins what
+they found (Dao et al., *Flash-Decoding*, 2023).
 """
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, substitute, symbol
 from fusec.ir.types import bool_, f32
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
-from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, without_conditions, without_factor
-from fusec.passes.schedule.gpu import GpuAttentionSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement
+from fusec.passes.lower.gpu.join import Parts, exp2_of, finite_or_zero, join
+from fusec.passes.lower.gpu.queries import other_axes, place_of_row, rows_of
+from fusec.passes.lower.mask import (
+    KeyRange,
+    held_in_f32,
+    key_range,
+    live_conditions,
+    without_conditions,
+    without_factor,
+)
+from fusec.passes.schedule.gpu import AttentionSize, GpuAttentionSchedule
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, rewrite
 
 LOG2E = 1.4426950408889634
@@ -25,8 +35,24 @@ _NO_REGISTERS = RegisterTile(0, 0)
 
 
 def lower_attention(frame: Frame, schedule: GpuAttentionSchedule) -> LoweredGroup:
-    """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes."""
+    """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes.
+
+    With ``schedule.split`` parts of the keys, the kernel leaves a maximum, a sum and a weighted sum of values for each
+    part, and a follower joins them.
+    """
     return _Attention(frame, schedule, attention_in(frame)).lower()
+
+
+def attention_size(frame: Frame) -> AttentionSize:
+    """What its schedule depends on."""
+    match = attention_in(frame)
+    e, shape = find_elements(frame, match), match.value_dot.result.type.static_shape
+    rows = rows_of(e, shape)
+    heads = prod(i.extent for i in other_axes(e, rows, shape))
+    keys, depth = contraction(match.value_dot).k, contraction(match.score_dot).k
+    bits = match.score_dot.operands[0].type.dtype.bits
+    masked = bool(live_conditions(e.score))
+    return AttentionSize(heads, rows.count, rows.heads > 1, masked, keys, depth, shape[e.value_axis], bits)
 
 
 class _Attention:
@@ -37,27 +63,34 @@ class _Attention:
         self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
         if self.dtype is not f32:
             raise LoweringError(f"attention of {self.dtype} on a GPU")
-        shape = match.value_dot.result.type.static_shape
+        self.shape = match.value_dot.result.type.static_shape
         e, s = self.e, schedule
-        self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
+        self.rows, self.values = rows_of(e, self.shape), self.shape[e.value_axis]
+        if self.rows.heads > 1 and self.rows.count > s.queries:
+            raise LoweringError(f"{self.rows.count} rows that share their keys in a block of {s.queries}")
         self.keys = contraction(match.value_dot).k
         self.depth = contraction(match.score_dot).k
-        self.blocks = -(-self.queries // s.queries)
+        self.blocks = -(-self.rows.count // s.queries)
         self.qo = symbol("qo", 0, max(self.blocks - 1, 0))
         self.turn = symbol("turn", 0, max(self.blocks - 1, 0))
-        self.last_first: dict[Symbol, Index] = {self.qo: sub(self.blocks - 1, self.turn)}
+        self.last_first: dict[Symbol, Index] = {self.qo: sub(self.blocks - 1, self.turn) if self.blocks > 1 else 0}
         self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
         self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
+        self.part = symbol("part", 0, s.split - 1)
         wide, deep = _pow2(self.values), _pow2(self.depth)
         self.vi, self.di = symbol("vi", 0, wide - 1), symbol("di", 0, deep - 1)
         first = mul(self.last_first[self.qo], s.queries)
+        self.row = add(first, self.qi)
+        self.others = other_axes(e, self.rows, self.shape)
         self.shift: dict[Symbol, Index] = {
-            e.point[e.query_axis]: add(first, self.qi),
+            **place_of_row(e, self.rows, self.row),
             e.key_symbol: add(self.k0, self.kj),
             e.point[e.value_axis]: self.vi,
             e.depth: self.di,
         }
-        self.q = Iter(self.qi, s.queries, None if self.queries % s.queries == 0 else sub(self.queries, first))
+        self.shared_shift = {**self.shift, **place_of_row(e, self.rows, 0)}
+        whole = self.rows.count % s.queries == 0
+        self.q = Iter(self.qi, s.queries, None if whole else sub(self.rows.count, first))
         self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
         self.value = Iter(self.vi, wide, None if wide == self.values else self.values)
         self.inner = Iter(self.di, deep, None if deep == self.depth else self.depth)
@@ -68,11 +101,12 @@ class _Attention:
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
         rows = Iter(self.qi, s.queries)
-        query, query_code = self._operand(e.query, "queries", self.q, self.inner, stage=True)
+        query, query_code = self._operand(e.query, "queries", self.shift, self.q, self.inner, stage=True)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", s.queries, self.value.extent)
+        block = s.queries if self.rows.heads == 1 else self.rows.queries
         span = key_range(
-            e.score, e.point[e.query_axis], e.key_symbol, (self.queries, s.queries), (self.keys, s.keys), self.qo
+            e.score, e.point[e.query_axis], e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo
         )
         row = (self.qi,)
         setup: list[Statement] = [
@@ -85,15 +119,29 @@ class _Attention:
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
         state = (query, peak, total, out)
-        shape = self.match.value_dot.result.type.static_shape
-        others = [
-            Iter(p, n)
-            for a, (p, n) in enumerate(zip(e.point, shape, strict=True))
-            if a not in (e.query_axis, e.value_axis)
-        ]
-        body = (*setup, *self._loops(span, state), *self._stores(out, total))
-        grid = Grid((*others, Iter(self.turn, self.blocks)), body)
-        return self.frame.finish("attention", (grid,), (*s.describe(), ("skipped", f"{span.skipped:.0%}")))
+        named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
+        code = (*setup, *self._loops(span, state))
+        turns = Iter(self.turn, self.blocks)
+        if s.split == 1:
+            mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, row)), f32)
+            stores = self._stores(self.shift, self.q, mean)
+            return self.frame.finish("attention", (Grid((*self.others, turns), (*code, *stores)),), named)
+        parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
+        at = parts.at(self.part, self.row)
+        leave = (
+            Store((self.q,), parts.peak, at, Load(peak, row)),
+            Store((self.q,), parts.total, at, Load(total, row)),
+            Store((self.q, self.value), parts.out, (*at, self.vi), Load(out, (self.qi, self.vi))),
+        )
+        grid = Grid((*self.others, turns, Iter(self.part, s.split)), (*code, *leave))
+        return self.frame.finish_in_two("attention", (grid,), parts.buffers, "row", (self._join(parts),), named)
+
+    def _join(self, parts: Parts) -> Grid:
+        """The follower: a row of the result from its parts."""
+        number = symbol("row", 0, max(self.rows.count - 1, 0))
+        code, one, mean = join(parts, number, self.value)
+        shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
+        return Grid((*self.others, Iter(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 
     def _loops(self, span: KeyRange, state: tuple[Load, Buffer, Buffer, Buffer]) -> list[Loop]:
         """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
@@ -112,7 +160,12 @@ class _Attention:
         self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: tuple[Load, Buffer, Buffer, Buffer]
     ) -> Loop:
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
-        return Loop(self.k0, start, stop, self.schedule.keys, tuple(self._step(score, keys, *state)))
+        s = self.schedule
+        if s.split > 1:
+            share = -(-self.keys // (s.keys * s.split)) * s.keys
+            start = maximum(start, mul(self.part, share))
+            stop = minimum(stop, mul(add(self.part, 1), share))
+        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)))
 
     def _step(
         self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer
@@ -120,8 +173,8 @@ class _Attention:
         """One block of keys. Peaks are in units of log2, times the constant factor that the scores have."""
         s, e = self.schedule, self.e
         rows = Iter(self.qi, s.queries)
-        key, key_code = self._operand(e.key, "key_block", keys, self.inner)
-        value, value_code = self._operand(e.value, "value_block", keys, self.value)
+        key, key_code = self._operand(e.key, "key_block", self.shared_shift, keys, self.inner)
+        value, value_code = self._operand(e.value, "value_block", self.shared_shift, keys, self.value)
         scores, weights = self.tile("scores", s.queries, s.keys), self.tile("weights", s.queries, s.keys)
         block_peak, shift, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
         index, row = (self.qi, self.kj), (self.qi,)
@@ -129,9 +182,8 @@ class _Attention:
         base, factor = without_factor(self._changed(score, raw))
         unit = Const(factor * LOG2E, f32)
         at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale)}
-        empty = Apply("eq", (at[block_peak], Const(-inf, f32)), bool_)
         higher = Apply("maximum", (at[peak], Apply("mul", (at[block_peak], unit), f32)), f32)
-        power: ScalarExpr = _exp2(Apply("mul", (raw, unit), f32), at[shift])
+        power: ScalarExpr = exp2_of(Apply("mul", (raw, unit), f32), at[shift])
         if keys.limit is not None:
             live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
             power = Apply("select", (live, power, Const(0.0, f32)), f32)
@@ -150,9 +202,9 @@ class _Attention:
             Reduce(domain, block_peak, row, "max", raw),
             Map((rows,), block_peak, row, higher),
             Alloc(shift),
-            Map((rows,), shift, row, Apply("select", (empty, Const(0.0, f32), at[block_peak]), f32)),
+            Map((rows,), shift, row, finite_or_zero(at[block_peak])),
             Alloc(scale),
-            Map((rows,), scale, row, _exp2(at[peak], at[shift])),
+            Map((rows,), scale, row, exp2_of(at[peak], at[shift])),
             Map((rows,), peak, row, at[block_peak]),
             Alloc(weights),
             Map((rows, Iter(self.kj, s.keys)), weights, index, power),
@@ -170,10 +222,17 @@ class _Attention:
         return held_in_f32(changed if changed.dtype == f32 else Apply("cast", (changed,), f32))
 
     def _operand(
-        self, element: ScalarExpr, name: str, rows: Iter, columns: Iter, *, stage: bool = False
+        self,
+        element: ScalarExpr,
+        name: str,
+        shift: dict[Symbol, Index],
+        rows: Iter,
+        columns: Iter,
+        *,
+        stage: bool = False,
     ) -> tuple[Load, list[Statement]]:
         """A block of an operand: read where it is used, or first into a tile (``stage``, or one that is computed)."""
-        shifted = reindex(element, self.shift)
+        shifted = reindex(element, shift)
         if isinstance(shifted, Load) and not stage:
             return shifted, []
         shape = (rows.extent, columns.extent)
@@ -181,14 +240,8 @@ class _Attention:
         index = (rows.var, columns.var)
         return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
 
-    def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
-        mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, (self.qi,))), f32)
-        domain = (self.q, self.value)
-        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
-
-
-def _exp2(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
-    return Apply("exp2", (Apply("sub", (a, b), f32),), f32)
+    def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Statement]:
+        return attention_stores(self.frame, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
 
 
 def _pow2(n: int) -> int:

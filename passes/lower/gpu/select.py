@@ -8,10 +8,9 @@ from math import prod
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op
-from fusec.passes.lower.attention import attention_in
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import contraction
-from fusec.passes.lower.gpu.attention import lower_attention
+from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.map import lower_map
 from fusec.passes.lower.gpu.row import lower_row
@@ -60,12 +59,7 @@ class GpuSelector:
                     raise LoweringError(f"{products} products side by side do not fit a block")
                 return [s for s in found if s.split == 1]
             case "attention":
-                match = attention_in(frame)
-                dot, first = contraction(match.value_dot), contraction(match.score_dot)
-                sides = (dot.m, dot.n)
-                bits = match.score_dot.operands[0].type.dtype.bits
-                side = match.weights_side
-                return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], bits, self.target))
+                return list(attention_candidates(attention_size(frame.fresh()), self.target))
             case "row":
                 return list(_row_candidates(frame, self.target))
             case "map":

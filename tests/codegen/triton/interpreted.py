@@ -21,6 +21,7 @@ import triton.runtime.interpreter as interpreter
 from triton.runtime.interpreter import TensorHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import ATTENTION
 from triton_cases import CASES
 
 from fusec.codegen.triton.build import load_source, module_source
@@ -139,9 +140,9 @@ def error_of(text: str) -> tuple[float, str]:
 if __name__ == "__main__":
     _patch_interpreter()
     results: dict[str, Any] = {}
-    for name in sys.argv[1:] or CASES:
+    for name in sys.argv[1:] or (*CASES, *ATTENTION):
         try:
-            results[name] = error_of(CASES[name])
+            results[name] = error_of(ATTENTION[name].text() if name in ATTENTION else CASES[name])
         except Exception:
             results[name] = traceback.format_exc(limit=-6)
     print(json.dumps(results))

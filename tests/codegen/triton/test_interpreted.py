@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import ATTENTION
 from triton_cases import CASES
 
 
@@ -37,6 +38,16 @@ def test_case(name: str, results: dict[str, Any]) -> None:
     assert error < tolerance(CASES[name]), found
 
 
+@pytest.mark.parametrize("name", list(ATTENTION))
+def test_attention(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
+    assert isinstance(found, list), found
+    error, kinds = found
+    assert error < tolerance(ATTENTION[name].text()), found
+    assert kinds.endswith("attention")
+
+
 def test_each_is_one_kernel(results: dict[str, Any]) -> None:
-    split = {name: found[1] for name, found in results.items() if isinstance(found, list) and "+" in found[1]}
+    found = {name: results[name] for name in CASES}
+    split = {name: r[1] for name, r in found.items() if isinstance(r, list) and "+" in r[1]}
     assert not split

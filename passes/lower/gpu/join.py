@@ -1,0 +1,82 @@
+"""Softmaxes over parts of the keys, and the kernel that joins them.
+
+Each part leaves its maximum m (of log2), its sum s of 2^(x - m) and its weighted sum o of values; the whole has
+m' = max m, and its result is the sum of o 2^(m - m') over the sum of s 2^(m - m').
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.types import bool_, contiguous_strides, f32
+from fusec.passes.lower.frame import Frame
+from fusec.tile.nodes import Alloc, Iter, Map, Reduce, Statement
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
+
+
+class Parts:
+    """What ``count`` parts of the keys leave for each row: ``peak`` and ``total`` [count, others..., rows], and ``out``
+    with the values behind."""
+
+    def __init__(self, frame: Frame, count: int, others: tuple[Iter, ...], rows: int, values: int) -> None:
+        self.frame, self.count, self.others = frame, count, others
+        shape = (count, *(i.extent for i in others), rows)
+        self.peak, self.total = (_scratch(frame, name, shape) for name in ("part_peak", "part_total"))
+        self.out = _scratch(frame, "part_out", (*shape, values))
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return self.peak, self.total, self.out
+
+    def at(self, part: Symbol, row: Index) -> tuple[Index, ...]:
+        return (part, *(i.var for i in self.others), row)
+
+
+def join(parts: Parts, row: Symbol, value: Iter) -> tuple[list[Statement], Iter, ScalarExpr]:
+    """Code that joins the parts of row ``row``; the iterator of the one row, and the result at it and ``value``."""
+    padded = 1 << (parts.count - 1).bit_length()
+    one = Iter(symbol("ri", 0, 0), 1)
+    part = Iter(symbol("part", 0, padded - 1), padded, None if padded == parts.count else parts.count)
+    at, index = (one.var,), parts.at(part.var, row)
+    frame = parts.frame
+    top, shift, total = (_tile(frame, n, 1) for n in ("top", "shift", "total"))
+    weights, out = _tile(frame, "weights", 1, padded), _tile(frame, "out", 1, value.extent)
+    weight = Load(weights, (one.var, part.var))
+    code: list[Statement] = [
+        Alloc(top),
+        Reduce((one, part), top, at, "max", Load(parts.peak, index)),
+        Alloc(shift),
+        Map((one,), shift, at, finite_or_zero(Load(top, at))),
+        Alloc(weights),
+        Map((one, part), weights, (one.var, part.var), exp2_of(Load(parts.peak, index), Load(shift, at))),
+        Alloc(total),
+        Reduce((one, part), total, at, "sum", Apply("mul", (weight, Load(parts.total, index)), f32)),
+        Alloc(out),
+        Reduce(
+            (one, part, value),
+            out,
+            (one.var, value.var),
+            "sum",
+            Apply("mul", (weight, Load(parts.out, (*index, value.var))), f32),
+        ),
+    ]
+    return code, one, Apply("div", (Load(out, (one.var, value.var)), Load(total, at)), f32)
+
+
+def exp2_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
+    """2 to the power of ``a - b``."""
+    return Apply("exp2", (Apply("sub", (a, b), f32),), f32)
+
+
+def finite_or_zero(peak: Load) -> ScalarExpr:
+    """What a row's scores are shifted by: its maximum, or 0 where all its scores are -inf."""
+    return Apply("select", (Apply("eq", (peak, Const(-inf, f32)), bool_), Const(0.0, f32), peak), f32)
+
+
+def _scratch(frame: Frame, name: str, shape: tuple[int, ...]) -> Buffer:
+    return Buffer(frame.unique(name), f32, shape, contiguous_strides(shape), "parameter")
+
+
+def _tile(frame: Frame, name: str, *shape: int) -> Buffer:
+    return Buffer(frame.unique(name), f32, shape, contiguous_strides(shape), "tile")
