@@ -1,0 +1,301 @@
+// Attention on Hopper: one warpgroup fetches queries, keys and values; the others multiply, 64 queries each.
+//
+// A block of keys costs two products, S = Q K^T and O += P V, with the softmax between them. A consumer starts the next S
+// before the O of the block at hand, and computes the softmax while O is still being multiplied; two consumers take turns
+// at the tensor cores, so that one's softmax runs under the other's products (Shah et al., FlashAttention-3, 2024). P stays
+// in registers.
+//
+// A kernel's own part is a struct `Plan`, one query block of one head:
+//
+//     using Type                              bf16 or f16
+//     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16), keys in a block
+//     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; two consumers take turns
+//     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...)
+//     kStaged                                 results leave through shared memory, 64 x 64 at a time
+//     first, whole, part, last                keys: from `first`; the mask leaves all of [whole, part) in; up to `last`
+//     load_queries(to, full, column)          start the copy of kRows x 64 elements from a column
+//     load_keys(to, full, key, column), load_values(...)                            kKeys x 64
+//     score_masked(raw, row, key), score_whole(...)     the score as the user changed it; -infinity where masked
+//     finish(row, column, values, staged)     two neighbours of a row: stores what is not staged, packs what is
+//     store(from, row, column)                starts the copy of 64 x 64 results out of shared memory
+//
+// `row` and `column` are places within the block; `key` is a position among all keys.
+#pragma once
+#include "barrier.cuh"
+#include "base.cuh"
+#include "fragment.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+namespace fusec {
+
+constexpr float kNegativeInfinity = -__builtin_huge_valf();
+
+__device__ inline float power_of_two(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+/// Sizes in bytes and counts that follow from a plan.
+template <typename Plan>
+struct AttentionLayout {
+    static constexpr int kBox = 64;  // columns of a box: 128 bytes
+    static constexpr int kRows = 64 * Plan::kConsumers;
+    static constexpr int kDepthBoxes = (Plan::kDepth + kBox - 1) / kBox, kValueBoxes = (Plan::kValues + kBox - 1) / kBox;
+    static constexpr int kQueryBox = kRows * 128, kKeyBox = Plan::kKeys * 128;
+    static constexpr int kBoxes = kDepthBoxes > kValueBoxes ? kDepthBoxes : kValueBoxes;
+    static constexpr int kQueries = kBoxes * kQueryBox;  // results go where queries were
+    static constexpr int kKeyBytes = kDepthBoxes * kKeyBox, kValueBytes = kValueBoxes * kKeyBox;
+    static constexpr int kShared = 1024 + kQueries + Plan::kStages * (kKeyBytes + kValueBytes);
+    static constexpr int kThreads = kWarpgroup * (Plan::kConsumers + 1);
+};
+
+template <typename Plan>
+struct AttentionBarriers {
+    Barrier queries, keys[Plan::kStages], keys_read[Plan::kStages], values[Plan::kStages], values_read[Plan::kStages];
+
+    __device__ void init() {
+        queries.init(1);
+        for (int i = 0; i < Plan::kStages; ++i) {
+            keys[i].init(1);
+            values[i].init(1);
+            keys_read[i].init(Plan::kConsumers);
+            values_read[i].init(Plan::kConsumers);
+        }
+        fence_barrier_init();
+    }
+};
+
+template <typename Plan>
+__device__ void fetch_attention(const Plan& plan, char* queries, char* keys, char* values, AttentionBarriers<Plan>& bars) {
+    using L = AttentionLayout<Plan>;
+    bars.queries.arrive_expecting(L::kDepthBoxes * L::kQueryBox);
+    for (int b = 0; b < L::kDepthBoxes; ++b) plan.load_queries(queries + b * L::kQueryBox, bars.queries, b * L::kBox);
+    Ring<Plan::kStages> ring;
+    for (int key = plan.first; key < plan.last; key += Plan::kKeys) {
+        int i = ring.stage;
+        bars.keys_read[i].wait(ring.parity ^ 1);
+        bars.keys[i].arrive_expecting(L::kKeyBytes);
+        for (int b = 0; b < L::kDepthBoxes; ++b)
+            plan.load_keys(keys + i * L::kKeyBytes + b * L::kKeyBox, bars.keys[i], key, b * L::kBox);
+        bars.values_read[i].wait(ring.parity ^ 1);
+        bars.values[i].arrive_expecting(L::kValueBytes);
+        for (int b = 0; b < L::kValueBoxes; ++b)
+            plan.load_values(values + i * L::kValueBytes + b * L::kKeyBox, bars.values[i], key, b * L::kBox);
+        ring.advance();
+    }
+}
+
+/// What a consumer keeps of its 64 rows; a thread has two of them.
+template <typename Plan>
+struct Online {
+    using L = AttentionLayout<Plan>;
+    static constexpr int kScores = Plan::kKeys / 2, kOut = Plan::kValues / 2;
+    float out[kOut];
+    u32 weights[Plan::kKeys / 16][4];
+    float peak[2] = {kNegativeInfinity, kNegativeInfinity}, total[2] = {0, 0}, rescale[2] = {1, 1};
+
+    /// scores = Q K^T, started.
+    __device__ void multiply_scores(float (&scores)[kScores], const char* queries, const char* keys) {
+        u64 q = describe_k_major(queries), k = describe_k_major(keys);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Plan::kDepth / 16; ++step)
+            Wgmma<Plan::kKeys>::template shared<typename Plan::Type>(
+                scores, step_k<false>(step_bytes(q, step / 4 * L::kQueryBox), step % 4),
+                step_k<false>(step_bytes(k, step / 4 * L::kKeyBox), step % 4), step > 0);
+        wgmma_commit();
+    }
+
+    /// out += P V, started.
+    __device__ void multiply_values(const char* values) {
+        u64 v = describe_turned(values, L::kKeyBox);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Plan::kKeys / 16; ++step)
+            Wgmma<Plan::kValues>::template registers<typename Plan::Type, true>(out, weights[step], step_k<true>(v, step), 1);
+        wgmma_commit();
+    }
+
+    __device__ void rescale_out() {
+#pragma unroll
+        for (int i = 0; i < kOut; ++i) out[i] *= rescale[i / 2 % 2];
+    }
+
+    /// Scores to weights, not yet rounded; the running maximum and sum.
+    template <bool kMasked>
+    __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            int r = row + i / 2 % 2 * 8, k = key + i / 4 * 8 + fragment_column() + i % 2;
+            scores[i] = kMasked ? plan.score_masked(scores[i], r, k) : plan.score_whole(scores[i], r, k);
+        }
+        float highest[2] = {peak[0], peak[1]}, shift[2], sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            highest[h] = row_max(highest[h]);
+            shift[h] = highest[h] == kNegativeInfinity ? 0.0f : highest[h] * Plan::kScale;
+            rescale[h] = power_of_two(peak[h] * Plan::kScale - shift[h]);
+            peak[h] = highest[h];
+        }
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+            scores[i] = power_of_two(fmaf(scores[i], Plan::kScale, -shift[i / 2 % 2]));
+            sum[i / 2 % 2] += scores[i];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) total[h] = total[h] * rescale[h] + sum[h];
+    }
+
+    __device__ void round_weights(const float (&scores)[kScores]) {
+#pragma unroll
+        for (int step = 0; step < Plan::kKeys / 16; ++step)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                weights[step][e] = Plan::Type::pack(scores[8 * step + 2 * e], scores[8 * step + 2 * e + 1]);
+    }
+};
+
+/// Consumers' turns at the tensor cores.
+template <typename Plan>
+struct Turns {
+    static constexpr int kFirst = 1, kThreads = 2 * kWarpgroup;
+    int own;
+
+    __device__ explicit Turns(int consumer) : own(consumer) {
+        if (Plan::kTurns && own == 1) named_arrive(kFirst, kThreads);
+    }
+    __device__ void take() {
+        if (Plan::kTurns) named_sync(kFirst + own, kThreads);
+    }
+    __device__ void give() {
+        if (Plan::kTurns) named_arrive(kFirst + (own ^ 1), kThreads);
+    }
+    /// Takes the turn that nobody is left to take.
+    __device__ void end() {
+        if (Plan::kTurns && own == 0) named_sync(kFirst, kThreads);
+    }
+};
+
+template <typename Plan>
+__device__ void store_attention(const Plan& plan, Online<Plan>& o, char* queries, int consumer) {
+    using L = AttentionLayout<Plan>;
+    int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp, row = consumer * 64 + fragment_row();
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) inverse[h] = 1.0f / row_sum(o.total[h]);
+    u32 box = shared_address(queries) + consumer * 64 * 128;
+#pragma unroll
+    for (int q = 0; q < Plan::kValues / 16; ++q) {
+        u32 staged[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float values[2] = {o.out[8 * q + 2 * i] * inverse[i % 2], o.out[8 * q + 2 * i + 1] * inverse[i % 2]};
+            plan.finish(row + i % 2 * 8, q * 16 + i / 2 * 8 + fragment_column(), values, staged[i]);
+        }
+        if (Plan::kStaged)
+            store_matrices(swizzled(box + q / 4 * L::kQueryBox, thread / kWarp * 16 + lane % 16, q % 4 * 2 + lane / 16),
+                           staged[0], staged[1], staged[2], staged[3]);
+    }
+    if (!Plan::kStaged) return;
+    fence_async_shared();
+    named_sync(3 + consumer, kWarpgroup);
+    if (thread == 0) {
+        for (int b = 0; b < L::kValueBoxes; ++b)
+            plan.store(queries + b * L::kQueryBox + consumer * 64 * 128, consumer * 64, b * L::kBox);
+        store_commit();
+        store_wait_all();
+    }
+}
+
+template <typename Plan>
+__device__ void attend(const Plan& plan, char* queries, char* keys, char* values, AttentionBarriers<Plan>& bars,
+                       int consumer) {
+    using L = AttentionLayout<Plan>;
+    Online<Plan> o;
+    const char* own = queries + consumer * 64 * 128;
+    int row = consumer * 64 + fragment_row(), key = plan.first;
+    bool tells = threadIdx.x % kWarpgroup == 0;
+    Turns<Plan> turns(consumer);
+    Ring<Plan::kStages> ring, before;
+#pragma unroll
+    for (int i = 0; i < o.kOut; ++i) o.out[i] = 0;
+    bars.queries.wait(0);
+
+    if (key < plan.last) {
+        float scores[Plan::kKeys / 2];
+        bars.keys[0].wait(0);
+        turns.take();
+        o.multiply_scores(scores, own, keys);
+        turns.give();
+        wgmma_wait<0>();
+        keep_here(scores);
+        if (tells) bars.keys_read[0].arrive();
+        o.template soften<true>(plan, scores, row, key);
+        o.round_weights(scores);
+        ring.advance();
+        key += Plan::kKeys;
+    }
+    auto step = [&](auto masked) {
+        float scores[Plan::kKeys / 2];
+        bars.keys[ring.stage].wait(ring.parity);
+        turns.take();
+        o.multiply_scores(scores, own, keys + ring.stage * L::kKeyBytes);
+        o.rescale_out();
+        bars.values[before.stage].wait(before.parity);
+        o.multiply_values(values + before.stage * L::kValueBytes);
+        turns.give();
+        wgmma_wait<1>();
+        keep_here(scores);
+        if (tells) bars.keys_read[ring.stage].arrive();
+        o.template soften<masked.value>(plan, scores, row, key);
+        wgmma_wait<0>();
+        keep_here(o.out);
+        if (tells) bars.values_read[before.stage].arrive();
+        o.round_weights(scores);
+        ring.advance();
+        before.advance();
+        key += Plan::kKeys;
+    };
+    struct Yes { static constexpr bool value = true; };
+    struct No { static constexpr bool value = false; };
+    if (Plan::kMaskedBefore)
+        while (key < plan.whole && key < plan.last) step(Yes{});
+    while (key < plan.part) step(No{});
+    if (Plan::kMaskedAfter)
+        while (key < plan.last) step(Yes{});
+    if (plan.first < plan.last) {
+        o.rescale_out();
+        bars.values[before.stage].wait(before.parity);
+        o.multiply_values(values + before.stage * L::kValueBytes);
+        wgmma_wait<0>();
+        keep_here(o.out);
+    }
+    turns.end();
+    store_attention<Plan>(plan, o, queries, consumer);
+}
+
+template <typename Plan>
+__device__ void attention(const Plan& plan) {
+    using L = AttentionLayout<Plan>;
+    extern __shared__ char memory[];
+    __shared__ AttentionBarriers<Plan> bars;
+    char* queries = memory + (1024 - shared_address(memory) % 1024) % 1024;
+    char* keys = queries + L::kQueries;
+    char* values = keys + Plan::kStages * L::kKeyBytes;
+    if (threadIdx.x == 0) bars.init();
+    __syncthreads();
+    int group = warpgroup_id();
+    if (group == Plan::kConsumers) {
+        lower_registers<Plan::kConsumers == 3 ? 32 : 24>();
+        if (threadIdx.x == Plan::kConsumers * kWarpgroup) fetch_attention<Plan>(plan, queries, keys, values, bars);
+    } else {
+        raise_registers<Plan::kConsumers == 3 ? 160 : 240>();
+        attend<Plan>(plan, queries, keys, values, bars, group);
+    }
+}
+
+}  // namespace fusec

@@ -1,0 +1,182 @@
+"""What the statements of an attention kernel do, for emitters that arrange its work themselves.
+
+Such a kernel says: a block of queries, then loops over blocks of keys (scores, their change, the softmax online, the
+product with the values), then stores. What is found here is those parts, and that nothing else is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol
+from fusec.tile.fetch import Fetch, fetch_of
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, walk
+
+_FEWEST_COLUMNS, _MOST_COLUMNS = 16, 256
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A block of queries, keys or values as a bulk copy fetches it."""
+
+    load: Load
+    fetch: Fetch
+
+
+@dataclass(frozen=True)
+class KeyLoop:
+    """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the product of queries and keys.
+
+    ``limit``: keys of a block that there are, counted from its first; None where all are.
+    """
+
+    start: Index
+    stop: Index
+    limit: Index | None
+    raw: Buffer
+    score: ScalarExpr
+
+
+@dataclass(frozen=True)
+class AttentionRoles:
+    """The parts of an attention kernel.
+
+    heads: the grid's other axes. turn: number of the block of queries. query, key, depth, value: iterators over a block
+    of queries, a block of keys, and the columns of queries and of values. first_key: the loops' variable. loops: in
+    order; ``whole`` is the place of the one whose blocks no mask touches (of the only one, where there is no other).
+    scale: of scores, in units of log2. total, result: the softmax's sums, and the weighted sums of values.
+    """
+
+    heads: tuple[Iter, ...]
+    turn: Iter
+    query: Iter
+    key: Iter
+    depth: Iter
+    value: Iter
+    first_key: Symbol
+    queries: Operand
+    keys: Operand
+    values: Operand
+    loops: tuple[KeyLoop, ...]
+    whole: int
+    scale: float
+    total: Buffer
+    result: Buffer
+    stores: tuple[Store, ...]
+
+
+def attention_roles(kernel: Kernel) -> AttentionRoles:
+    """The parts of a kernel of half floats. LoweringError where it does anything else, or a copy can't fetch a block."""
+    (grid,) = kernel.body
+    if not isinstance(grid, Grid):
+        raise LoweringError(f"{kernel.name} does not start with a grid")
+    loops = [s for s in grid.body if isinstance(s, Loop)]
+    stores = tuple(s for s in grid.body if isinstance(s, Store))
+    if not loops or any(not isinstance(s, Loop | Store | Alloc | Map) for s in grid.body):
+        raise LoweringError(f"{kernel.name} does more than walk over keys")
+    found = [_loop(kernel, s) for s in loops]
+    scores, weighted = _dots(kernel, loops[0].body)
+    scales = {scale for _, scale in found}
+    if len(scales) != 1:
+        raise LoweringError(f"{kernel.name} scales its scores in several ways")
+    query = _fetched(_staged(grid.body, scores.a), (scores.m, scores.k))
+    partial = (d.n for d in (_dots(kernel, s.body)[0] for s in loops) if d.n.limit is not None)
+    key = next(partial, scores.n)
+    keys, values = _fetched(scores.b, (key, scores.k), _fetched(weighted.b, (key, weighted.n))
+    key_loops = tuple(loop for loop, _ in found)
+    return AttentionRoles(
+        grid.iters[:-1],
+        grid.iters[-1],
+        scores.m,
+        key,
+        scores.k,
+        weighted.n,
+        loops[0].var,
+        query,
+        keys,
+        values,
+        key_loops,
+        min(range(len(loops)), key=lambda n: _effort(key_loops[n])),
+        scales.pop(),
+        _summed(loops[0].body, weighted.a.buffer),
+        weighted.accumulator.buffer,
+        stores,
+    )
+
+
+def columns_of(axis: Iter) -> int:
+    """Columns of an operand that there are. LoweringError for a number that tensor cores don't take."""
+    n = axis.extent if axis.limit is None else axis.limit
+    if not isinstance(n, int) or not _FEWEST_COLUMNS <= n <= _MOST_COLUMNS or n % 16:
+        raise LoweringError(f"heads of {n} columns")
+    return n
+
+
+def _dots(kernel: Kernel, body: Block) -> tuple[Dot, Dot]:
+    dots = [s for s in body if isinstance(s, Dot)]
+    if len(dots) != 2:
+        raise LoweringError(f"{kernel.name} has {len(dots)} products in a step")
+    return dots[0], dots[1]
+
+
+def _loop(kernel: Kernel, loop: Loop) -> tuple[KeyLoop, float]:
+    scores, weighted = _dots(kernel, loop.body)
+    if not all(isinstance(s, Alloc | Map | Reduce | Dot) for s in loop.body):
+        raise LoweringError(f"{kernel.name} does more in a step than attention does")
+    raw = scores.accumulator
+    changed = [s.value for s in loop.body if isinstance(s, Map) and s.target is raw.buffer]
+    score = changed[0] if changed else raw
+    if len(changed) > 1 or any(isinstance(s, Map) and _writes_operand(s, scores, weighted) for s in loop.body):
+        raise LoweringError(f"{kernel.name} computes its keys or values")
+    return KeyLoop(loop.start, loop.stop, scores.n.limit, raw.buffer, score), _scale(loop.body, weighted.a.buffer, raw)
+
+
+def _writes_operand(s: Map, scores: Dot, weighted: Dot) -> bool:
+    return s.target in (scores.b.buffer, weighted.b.buffer)
+
+
+def _scale(body: Block, weights: Buffer, raw: Load) -> float:
+    """The factor of the scores in ``exp2(score * factor - shift)``."""
+    for s in body:
+        if isinstance(s, Map) and s.target is weights:
+            for node in walk(s.value):
+                if isinstance(node, Apply) and node.op == "mul" and node.args[0] == raw:
+                    factor = node.args[1]
+                    if isinstance(factor, Const):
+                        return float(factor.value.real)
+    raise LoweringError("weights that are no powers of scaled scores")
+
+
+def _summed(body: Block, weights: Buffer) -> Buffer:
+    """The sums of weights over keys."""
+    for s in body:
+        if isinstance(s, Reduce) and s.op == "sum" and any(x.buffer is weights for x in loads(s.value)):
+            return s.target
+    raise LoweringError("weights that are not summed")
+
+
+def _staged(setup: Block, operand: Load) -> Load:
+    """What a tile holds a copy of."""
+    if operand.buffer.space == "parameter":
+        return operand
+    made: list[Statement] = [s for s in setup if isinstance(s, Map) and s.target is operand.buffer]
+    if len(made) == 1 and isinstance(made[0], Map) and isinstance(made[0].value, Load):
+        return made[0].value
+    raise LoweringError("queries that are computed")
+
+
+def _fetched(load: Load, domain: tuple[Iter, Iter]) -> Operand:
+    """An operand whose columns are neighbours in memory."""
+    if load.dtype.name not in ("bf16", "f16"):
+        raise LoweringError(f"{load.buffer} holds {load.dtype}")
+    fetch = fetch_of(load, domain)
+    if fetch is None or fetch.turned:
+        raise LoweringError(f"{load.buffer} can't be fetched by bulk copies")
+    columns_of(domain[1])
+    return Operand(load, fetch)
+
+
+def _effort(loop: KeyLoop) -> tuple[bool, int]:
+    return loop.limit is not None, sum(1 for _ in walk(loop.score))
