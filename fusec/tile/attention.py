@@ -68,7 +68,7 @@ class AttentionRoles:
 
 
 def attention_roles(kernel: Kernel) -> AttentionRoles:
-    """The parts of a kernel of half floats. LoweringError where it does anything else, or a copy can't fetch a block."""
+    """The parts of a kernel of half floats. LoweringError where it does more, or a bulk copy can't fetch a block."""
     (grid,) = kernel.body
     if not isinstance(grid, Grid):
         raise LoweringError(f"{kernel.name} does not start with a grid")
@@ -84,7 +84,7 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
     query = _fetched(_staged(grid.body, scores.a), (scores.m, scores.k))
     partial = (d.n for d in (_dots(kernel, s.body)[0] for s in loops) if d.n.limit is not None)
     key = next(partial, scores.n)
-    keys, values = _fetched(scores.b, (key, scores.k), _fetched(weighted.b, (key, weighted.n))
+    keys, values = _fetched(scores.b, (key, scores.k)), _fetched(weighted.b, (key, weighted.n))
     key_loops = tuple(loop for loop, _ in found)
     return AttentionRoles(
         grid.iters[:-1],

@@ -1,0 +1,232 @@
+"""What plans for the header's kernels have in common: tensor maps, and an epilogue on two neighbours at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.codegen.cuda.indices import spell_index, step_of
+from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of
+from fusec.codegen.cuda.spelling import literal, memory_type, register_type
+from fusec.codegen.cuda.tensor_map import TensorMap
+from fusec.codegen.cuda.text import Names, Writer
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol
+from fusec.ir.types import DType
+from fusec.tile.fetch import Fetch
+from fusec.tile.nodes import Iter, Kernel, Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
+
+BOX = 64
+"""Elements of 16 bits in a swizzled row; rows and columns of the results that leave shared memory together."""
+ROW_BYTES = 128
+ALIGNMENT = 1024
+"""Of swizzled boxes, in bytes."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor map and where its boxes lie. ``places``: what is added to the coordinate along M or N within a tile."""
+
+    name: str
+    map: TensorMap
+    fetch: Fetch
+    places: dict[Symbol, str]
+
+
+class PlanWriter:
+    """Writes ``struct Plan`` of a kernel.
+
+    names: that the header and the plan use themselves. m, n: a tile's rows and columns, ``row`` and ``column`` in C++.
+    products: tiles that an epilogue reads, as C++ with a place for 0 or 1: the first or the second of two neighbours.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        names: Iterable[str],
+        m: Iter,
+        n: Iter,
+        stores: Sequence[Store],
+        products: Mapping[Buffer, str],
+    ) -> None:
+        self.kernel, self.m, self.n = kernel, m, n
+        self.stores, self.products = stores, products
+        self.names = Names([kernel.name, *names])
+        self.buffers = {b: self.names.unique(b.name) for b in kernel.parameters}
+        self.symbols: dict[Symbol, str] = {m.var: "row", n.var: "column"}
+        self.style = Style(kernel)
+        self.maps: list[Moved] = []
+        self.writer = Writer(1)
+
+    def add_map(self, load: Load, fetch: Fetch, box: tuple[int, int], places: dict[Symbol, str]) -> Moved:
+        whole = (*(1 for _ in fetch.block[:-2]), *box)
+        parameter = self.kernel.parameters.index(load.buffer)
+        made = TensorMap(parameter, load.dtype.name, fetch.shape, fetch.strides, whole)
+        known = next((m for m in self.maps if m.map == made and m.fetch == fetch), None)
+        if known is not None:
+            return known
+        moved = Moved(self.names.unique(f"{load.buffer.name}_map"), made, fetch, places)
+        self.maps.append(moved)
+        return moved
+
+    def coordinates(self, moved: Moved, along: dict[int, str]) -> str:
+        """Fastest axis first. ``along``: what is added to the last axis (-1) and the one before (-2)."""
+        texts = [self.index(c) for c in moved.fetch.coordinates]
+        for axis, place in along.items():
+            texts[axis] = place if texts[axis] == "0" else f"{bare(texts[axis])} + {place}"
+        return ", ".join(map(bare, reversed(texts)))
+
+    def members(self) -> None:
+        outputs = self.kernel.parameters[len(self.kernel.parameters) - self.kernel.outputs :]
+        for buffer, name in self.buffers.items():
+            const = "" if buffer in outputs else "const "
+            self.writer.line(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name};")
+        if self.maps:
+            self.writer.line(f"const TensorMap {', '.join(f'*{m.name}' for m in self.maps)};")
+
+    def leave_outside(self, count: int) -> None:
+        """Nothing is read or stored beyond the limits; what bulk copies clip there is set."""
+        beyond = [
+            f"{self.symbols[i.var]} >= {bare(self.index(i.limit))}" for i in (self.m, self.n) if i.limit is not None
+        ]
+        if beyond:
+            for number in range(count):
+                self.writer.line(f"staged[{number}] = 0;")
+            self.writer.line(f"if ({' || '.join(beyond)}) return;")
+
+    @property
+    def _odd(self) -> bool:
+        """Whether the second of two neighbours may lie beyond the last column."""
+        limit = self.n.limit
+        if limit is None:
+            return False
+        step = step_of(limit, self.n.var, 2)
+        return step is None or step.multiple % 2 != 0
+
+    def _read_pairs(self) -> dict[Load, str]:
+        """Loads of two neighbours at once."""
+        found: dict[Load, str] = {}
+        if self._odd:
+            return found
+        for load in dict.fromkeys(x for s in self.stores for x in loads(s.value)):
+            flat = offset_of(load.buffer, load.index) if load.buffer.space == "parameter" else None
+            step = step_of(flat, self.n.var, 2) if flat is not None else None
+            if flat is not None and step is not None and step.along == 1 and step.multiple % 2 == 0:
+                name = self.names.unique(f"{load.buffer.name}_pair")
+                where = self._address(self.buffers[load.buffer], self.index(flat))
+                self.writer.line(f"const Vec<{memory_type(load.dtype)}, 2> {name} = load<2>({where});")
+                found[load] = name
+        return found
+
+    def _values(self, lane: int, pairs: dict[Load, str]) -> list[str]:
+        """What each store stores, in its value's type, for the first or the second of two neighbours."""
+        last = bare(self.index(self.n.limit)) if self._odd and self.n.limit is not None else ""
+        column = f"minimum(column + 1, {last} - 1)" if last else "(column + 1)"
+        symbols = {**self.symbols, self.n.var: column} if lane else self.symbols
+        products = {b: text.format(lane) for b, text in self.products.items()}
+
+        def read(load: Load) -> str:
+            if load.buffer in products:
+                return products[load.buffer]
+            flat = offset_of(load.buffer, load.index)
+            if load.buffer.space != "parameter" or flat is None:
+                raise LoweringError(f"{load.buffer} read at loaded subscripts in an epilogue")
+            text = f"{pairs[load]}[{lane}]" if load in pairs else f"{self.buffers[load.buffer]}[{bare(index(flat))}]"
+            return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
+
+        def index(e: Index) -> str:
+            return spell_index(e, symbols)
+
+        roots = [unrounded(s) for s in self.stores]
+        scalars = Scalars(self.style, self.names, read, index, self.writer.line, roots)
+        return [_as_float(scalars.value(e), e, s.target) for e, s in zip(roots, self.stores, strict=True)]
+
+    def _store_pair(self, s: Store, low: str, high: str) -> None:
+        flat = offset_of(s.target, s.index)
+        if flat is None:
+            raise LoweringError("a result stored at loaded subscripts")
+        kind, name = memory_type(s.target.dtype), self.buffers[s.target]
+        low, high = (_stored(x, unrounded(s).dtype, s.target.dtype) for x in (low, high))
+        step = step_of(flat, self.n.var, 2)
+        if not self._odd and step is not None and step.along == 1 and step.multiple % 2 == 0:
+            where = self._address(name, self.index(flat))
+            self.writer.line(f"store<2>({where}, Vec<{kind}, 2>{{{{{low}, {high}}}}});")
+            return
+        self.writer.line(f"{name}[{bare(self.index(flat))}] = {low};")
+        beside = bare(spell_index(flat, {**self.symbols, self.n.var: "(column + 1)"}))
+        guard = f"if (column + 1 < {bare(self.index(self.n.limit))}) " if self._odd and self.n.limit is not None else ""
+        self.writer.line(f"{guard}{name}[{beside}] = {high};")
+
+    def _address(self, name: str, offset: str) -> str:
+        return name if offset == "0" else f"{name} + {offset}"
+
+    def index(self, e: Index) -> str:
+        return spell_index(e, self.symbols)
+
+    def results(self, outputs: Sequence[Moved | None]) -> None:
+        """Two neighbours of each result: packed into ``staged`` where a bulk copy will take it, else stored."""
+        self.leave_outside(sum(m is not None for m in outputs))
+        pairs = self._read_pairs()
+        found = [self._values(lane, pairs) for lane in range(2)]
+        number = 0
+        for k, (store, moved) in enumerate(zip(self.stores, outputs, strict=True)):
+            low, high = (bare(r[k]) for r in found)
+            if moved is not None:
+                self.writer.line(f"staged[{number}] = {store.target.dtype.name}::pack({low}, {high});")
+                number += 1
+            else:
+                self._store_pair(store, low, high)
+
+    def text(self, header: str, body: str, threads: int) -> str:
+        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``."""
+        outputs = self.kernel.parameters[len(self.kernel.parameters) - self.kernel.outputs :]
+        parameters = []
+        for buffer, name in self.buffers.items():
+            const = "" if buffer in outputs else "const "
+            parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
+        parameters += [f"const __grid_constant__ TensorMap {m.name}" for m in self.maps]
+        given = [*self.buffers.values(), *(f"&{m.name}" for m in self.maps)]
+        lines = [
+            f'#include "{header}"',
+            '#include "scalar.cuh"',
+            "using namespace fusec;",
+            "",
+            "struct Plan {",
+            *self.writer.lines,
+            "};",
+            "",
+            f'extern "C" __global__ void __launch_bounds__({threads}, 1)',
+            f"{self.kernel.name}({_wrapped(parameters)}) {{",
+            f"    {body}(Plan{{{_wrapped(given)}}});",
+            "}",
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def unrounded(s: Store) -> ScalarExpr:
+    """What is stored, without the rounding to the target's type that storing does."""
+    value = s.value
+    is_rounding = isinstance(value, Apply) and value.op == "cast" and value.dtype is s.target.dtype
+    if is_rounding and isinstance(value, Apply) and value.args[0].dtype.name == "f32":
+        return value.args[0]
+    return value
+
+
+def _as_float(text: str, value: ScalarExpr, target: Buffer) -> str:
+    half = target.dtype.is_float and target.dtype.bits < 32
+    return f"float({bare(text)})" if half and not value.dtype.is_float else text
+
+
+def _stored(value: str, source: DType, target: DType) -> str:
+    """A computed value in the type of memory."""
+    if target.is_float and target.bits < 32:
+        return f"{target.name}({bare(value)})"
+    if target.name == "bool" and source.name != "bool":
+        return f"({value} != {literal(0, source)})"
+    return value if register_type(source) == memory_type(target) else f"{memory_type(target)}({bare(value)})"
+
+
+def _wrapped(items: Iterable[str]) -> str:
+    return ", ".join(items)
