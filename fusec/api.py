@@ -10,12 +10,15 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config
+from fusec.ahead import Piece, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
 from fusec.errors import CaptureError, FusecError
 from fusec.frontend.capture import Capture, Fallback, Library, ReferenceSource, flatten
 from fusec.ir.graph import Graph
+from fusec.ir.index import symbol
 from fusec.ir.parse import parse
+from fusec.ir.types import Dim
 from fusec.passes.place import place
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
@@ -213,17 +216,19 @@ def compile(
     fallback: Fallback = "eager",
     cache: bool = True,
     graph: bool = False,
+    dims: Mapping[str, tuple[int, int]] | None = None,
     **kwargs: Any,
 ) -> Compiled:
     """Compiles a function ahead of its calls, for arguments given as arrays or :class:`TensorSpec`.
 
     Other arguments are part of what is compiled. With ``freeze`` a module's parameters, and tensors that the function
     reads, are copied (packed for the kernels) as they are now; without, each call fetches them. The result computes
-    no gradients. A named dimension is compiled for each extent that it is called with. The options are those of
-    :func:`jit`. With a GPU's ``target`` arguments described on the CPU, and a module's parameters there, are meant for
-    the GPU, which need not be in this machine.
+    no gradients. The options are those of :func:`jit`. With a GPU's ``target`` arguments described on the CPU, and a
+    module's parameters there, are meant for the GPU, which need not be in this machine.
 
-    Raises what capture and the passes raise.
+    ``dims`` gives named dimensions their least and largest extent (``{"B": (1, 64)}``): the result serves all of
+    them, and refuses others with a SignatureError. A named dimension without a range is compiled for each extent that
+    it is called with. Raises what capture and the passes raise; DimensionError for a function that no one graph serves.
     """
     function = _plain(function)
     options = Options(target, tune, cache, _known_precision(precision))
@@ -234,16 +239,26 @@ def compile(
 
     device = placement(specs, target)
     placed = [replace(spec, device=device) if device is not None else spec for spec in specs]
+    shared: dict[tuple[object, ...], Any] = {}
+
+    def capture_at(bindings: Mapping[str, int]) -> Capture:
+        positional, named = call.restore([example(spec, bindings, library) for spec in specs])
+        capture = _dispatcher(function, fallback).capture(positional, named)
+        return capture if device is None else replace(capture, graph=place(capture.graph, device))
 
     def specialise(bindings: Mapping[str, int]) -> Variant:
-        arrays = [example(spec, bindings, library) for spec in specs]
-        positional, named = call.restore(arrays)
-        capture = _dispatcher(function, fallback).capture(positional, named)
-        if device is not None:
-            capture = replace(capture, graph=place(capture.graph, device))
-        executable = replace(build(capture.graph, library, options).executable, graph=graph)
-        return _variant(capture, executable, placed, bindings, freeze)
+        exact = {name: (n, n) for name, n in bindings.items()}
+        capture = capture_at(bindings)
+        return variant(Piece(exact, capture.graph, capture))
 
+    def variant(piece: Piece) -> Variant:
+        executable = replace(build(piece.graph, library, options).executable, graph=graph)
+        return _variant(piece, executable, placed, shared if freeze else None)
+
+    ranges = ranges_of(specs, dims)
+    if ranges:
+        ranged = [variant(piece) for piece in pieces(capture_at, ranges)]
+        return Compiled(name, library, placed, call, {}, None, ranged)
     compiled = Compiled(name, library, placed, call, {}, specialise)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
@@ -251,19 +266,22 @@ def compile(
 
 
 def _variant(
-    capture: Capture, executable: Executable, specs: list[TensorSpec], bindings: Mapping[str, int], freeze: bool
+    piece: Piece, executable: Executable, specs: list[TensorSpec], shared: dict[tuple[object, ...], Any] | None
 ) -> Variant:
-    if freeze:
+    """``shared`` is the memory of frozen weights, None where they are fetched at each call."""
+    capture = piece.capture
+    if shared is not None:
         changed = {port.mutates for port in executable.program.output_ports}
         fixed = {
             k: source.fetch()
             for k, source in enumerate(capture.sources)
             if isinstance(source, ReferenceSource) and k not in changed
         }
-        executable = executable.freeze(fixed)
+        executable = executable.freeze(fixed, shared)
     arguments = tuple(argument_of(capture.sources[k]) for k in executable.free_inputs)
-    layouts = tuple((spec.type(bindings), spec.laid_out(bindings)) for spec in specs)
-    return Variant(executable, arguments, layouts, capture.rebuild, str(capture.graph), capture.notes)
+    dims: dict[str, Dim] = {name: a if a == b else symbol(name, a, b) for name, (a, b) in piece.ranges.items()}
+    layouts = tuple((spec.type(dims), spec.laid_out(dims)) for spec in specs)
+    return Variant(executable, arguments, layouts, capture.rebuild, str(piece.graph), capture.notes, piece.ranges)
 
 
 def load(path: str | PathLike[str]) -> Compiled:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
 from fusec.errors import ArtifactError, SignatureError
 from fusec.frontend.capture import ArgumentSource, CallSpec, Library, Rebuild, flatten
-from fusec.ir.types import TensorType
+from fusec.ir.types import Dim, TensorType, contiguous_strides
 from fusec.runtime.arrays import load_arrays
 from fusec.runtime.executable import Executable
 from fusec.specs import TensorSpec
@@ -20,24 +20,30 @@ Fetch = Callable[[], Any]
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One set of extents, compiled.
+    """One set of extents, or ranges of them, compiled.
 
+    ranges: the least and largest extent of each named dimension.
     arguments: for each free input of the executable, the number of the argument leaf, or the function that fetches it.
     layouts: type and strides of each leaf. rebuild: makes the user's result from the outputs.
     """
 
     executable: Executable
     arguments: tuple[int | Fetch, ...]
-    layouts: tuple[tuple[TensorType, tuple[int, ...]], ...]
+    layouts: tuple[tuple[TensorType, tuple[Dim, ...]], ...]
     rebuild: Rebuild
     graph_text: str
     notes: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def serves(self, bindings: Mapping[str, int]) -> bool:
+        return all(low <= bindings[name] <= high for name, (low, high) in self.ranges.items())
 
 
 class Compiled:
     """A function for given shapes and dtypes. Call it like the function; safe to call from many threads.
 
-    Named dimensions take any extent: each new set of extents is compiled at its first call.
+    Named dimensions that have ranges take the extents in them. Others take any extent: each new set of extents is
+    compiled at its first call.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class Compiled:
         call: CallSpec,
         variants: Mapping[tuple[int, ...], Variant],
         specialise: Callable[[Mapping[str, int]], Variant] | None = None,
+        ranged: Sequence[Variant] = (),
     ) -> None:
         self.name = name
         self.library = library
@@ -56,6 +63,7 @@ class Compiled:
         self._arrays = load_arrays(library)
         self._names = tuple(sorted(frozenset().union(*(spec.names for spec in specs))))
         self._variants = dict(variants)
+        self._ranged = tuple(ranged)
         self._specialise = specialise
         self._lock = threading.Lock()
 
@@ -81,7 +89,10 @@ class Compiled:
         for number, (layout, spec) in enumerate(zip(found, self.specs, strict=True)):
             spec.bind(layout.type, f"{self.name}: array {number}", bindings)
         variant = self.specialised(bindings)
-        for number, (layout, (_, strides)) in enumerate(zip(found, variant.layouts, strict=True)):
+        for number, (layout, spec) in enumerate(zip(found, self.specs, strict=True)):
+            if spec.strides is None and layout.strides == contiguous_strides(layout.type.static_shape):
+                continue
+            strides = spec.laid_out(bindings)
             moves = zip(layout.type.static_shape, layout.strides, strides, strict=True)
             if any(have != want for extent, have, want in moves if extent > 1) and layout.type.size:
                 raise SignatureError(
@@ -94,6 +105,11 @@ class Compiled:
         """The variant for these extents; compiled now if it is new."""
         key = tuple(bindings[name] for name in self._names)
         variant = self._variants.get(key)
+        if variant is None and self._ranged:
+            variant = next((v for v in self._ranged if v.serves(bindings)), None)
+            if variant is None:
+                raise SignatureError(f"{self.name}: {self._outside(bindings)}")
+            self._variants[key] = variant
         if variant is None:
             if self._specialise is None:
                 raise SignatureError(f"{self.name} was not compiled for {dict(bindings)}")
@@ -104,6 +120,29 @@ class Compiled:
         return variant
 
     @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The least and the largest extent that each named dimension with a range takes."""
+        return {
+            name: (min(v.ranges[name][0] for v in self._ranged), max(v.ranges[name][1] for v in self._ranged))
+            for name in self._names
+            if self._ranged
+        }
+
+    @property
+    def ranged(self) -> tuple[Variant, ...]:
+        """What was compiled for ranges; each serves its part of them."""
+        return self._ranged
+
+    def _outside(self, bindings: Mapping[str, int]) -> str:
+        """Which extents are out of range; what was compiled for, and what came."""
+        found = [
+            f"{name} is {bindings[name]}, compiled was {name} from {low} to {high}"
+            for name, (low, high) in self.ranges.items()
+            if not low <= bindings[name] <= high
+        ]
+        return "; ".join(found)
+
+    @property
     def variants(self) -> Mapping[tuple[int, ...], Variant]:
         """What has been compiled, by the extents of the named dimensions in the order of their names."""
         return dict(self._variants)
@@ -111,12 +150,21 @@ class Compiled:
     @property
     def only(self) -> Variant:
         """The one variant. ArtifactError where dimensions are named and so there may be more."""
+        (variant,) = self.complete
+        return variant
+
+    @property
+    def complete(self) -> tuple[Variant, ...]:
+        """What serves every call that fits. ArtifactError where a dimension has a name and no range."""
+        if self._ranged:
+            return self._ranged
         if self._names:
+            names = ", ".join(self._names)
             raise ArtifactError(
-                f"{self.name} has named dimensions ({', '.join(self._names)}); "
-                "only functions compiled for fixed shapes can be saved: give integers"
+                f"{self.name} has named dimensions without a range ({names}), and can't be saved for every extent: "
+                f"compile it with dims={{{self._names[0]!r}: (1, 64)}}, or give integers"
             )
-        return self.specialised({})
+        return (self.specialised({}),)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the compiled function to a file for :func:`fusec.load`. ArtifactError where it can't be saved."""
@@ -129,7 +177,10 @@ class Compiled:
         from fusec.report import explain_program
 
         texts = []
-        for key, variant in sorted(self._variants.items()):
+        for variant in self._ranged:
+            head = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in variant.ranges.items())
+            texts.append(f"for {head}\n" + explain_program(variant.executable.program, variant.notes))
+        for key, variant in sorted(self._variants.items()) if not self._ranged else ():
             extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
             head = f"for {extents}\n" if extents else ""
             texts.append(head + explain_program(variant.executable.program, variant.notes))

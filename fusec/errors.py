@@ -39,6 +39,10 @@ class UnsupportedOpError(CaptureError):
     """An operation that fusec does not know and may not run through the library."""
 
 
+class DimensionError(CaptureError):
+    """A dimension was to be symbolic, and what the function does with it can't be."""
+
+
 class SignatureError(FusecError, TypeError):
     """Arguments that do not fit what was compiled: rank, shape, dtype, device or count."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.errors import SignatureError
 from fusec.frontend.capture import Library
-from fusec.ir.types import TensorType, contiguous_strides, dtype_of
+from fusec.ir.types import Dim, TensorType, contiguous_strides, dtype_of
 from fusec.target.gpu import has_cuda, is_gpu
 
 
@@ -17,33 +18,33 @@ class TensorSpec:
     """The shape, dtype, strides and device of an argument.
 
     A dimension is an integer or a name, such as ``TensorSpec(("B", 768), "float32")``; equal names are equal
-    dimensions. ``strides`` are in elements, None for row-major. ValueError for a shape or dtype that can't be.
+    dimensions. A name may come with a range, as text (``"B:1..64"``) or as ``torch.export.Dim("B", min=1, max=64)``.
+    ``strides`` are in elements, None for row-major. ValueError for a shape or dtype that can't be.
     """
 
     shape: tuple[int | str, ...]
     dtype: str
     strides: tuple[int, ...] | None
     device: str
+    ranges: tuple[tuple[str, int, int], ...]
 
     def __init__(
         self,
-        shape: Sequence[int | str],
+        shape: Sequence[Any],
         dtype: object = "float32",
         strides: Sequence[int] | None = None,
         device: str = "cpu",
     ) -> None:
-        for n in shape:
-            if isinstance(n, str) and not n.isidentifier():
-                raise ValueError(f"{n!r} can't name a dimension; use an identifier such as 'B'")
-            if not isinstance(n, str) and (isinstance(n, bool) or int(n) != n or n < 0):
-                raise ValueError(f"{n!r} is not a dimension; use an integer from 0 on, or a name")
+        dims = [_dimension(n) for n in shape]
         if strides is not None and len(strides) != len(shape):
             raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
         try:
             name = dtype_of(dtype).long_name
         except (KeyError, TypeError) as error:
             raise ValueError(str(error.args[0])) from None
-        object.__setattr__(self, "shape", tuple(n if isinstance(n, str) else int(n) for n in shape))
+        object.__setattr__(self, "shape", tuple(n for n, _ in dims))
+        ranges = dict.fromkeys((str(n), *ends) for n, ends in dims if ends is not None)
+        object.__setattr__(self, "ranges", tuple(ranges))
         object.__setattr__(self, "dtype", name)
         object.__setattr__(self, "strides", None if strides is None else tuple(strides))
         object.__setattr__(self, "device", "cuda:0" if device == "cuda" else device)
@@ -57,14 +58,24 @@ class TensorSpec:
         """The named dimensions."""
         return frozenset(n for n in self.shape if isinstance(n, str))
 
-    def type(self, bindings: Mapping[str, int]) -> TensorType:
+    @staticmethod
+    def parse(text: str) -> TensorSpec:
+        """Reads ``f32[B:1..64, 512, 768]``, ``@cuda:0`` after it for a device. ValueError for any other text."""
+        found = _SPEC.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(f"{text!r} is not a spec; write one as f32[B:1..64, 512, 768]")
+        dtype, dims, device = found.groups()
+        shape = [int(d) if d.isdigit() else d for d in (part.strip() for part in dims.split(",")) if d]
+        return TensorSpec(shape, dtype, None, device or "cpu")
+
+    def type(self, bindings: Mapping[str, Dim]) -> TensorType:
         """The type with each name replaced by its extent. KeyError for a name without one."""
         shape = tuple(bindings[n] if isinstance(n, str) else n for n in self.shape)
         return TensorType(dtype_of(self.dtype), shape, self.device)
 
-    def laid_out(self, bindings: Mapping[str, int]) -> tuple[int, ...]:
+    def laid_out(self, bindings: Mapping[str, Dim]) -> tuple[Dim, ...]:
         """Strides in elements."""
-        return self.strides if self.strides is not None else contiguous_strides(self.type(bindings).static_shape)
+        return self.strides if self.strides is not None else contiguous_strides(self.type(bindings).shape)
 
     def bind(self, array_type: TensorType, where: str, bindings: dict[str, int]) -> None:
         """Adds the extents of an array's named dimensions. SignatureError where the array does not fit."""
@@ -78,6 +89,53 @@ class TensorSpec:
                 return
         known_names = "".join(f", {name} = {extent}" for name, extent in bindings.items() if name in self.names)
         raise SignatureError(f"{where} is {array_type}, compiled was {self}{known_names}")
+
+
+_SPEC = re.compile(r"([a-z]+[0-9]*)\s*\[([^\[\]]*)\](?:@([a-z]+(?::[0-9]+)?))?")
+_NAMED = re.compile(r"([^\W\d]\w*)\s*(?::\s*([0-9]{1,18})\s*\.\.\s*([0-9]{1,18}))?")
+
+
+def named_specs(texts: Sequence[str]) -> dict[str, TensorSpec]:
+    """Reads ``x=f32[B:1..64, 768]``: specs by the name of the argument. ValueError for any other text."""
+    found: dict[str, TensorSpec] = {}
+    for text in texts:
+        name, equals, spec = text.partition("=")
+        if not equals or not name.strip().isidentifier() or name.strip() in found:
+            raise ValueError(f"{text!r} is not a spec of one more argument; write it as x=f32[B:1..64, 768]")
+        found[name.strip()] = TensorSpec.parse(spec)
+    return found
+
+
+def _dimension(n: Any) -> tuple[int | str, tuple[int, int] | None]:
+    """A dimension and, where it is a name with one, its range."""
+    if isinstance(n, str):
+        found = _NAMED.fullmatch(n.strip())
+        if found is None:
+            raise ValueError(f"{n!r} can't name a dimension; use an identifier such as 'B', or 'B:1..64'")
+        name, low, high = found.groups()
+        return name, None if low is None else checked_range(name, (int(low), int(high)))
+    if isinstance(getattr(n, "min", None), int) and hasattr(n, "max") and hasattr(n, "__name__"):
+        name = str(n.__name__)
+        if not name.isidentifier():
+            raise ValueError(f"dimension {name} is made of others; name it by itself, equal names are equal extents")
+        return name, checked_range(name, (max(n.min, 1), n.max))
+    if isinstance(n, bool) or int(n) != n or n < 0:
+        raise ValueError(f"{n!r} is not a dimension; use an integer from 0 on, or a name")
+    return int(n), None
+
+
+MOST_EXTENT = 1 << 40
+
+
+def checked_range(name: str, ends: Any) -> tuple[int, int]:
+    """The range of a named dimension. ValueError for one that is empty, without an end, or that starts below 1."""
+    try:
+        low, high = (int(end) for end in ends)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"the range of {name} is {ends!r}; give its least and its largest extent") from None
+    if not 1 <= low <= high <= MOST_EXTENT:
+        raise ValueError(f"the range of {name} is {low} to {high}; it must start at 1 or later, and have an end")
+    return low, high
 
 
 def example(spec: TensorSpec, bindings: Mapping[str, int], library: Library) -> Any:

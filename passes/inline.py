@@ -12,6 +12,7 @@ from fusec.ir.attributes import (
     CastAttributes,
     ConcatAttributes,
     ConstantAttributes,
+    ExtentAttributes,
     GatherAttributes,
     IotaAttributes,
     PadAttributes,
@@ -35,6 +36,7 @@ from fusec.ir.index import (
     minimum,
     most,
     mul,
+    product,
     sub,
     substitute,
     symbol,
@@ -236,6 +238,8 @@ class Inliner:
         match op.attributes:
             case ConstantAttributes(value=number, dtype=dtype):
                 return Const(number, dtype)
+            case ExtentAttributes(factors=factors, dtype=dtype):
+                return _index_number(product(factors), dtype)
             case IotaAttributes(axis=axis, dtype=dtype):
                 return _index_number(index[axis], dtype)
             case GatherAttributes(axis=axis) if op.name == "gather":

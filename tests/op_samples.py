@@ -16,6 +16,7 @@ from fusec.ir.attributes import (
     ConstantAttributes,
     DotAttributes,
     EinsumAttributes,
+    ExtentAttributes,
     ExternAttributes,
     FusedAttributes,
     GatherAttributes,
@@ -131,6 +132,9 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     ),
     "iota": many(
         Sample(attributes=IotaAttributes((2, B), 1, i64)), Sample(attributes=IotaAttributes((4,), 0, f32, "cuda:0"))
+    ),
+    "extent": many(
+        Sample(attributes=ExtentAttributes((2 * B + 1, S), f32)), Sample(attributes=ExtentAttributes((3, 4), i64))
     ),
     "copy": many(Sample((t(f32),)), Sample((t(bool_, 2),)), Sample((t(c64, 2),))),
     "neg": many(Sample((_X,)), Sample((t(i8, 0, 3),)), Sample((t(c64, 2),))),

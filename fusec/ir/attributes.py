@@ -41,6 +41,15 @@ class IotaAttributes(Attributes):
 
 
 @dataclass(frozen=True)
+class ExtentAttributes(Attributes):
+    """A 0-d number that symbols make: the product of ``factors``, in a dtype that is not complex or bool."""
+
+    factors: tuple[Dim, ...]
+    dtype: DType
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
 class CastAttributes(Attributes):
     """``implied``: the rounding at the end of a library's call in half precision, which no user wrote; a kernel that
     goes on with the value may keep the digits it has."""

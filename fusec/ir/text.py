@@ -13,6 +13,7 @@ from fusec.ir.attributes import (
     CastAttributes,
     ConstantAttributes,
     DotAttributes,
+    ExtentAttributes,
     ExternAttributes,
     FusedAttributes,
     FusedKind,
@@ -40,6 +41,7 @@ FROM_RESULT: Mapping[type[Attributes], Given] = {
     ShapeAttributes: {"shape": lambda types: types[0].shape},
     StridedAttributes: {"shape": lambda types: types[0].shape},
     ExternAttributes: {"types": lambda types: types},
+    ExtentAttributes: {"dtype": lambda types: types[0].dtype, "device": lambda types: types[0].device},
     IotaAttributes: {
         "shape": lambda types: types[0].shape,
         "dtype": lambda types: types[0].dtype,

@@ -131,25 +131,35 @@ class Executable:
         rows = [run(*inputs) for _ in range(repeats)]
         return [median(row[k + 1] - row[k] for row in rows) for k in range(len(self.program.steps))]
 
-    def freeze(self, values: Mapping[int, Any]) -> Executable:
+    def freeze(self, values: Mapping[int, Any], shared: dict[tuple[object, ...], Any] | None = None) -> Executable:
         """The executable with graph inputs ``values`` (by number) fixed: packed now, or copied.
 
-        An input that only packings read is not kept.
+        An input that only packings read is not kept. ``shared``: copies and packed memory made for other executables
+        from the same values, which this one takes and adds to.
         """
+        made = {} if shared is None else shared
+        made.update((("source", id(value)), value) for value in values.values())  # so that no other gets its id
         program = self.program
         by_slot = {program.inputs[k]: value for k, value in values.items()}
         packed: dict[int, np.ndarray[Any, Any]] = dict(self.packed)
         for step in program.steps:
             if isinstance(step, Pack) and all(root in by_slot for root in pack_sources(program, step)):
                 sources = [by_slot[root] for root in pack_sources(program, step)]
-                packed[step.arguments[-1]] = self._packer(step).pack(sources)
+                offsets = tuple(root_of(program, slot)[1] for slot in step.arguments[:-1])
+                digest = self.digests.get(step.kernel, step.kernel)
+                key: tuple[object, ...] = ("packed", digest, offsets, *map(id, sources))
+                if key not in made:
+                    made[key] = self._packer(step).pack(sources)
+                packed[step.arguments[-1]] = made[key]
         needed = {root_of(program, slot)[0] for slot in _slots_read(program, set(packed))}
         scope = Scope()
         weights = dict(self.weights)
         for slot, value in by_slot.items():
             if slot in needed:
-                copy = self.arrays.copy(scope, "value")
-                weights[slot] = eval(copy, dict(scope.objects), {"value": value})
+                if ("copy", id(value)) not in made:
+                    copy = self.arrays.copy(scope, "value")
+                    made["copy", id(value)] = eval(copy, dict(scope.objects), {"value": value})
+                weights[slot] = made["copy", id(value)]
         fixed = self.fixed | frozenset(values)
         return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, self.graph)
 

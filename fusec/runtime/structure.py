@@ -122,21 +122,23 @@ class _Element:
 
 
 def examine(make: Rebuild, examples: Sequence[Any], library: Library) -> tuple[Result, dict[str, Any]]:
+    """:func:`result_of`. ArtifactError for a result that a file can't hold."""
+    result, constants = result_of(make, examples, library)
+    _to_json(result.structure)
+    return result, constants
+
+
+def result_of(make: Rebuild, examples: Sequence[Any], library: Library) -> tuple[Result, dict[str, Any]]:
     """What a capture's ``rebuild`` does, found by running it on ``examples``, one array for each output.
 
-    The dict holds constant arrays by name. ArtifactError for a result that a file can't hold.
+    The dict holds constant arrays by name.
     """
     probes = [e.view(_Probe) for e in examples] if library == "numpy" else list(examples)
     made: list[Any] = []
     kinds = (_Element, np.ndarray) if library == "numpy" else (type(examples[0]) if examples else _Element,)
     structure = structure_of(make(probes), lambda v: isinstance(v, kinds), made)
-    _to_json_check(structure)
     constants: dict[str, Any] = {}
     return Result(structure, tuple(_leaf(value, probes, constants) for value in made)), constants
-
-
-def _to_json_check(structure: Structure) -> None:
-    _to_json(structure)
 
 
 def _leaf(value: Any, probes: Sequence[Any], constants: dict[str, Any]) -> Leaf:

@@ -9,7 +9,7 @@ from math import pi, sqrt
 
 from fusec.ir.attributes import (
     AxisAttributes,
-    ConstantAttributes,
+    ExtentAttributes,
     GeluAttributes,
     NormAttributes,
     ReduceAttributes,
@@ -17,7 +17,7 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.graph import Value
 from fusec.ir.ops.shapes import extent_product
-from fusec.ir.types import Dim, DType, bf16, f16, f32, i64
+from fusec.ir.types import Dim, DType, bf16, f16, f32
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
 
@@ -191,12 +191,11 @@ def _centred(r: Rewriter, x: Value, axes: tuple[int, ...]) -> Value:
 
 
 def _count(r: Rewriter, x: Value, axes: tuple[int, ...], correction: float = 0.0) -> Value:
-    """The number of elements reduced, less ``correction``, in the dtype of ``x``; a symbolic one is summed up."""
+    """The number of elements reduced, less ``correction``, in the dtype of ``x``."""
     count: Dim = extent_product([x.type.shape[a] for a in axes])
     if isinstance(count, int):
         return r.constant(max(float(count) - correction, 0.0), x)
-    one = r.emit("constant", attributes=ConstantAttributes(1, i64, x.type.device))
-    number = r.cast(r.reduce("reduce_sum", r.broadcast(one, [count]), [0], hint="count"), x.type.dtype)
+    number = r.emit("extent", attributes=ExtentAttributes((count,), x.type.dtype, x.type.device), hint="count")
     if not correction:
         return number
     return _binary(r, "maximum", _binary(r, "sub", number, correction), 0.0)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import cast
 
 import numpy as np
 
 from fusec.errors import FusecError, TypeRuleError
-from fusec.ir.attributes import Attributes, ConstantAttributes, ExternAttributes, FusedAttributes, IotaAttributes
+from fusec.ir.attributes import (
+    Attributes,
+    ConstantAttributes,
+    ExtentAttributes,
+    ExternAttributes,
+    FusedAttributes,
+    IotaAttributes,
+)
 from fusec.ir.ops.definition import (
     NUMBER,
     A,
@@ -65,6 +73,17 @@ def _iota(_: Arrays, attributes: IotaAttributes) -> Array:
     return np.broadcast_to(line.reshape(along), shape)
 
 
+def _extent_rule(_: Types, attributes: ExtentAttributes) -> Types:
+    t = TensorType(attributes.dtype, (), attributes.device)
+    require_kind((t,), NUMBER, "make an integer and cast it")
+    return (t,)
+
+
+def _extent(_: Arrays, attributes: ExtentAttributes) -> Array:
+    number = prod(n for n in attributes.factors if isinstance(n, int))
+    return np.array(number).astype(attributes.dtype.numpy)
+
+
 def _extern_rule(_: Types, attributes: ExternAttributes) -> Types:
     return attributes.types
 
@@ -91,6 +110,7 @@ def _nested(kind: OpKind, record: type[A], rule: Callable[[Types, A], Types], re
 
 CREATE_OPS: tuple[OpDef, ...] = (
     define("constant", "create", ConstantAttributes, (0, 0), _constant_rule, _constant),
+    define("extent", "create", ExtentAttributes, (0, 0), _extent_rule, _extent),
     define("iota", "create", IotaAttributes, (0, 0), _iota_rule, _iota),
 )
 

@@ -1,0 +1,139 @@
+"""Ahead of the calls: what to compile for ranges of named dimensions.
+
+The ranges are cut into pieces, each of which one graph serves: an extent at which the function does something else
+(often 1) is a piece of its own, and so is one whose kernels are better made for it alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.errors import DimensionError
+from fusec.frontend.capture import Capture
+from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
+from fusec.ir.graph import Graph
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.runtime.structure import Result, result_of
+from fusec.specs import TensorSpec, checked_range, example
+
+Ranges = Mapping[str, tuple[int, int]]
+CaptureAt = Callable[[Bindings], Capture]
+
+FEW = 3
+"""A range of fewer extents above 1 is compiled for each of them."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Ranges that one graph serves, and a capture of it at some extents in them."""
+
+    ranges: Ranges
+    graph: Graph
+    capture: Capture
+
+
+def ranges_of(specs: Sequence[TensorSpec], given: Mapping[str, object] | None) -> dict[str, tuple[int, int]]:
+    """The range of each named dimension; none at all, or every name has one. ValueError where they don't fit."""
+    names = sorted(frozenset[str]().union(*(spec.names for spec in specs)))
+    found: dict[str, tuple[int, int]] = {}
+    for name, low, high in (entry for spec in specs for entry in spec.ranges):
+        if found.setdefault(name, (low, high)) != (low, high):
+            raise ValueError(f"{name} has two ranges, {found[name][0]}..{found[name][1]} and {low}..{high}")
+    for name, ends in (given or {}).items():
+        if name not in names:
+            raise ValueError(f"dims= gives a range of {name!r}, and no spec has a dimension of this name")
+        found[name] = checked_range(name, ends)
+    missing = [name for name in names if name not in found]
+    if found and missing:
+        raise ValueError(f"{', '.join(missing)} has no range; give it one in dims=, as {next(iter(found))} has")
+    return {name: found[name] for name in names if name in found}
+
+
+def pieces(capture_at: CaptureAt, ranges: Ranges) -> list[Piece]:
+    """Captures the function at some extents, and cuts the ranges. DimensionError where no one graph serves them."""
+    if len(ranges) > MOST_SYMBOLS:
+        raise DimensionError(f"{len(ranges)} named dimensions; at most {MOST_SYMBOLS} can have ranges")
+    return list(_pieces(capture_at, {}, ranges))
+
+
+def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges) -> Iterator[Piece]:
+    """The pieces where the dimensions ``known`` have these extents."""
+    short = next((name for name, (low, high) in ranges.items() if high - max(low, 2) + 1 < FEW), None)
+    if short is not None:
+        rest = {name: ends for name, ends in ranges.items() if name != short}
+        for extent in range(ranges[short][0], ranges[short][1] + 1):
+            yield from _pieces(capture_at, {**known, short: extent}, rest)
+        return
+    exact = {name: (n, n) for name, n in known.items()}
+    if not ranges:
+        capture = capture_at(known)
+        yield Piece(exact, capture.graph, capture)
+        return
+    symbols = [symbol(name, low, high) for name, (low, high) in ranges.items()]
+    samples = _Samples(capture_at, known, symbols)
+    graph = samples.graph()
+    odd = [s for s in symbols if s.lo == 1 and not samples.fits_one(s)]
+    left = dict(ranges)
+    for s in odd:
+        del left[s.name]
+        yield from _pieces(capture_at, {**known, s.name: 1}, left)
+        left[s.name] = (2, ranges[s.name][1])
+    for cut in itertools.product(*(_cuts(s, s in odd) for s in symbols)):
+        narrowed: dict[Symbol, Index] = {
+            s: low if low == high else symbol(s.name, low, high) for s, (low, high) in zip(symbols, cut, strict=True)
+        }
+        here = {s.name: ends for s, ends in zip(symbols, cut, strict=True)}
+        yield Piece({**exact, **here}, with_symbols(graph, narrowed), samples.first)
+
+
+def _cuts(s: Symbol, without_one: bool) -> list[tuple[int, int]]:
+    """The parts of a symbol's range that get kernels of their own."""
+    assert s.lo is not None
+    assert isinstance(s.hi, int)
+    if s.lo > 1:
+        return [(s.lo, s.hi)]
+    return [(2, s.hi)] if without_one else [(1, 1), (2, s.hi)]
+
+
+class _Samples:
+    def __init__(self, capture_at: CaptureAt, known: Bindings, symbols: Sequence[Symbol]) -> None:
+        self.symbols = symbols
+        self.capture_at = capture_at
+        self.known = known
+        grid, checks = sample_extents(symbols)
+        self.grid = grid
+        self.first = capture_at({**known, **grid[0]})
+        self.result = _result(self.first)
+        self.samples = [Sample(grid[0], self.first.graph)]
+        self.samples += [self.sample(extents) for extents in (*grid[1:], *checks)]
+
+    def sample(self, extents: Bindings) -> Sample:
+        capture = self.capture_at({**self.known, **extents})
+        if _result(capture) != self.result:
+            names = ", ".join(f"{name} = {n}" for name, n in extents.items())
+            raise DimensionError(f"what the function returns, besides arrays, depends on the extents (with {names})")
+        return Sample(extents, capture.graph)
+
+    def graph(self) -> Graph:
+        return generalise(self.samples, self.symbols)
+
+    def fits_one(self, s: Symbol) -> bool:
+        """Whether the graph is right where ``s`` is 1, too."""
+        try:
+            one = self.sample({**self.grid[0], s.name: 1})
+            generalise([*self.samples, one], self.symbols)
+        except DimensionError:
+            return False
+        return True
+
+
+def _result(capture: Capture) -> Result:
+    """What the function returns, with its arrays by number."""
+    outputs = capture.graph.outputs
+    examples = [
+        example(TensorSpec(v.type.static_shape, v.type.dtype, None, v.type.device), {}, capture.library)
+        for v in outputs
+    ]
+    return result_of(capture.rebuild, examples, capture.library)[0]
