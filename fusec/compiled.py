@@ -161,7 +161,7 @@ class Compiled:
         if self._names:
             names = ", ".join(self._names)
             raise ArtifactError(
-                f"{self.name} has named dimensions without a range ({names}), and can't be saved for every extent: "
+                f"{self.name} has named dimensions ({names}) without a range, and can't be saved for every extent: "
                 f"compile it with dims={{{self._names[0]!r}: (1, 64)}}, or give integers"
             )
         return (self.specialised({}),)

@@ -1,10 +1,11 @@
-"""A compiled function to an artefact file and back."""
+"""Compiled functions to files and back: what a :class:`~fusec.compiled.Compiled` is in an artefact."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from typing import Any
@@ -16,9 +17,9 @@ from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError, FusecError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Location
-from fusec.ir.index import Index, Symbol, substitute, symbols_of
+from fusec.ir.index import Index, Symbol, substitute, symbol, symbols_of
 from fusec.ir.parse import parse
-from fusec.ir.types import DType, TensorType, contiguous_strides, fixed, u8
+from fusec.ir.types import Dim, DType, contiguous_strides, fixed, u8
 from fusec.runtime import artifact, launch
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.code import Scope
@@ -26,54 +27,110 @@ from fusec.runtime.executable import Executable, Module
 from fusec.runtime.isa import host_architecture, required_features
 from fusec.runtime.memory import Block, allocate
 from fusec.runtime.program import Program
-from fusec.runtime.serial import Json, program_from_json, program_to_json, type_from_json, type_to_json
+from fusec.runtime.serial import (
+    Json,
+    dims_to_json,
+    program_from_json,
+    program_to_json,
+    symbols_from_json,
+    type_from_json,
+    type_to_json,
+)
 from fusec.runtime.structure import call_from_json, call_to_json, examine, result_from_json, result_to_json
 from fusec.specs import TensorSpec
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
 from fusec.tile.print import print_kernel
 
+MOST_PIECES = 1000
+
+
+@dataclass
+class _Store:
+    """Arrays of a file by name; those of the same contents are there once."""
+
+    members: dict[str, tuple[DType, Sequence[int], bytes]] = field(default_factory=dict)
+    names: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def add(self, dtype: DType, shape: Sequence[int], data: bytes) -> str:
+        key = (dtype.name, *shape, hashlib.sha256(data).digest())
+        if key not in self.names:
+            self.names[key] = f"array_{len(self.names)}"
+            self.members[self.names[key]] = (dtype, shape, data)
+        return self.names[key]
+
+    def encode(self) -> bytes:
+        """The arrays, those first whose length keeps the next one aligned."""
+        ordered = sorted(self.members.items(), key=lambda item: (len(item[1][2]) % 64 != 0, -item[1][0].itemsize))
+        return artifact.encode_weights(dict(ordered))
+
 
 def save(compiled: Compiled, path: str | PathLike[str]) -> None:
-    """Writes a compiled function of fixed shapes. ArtifactError where it, or the file, can't be written."""
-    variant = compiled.only
+    """Writes a compiled function of fixed shapes or of ranges. ArtifactError where it can't be written."""
+    variants = compiled.complete
+    target = variants[0].executable.program.target
+    store = _Store()
+    members: dict[str, bytes] = {}
+    records = []
+    for number, variant in enumerate(variants):
+        record, found = _piece(compiled, variant, store)
+        records.append(record)
+        members |= {_folder(number) + name: data for name, data in found.items()}
+    manifest = {
+        "fusec": _version(),
+        "name": compiled.name,
+        "library": compiled.library,
+        "target": target,
+        "requires": _requirements(variants[0].executable),
+        "dims": {name: list(ends) for name, ends in compiled.ranges.items()},
+        "inputs": [_spec_to(spec, compiled.ranges) for spec in compiled.specs],
+        "outputs": [_output(variants[-1].executable.program, k) for k in range(records[-1]["result"]["outputs"])],
+        "call": call_to_json(compiled.call_spec),
+        "pieces": records,
+    }
+    members[artifact.WEIGHTS] = store.encode()
+    build = launch.build_of_extension() if is_gpu(target) else None
+    if build is not None:
+        members[artifact.LAUNCHER] = build
+        manifest["launcher"] = launch.build_key()
+    artifact.write(path, manifest, members)
+
+
+def _folder(number: int) -> str:
+    return f"pieces/{number}/" if number else ""
+
+
+def _piece(compiled: Compiled, variant: Variant, store: _Store) -> tuple[Json, dict[str, bytes]]:
+    """The record of one variant, and its members."""
     executable = variant.executable
+    arrays, program = executable.arrays, executable.program
     if any(not isinstance(argument, int) for argument in variant.arguments):
         raise ArtifactError(
             f"{compiled.name} reads tensors that are fetched at each call; compile it with freeze=True to save it "
             "(a function that changes its module's buffers can't be saved)"
         )
-    arrays = executable.arrays
-    program = executable.program
     result, constants = examine(variant.rebuild, _example_outputs(executable), compiled.library)
-    weights = {f"input_{slot}": arrays.to_bytes(array) for slot, array in executable.weights.items()}
-    weights |= {f"packed_{slot}": (u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()}
-    weights |= {name: load_arrays("numpy").to_bytes(array) for name, array in constants.items()}
-    manifest = {
-        "fusec": _version(),
-        "name": compiled.name,
-        "library": compiled.library,
-        "target": program.target,
-        "requires": _requirements(executable),
-        "inputs": [_input(*layout) for layout in variant.layouts],
-        "outputs": [_output(program, k) for k in range(len(program.outputs))],
-        "call": call_to_json(compiled.call_spec),
-        "result": result_to_json(result),
+    if any(leaf.shape is not None for leaf in result.leaves) and variant.ranges:
+        raise ArtifactError(f"{compiled.name} returns a view of a result, which a file for ranges can't hold; copy it")
+    plain = load_arrays("numpy")
+    record = {
+        "ranges": {name: list(ends) for name, ends in variant.ranges.items()},
+        "result": {**result_to_json(result), "outputs": len(program.outputs)},
         "arguments": list(variant.arguments),
         "fixed": sorted(executable.fixed),
         "digests": dict(executable.digests),
         "notes": list(variant.notes),
+        "weights": {str(slot): store.add(*arrays.to_bytes(array)) for slot, array in executable.weights.items()},
+        "packed": {
+            str(slot): store.add(u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()
+        },
+        "constants": {name: store.add(*plain.to_bytes(array)) for name, array in constants.items()},
     }
     members = {artifact.GRAPH: (variant.graph_text + "\n").encode()}
     members |= _texts(variant, program, executable.digests)
     members[artifact.PROGRAM] = json.dumps(_with_short_paths(program_to_json(program)), indent=1).encode()
     members[artifact.CODE] = _code(executable.module)
-    members[artifact.WEIGHTS] = artifact.encode_weights(weights)
-    build = launch.build_of_extension() if is_gpu(program.target) else None
-    if build is not None:
-        members[artifact.LAUNCHER] = build
-        manifest["launcher"] = launch.build_key()
-    artifact.write(path, manifest, members)
+    return record, members
 
 
 def _code(module: Module) -> bytes:
@@ -91,7 +148,7 @@ def _requirements(executable: Executable) -> Json:
 
 
 def load(path: str | PathLike[str]) -> Compiled:
-    """The function in a file. Loads its machine code, after everything in the file has been checked."""
+    """The function in a file. Loads its machine code, after all that is used of the file has been checked."""
     contents = artifact.read(path)
     missing = contents.requirements.missing()
     if missing:
@@ -99,39 +156,38 @@ def load(path: str | PathLike[str]) -> Compiled:
     try:
         return _load(contents)
     except ArtifactError as error:
-        raise ArtifactError(f"{contents.path}: {error}") from None
-    except (KeyError, TypeError, ValueError, FusecError) as error:
-        raise ArtifactError(f"{contents.path}: its records do not fit together: {error}") from None
+        text = str(error)
+        raise ArtifactError(text if text.startswith(str(contents.path)) else f"{contents.path}: {text}") from None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, FusecError) as error:
+        raise ArtifactError(f"{contents.path}: its records do not fit together: {error!r:.300}") from None
 
 
 def _load(contents: artifact.Contents) -> Compiled:
     manifest = contents.manifest
-    program = program_from_json(json.loads(contents.read(artifact.PROGRAM)))
     library = _library(manifest["library"])
-    arrays = load_arrays(library)
-    stored = artifact.decode_weights(contents.read(artifact.WEIGHTS))
-    weights, packed, constants = _weights(stored, program, arrays)
-    result = result_from_json(manifest["result"], len(program.outputs))
+    records = manifest["pieces"]
+    if not isinstance(records, list) or not 1 <= len(records) <= MOST_PIECES:
+        raise ArtifactError("the manifest lists no pieces, or too many")
+    ranges = {name: (s.lo or 1, int(str(s.hi))) for name, s in symbols_from_json(manifest["dims"]).items()}
+    specs = [_spec_from(entry) for entry in manifest["inputs"]]
+    if set().union(*(spec.names for spec in specs)) != set(ranges):
+        raise ArtifactError("the named dimensions of the inputs are not those that have ranges")
     call = call_from_json(manifest["call"])
-    layouts = tuple((type_from_json(entry["type"]), tuple(map(int, entry["strides"]))) for entry in manifest["inputs"])
-    specs = [TensorSpec(t.static_shape, t.dtype, strides, t.device) for t, strides in layouts]
-    arguments = tuple(int(a) for a in manifest["arguments"])
-    fixed = frozenset(int(k) for k in manifest["fixed"])
-    digests = {str(k): str(v) for k, v in manifest["digests"].items()}
-    _check(program, arguments, fixed, layouts, weights, packed)
+    names = [
+        f"{_folder(k)}{name}" for k in range(len(records)) for name in (artifact.PROGRAM, artifact.GRAPH, artifact.CODE)
+    ]
+    members = contents.read_all(names)
+    stored = artifact.decode_weights(contents.map_weights())
     if artifact.LAUNCHER in contents.sizes:
         launch.offer_build(str(manifest.get("launcher")), contents.read(artifact.LAUNCHER))
-    module = load_module(contents.read(artifact.CODE))
-    executable = Executable(program, module, library, digests, fixed, weights, packed)
-    variant = Variant(
-        executable,
-        arguments,
-        layouts,
-        result.rebuild(constants),
-        contents.text(artifact.GRAPH),
-        tuple(map(str, manifest["notes"])),
-    )
-    return Compiled(str(manifest["name"]), library, specs, call, {(): variant})
+    reader = _Reader(library, load_arrays(library), specs, stored, members)
+    variants = [reader.variant(record, _folder(k), ranges) for k, record in enumerate(records)]
+    name = str(manifest["name"])
+    if ranges:
+        return Compiled(name, library, specs, call, {}, None, variants)
+    if len(variants) != 1:
+        raise ArtifactError("several pieces and no ranges")
+    return Compiled(name, library, specs, call, {(): variants[0]})
 
 
 def _library(name: object) -> Library:
@@ -140,27 +196,76 @@ def _library(name: object) -> Library:
     raise ArtifactError(f"there is no array library {name!r}")
 
 
-def _weights(
-    stored: Mapping[str, tuple[DType, np.ndarray[Any, Any]]], program: Program, arrays: Arrays
-) -> tuple[dict[int, Any], dict[int, Block], dict[str, Any]]:
-    """Arrays by input slot, packed memory by slot, and constants by name."""
-    weights: dict[int, Any] = {}
-    packed: dict[int, Block] = {}
-    constants: dict[str, Any] = {}
-    for name, (dtype, array) in stored.items():
-        kind, _, number = name.partition("_")
-        if kind == "constant":
-            constants[name] = array
-            continue
-        slot = program.slots[int(number)]
-        if kind == "packed":
-            block = packed[int(number)] = allocate(array.size)
-            block[:] = array
-        elif (dtype, array.shape) != (slot.type.dtype, slot.type.static_shape):
+Stored = Mapping[str, tuple[DType, np.ndarray[Any, Any]]]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What the pieces of a file have in common. Arrays that several of them use are made once."""
+
+    library: Library
+    arrays: Arrays
+    specs: Sequence[TensorSpec]
+    stored: Stored
+    members: Mapping[str, bytes]
+    made: dict[object, Any] = field(default_factory=dict)
+
+    def variant(self, record: Json, folder: str, whole: Mapping[str, tuple[int, int]]) -> Variant:
+        ranges = {name: (s.lo or 1, int(str(s.hi))) for name, s in symbols_from_json(record["ranges"]).items()}
+        if ranges.keys() != whole.keys() or any(not _within(ranges[name], whole[name]) for name in ranges):
+            raise ArtifactError("a piece is for other dimensions than the manifest's")
+        program = program_from_json(json.loads(self.members[folder + artifact.PROGRAM]))
+        result = result_from_json(record["result"], len(program.outputs))
+        arguments = tuple(int(a) for a in record["arguments"])
+        fixed_inputs = frozenset(int(k) for k in record["fixed"])
+        digests = {str(k): str(v) for k, v in record["digests"].items()}
+        weights = {int(slot): self.weight(program, int(slot), name) for slot, name in record["weights"].items()}
+        packed = {int(slot): self.packed(program, int(slot), name) for slot, name in record["packed"].items()}
+        constants = {str(key): self.stored[name][1] for key, name in record["constants"].items()}
+        layouts = self.layouts(ranges)
+        _check(program, arguments, fixed_inputs, layouts, weights)
+        module = load_module(self.members[folder + artifact.CODE])
+        executable = Executable(program, module, self.library, digests, fixed_inputs, weights, packed)
+        graph = self.members[folder + artifact.GRAPH].decode()
+        notes = tuple(map(str, record["notes"]))
+        return Variant(executable, arguments, layouts, result.rebuild(constants), graph, notes, ranges)
+
+    def layouts(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[Any, ...]:
+        dims: dict[str, Dim] = {name: a if a == b else symbol(name, a, b) for name, (a, b) in ranges.items()}
+        return tuple((spec.type(dims), spec.laid_out(dims)) for spec in self.specs)
+
+    def weight(self, program: Program, number: int, name: str) -> Any:
+        slot = program.slots[number]
+        dtype, array = self.stored[name]
+        if number not in program.inputs:
+            raise ArtifactError("a weight is not an input of the program")
+        if (dtype, array.shape) != (slot.type.dtype, slot.type.static_shape):
             raise ArtifactError(f"weight {slot.name} is {dtype}{list(array.shape)}, the program has {slot.type}")
-        else:
-            weights[int(number)] = _laid_out(arrays, arrays.from_numpy(array, dtype), fixed(slot.strides))
-    return weights, packed, constants
+        key = (name, slot.strides)
+        if key not in self.made:
+            self.made[key] = _laid_out(self.arrays, self.arrays.from_numpy(array, dtype), fixed(slot.strides))
+        return self.made[key]
+
+    def packed(self, program: Program, number: int, name: str) -> Block:
+        slot = program.slots[number]
+        dtype, array = self.stored[name]
+        if dtype != u8 or array.ndim != 1 or slot.kind != "packed" or array.size < slot.type.nbytes:
+            raise ArtifactError(f"packed weight {slot.name} does not fill its slot")
+        if name not in self.made:
+            aligned = array.ctypes.data % 64 == 0
+            self.made[name] = array if aligned else _moved(array)
+        block: Block = self.made[name]
+        return block
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] <= inner[1] <= outer[1]
+
+
+def _moved(array: np.ndarray[Any, Any]) -> Block:
+    block = allocate(array.size)
+    block[:] = array
+    return block
 
 
 def _laid_out(arrays: Arrays, array: Any, strides: tuple[int, ...]) -> Any:
@@ -178,28 +283,24 @@ def _laid_out(arrays: Arrays, array: Any, strides: tuple[int, ...]) -> Any:
 def _check(
     program: Program,
     arguments: tuple[int, ...],
-    fixed: frozenset[int],
+    fixed_inputs: frozenset[int],
     layouts: tuple[Any, ...],
     weights: Mapping[int, Any],
-    packed: Mapping[int, Block],
 ) -> None:
     """The inputs that kernels were made for are those that the manifest promises to check."""
-    free = [k for k in range(len(program.inputs)) if k not in fixed]
+    free = [k for k in range(len(program.inputs)) if k not in fixed_inputs]
     if len(free) != len(arguments):
         raise ArtifactError("the arguments do not match the program's inputs")
     for k, argument in zip(free, arguments, strict=True):
         slot = program.slots[program.inputs[k]]
         if not 0 <= argument < len(layouts) or (slot.type, slot.strides) != layouts[argument]:
             raise ArtifactError(f"input {slot.name} is {slot.type} in the program and not in the manifest")
-    for number, block in packed.items():
-        slot = program.slots[number]
-        if slot.kind != "packed" or block.size < slot.type.nbytes:
-            raise ArtifactError(f"packed weight {slot.name} does not fill its slot")
     if any(slot not in program.inputs for slot in weights):
         raise ArtifactError("a weight is not an input of the program")
 
 
 def _example_outputs(executable: Executable) -> list[Any]:
+    """An array for each output, symbolic extents at their least."""
     scope = Scope()
     program = executable.program
     made = []
@@ -216,8 +317,24 @@ def _example_outputs(executable: Executable) -> list[Any]:
     return made
 
 
-def _input(type: TensorType, strides: tuple[int, ...]) -> Json:
-    return {"type": type_to_json(type), "strides": list(strides)}
+def _spec_to(spec: TensorSpec, ranges: Mapping[str, tuple[int, int]]) -> Json:
+    symbols: dict[str, Dim] = {name: symbol(name, *ends) for name, ends in ranges.items()}
+    return {
+        "type": type_to_json(spec.type(symbols)),
+        "strides": dims_to_json(spec.laid_out(symbols)),
+        "contiguous": spec.strides is None,
+    }
+
+
+def _spec_from(entry: Json) -> TensorSpec:
+    dtype, shape, device = entry["type"]
+    if any(type(n) not in (int, str) for n in shape):
+        raise ArtifactError(f"{shape!r:.100} is not a shape")
+    strides = None if entry["contiguous"] else [int(s) for s in entry["strides"]]
+    spec = TensorSpec(shape, str(dtype), strides, str(device))
+    if not spec.names:
+        type_from_json(entry["type"])
+    return spec
 
 
 def _output(program: Program, k: int) -> Json:
@@ -229,7 +346,7 @@ def _output(program: Program, k: int) -> Json:
         root = program.slots[root].source
     return {
         "type": type_to_json(record.type),
-        "strides": list(record.strides),
+        "strides": dims_to_json(record.strides),
         "aliases": program.slots[root].source if program.slots[root].kind == "input" else None,
         "changes": program.output_ports[k].mutates,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusec.errors import SignatureError
@@ -26,7 +26,7 @@ class TensorSpec:
     dtype: str
     strides: tuple[int, ...] | None
     device: str
-    ranges: tuple[tuple[str, int, int], ...]
+    ranges: tuple[tuple[str, int, int], ...] = field(init=False)
 
     def __init__(
         self,

@@ -293,7 +293,7 @@ def test_other_formats_and_machines(saved: Path, tmp_path: Path) -> None:
     def better(found: Any, manifest: Any) -> None:
         manifest["requires"]["features"].append("avx1024")
 
-    refused(rewrite(saved, tmp_path / "x", future), "format 99, this fusec reads format 1")
+    refused(rewrite(saved, tmp_path / "x", future), "format 99, this fusec reads format 2")
     refused(rewrite(saved, tmp_path / "x", arm), "it needs a aarch64 machine, this one is x86_64")
     refused(rewrite(saved, tmp_path / "x", better), "needs a CPU with avx1024.*x86-64-v3")
 
@@ -324,8 +324,8 @@ def _program(change: Any) -> Any:
         lambda p, m: m["inputs"].clear(),
         lambda p, m: m.pop("call"),
         lambda p, m: m.__setitem__("library", "pickle"),
-        lambda p, m: m["result"]["leaves"][0].__setitem__(0, 7),
-        lambda p, m: m.__setitem__("arguments", [3]),
+        lambda p, m: m["pieces"][0]["result"]["leaves"][0].__setitem__(0, 7),
+        lambda p, m: m["pieces"][0].__setitem__("arguments", [3]),
     ],
 )
 def test_records_that_do_not_fit_are_refused(saved: Path, tmp_path: Path, change: Any) -> None:

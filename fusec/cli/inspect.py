@@ -9,16 +9,20 @@ from typing import Any
 from fusec.errors import ArtifactError
 from fusec.report import explain_program
 from fusec.runtime import artifact
-from fusec.runtime.serial import program_from_json, type_from_json
+from fusec.runtime.serial import Symbols, dims_from_json, program_from_json, symbols_from_json, type_from_json
 
 
 def describe_file(path: Path, *, graph: bool = False, kernels: bool = False) -> str:
     """What a file holds. ArtifactError for one that is damaged; its machine code is never loaded."""
-    contents = artifact.read(path)
+    contents = artifact.read(path).verify()
     try:
         lines = _head(contents)
-        program = program_from_json(json.loads(contents.read(artifact.PROGRAM)))
-        lines += ["", explain_program(program, [str(note) for note in contents.manifest.get("notes", ())])]
+        for number, piece in enumerate(contents.manifest["pieces"]):
+            folder = f"pieces/{number}/" if number else ""
+            program = program_from_json(json.loads(contents.read(folder + artifact.PROGRAM)))
+            ranges = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in piece["ranges"].items())
+            lines += ["", *([f"for {ranges}"] if ranges else [])]
+            lines.append(explain_program(program, [str(note) for note in piece["notes"]]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
     if graph:
@@ -38,16 +42,18 @@ def _head(contents: artifact.Contents) -> list[str]:
         f"format {manifest['format']}, target {manifest['target']}; {here}",
         f"needs {needs.text}",
     ]
-    lines += [f"input {k}: {_array(entry)}" for k, entry in enumerate(manifest["inputs"])]
-    lines += [f"output {k}: {_array(entry)}{_aliasing(entry)}" for k, entry in enumerate(manifest["outputs"])]
+    symbols = symbols_from_json(manifest["dims"])
+    lines += [f"{name} from {low} to {high}" for name, (low, high) in manifest["dims"].items()]
+    lines += [f"input {k}: {_array(entry, symbols)}" for k, entry in enumerate(manifest["inputs"])]
+    lines += [f"output {k}: {_array(entry, symbols)}{_aliasing(entry)}" for k, entry in enumerate(manifest["outputs"])]
     lines.append(f"sha256 of {len(contents.sizes) - 1} members checked:")
     lines += [f"    {size:>12,}  {name}" for name, size in contents.sizes.items() if "/" not in name]
     return lines
 
 
-def _array(entry: Any) -> str:
-    strides = ", ".join(str(int(s)) for s in entry["strides"])
-    return f"{type_from_json(entry['type'])} strides ({strides})"
+def _array(entry: Any, symbols: Symbols) -> str:
+    strides = ", ".join(map(str, dims_from_json(entry["strides"], symbols)))
+    return f"{type_from_json(entry['type'], symbols)} strides ({strides})"
 
 
 def _aliasing(entry: Any) -> str:

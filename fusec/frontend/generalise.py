@@ -298,6 +298,7 @@ class _Generaliser:
                     continue
                 self.number(op, number, steps, first.dtype)
                 return
+        self.location = op.location or next((o.location for o in self.first.ops if op.result in o.operands), None)
         raise self.fails(f"the number {first.value!r} becomes {constants[-1].value!r}", 0)
 
     def number(self, op: Op, number: Index, steps: Sequence[str], dtype: DType) -> None:

@@ -1,16 +1,21 @@
 """Compiled functions as files: a zip of a JSON manifest, IR text, sources, machine code and weights. No pickle.
 
-Everything in a file is checked before any of it is used: the names, sizes and hashes of its members, then the
-format, then the machine. Looking at a file never loads machine code. Loading one does, and that is as safe as
-its author.
+Everything in a file is checked before it is used: the names and sizes of its members, then the format, then the
+machine, then the hash of each member that is read. Looking at a file never loads machine code. Loading one does, and
+that is as safe as its author.
+
+The weights are mapped, not read: a model starts in the time that its code takes. They are checked by sums, which
+memory's speed bounds; their SHA-256 stands in the manifest too, for whoever wants to be sure of whose they are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import re
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -19,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,7 +34,7 @@ from fusec.runtime.isa import host_architecture, host_features
 from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 GRAPH = "graph.ir"
@@ -38,8 +43,8 @@ WEIGHTS = "weights.safetensors"
 LAUNCHER = "launcher.so"
 
 _NAME = re.compile(
-    r"manifest\.json|program\.json|graph\.ir|kernels\.bin|weights\.safetensors|launcher\.so"
-    r"|stages/[A-Za-z0-9_.-]{1,100}\.ir|kernels/[A-Za-z0-9_-]{1,200}\.(?:tile|tvm\.py|triton\.py|cu)"
+    r"manifest\.json|weights\.safetensors|launcher\.so|(?:pieces/[0-9]{1,3}/)?(?:program\.json|graph\.ir|kernels\.bin"
+    r"|stages/[A-Za-z0-9_.-]{1,100}\.ir|kernels/[A-Za-z0-9_-]{1,200}\.(?:tile|tvm\.py|triton\.py|cu))"
 )
 _BINARIES = (CODE, WEIGHTS, LAUNCHER)
 _TEXT_LIMIT = 256 * 1024 * 1024
@@ -48,6 +53,7 @@ _MEMBER_LIMIT = 20_000
 _UNREADABLE = (OSError, NotImplementedError, RuntimeError, EOFError, zlib.error, ValueError)
 """What zipfile raises on damaged members, besides BadZipFile."""
 
+_CHANGED = "{} is not what the manifest says: the file is damaged or was changed"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -107,11 +113,34 @@ class Contents:
 
     def read(self, member: str) -> bytes:
         """A member's bytes, its hash checked. ArtifactError where it is missing or not what the manifest says."""
+        return self.read_all([member])[member]
+
+    def read_all(self, members: Sequence[str]) -> dict[str, bytes]:
+        """:meth:`read` of several members."""
         try:
             with zipfile.ZipFile(self.path) as archive:
-                return _read_member(archive, member, self.manifest)
+                return {member: _read_member(archive, member, self.manifest) for member in members}
+        except ArtifactError as error:
+            raise ArtifactError(f"{self.path}: {error}") from None
         except (zipfile.BadZipFile, KeyError, *_UNREADABLE) as error:
-            raise ArtifactError(f"{self.path}: can't read {member}: {error}") from None
+            raise ArtifactError(f"{self.path}: can't read {', '.join(members)[:100]}: {error}") from None
+
+    def verify(self) -> Contents:
+        """Checks the hash of every member."""
+        self.read_all(sorted(self.sizes.keys() - {MANIFEST}))
+        return self
+
+    def map_weights(self) -> memoryview:
+        """The weights, mapped from the file: writes stay private. Checked by sums. ArtifactError where they differ."""
+        try:
+            with open(self.path, "rb") as file, zipfile.ZipFile(file) as archive:
+                data = _mapped(file, archive.getinfo(WEIGHTS))
+            wanted = str(self.manifest["members"][WEIGHTS]["sums"])
+        except (zipfile.BadZipFile, KeyError, TypeError, struct.error, *_UNREADABLE) as error:
+            raise ArtifactError(f"{self.path}: can't map {WEIGHTS}: {error}") from None
+        if sums(data) != wanted:
+            raise ArtifactError(f"{self.path}: {_CHANGED.format(WEIGHTS)}")
+        return data
 
     def text(self, member: str) -> str:
         return self.read(member).decode()
@@ -136,7 +165,11 @@ def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapp
     The same contents give the same bytes. It appears under its name only when it is whole. ArtifactError where it
     can't be written.
     """
-    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
+    listed: dict[str, Json] = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()
+    }
+    if WEIGHTS in members:
+        listed[WEIGHTS]["sums"] = sums(memoryview(members[WEIGHTS]))
     head = {"format": FORMAT, **manifest, "members": listed}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     target = Path(path)
@@ -145,8 +178,10 @@ def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapp
         handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for name, data in [(MANIFEST, text), *members.items()]:
-                packed = zipfile.ZIP_STORED if name in _BINARIES else zipfile.ZIP_DEFLATED
-                archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, packed)
+                info = zipfile.ZipInfo(name, _EPOCH)
+                if name == WEIGHTS:
+                    info.extra = _padding(archive.start_dir + _LOCAL_HEADER.size + len(name))
+                archive.writestr(info, data, zipfile.ZIP_STORED if is_binary(name) else zipfile.ZIP_DEFLATED)
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except OSError as error:
@@ -155,8 +190,57 @@ def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapp
         raise ArtifactError(f"can't write {target}: {error}") from error
 
 
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_ALIGNMENT = 64
+_PADDING_ID = 0xD935
+"""The id of an extra field that only pads, as Android's zipalign writes it."""
+
+
+def _padding(start: int) -> bytes:
+    """An extra field after which data that would begin at ``start`` is aligned."""
+    size = -(start + 4) % _ALIGNMENT
+    return struct.pack("<HH", _PADDING_ID, size) + bytes(size)
+
+
+def _mapped(file: BinaryIO, info: zipfile.ZipInfo) -> memoryview:
+    """A stored member's bytes in memory that the file backs."""
+    file.seek(info.header_offset)
+    fields = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    start = info.header_offset + _LOCAL_HEADER.size + fields[9] + fields[10]
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if info.compress_type != zipfile.ZIP_STORED or start + info.file_size > len(mapped):
+        raise ArtifactError(f"{info.filename} is not stored as it is")
+    return memoryview(mapped)[start : start + info.file_size]
+
+
+_SUM_WORDS = 8192
+
+
+def sums(data: memoryview) -> str:
+    """A hash of the sums of the data's rows and columns, taken as 64-bit words in rows of 64 KiB.
+
+    Any change of one word, and any exchange of words, changes it. It guards against damage, not against intent.
+    """
+    whole = len(data) // (8 * _SUM_WORDS) * _SUM_WORDS
+    words = np.frombuffer(data[: 8 * whole], np.uint64).reshape(-1, _SUM_WORDS)
+    digest = hashlib.sha256(len(data).to_bytes(8, "little"))
+    rows = words.sum(axis=1, dtype=np.uint64)
+    digest.update(rows.tobytes())
+    digest.update(words.sum(axis=0, dtype=np.uint64).tobytes())
+    digest.update(data[8 * whole :])
+    return digest.hexdigest()
+
+
+def is_binary(name: str) -> bool:
+    """Whether a member is machine code or weights, which do not compress."""
+    return name.rpartition("/")[2] in _BINARIES
+
+
 def read(path: str | PathLike[str]) -> Contents:
-    """Opens a file and checks every member. Raises ArtifactError for one that is damaged or of another format."""
+    """Opens a file and checks its members' names and sizes, and its manifest.
+
+    Raises ArtifactError for one that is damaged or of another format.
+    """
     source = Path(path)
     try:
         with zipfile.ZipFile(source) as archive:
@@ -177,7 +261,7 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Contents:
     for info in infos:
         if not _NAME.fullmatch(info.filename):
             raise ArtifactError(f"{path}: a member may not be called {info.filename[:100]!r}")
-        limit = _BINARY_LIMIT if info.filename in _BINARIES else _TEXT_LIMIT
+        limit = _BINARY_LIMIT if is_binary(info.filename) else _TEXT_LIMIT
         if info.file_size > limit:
             raise ArtifactError(f"{path}: member {info.filename} is too large ({info.file_size} bytes)")
     if MANIFEST not in names:
@@ -187,9 +271,6 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Contents:
     if listed != set(names):
         odd = sorted(listed.symmetric_difference(names))
         raise ArtifactError(f"{path}: its members are not those that its manifest lists: {', '.join(odd)[:200]}")
-    for name in names:
-        if name != MANIFEST:
-            _read_member(archive, name, manifest)
     return Contents(path, manifest, {info.filename: info.file_size for info in infos})
 
 
@@ -217,7 +298,7 @@ def _read_member(archive: zipfile.ZipFile, name: str, manifest: Json) -> bytes:
     with archive.open(name) as file:
         data = file.read(size + 1)
     if len(data) != size or hashlib.sha256(data).hexdigest() != wanted:
-        raise ArtifactError(f"{name} is not what the manifest says: the file is damaged or was changed")
+        raise ArtifactError(_CHANGED.format(name))
     return data
 
 
@@ -252,25 +333,26 @@ def encode_weights(weights: Mapping[str, tuple[DType, Sequence[int], bytes]]) ->
         header[name] = {"dtype": _SAFE_NAMES[dtype.name], "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, _, data in weights.values())])
 
 
-def decode_weights(data: bytes) -> dict[str, tuple[DType, np.ndarray[Any, Any]]]:
-    """The arrays of :func:`encode_weights`; each is a copy of its own. ArtifactError where they do not fit."""
+def decode_weights(data: memoryview) -> dict[str, tuple[DType, np.ndarray[Any, Any]]]:
+    """The arrays of :func:`encode_weights`, in its memory where they are aligned. ArtifactError for damage."""
     types = {safe: DTYPES[name] for name, safe in _SAFE_NAMES.items()}
     try:
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        body = memoryview(data)[8 + length :]
+        header = json.loads(bytes(data[8 : 8 + length]))
+        body = data[8 + length :]
         found = {}
         for name, entry in header.items():
             dtype = types[entry["dtype"]]
             start, stop = entry["data_offsets"]
             if not 0 <= start <= stop <= len(body):
                 raise ArtifactError(f"weight {name} lies outside of its file")
-            array = np.frombuffer(body[start:stop], dtype.numpy).reshape(entry["shape"]).copy()
-            found[str(name)] = (dtype, array)
+            array = np.frombuffer(body[start:stop], dtype.numpy).reshape(entry["shape"])
+            aligned = array.ctypes.data % (_ALIGNMENT if array.nbytes >= _ALIGNMENT else dtype.itemsize) == 0
+            found[str(name)] = (dtype, array if aligned and array.flags.writeable else array.copy())
         return found
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"the weights can't be read: {error}") from None
