@@ -23,7 +23,8 @@ from fusec.passes.lower.program import assemble
 from fusec.passes.lower.select import Selector
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
-from fusec.passes.split import split_reductions
+from fusec.passes.searches import open_searches
+from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
@@ -31,7 +32,9 @@ from fusec.tile.print import print_kernel
 
 T = TypeVar("T")
 
-PASS_NAMES = ("canonicalize", "fold", "cse", "dce", "precision", "empty", "split", "indices", "outputs", "fuse")
+PASS_NAMES = (
+    *("canonicalize", "fold", "cse", "dce", "searches", "precision", "empty", "split", "indices", "outputs", "fuse"),
+)
 """The graph passes in order. ``disable`` takes these names, but for ``empty``, ``indices`` and ``outputs``."""
 
 _NEEDED = frozenset({"empty", "indices", "outputs"})
@@ -68,12 +71,14 @@ def lower(
     graph = run("cse", cse, graph)
     # Nothing is left that no output needs.
     graph = run("dce", dce, graph)
+    # On a GPU a search is a reduction of places.
+    graph = run("searches", lambda g: open_searches(g) if is_gpu(target) else g, graph)
     # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
     graph = run("precision", lambda g: precision(g, tf32=tf32 and is_gpu(target)), graph)
     # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
     graph = run("empty", drop_empty, graph)
-    # A reduction has rows for all cores, or is small.
-    graph = run("split", lambda g: split_reductions(g, _cores(target, threads)), graph)
+    # A reduction has rows for all cores (or blocks), or is small.
+    graph = run("split", lambda g: _split(g, target, threads), graph)
     # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
     graph = run("indices", check_indices, graph)
     # Every output is memory of its own or a plain view; every operand of a library call is in memory.
@@ -97,9 +102,10 @@ def default_selector(target: str, threads: int | None = None) -> Selector | GpuS
     return Selector(machine, threads or machine.cores)
 
 
-def _cores(target: str, threads: int | None) -> int:
-    """Cores that must be given work; a GPU's blocks are not counted, it takes rows apart by itself."""
-    return 1 if is_gpu(target) else threads or cpu_target(target).cores
+def _split(graph: Graph, target: str, threads: int | None) -> Graph:
+    if is_gpu(target):
+        return split_for_blocks(graph, gpu_target(target).units)
+    return split_reductions(graph, threads or cpu_target(target).cores)
 
 
 class _Runner:

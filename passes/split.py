@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph, Op, Value
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 SERIAL_ELEMENTS = 1 << 19
 """Reductions of fewer elements stay whole: a second kernel costs more than the other cores would gain."""
+
+BLOCK_ELEMENTS = 1 << 15
+"""The same for one block of a GPU, which reads about 50 GB/s where a launch takes 3 µs."""
+
+CHAIN_ELEMENTS = 1 << 18
+"""The same where reductions of the same rows need each other's results: apart, each of them is two kernels."""
 
 UNEVEN_ELEMENTS = 1 << 22
 """Fewer elements than these are not cut unevenly: the rest is a kernel more, and the operand may have to be stored."""
@@ -30,36 +38,84 @@ _COMBINE = {
 }
 
 
+@dataclass(frozen=True)
+class _Share:
+    """Parts that a reduction may be made of, the tasks that will do, and the elements below which it stays whole."""
+
+    parts: int
+    enough: int
+    whole: int
+
+
 def split_reductions(graph: Graph, threads: int) -> Graph:
     """The graph with every large reduction that has fewer rows than there are threads made of partial ones."""
+    if threads < 2:
+        return graph
 
+    def share(name: str, tasks: int) -> _Share:
+        return _Share(8 * threads, threads, SERIAL_ELEMENTS)
+
+    return _split(graph, share)
+
+
+def split_for_blocks(graph: Graph, units: int) -> Graph:
+    """The same for a GPU of so many multiprocessors: too few blocks would each read too much."""
+    chains = chained(graph)
+
+    def share(name: str, tasks: int) -> _Share:
+        parts = -(-4 * units // max(tasks, 1))
+        if name in chains:
+            return _Share(parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS)
+        return _Share(parts, 2 * units, tasks * BLOCK_ELEMENTS)
+
+    return _split(graph, share)
+
+
+def chained(graph: Graph) -> set[str]:
+    """Names of the results of reductions over the same axes of values of one shape, one made of the other."""
+    made_of: dict[Value, frozenset[Op]] = {}
+    found: set[str] = set()
+    for op in graph.ops:
+        above = frozenset[Op]().union(*(made_of.get(v, frozenset()) for v in op.operands))
+        if op.definition.kind == "reduce":
+            for other in above:
+                if other.operands[0].type.shape == op.operands[0].type.shape and other.attributes == op.attributes:
+                    found |= {op.result.name, other.result.name}
+            above = frozenset((op,))
+        for result in op.results:
+            made_of[result] = above
+    return found
+
+
+def _split(graph: Graph, share: Callable[[str, int], _Share]) -> Graph:
     @rule(*_COMBINE)
     def in_parts(r: Rewriter) -> Outcome:
         """reduce(x: [n]) ⇒ reduce(reduce(x: [parts, n / parts]) over its last axis)"""
-        return _in_parts(r, threads)
+        return _in_parts(r, share)
 
     rules: tuple[Rule, ...] = (in_parts,)
-    return graph if threads < 2 else rewrite(graph, rules)
+    return rewrite(graph, rules)
 
 
-def _in_parts(r: Rewriter, threads: int) -> Outcome:
+def _in_parts(r: Rewriter, share: Callable[[str, int], _Share]) -> Outcome:
     (x,) = r.operands
     assert isinstance(r.op.attributes, ReduceAttributes)
     axes = r.op.attributes.axes
-    if not axes or not x.type.is_static or x.type.size < SERIAL_ELEMENTS:
+    if not axes or not x.type.is_static:
         return None
     shape = x.type.static_shape
     tasks = _tasks(shape, axes)
-    if tasks >= threads:
+    wish = share(r.op.result.name, tasks)
+    if x.type.size < wish.whole or tasks >= wish.enough:
         return None
-    wanted = min(8 * threads, x.type.size // tasks // PART_ELEMENTS)
+    wanted = min(wish.parts, x.type.size // tasks // PART_ELEMENTS)
     axis = next((a for a in axes if shape[a] >= wanted), max(axes, key=lambda a: shape[a]))
     n = shape[axis]
     wanted = min(wanted, n)
     most = min(n, x.type.size // tasks // PART_ELEMENTS)
     if wanted < 2:
         return None
-    even = [d for d in range(2, min(most, 64 * threads) + 1) if n % d == 0 and 2 * d >= wanted]
+    even = [d for d in range(2, min(most, 8 * wish.parts) + 1) if n % d == 0 and 2 * d >= wanted]
     if not even and x.type.size < UNEVEN_ELEMENTS:
         return None
     parts = min(even, key=lambda d: abs(d - wanted), default=wanted)

@@ -10,7 +10,7 @@ from math import prod
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
-from fusec.codegen.triton.spelling import COARSE, EXACT, FAST, LIBDEVICE, SHARED, float_literal, type_name
+from fusec.codegen.triton.spelling import COARSE, EXACT, FAST, FLOAT_HELPERS, INT_HELPERS, LIBDEVICE, SHARED, float_literal, type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import (
     Expr,
@@ -544,13 +544,23 @@ class _Emitter:
             return table[e.op].format(*args)
         if e.op in SHARED:
             return SHARED[e.op].format(*args)
+        helper = (FLOAT_HELPERS if e.dtype.is_float else INT_HELPERS).get(e.op)
+        if helper is not None:
+            typed = [self._typed(a, text) for a, text in zip(e.args, args, strict=True)]
+            bits = [str(e.dtype.bits - (e.dtype.kind == "int"))] if e.op == "pow" else []
+            return f"{helper}({', '.join([*typed, *bits])})"
         if e.op in LIBDEVICE and e.dtype.is_float:
             return f"libdevice.{LIBDEVICE[e.op]}({', '.join(args)})"
         if e.op == "sign":
             return f"tl.where({args[0]} > 0, 1.0, tl.where({args[0]} < 0, -1.0, {args[0]}))"
-        if e.op == "floordiv" and e.dtype.is_float:
-            return f"tl.floor(tl.div_rn({args[0]}, {args[1]}))"
         raise LoweringError(f"{e.op} of {e.dtype} in a Triton kernel")
+
+    def _typed(self, e: ScalarExpr, text: str) -> str:
+        """The text as a tensor of the expression's own type, which numbers and loop variables are not."""
+        if not isinstance(e, Const | IndexValue):
+            return text
+        half = e.dtype.is_float and e.dtype.bits < 32
+        return f"tl.cast({text}, {'tl.float32' if half else type_name(e.dtype)})"
 
 
 def _changed(block: Block) -> Iterator[Buffer]:

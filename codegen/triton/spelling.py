@@ -138,6 +138,58 @@ LIBDEVICE = {
 """Functions of CUDA's and AMD's device libraries, by their names there."""
 
 
+FLOAT_HELPERS = {"floordiv": "_floordiv_float", "remainder": "_remainder_float"}
+INT_HELPERS = {"floordiv": "_floordiv_int", "remainder": "_remainder_int", "fmod": "_fmod_int", "pow": "_power_int"}
+"""Functions of :data:`HELPER_SOURCE`, for floats and for integers."""
+
+HELPER_SOURCE = """@triton.jit
+def _floordiv_int(a, b):
+    d = tl.where(b == 0, 1, b)
+    q = a // d
+    return tl.where(b == 0, 0, tl.where((q * d != a) & ((a < 0) != (d < 0)), q - 1, q))
+
+
+@triton.jit
+def _fmod_int(a, b):
+    return tl.where(b == 0, 0, a % tl.where(b == 0, 1, b))
+
+
+@triton.jit
+def _remainder_int(a, b):
+    r = _fmod_int(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def _power_int(a, b, BITS: tl.constexpr):
+    result = tl.full(a.shape, 1, a.dtype)
+    factor = a
+    for bit in range(BITS):
+        result = tl.where((b >> bit) & 1 != 0, result * factor, result)
+        factor = factor * factor
+    below = tl.where(a == 1, 1, tl.where(a == -1, tl.where(b & 1 != 0, -1, 1), 0))
+    return tl.where(b < 0, below.to(a.dtype), result)
+
+
+@triton.jit
+def _floordiv_float(a, b):
+    r = libdevice.fmod(a, b)
+    q = tl.div_rn(a - r, b)
+    q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+    whole = tl.floor(q)
+    whole = tl.where(q - whole > 0.5, whole + 1, whole)
+    whole = tl.where(q == 0, tl.div_rn(a, b) * 0, whole)
+    return tl.where(b == 0, tl.div_rn(a, b), whole)
+
+
+@triton.jit
+def _remainder_float(a, b):
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+"""
+"""Division as the libraries define it: towards minus infinity, and 0 for an integer by 0."""
+
+
 def float_literal(value: float) -> str:
     """A float as Triton source, with infinities and NaN."""
     return f"float('{value}')" if value in (float("inf"), -float("inf")) or value != value else repr(float(value))

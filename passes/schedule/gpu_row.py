@@ -1,4 +1,4 @@
-"""Schedules of row kernels on GPUs."""
+"""Schedules of row kernels on GPUs. The sizes were measured on an H200 (2²⁷ elements, cold L2, a copy reaches 4.22 TB/s)."""
 
 from __future__ import annotations
 
@@ -8,39 +8,46 @@ from fusec.target.gpu import GpuTarget
 MOST_ELEMENTS = 32768
 """Elements that a block holds in registers."""
 
-SIDE_BY_SIDE = 64
-"""Neighbouring rows that a block takes where neighbours in memory lie in different rows."""
+TOGETHER = 2048
+"""Elements of short rows that a block takes. Softmax of bf16 rows of 256: 4.17 TB/s, with 8192 elements 4.05."""
 
-CHUNK = 8192
-"""Elements of a wide row that are read at a time."""
+CHUNK = 16384
+"""Elements of a wide row that are read at a time, by 16 warps."""
+
+NEAR_BYTES = 128
+"""Bytes of neighbouring rows that a block takes side by side where neighbours in memory lie in different rows."""
+
+ACROSS = 128
+"""Places of such rows that are read at a time. Column sums: 4.03 TB/s in f32, 3.55 in bf16."""
 
 
-def row_candidates(rows: int, length: int, target: GpuTarget, *, across: bool = False) -> list[GpuRowSchedule]:
-    """Schedules for ``rows`` rows of ``length`` elements, best predicted first.
+def row_candidates(
+    rows: int, length: int, target: GpuTarget, *, bits: int = 32, across: bool = False, steps: int = 1
+) -> list[GpuRowSchedule]:
+    """Schedules for ``rows`` rows of ``length`` elements of ``bits``, best predicted first.
 
-    ``across``: neighbours in memory are of neighbouring rows.
+    ``across``: neighbours in memory are of neighbouring rows. ``steps``: how many reductions the kernel makes.
     """
     columns = pow2(max(length, 1))
     if across:
-        return [_across(rows, columns, target)]
+        return [_across(rows, columns, bits, steps, target)]
     if columns > MOST_ELEMENTS:
-        return [GpuRowSchedule(1, CHUNK, _launch(CHUNK, target), whole=False)]
-    together = max(1, min(pow2(max(rows, 1)), 4096 // columns))
+        return [GpuRowSchedule(1, CHUNK, Launch(16, 1), whole=False)]
+    together = max(1, min(pow2(max(rows, 1)), TOGETHER // columns))
     return [GpuRowSchedule(together, columns, _launch(together * columns, target))]
 
 
-def _across(rows: int, columns: int, target: GpuTarget) -> GpuRowSchedule:
-    side = min(pow2(max(rows, 1)), SIDE_BY_SIDE)
+def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:
+    """Of a single sum the threads keep parts of their own; else the block agrees after each chunk, and is smaller."""
+    side = min(pow2(max(rows, 1)), NEAR_BYTES * 8 // bits if steps == 1 else 64)
     if side * columns <= MOST_ELEMENTS // 2:
-        side = max(side, min(pow2(max(rows, 1)), 4096 // columns))
+        side = max(side, min(pow2(max(rows, 1)), TOGETHER // columns))
         return GpuRowSchedule(side, columns, _launch(side * columns, target))
-    chunk = max(64, 4096 // side)
-    return GpuRowSchedule(side, chunk, _launch(side * chunk, target), whole=False)
+    chunk = max(ACROSS, TOGETHER // side)
+    return GpuRowSchedule(side, chunk, Launch(8 if steps == 1 else 4, 1), whole=False)
 
 
 def _launch(elements: int, target: GpuTarget) -> Launch:
-    """Thirty-two elements a thread, so that blocks share a unit.
-
-    On an H200, rows of 8192 bf16: layer norm 3.77 TB/s with 8 warps, 2.86 with 16; softmax 4.03 and 4.12.
-    """
-    return Launch(pow2(max(1, min(16, elements // (target.warp_size * 32)))), 1)
+    """Thirty-two elements a thread, fewer where a block has few."""
+    warps = pow2(max(1, min(32, elements // (target.warp_size * 32))))
+    return Launch(max(warps, min(4, pow2(max(1, elements // (target.warp_size * 16))))), 1)

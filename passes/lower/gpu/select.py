@@ -95,13 +95,16 @@ class GpuSelector:
 
 
 def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
-    op = next(o for o in frame.body.ops if o.definition.kind == "reduce")
+    anchors = [o for o in frame.body.ops if o.definition.kind == "reduce"]
+    op = anchors[0]
     assert isinstance(op.attributes, ReduceAttributes)
     shape, axes = op.operands[0].type.static_shape, op.attributes.axes
     length = prod(shape[a] for a in axes)
     kept = tuple(a for a in range(len(shape)) if a not in axes)
     across = not reduced_is_innermost(frame, op, shape, kept)
-    return row_candidates(prod(shape) // max(length, 1), length, target, across=across)
+    rows = prod(shape) // max(length, 1)
+    bits = min(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if v.type.size * 2 > prod(shape))
+    return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors))
 
 
 def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:

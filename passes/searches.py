@@ -1,0 +1,44 @@
+"""Searches for an extreme as reductions, for targets whose row kernels reduce only numbers."""
+
+from __future__ import annotations
+
+from fusec.ir.attributes import ArgReduceAttributes, IotaAttributes
+from fusec.ir.graph import Graph, Value
+from fusec.ir.types import i32, i64, u8
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
+
+
+def open_searches(graph: Graph) -> Graph:
+    """The graph without ``argmax`` and ``argmin``: one read of a row that a block holds gives place and value."""
+    return rewrite(graph, SEARCH_RULES)
+
+
+@rule("argmax", "argmin")
+def search_as_minimum(r: Rewriter) -> Outcome:
+    """argmax(x) ⇒ reduce_min(select(x == reduce_max(x) or isnan(x), iota, n)): the first of equals, or the first NaN"""
+    assert isinstance(r.op.attributes, ArgReduceAttributes)
+    axis = r.op.attributes.axis
+    (x,) = r.operands
+    if not x.type.is_static:
+        return None
+    if x.type.dtype.name == "bool":
+        x = r.cast(x, u8)
+    n = x.type.static_shape[axis]
+    extreme = r.reduce("reduce_max" if r.op.name == "argmax" else "reduce_min", x, [axis], hint="extreme")
+    found = r.emit("eq", x, r.keep(extreme, x, [axis]), hint="found")
+    if x.type.dtype.is_float:
+        found = r.emit("logical_or", found, r.emit("isnan", x))
+    places = _places(r, x, axis)
+    past = r.constant(n, places)
+    first = r.reduce("reduce_min", r.emit("select", found, places, past, hint="places"), [axis], hint="first")
+    return r.cast(first, i64)
+
+
+def _places(r: Rewriter, x: Value, axis: int) -> Value:
+    """The index along the axis, in as few bits as hold it."""
+    dtype = i32 if x.type.static_shape[axis] < 2**31 else i64
+    shape = tuple(n if a == axis else 1 for a, n in enumerate(x.type.static_shape))
+    return r.emit("iota", attributes=IotaAttributes(shape, axis, dtype, x.type.device), hint="place")
+
+
+SEARCH_RULES: tuple[Rule, ...] = (search_as_minimum,)

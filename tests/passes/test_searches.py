@@ -1,0 +1,48 @@
+"""Searches as reductions: the first of equals, the first NaN, along any axis and of any type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from programs import check
+
+from fusec.ir.parse import parse
+from fusec.passes.searches import open_searches
+
+
+def search(name: str, dtype: str, axis: int = 1) -> str:
+    shape = [4, 30, 3]
+    del shape[axis]
+    return f"graph @g(%x: {dtype}[4, 30, 3]) {{\n  %y = {name}(%x) {{axis={axis}}} : i64{shape}\n  return %y\n}}"
+
+
+def test_the_text() -> None:
+    lines = str(open_searches(parse(search("argmax", "f32")))).splitlines()[1:-2]
+    assert [line.split(" : ")[0].strip() for line in lines] == [
+        "%y_extreme = reduce_max(%x) {axes=[1]}",
+        "%y_extreme_kept = reshape(%y_extreme)",
+        "%y_found = eq(%x, %y_extreme_kept)",
+        "%y_isnan = isnan(%x)",
+        "%y_logical_or = logical_or(%y_found, %y_isnan)",
+        "%y_place = iota() {axis=1}",
+        "%y_places = select(%y_logical_or, %y_place, i32(30))",
+        "%y_first = reduce_min(%y_places) {axes=[1]}",
+        "%y = cast(%y_first)",
+    ]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "u8", "bool"])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_every_type_and_axis(name: str, dtype: str, axis: int) -> None:
+    run = check(search(name, dtype, axis), target="cuda:sm_90")
+    assert run.kernels == ["row"]
+
+
+def test_the_first_of_equals_and_the_first_nan() -> None:
+    x = np.zeros((4, 30, 3), np.float32)
+    x[1, 7, 1] = x[1, 9, 1] = x[2, 5, :] = np.nan
+    x[3, 8, 0] = x[3, 20, 0] = np.inf
+    x[3, 2, 1] = x[3, 3, 1] = -np.inf
+    for name in ("argmax", "argmin"):
+        check(search(name, "f32"), [x], target="cuda:sm_90")
