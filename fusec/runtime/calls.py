@@ -1,4 +1,4 @@
-"""Library calls of a program: what the library does itself, and pieces that the reference interpreter runs."""
+"""Library calls of a program: what the library does itself, and pieces of the graph that no kernel computes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 
 from fusec.frontend.capture import Library
 from fusec.ir.attributes import ExternAttributes
+from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.library import prepare
+from fusec.target.gpu import is_gpu
 
 INTERPRET = "fusec.interpret"
 """The target of a call whose ``arguments`` are the text of a graph."""
@@ -28,6 +30,8 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
 
 def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., Sequence[Any]]:
     graph = parse(attributes.arguments)
+    if arrays.library == "torch" and any(is_gpu(v.type.device) for v in (*graph.inputs, *graph.outputs)):
+        return _by_library(graph)
 
     def run(*operands: Any) -> list[Any]:
         results = interpret(graph, [_to_numpy(arrays, operand) for operand in operands])
@@ -37,6 +41,14 @@ def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., 
         ]
 
     return run
+
+
+def _by_library(graph: Graph) -> Callable[..., Sequence[Any]]:
+    """The reference would fetch operands from a GPU; the library's functions compute where they are."""
+    from fusec.runtime.torch_graph import graph_function  # torch is imported only where its tensors come
+
+    run = graph_function(graph)
+    return lambda *operands: [result.contiguous() for result in run(operands)]
 
 
 def _to_numpy(arrays: Arrays, array: Any) -> np.ndarray[Any, Any]:

@@ -17,7 +17,6 @@ from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
-from fusec.target.gpu import is_gpu
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 
@@ -47,8 +46,8 @@ def assemble(
 ) -> Program:
     """Lowers every group with ``lower`` and strings the kernels together.
 
-    A group that no kernel family can express runs through the reference interpreter and is listed as declined; on a GPU
-    it is a LoweringError, because the interpreter would fetch its operands.
+    A group that no kernel family can express is taken apart, and what is left over runs through the reference
+    interpreter, on a GPU through the library's own functions; it is listed as declined.
     """
     a = _Assembly(graph, target, lower, report, declined=list(declined or []))
     a.strides.update(input_strides(graph))
@@ -61,8 +60,6 @@ def assemble(
         elif isinstance(op.attributes, ExternAttributes):
             _extern(a, op, op.attributes)
         elif op.definition.kind not in ("view", "create"):
-            if is_gpu(target):
-                raise LoweringError(f"no kernel family computes {op.name} on a GPU")
             _interpreted(a, [op], op.operands, op.results, f"no kernel family computes {op.name}")
     outputs = tuple(_slot(a, v, k) for k, v in enumerate(graph.outputs))
     inputs = tuple(a.slot_of[v] for v in graph.inputs)
@@ -134,8 +131,6 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     try:
         lowered = a.lower(Frame(op, layouts, _kernel_name(a, op)))
     except LoweringError as error:
-        if is_gpu(a.target):
-            raise
         if sizes_of(body):
             raise _not_symbolic(op, str(error)) from None
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
@@ -241,7 +236,7 @@ def _interpreted_group(a: _Assembly, op: Op, body: Graph, owned: dict[Value, Str
 def _interpreted(
     a: _Assembly, ops: list[Op], operands: tuple[Value, ...], results: tuple[Value, ...], reason: str
 ) -> None:
-    """Runs ops through the reference interpreter, as one library call."""
+    """Runs ops as one library call."""
     if any(not v.type.is_static for v in (*operands, *results)):
         raise _not_symbolic(ops[-1], reason)
     inner = Graph("piece", tuple(dict.fromkeys(operands)), results, tuple(ops))

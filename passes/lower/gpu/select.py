@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Op
+from fusec.ir.graph import Op, Value
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import contraction
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
@@ -43,6 +44,9 @@ class GpuSelector:
     def candidates(self, frame: Frame) -> list[GpuSchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
         assert isinstance(frame.op.attributes, FusedAttributes)
+        unknown = next((v for v in _values(frame) if v.type.dtype.kind == "complex"), None)
+        if unknown is not None:
+            raise LoweringError(f"{unknown} is {unknown.type.dtype}: no GPU kernel computes complex numbers")
         match frame.op.attributes.kind:
             case "gemm":
                 op = frame.anchors("dot")[0]
@@ -94,6 +98,12 @@ class GpuSelector:
         )
 
 
+def _values(frame: Frame) -> Iterator[Value]:
+    yield from frame.body.inputs
+    for op in frame.body.ops:
+        yield from op.results
+
+
 def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
     anchors = [o for o in frame.body.ops if o.definition.kind == "reduce"]
     op = anchors[0]
@@ -103,7 +113,8 @@ def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
     kept = tuple(a for a in range(len(shape)) if a not in axes)
     across = not reduced_is_innermost(frame, op, shape, kept)
     rows = prod(shape) // max(length, 1)
-    bits = min(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if v.type.size * 2 > prod(shape))
+    largest = max(frame.body.inputs, key=lambda v: v.type.size, default=op.operands[0])
+    bits = max(8, largest.type.dtype.bits)
     return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors))
 
 

@@ -1,0 +1,255 @@
+"""Runs a piece of a graph with PyTorch's own functions, on the device of its operands: what no GPU kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from fusec.errors import UnsupportedOpError
+from fusec.ir.attributes import (
+    ArgReduceAttributes,
+    CastAttributes,
+    ConcatAttributes,
+    ConstantAttributes,
+    DotAttributes,
+    GatherAttributes,
+    IotaAttributes,
+    PadAttributes,
+    PermuteAttributes,
+    ReduceAttributes,
+    ScanAttributes,
+    ShapeAttributes,
+    SliceAttributes,
+    StridedAttributes,
+    WindowsAttributes,
+)
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.ops.contract import free_axes
+from fusec.runtime.torch_arrays import torch_dtype
+
+Tensor = torch.Tensor
+Function = Callable[..., Tensor]
+
+
+def graph_function(graph: Graph) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """A function from a graph's inputs to its outputs. UnsupportedOpError for an op that PyTorch has no function for.
+
+    Shapes must be known. Results may share memory with operands.
+    """
+    device = next((v.type.device for v in graph.inputs), "cpu")
+    steps = [(op, _function(op, device)) for op in graph.ops]
+    last = {value: n for n, op in enumerate(graph.ops) for value in op.operands}
+    kept = set(graph.outputs)
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        known: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+        with torch.no_grad():
+            for n, (op, function) in enumerate(steps):
+                known[op.result] = function(*(known[v] for v in op.operands))
+                for value in set(op.operands) - kept:
+                    if last[value] == n:
+                        del known[value]
+        return [known[v] for v in graph.outputs]
+
+    return run
+
+
+def _integer_division(function: Function) -> Function:
+    """An integer by 0 gives 0."""
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        if a.is_floating_point():
+            return function(a, b)
+        zero = b == 0
+        return torch.where(zero, torch.zeros_like(b), function(a, torch.where(zero, torch.ones_like(b), b)))
+
+    return run
+
+
+def _power(a: Tensor, b: Tensor) -> Tensor:
+    if a.is_floating_point() or a.is_complex():
+        return torch.pow(a, b)
+    result = torch.pow(a, b.clamp(min=0))
+    if not a.dtype.is_signed:
+        return result
+    odd = torch.where(b % 2 == 0, torch.ones_like(b), -torch.ones_like(b))
+    below = torch.where(a == 1, torch.ones_like(a), torch.where(a == -1, odd, torch.zeros_like(a)))
+    return torch.where(b < 0, below, result)
+
+
+def _shift(function: Function, *, left: bool) -> Function:
+    """A shift by the width or more gives what shifting one bit at a time would."""
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        bits = 8 * a.element_size()
+        far = (b < 0) | (b >= bits) if b.dtype.is_signed else b >= bits
+        rest = torch.zeros_like(a) if left or not a.dtype.is_signed else torch.where(a < 0, -1, 0).to(a.dtype)
+        return torch.where(far, rest, function(a, torch.where(far, torch.zeros_like(b), b)))
+
+    return run
+
+
+def _sign(x: Tensor) -> Tensor:
+    return torch.where(x != x, x, torch.sign(x))
+
+
+_NAMED: dict[str, Function] = {
+    "copy": torch.clone,
+    "isnan": torch.isnan,
+    "abs": torch.abs,
+    "sign": _sign,
+    "div": torch.true_divide,
+    "floordiv": _integer_division(torch.floor_divide),
+    "remainder": _integer_division(torch.remainder),
+    "fmod": _integer_division(torch.fmod),
+    "pow": _power,
+    "shift_left": _shift(torch.bitwise_left_shift, left=True),
+    "shift_right": _shift(torch.bitwise_right_shift, left=False),
+    "select": torch.where,
+}
+_SAME_NAME = frozenset(
+    "neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf "
+    "erfc floor ceil round trunc bitwise_not isinf isfinite logical_not add sub mul maximum minimum fmax fmin atan2 "
+    "copysign hypot eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()
+)
+"""Elementwise ops that PyTorch names as the graph does."""
+
+
+def _function(op: Op, device: str) -> Function:
+    if op.name in _NAMED:
+        return _NAMED[op.name]
+    if op.name in _SAME_NAME:
+        named: Function = getattr(torch, op.name)
+        return named
+    shape = op.result.type.static_shape
+    match op.attributes:
+        case CastAttributes(dtype=dtype):
+            return lambda x: x.to(torch_dtype(dtype), copy=True)
+        case ConstantAttributes(value=value, dtype=dtype):
+            return lambda: torch.full((), value, dtype=torch_dtype(dtype), device=device)
+        case IotaAttributes(axis=axis, dtype=dtype):
+            return lambda: _iota(shape, axis, torch_dtype(dtype), device)
+        case ReduceAttributes(axes=axes):
+            return _reduction(op.name, axes)
+        case ArgReduceAttributes(axis=axis):
+            return _search(op.name, axis)
+        case ScanAttributes(axis=axis):
+            scan = torch.cumsum if op.name == "cumsum" else torch.cumprod
+            return lambda x: scan(x, axis, dtype=x.dtype)
+        case DotAttributes():
+            return _dot(op.attributes, shape)
+        case PermuteAttributes(permutation=permutation):
+            return lambda x: x.permute(permutation)
+        case ShapeAttributes():
+            return (lambda x: x.reshape(shape)) if op.name == "reshape" else (lambda x: x.expand(shape))
+    return _mover(op, shape)
+
+
+def _mover(op: Op, shape: tuple[int, ...]) -> Function:
+    match op.attributes:
+        case SliceAttributes():
+            return _slice(op.attributes, shape)
+        case StridedAttributes(strides=strides, offset=offset):
+            return lambda x: _strided(x, shape, strides, offset)
+        case WindowsAttributes(axis=axis, size=size, step=step):
+            return lambda x: x.unfold(axis, size, step)
+        case ConcatAttributes(axis=axis):
+            return lambda *xs: torch.cat(xs, axis)
+        case PadAttributes():
+            return _pad(op.attributes, shape)
+        case GatherAttributes(axis=axis) if op.name == "gather":
+            return lambda x, i: x.index_select(axis, i.reshape(-1).long()).reshape(shape)
+        case GatherAttributes(axis=axis):
+            return lambda x, i: torch.gather(x, axis, i.long())
+    raise UnsupportedOpError(f"PyTorch has no function for {op.name}")
+
+
+def _iota(shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: str) -> Tensor:
+    line = torch.arange(shape[axis], device=device).to(dtype)
+    return line.reshape([n if a == axis else 1 for a, n in enumerate(shape)]).expand(shape)
+
+
+def _reduction(name: str, axes: tuple[int, ...]) -> Function:
+    if not axes:
+        return torch.clone
+    match name:
+        case "reduce_sum":
+            return lambda x: torch.sum(x, axes, dtype=x.dtype)
+        case "reduce_max":
+            return lambda x: torch.amax(x, axes)
+        case "reduce_min":
+            return lambda x: torch.amin(x, axes)
+    one: Callable[[Tensor, int], Tensor] = {
+        "reduce_prod": lambda x, axis: torch.prod(x, axis, dtype=x.dtype),
+        "reduce_any": torch.any,
+        "reduce_all": torch.all,
+    }[name]
+
+    def run(x: Tensor) -> Tensor:
+        for axis in reversed(axes):
+            x = one(x, axis)
+        return x
+
+    return run
+
+
+def _search(name: str, axis: int) -> Function:
+    find = torch.argmax if name == "argmax" else torch.argmin
+    return lambda x: find(x.to(torch.uint8) if x.dtype is torch.bool else x, axis)
+
+
+def _dot(attributes: DotAttributes, shape: tuple[int, ...]) -> Function:
+    """One batched product; of short integers in f64, which is exact, as CUDA has none of integers."""
+    lb, rb, lc, rc = attributes.lhs_batch, attributes.rhs_batch, attributes.lhs_contract, attributes.rhs_contract
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        made = torch_dtype(attributes.dtype) if attributes.dtype else a.dtype
+        wide = torch.float64 if not (made.is_floating_point or made.is_complex) and a.element_size() <= 2 else made
+        rows, columns = free_axes(a.dim(), lb, lc), free_axes(b.dim(), rb, rc)
+        batch, depth = [a.shape[i] for i in lb], prod(a.shape[i] for i in lc)
+        left = a.to(wide).permute(*lb, *rows, *lc).reshape(*batch, prod(a.shape[i] for i in rows), depth)
+        right = b.to(wide).permute(*rb, *rc, *columns).reshape(*batch, depth, prod(b.shape[i] for i in columns))
+        return torch.matmul(left, right).reshape(shape).to(made)
+
+    return run
+
+
+def _slice(attributes: SliceAttributes, shape: tuple[int, ...]) -> Function:
+    def run(x: Tensor) -> Tensor:
+        if 0 in shape:
+            return x.new_empty(shape)
+        for axis, (start, step) in enumerate(zip(attributes.starts, attributes.steps, strict=True)):
+            assert isinstance(start, int)
+            n = shape[axis]
+            if step > 0:
+                x = x.narrow(axis, start, (n - 1) * step + 1)[(slice(None),) * axis + (slice(None, None, step),)]
+            else:
+                first = start + (n - 1) * step
+                x = x.narrow(axis, first, start - first + 1).flip(axis)
+                x = x[(slice(None),) * axis + (slice(None, None, -step),)]
+        return x
+
+    return run
+
+
+def _strided(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+    if 0 in shape:
+        return x.new_empty(shape)
+    place = torch.full((), offset, dtype=torch.int64, device=x.device)
+    for axis, (n, stride) in enumerate(zip(shape, strides, strict=True)):
+        steps = torch.arange(n, device=x.device) * stride
+        place = place + steps.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return x.reshape(-1)[place]
+
+
+def _pad(attributes: PadAttributes, shape: tuple[int, ...]) -> Function:
+    def run(x: Tensor, fill: Tensor) -> Tensor:
+        result = fill.expand(shape).clone()
+        inside: Any = tuple(slice(low, low + n) for low, n in zip(attributes.low, x.shape, strict=True))
+        result[inside] = x
+        return result
+
+    return run
