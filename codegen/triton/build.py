@@ -45,6 +45,8 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
     device = TritonTarget(target.backend, target.arch, target.warp_size)
     for stages in range(kernel.stages, 0, -1):
         options = {"num_warps": kernel.warps, "num_stages": stages}
+        if kernel.registers and target.backend == "cuda":
+            options["maxnreg"] = kernel.registers
         try:
             compiled = triton.compile(text, target=device, options=options)
         except Exception as error:

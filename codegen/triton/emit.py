@@ -10,7 +10,17 @@ from math import prod
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
-from fusec.codegen.triton.spelling import COARSE, EXACT, FAST, FLOAT_HELPERS, INT_HELPERS, LIBDEVICE, SHARED, float_literal, type_name
+from fusec.codegen.triton.spelling import (
+    COARSE,
+    EXACT,
+    FAST,
+    FLOAT_HELPERS,
+    INT_HELPERS,
+    LIBDEVICE,
+    SHARED,
+    float_literal,
+    type_name,
+)
 from fusec.errors import LoweringError
 from fusec.ir.index import (
     Expr,
@@ -52,6 +62,9 @@ _NAN_COMBINE = {
     "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
 }
 _IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf')", "any": "0", "all": "1"}
+
+_PASSING = ', eviction_policy="evict_first"'
+"""Of what is read for the last time, and of what is written then: cache is for rows that are still to be read again."""
 
 MAX_OUTER = 65535
 """Blocks on the second axis of a launch."""
@@ -114,6 +127,7 @@ class _Emitter:
         self.made: dict[str, str] = {}
         self.domain: tuple[Iter, ...] = ()
         self.outer: set[Symbol] = set()
+        self.passing = False
 
     # Text
 
@@ -251,8 +265,10 @@ class _Emitter:
         self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
         with self.indented():
             if self.kernel.kind == "row":
+                self.passing = all(isinstance(s, Store) for s in loop.body)
                 self._read_ahead(loop.body)
             self.block(loop.body)
+            self.passing = False
 
     def _map(self, s: Map) -> None:
         self.domain = s.domain
@@ -292,6 +308,7 @@ class _Emitter:
         where = self.pointer(s.target, s.index)
         mask = self.mask()
         tail = f", mask={mask}" if mask else ""
+        tail += _PASSING if self.passing else ""
         self.line(f"tl.store(tl.broadcast_to({where}, [{shape}]), {value}{tail})")
 
     def _reduce(self, s: Reduce) -> None:
@@ -481,8 +498,11 @@ class _Emitter:
             mask = ""
         if mask:
             shape = ", ".join(str(i.extent) for i in self.domain)
-            return self.once(f"tl.load(tl.broadcast_to({pointer}, [{shape}]), mask={mask}, other=0)", load.buffer.name)
-        return self.once(f"tl.load({pointer})", load.buffer.name)
+            text = f"tl.broadcast_to({pointer}, [{shape}]), mask={mask}, other=0"
+        else:
+            text = pointer
+        hint = _PASSING if self.passing and self._is_own(load) else ""
+        return self.once(f"tl.load({text}{hint})", load.buffer.name)
 
     def _tile(self, load: Load) -> str:
         name = self.names[load.buffer]

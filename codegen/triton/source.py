@@ -24,7 +24,8 @@ from fusec.tile.nodes import Kernel
 class KernelSource:
     """One kernel: its text, pointer types, blocks on each launch axis, warps a block and stages of its loops.
 
-    ``unaligned`` is the same kernel for addresses that are no multiples of 16 bytes, where it needs other text.
+    ``registers`` is the most that a thread may have, 0 for any. ``unaligned`` is the same kernel for addresses that are
+    no multiples of 16 bytes, where it needs other text.
     """
 
     name: str
@@ -35,6 +36,7 @@ class KernelSource:
     stages: int
     descriptors: tuple[Descriptor, ...] = ()
     unaligned: KernelSource | None = None
+    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def _kernel_source(kernel: Kernel, target: GpuTarget) -> KernelSource:
 
     def made(kernel: Kernel, emitted: TritonKernel, unaligned: KernelSource | None) -> KernelSource:
         launch = (kernel.warps or 4, kernel.stages or 1)
-        return KernelSource(kernel.name, emitted.text, pointers, emitted.grid, *launch, emitted.descriptors, unaligned)
+        text, described = emitted.text, emitted.descriptors
+        return KernelSource(kernel.name, text, pointers, emitted.grid, *launch, described, unaligned, kernel.registers)
 
     emitted = emit_kernel(kernel, descriptors=target.has_tma)
     if not emitted.descriptors:

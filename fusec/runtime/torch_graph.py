@@ -111,9 +111,13 @@ _NAMED: dict[str, Function] = {
     "select": torch.where,
 }
 _SAME_NAME = frozenset(
-    "neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf "
-    "erfc floor ceil round trunc bitwise_not isinf isfinite logical_not add sub mul maximum minimum fmax fmin atan2 "
-    "copysign hypot eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()
+    {
+        *("neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc"),
+        *("sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh"),
+        *("floor", "ceil", "round", "trunc", "isinf", "isfinite", "add", "sub", "mul", "atan2", "copysign", "hypot"),
+        *("maximum", "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_not", "bitwise_and"),
+        *("bitwise_or", "bitwise_xor", "logical_not", "logical_and", "logical_or", "logical_xor"),
+    }
 )
 """Elementwise ops that PyTorch names as the graph does."""
 
@@ -182,10 +186,10 @@ def _reduction(name: str, axes: tuple[int, ...]) -> Function:
             return lambda x: torch.amax(x, axes)
         case "reduce_min":
             return lambda x: torch.amin(x, axes)
-    one: Callable[[Tensor, int], Tensor] = {
+    one: Function = {
         "reduce_prod": lambda x, axis: torch.prod(x, axis, dtype=x.dtype),
-        "reduce_any": torch.any,
-        "reduce_all": torch.all,
+        "reduce_any": lambda x, axis: torch.any(x, axis),
+        "reduce_all": lambda x, axis: torch.all(x, axis),
     }[name]
 
     def run(x: Tensor) -> Tensor:

@@ -167,8 +167,8 @@ class Kernel:
     ``sizes`` are symbolic extents, given at each call as integers after the parameters.
     ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
     what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
-    loops run ``stages`` loads ahead; both are 0 elsewhere. With a
-    ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
+    loops run ``stages`` loads ahead; both are 0 elsewhere. A thread may have ``registers`` registers, 0 for any number.
+    With a ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
     end, where the outputs are parts of them that another kernel adds up.
     """
 
@@ -181,6 +181,7 @@ class Kernel:
     bytes: int = 0
     warps: int = 0
     stages: int = 0
+    registers: int = 0
     sizes: tuple[Symbol, ...] = ()
     pipeline: Pipeline | None = None
     final: DType | None = None

@@ -40,6 +40,7 @@ def print_kernel(kernel: Kernel) -> str:
     right = ", ".join(map(print_buffer, outputs))
     sizes = "".join(f" {s.name} in [{bounds(s)[0]}, {bounds(s)[1]}]" for s in kernel.sizes)
     launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
+    launch += f" registers={kernel.registers}" if kernel.registers else ""
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
     lines += _block(kernel.body, 1)
     return "\n".join([*lines, "}"])

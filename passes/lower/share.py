@@ -33,6 +33,7 @@ def kernel_key(kernel: Kernel) -> tuple[object, ...]:
         kernel.outputs,
         kernel.warps,
         kernel.stages,
+        kernel.registers,
         kernel.sizes,
         kernel.final,
         key(kernel.parameters),

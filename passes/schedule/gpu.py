@@ -10,10 +10,14 @@ from fusec.target.gpu import GpuTarget
 
 @dataclass(frozen=True)
 class Launch:
-    """What one block is: ``warps`` of it, and how many loads ahead its loops run (``stages``)."""
+    """What one block is: ``warps`` of it, and how many loads ahead its loops run (``stages``).
+
+    registers: the most that a thread may have (0: the compiler's choice).
+    """
 
     warps: int
     stages: int
+    registers: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,11 @@ STATIC = [
     (name, n)
     for name in OPS
     for n, sample in enumerate(SAMPLES.get(name, ()))
-    if OPS[name].kind in LIBRARY_KINDS and all(
-        v.type.is_static and v.type.dtype.name not in UNKNOWN for op in sample.graph(name).ops for v in (*op.operands, *op.results)
+    if OPS[name].kind in LIBRARY_KINDS
+    and all(
+        v.type.is_static and v.type.dtype.name not in UNKNOWN
+        for op in sample.graph(name).ops
+        for v in (*op.operands, *op.results)
     )
 ]
 
@@ -61,7 +64,9 @@ def run(text: str, *tensors: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["i32", "i64", "u8"])
 @pytest.mark.parametrize("name", ["floordiv", "remainder", "fmod", "pow", "shift_left", "shift_right"])
 def test_integers_at_their_edges(name: str, dtype: str) -> None:
-    graph = parse(f"graph @g(%x: {dtype}[7, 7], %y: {dtype}[7, 7]) {{\n %z = {name}(%x, %y) : {dtype}[7, 7]\n return %z\n}}")
+    graph = parse(
+        f"graph @g(%x: {dtype}[7, 7], %y: {dtype}[7, 7]) {{\n %z = {name}(%x, %y) : {dtype}[7, 7]\n return %z\n}}"
+    )
     edges = np.array([0, 1, 2, 3, 7, 8, 70] if dtype == "u8" or "shift" in name else [-3, -1, 0, 1, 2, 5, 70])
     x, y = (np.asarray(a).astype(graph.inputs[0].type.dtype.numpy) for a in np.meshgrid(edges, edges))
     with np.errstate(all="ignore"):

@@ -122,7 +122,9 @@ def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
     lowered = _lower_with(frame, schedule)
     launch = schedule.launch
-    return replace(lowered, kernel=replace(lowered.kernel, warps=launch.warps, stages=launch.stages))
+    return replace(
+        lowered, kernel=replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
+    )
 
 
 def _lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:

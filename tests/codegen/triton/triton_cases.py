@@ -81,16 +81,19 @@ CASES: dict[str, str] = {
   %k = expm1(%j) : f32[300]
   return %k
 }""",
-    "map_divisions": """graph @m(%x: i64[300], %y: i64[300], %f: f32[300], %g: f32[300]) {
+    "map_divisions": """graph @m(%x: i64[300], %y: i64[300]) {
   %a = sub(%x, i64(2)) : i64[300]
   %b = sub(%y, i64(2)) : i64[300]
   %c = floordiv(%a, %b) : i64[300]
   %d = remainder(%a, %b) : i64[300]
   %e = fmod(%a, i64(-3)) : i64[300]
   %h = pow(%a, %b) : i64[300]
+  return %c, %d, %e, %h
+}""",
+    "map_float_divisions": """graph @m(%f: f32[300], %g: f32[300]) {
   %i = floordiv(%f, %g) : f32[300]
   %j = remainder(%f, %g) : f32[300]
-  return %c, %d, %e, %h, %i, %j
+  return %i, %j
 }""",
     "map_unsigned": """graph @m(%x: u8[300], %y: u8[300]) {
   %c = floordiv(%x, %y) : u8[300]
@@ -98,11 +101,17 @@ CASES: dict[str, str] = {
   %h = pow(%x, %y) : u8[300]
   return %c, %d, %h
 }""",
-    "search": """graph @m(%x: f32[9, 70], %i: i64[9, 70], %b: bool[9, 70]) {
+    "search": """graph @m(%x: f32[9, 70]) {
   %y = argmax(%x) {axis=1} : i64[9]
-  %z = argmin(%i) {axis=1} : i64[9]
-  %w = argmax(%b) {axis=1} : i64[9]
-  return %y, %z, %w
+  return %y
+}""",
+    "search_integers": """graph @m(%x: i64[9, 70]) {
+  %y = argmin(%x) {axis=0} : i64[70]
+  return %y
+}""",
+    "search_bools": """graph @m(%x: bool[9, 70]) {
+  %y = argmax(%x) {axis=1} : i64[9]
+  return %y
 }""",
     "softmax": """graph @s(%x: f32[37, 530]) {
   %y = softmax(%x) {axis=1} : f32[37, 530]
