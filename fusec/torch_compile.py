@@ -68,7 +68,10 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
 
 
 def _wants_gradient(module: fx.GraphModule) -> bool:
-    """True where any result in the graph requires grad."""
+    """True where any result in the graph requires grad. Where grad mode is off, a view of a parameter says so too."""
+    switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
+    if not torch.is_grad_enabled() and not switches:
+        return False
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "output") and any(t.requires_grad for t in _examples(node)):
             return True

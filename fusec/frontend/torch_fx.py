@@ -6,6 +6,8 @@ of calls. Each op keeps the user's file and line, which FX notes on its nodes.
 
 from __future__ import annotations
 
+import copy
+import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -52,6 +54,7 @@ def capture_graph(
     Raises :class:`UnfitNodeError` (a CaptureError) naming the node at which capture ended.
     """
     assert not kwargs, "an FX graph of a compiler takes positional arguments"
+    module = _with_whole_attention(module)
     namer = _NodeNamer()
     trace = Trace(_name(module), References(module, {}), fallback, namer)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -64,6 +67,55 @@ def capture_graph(
     kept = Result(trace, result)
     graph, sources = kept.finish()
     return Capture(graph, sources, _Always(), kept.rebuild, "torch", tuple(trace.notes))
+
+
+_ATTENTION = frozenset(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    }
+)
+"""The library's attention kernels, to which AOTAutograd breaks attention down."""
+
+
+def _with_whole_attention(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph with attention in one call where only its first result, the attention itself, is read."""
+    found = [node for node in module.graph.nodes if _is_attention_alone(node)]
+    if not found:
+        return module
+    module = fx.GraphModule(module, copy.deepcopy(module.graph), type(module).__name__)
+    for node in [node for node in module.graph.nodes if _is_attention_alone(node)]:
+        named = {**node.kwargs, **dict(zip(_argument_names(node), node.args))}
+        mask = named.get("attn_mask") if "attn_mask" in named else named.get("attn_bias")
+        operands = (named["query"], named["key"], named["value"], mask)
+        rest = (named.get("dropout_p", 0.0), named.get("is_causal", False))
+        with module.graph.inserting_before(node):
+            whole = module.graph.call_function(
+                torch.ops.aten.scaled_dot_product_attention.default,
+                (*operands, *rest),
+                {"scale": named.get("scale")},
+            )
+        whole.meta.update(node.meta)
+        for reader in list(node.users):
+            reader.replace_all_uses_with(whole)
+            module.graph.erase_node(reader)
+        module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _is_attention_alone(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.overloadpacket.__name__ not in _ATTENTION:
+        return False
+    firsts = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    return firsts and bool(node.users)
+
+
+def _argument_names(node: fx.Node) -> list[str]:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return [argument.name for argument in node.target._schema.arguments]
 
 
 def _run(module: fx.GraphModule, trace: Trace, namer: _NodeNamer, fakes: Sequence[Any]) -> Any:

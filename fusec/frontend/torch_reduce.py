@@ -228,6 +228,10 @@ def _distances(e: Emitter, x1: Value, x2: Value, p: float, compute_mode: int | N
     *other, columns, _ = extents(x2)
     left, right = e.reshape(x1, (*batch, rows, 1, width)), e.reshape(x2, (*other, 1, columns, width))
     apart = e.emit("sub", left, right)
+    if p == 0:  # unlike a norm of order 0 it keeps NaN
+        one = e.constant(1, apart.type.dtype)
+        apart = e.emit("minimum", e.emit("ceil", e.emit("abs", apart)), one)
+        return e.reduce("reduce_sum", apart, (apart.type.rank - 1,))
     return _norm(e, apart, p, (apart.type.rank - 1,), False)
 
 
