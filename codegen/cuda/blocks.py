@@ -12,9 +12,9 @@ from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.keep import keep_in_registers
 from fusec.codegen.cuda.layout import Layout, is_vector, layout_of, pointwise, vector_step
 from fusec.codegen.cuda.numbering import children
-from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of
+from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of, stored
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.spelling import literal, memory_type, register_type
+from fusec.codegen.cuda.spelling import literal, memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, substitute, symbol
@@ -189,7 +189,7 @@ class _Emitter:
                 self.writer.line(f"Vec<{memory_type(s.target.dtype)}, VECTOR> {out};")
             self._read_ahead(s.value, point)
             with self._each(point):
-                value = self._stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
+                value = stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 if isinstance(s, Map):
                     into = name + self._place(self.shapes[s.target], point)
                 else:
@@ -225,7 +225,7 @@ class _Emitter:
         with self._points(s.domain, owner=False) as point:
             self._read_ahead(s.value, point)
             with self._each(point):
-                value = self._stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
+                value = stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 at = part + self._place(self.shapes[s.target], point)
                 self.writer.line(f"{at} = {_COMBINE[s.op].format(at, value)};")
 
@@ -390,18 +390,8 @@ class _Emitter:
         if load in point.read:
             return point.read[load].replace("LANE", point.lane)
         if offset_of(load.buffer, load.index) is None or (guarded and not _is_inside(load, point.domain)):
-            return self._gathered(load, scalars)
+            return f"{self.buffers[load.buffer]}[{scalars.gathered(load, inside=True)}]"
         return self._element(load)
-
-    def _gathered(self, load: Load, scalars: Scalars) -> str:
-        """An element at loaded subscripts, or at ones that may lie outside: those are moved inside."""
-        parts = []
-        for i, extent, stride in zip(load.index, load.buffer.shape, load.buffer.strides, strict=True):
-            text = self.index(i) if isinstance(i, int | Expr) else scalars.value(i)
-            if isinstance(i, int | Expr):
-                text = f"clamped<i64>({bare(text)}, {extent - 1})"
-            parts.append(f"i64({bare(text)}) * {stride}" if stride != 1 else f"i64({bare(text)})")
-        return f"{self.buffers[load.buffer]}[{' + '.join(parts) or '0'}]"
 
     def _element(self, load: Load) -> str:
         return f"{self.buffers[load.buffer]}[{bare(self._offset(load))}]"
@@ -418,15 +408,6 @@ class _Emitter:
 
     def index(self, e: Index) -> str:
         return spell_index(e, self.symbols)
-
-    def _stored(self, value: str, source: DType, target: DType) -> str:
-        """A computed value in the type of memory."""
-        if target.is_float and target.bits < 32:
-            inner = bare(value) if source.is_float else f"float({bare(value)})"
-            return f"{target.name}({inner})"
-        if target.name == "bool" and source.name != "bool":
-            return f"({value} != {literal(0, source)})"
-        return value if register_type(source) == memory_type(target) else f"{memory_type(target)}({bare(value)})"
 
 
 class _Point:

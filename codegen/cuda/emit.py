@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusec.codegen.cuda.blocks import emit_blocks
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.source import KernelSource
+from fusec.codegen.cuda.tiled import emit_tiled_gemm, is_tiled
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -17,5 +18,7 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_blocks(kernel)
         case "gemm" if kernel.pipeline is not None:
             return emit_hopper_gemm(kernel, target)
+        case "gemm" if is_tiled(kernel):
+            return emit_tiled_gemm(kernel)
         case kind:
             raise LoweringError(f"no {kind} kernels in CUDA C++")

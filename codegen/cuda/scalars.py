@@ -7,7 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from fusec.codegen.cuda.numbering import Numbering, children
-from fusec.codegen.cuda.spelling import ANY, BOOLS, COARSE, EXACT, FAST, FLOATS, INTEGERS, literal, register_type
+from fusec.codegen.cuda.spelling import (
+    ANY,
+    BOOLS,
+    COARSE,
+    EXACT,
+    FAST,
+    FLOATS,
+    INTEGERS,
+    literal,
+    memory_type,
+    register_type,
+)
 from fusec.codegen.cuda.text import Names
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, needs_int64
@@ -81,6 +92,16 @@ class Scalars:
             return
         for part in children(e):
             self._count(part)
+
+    def gathered(self, load: Load, *, inside: bool = False) -> str:
+        """The offset of an element at loaded subscripts. ``inside``: subscripts that are indices are moved inside."""
+        parts = []
+        for i, extent, stride in zip(load.index, load.buffer.shape, load.buffer.strides, strict=True):
+            text = bare(self._index(i) if isinstance(i, int | Expr) else self.value(i))
+            if inside and isinstance(i, int | Expr):
+                text = f"clamped<i64>({text}, {extent - 1})"
+            parts.append(f"i64({text}) * {stride}" if stride != 1 else f"i64({text})")
+        return " + ".join(parts) or "0"
 
     # Spelling
 
@@ -167,3 +188,13 @@ def offset_of(buffer: Buffer, index: Sequence[object]) -> Index | None:
             return None
         flat = flat + i * stride
     return flat
+
+
+def stored(value: str, source: DType, target: DType) -> str:
+    """A computed value of ``source`` in the type of memory of ``target``."""
+    if target.is_float and target.bits < 32:
+        inner = bare(value) if source.is_float else f"float({bare(value)})"
+        return f"{target.name}({inner})"
+    if target.name == "bool" and source.name != "bool":
+        return f"({value} != {literal(0, source)})"
+    return value if register_type(source) == memory_type(target) else f"{memory_type(target)}({bare(value)})"

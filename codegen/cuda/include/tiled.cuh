@@ -9,6 +9,7 @@
 //     kLeftAlongK, kRightAlongK              whether the operand's memory runs along K
 //     kLeftVector, kRightVector              neighbours (along M or N) that are 16 bytes at a multiple of 16; else 1
 //     kLeftComputed, kRightComputed          the operand is a value, not memory
+//     kLeftStride, kLeftStrideK, ...         elements from a neighbour along M (N), along K; -1 where that varies
 //     kM, kN, kK, kBatches, kGroup           extents; rows of tiles walked together
 //     left(batch, row, k), right(batch, k, column)   the element's address, or its value
 //     finish<kCount>(batch, row, column, values)     stores kCount neighbours of a row
@@ -26,10 +27,9 @@ __device__ inline void copy_async(void* to, const void* from, bool inside) {
     const u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
     const int bytes = inside ? kBytes : 0;
     if constexpr (kBytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes));
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(bytes)
-                     : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(bytes));
 }
 __device__ inline void copies_end_step() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kSteps>
@@ -50,25 +50,46 @@ struct Tiled {
     static constexpr int kSteps = (Plan::kK + Plan::kTileK - 1) / Plan::kTileK;
     static constexpr int kFragmentsM = Plan::kThreadM / kFragment, kFragmentsN = Plan::kThreadN / kFragment;
 
-    /// Starts fetching one operand's part of a step: `extent` places along M or N of `whole`, from `first` on.
-    template <bool kAlongK, int kVector, bool kComputed, int kExtent, int kRow, int kWhole, typename Element>
-    __device__ static void fetch(T* to, int first, int k0, Element element) {
-        constexpr int kPerRow = kExtent / kVector, kUnits = kPerRow * Plan::kTileK;
-#pragma unroll
-        for (int u = 0; u < kUnits; u += kThreads) {
-            const int unit = u + threadIdx.x;
-            if (kUnits % kThreads != 0 && unit >= kUnits) break;
-            const int k = kAlongK ? unit % Plan::kTileK : unit / kPerRow;
-            const int at = kAlongK ? unit / Plan::kTileK : unit % kPerRow * kVector;
-            const bool inside = (kWhole % kExtent == 0 || first + at < kWhole) &&
-                                (Plan::kK % Plan::kTileK == 0 || k0 + k < Plan::kK);
-            T* place = to + k * kRow + at;
-            if constexpr (kComputed)
-                *place = inside ? T(element(first + at, k0 + k)) : T(0);
-            else
-                copy_async<kVector * sizeof(T)>(place, inside ? element(first + at, k0 + k) : element(0, 0), inside);
+    /// How a block's threads share one operand's part of a step, `kExtent` places along M or N of `kWhole`.
+    template <bool kAlongK, int kVector, bool kComputed, int kExtent, int kWhole, int kStride, int kStrideK>
+    struct Share {
+        static constexpr int kRow = kExtent + kPad, kPerRow = kExtent / kVector;
+        static constexpr int kUnits = kPerRow * Plan::kTileK, kTurns = (kUnits + kThreads - 1) / kThreads;
+        static constexpr int kTurnK = kAlongK ? 0 : kThreads / kPerRow, kTurnAt = kAlongK ? kThreads / Plan::kTileK : 0;
+        static_assert(kAlongK ? kThreads % Plan::kTileK == 0 : kThreads % kPerRow == 0, "turns go along one axis");
+        static constexpr bool kEven = kStride >= 0 && kStrideK >= 0;
+
+        int k, at, first;
+        const T* from;
+
+        template <typename Element>
+        __device__ Share(int first, Element element) : first(first) {
+            k = kAlongK ? threadIdx.x % Plan::kTileK : threadIdx.x / kPerRow;
+            at = kAlongK ? threadIdx.x / Plan::kTileK : threadIdx.x % kPerRow * kVector;
+            if constexpr (!kComputed && kEven) from = element(first + at, k);
         }
-    }
+
+        /// Starts the copies of the step at `k0`; steps come one after another.
+        template <typename Element>
+        __device__ void fetch(T* to, int k0, Element element) {
+            to += k * kRow + at;
+#pragma unroll
+            for (int turn = 0; turn < kTurns; ++turn) {
+                if (kUnits % kThreads != 0 && turn * kThreads + threadIdx.x >= kUnits) break;
+                const int my_k = k0 + k + turn * kTurnK, my_at = first + at + turn * kTurnAt;
+                const bool inside =
+                    (kWhole % kExtent == 0 || my_at < kWhole) && (Plan::kK % Plan::kTileK == 0 || my_k < Plan::kK);
+                T* const place = to + turn * (kTurnK * kRow + kTurnAt);
+                if constexpr (kComputed)
+                    *place = inside ? T(element(my_at, my_k)) : T(0);
+                else if constexpr (kEven)
+                    copy_async<kVector * sizeof(T)>(place, from + turn * (kTurnK * kStrideK + kTurnAt * kStride), inside);
+                else
+                    copy_async<kVector * sizeof(T)>(place, inside ? element(my_at, my_k) : element(0, 0), inside);
+            }
+            if constexpr (!kComputed && kEven) from += Plan::kTileK * kStrideK;
+        }
+    };
 
     __device__ static void run(const Plan& plan) {
         extern __shared__ __align__(16) char memory[];
@@ -80,45 +101,61 @@ struct Tiled {
         const int rows = minimum(kRowTiles - group * Plan::kGroup, Plan::kGroup);
         const int row0 = (group * Plan::kGroup + within % rows) * Plan::kTileM, column0 = within / rows * Plan::kTileN;
 
-        auto fetch_step = [&](int step) {
-            T* const to = shared + step % Plan::kStages * kStage;
-            const int k0 = step * Plan::kTileK;
-            fetch<Plan::kLeftAlongK, Plan::kLeftVector, Plan::kLeftComputed, Plan::kTileM, kLeftRow, Plan::kM>(
-                to, row0, k0, [&](int row, int k) { return plan.left(batch, row, k); });
-            fetch<Plan::kRightAlongK, Plan::kRightVector, Plan::kRightComputed, Plan::kTileN, kRightRow, Plan::kN>(
-                to + Plan::kTileK * kLeftRow, column0, k0, [&](int column, int k) { return plan.right(batch, k, column); });
+        auto left_element = [&](int row, int k) { return plan.left(batch, row, k); };
+        auto right_element = [&](int column, int k) { return plan.right(batch, k, column); };
+        Share<Plan::kLeftAlongK, Plan::kLeftVector, Plan::kLeftComputed, Plan::kTileM, Plan::kM, Plan::kLeftStride,
+              Plan::kLeftStrideK>
+            left_share(row0, left_element);
+        Share<Plan::kRightAlongK, Plan::kRightVector, Plan::kRightComputed, Plan::kTileN, Plan::kN, Plan::kRightStride,
+              Plan::kRightStrideK>
+            right_share(column0, right_element);
+        auto fetch = [&](int step, int stage) {
+            if (step < kSteps) {
+                left_share.fetch(shared + stage * kStage, step * Plan::kTileK, left_element);
+                right_share.fetch(shared + stage * kStage + Plan::kTileK * kLeftRow, step * Plan::kTileK, right_element);
+            }
+            copies_end_step();
         };
 #pragma unroll
-        for (int step = 0; step < Plan::kStages - 1; ++step) {
-            if (step < kSteps) fetch_step(step);
-            copies_end_step();
-        }
+        for (int step = 0; step < Plan::kStages - 1; ++step) fetch(step, step);
 
+        // Lanes 0 and 1 lie below one another, so that half a warp reads eight fragments of one operand, two of the other.
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const int row = warp % kWarpsM * kWarpM + lane / kLanesN * kFragment;
-        const int column = warp / kWarpsM * kWarpN + lane % kLanesN * kFragment;
+        const int row = warp % kWarpsM * kWarpM + (lane / 16 * 2 + lane % 2) * kFragment;
+        const int column = warp / kWarpsM * kWarpN + lane / 2 % kLanesN * kFragment;
+        Vec<T, kFragment> a[2][kFragmentsM], b[2][kFragmentsN];
+        auto read = [&](const T* from, int k, int into) {
+#pragma unroll
+            for (int f = 0; f < kFragmentsM; ++f)
+                a[into][f] = load<kFragment>(from + row + k * kLeftRow + f * kLanesM * kFragment);
+#pragma unroll
+            for (int f = 0; f < kFragmentsN; ++f)
+                b[into][f] =
+                    load<kFragment>(from + Plan::kTileK * kLeftRow + column + k * kRightRow + f * kLanesN * kFragment);
+        };
         T sums[Plan::kThreadM][Plan::kThreadN] = {};
+        wait_for_all_steps_but<Plan::kStages - 2>();
+        __syncthreads();
+        read(shared, 0, 0);
+        int stage = 0;
         for (int step = 0; step < kSteps; ++step) {
-            wait_for_all_steps_but<Plan::kStages - 2>();
-            __syncthreads();
-            if (step + Plan::kStages - 1 < kSteps) fetch_step(step + Plan::kStages - 1);
-            copies_end_step();
-            const T* const left = shared + step % Plan::kStages * kStage + row;
-            const T* const right = shared + step % Plan::kStages * kStage + Plan::kTileK * kLeftRow + column;
 #pragma unroll
             for (int k = 0; k < Plan::kTileK; ++k) {
-                Vec<T, kFragment> a[kFragmentsM], b[kFragmentsN];
-#pragma unroll
-                for (int f = 0; f < kFragmentsM; ++f)
-                    a[f] = load<kFragment>(left + k * kLeftRow + f * kLanesM * kFragment);
-#pragma unroll
-                for (int f = 0; f < kFragmentsN; ++f)
-                    b[f] = load<kFragment>(right + k * kRightRow + f * kLanesN * kFragment);
+                const int next = stage + 1 == Plan::kStages ? 0 : stage + 1;
+                if (k == Plan::kTileK - 1) {  // the next step's first fragments are read under this one's last products
+                    wait_for_all_steps_but<Plan::kStages - 2>();
+                    __syncthreads();
+                    stage = next;
+                }
+                read(shared + stage * kStage, (k + 1) % Plan::kTileK, (k + 1) % 2);
+                if (k == 0) fetch(step + Plan::kStages - 1, stage == 0 ? Plan::kStages - 1 : stage - 1);
 #pragma unroll
                 for (int i = 0; i < Plan::kThreadM; ++i)
 #pragma unroll
-                    for (int j = 0; j < Plan::kThreadN; ++j)
-                        sums[i][j] += a[i / kFragment][i % kFragment] * b[j / kFragment][j % kFragment];
+                    for (int each = 0; each < Plan::kThreadN; ++each) {
+                        const int j = i % 2 ? Plan::kThreadN - 1 - each : each;  // each operand is used twice in a row
+                        sums[i][j] += a[k % 2][i / kFragment][i % kFragment] * b[k % 2][j / kFragment][j % kFragment];
+                    }
             }
         }
 

@@ -1,0 +1,77 @@
+"""Schedules of products in plain arithmetic: tiles in shared memory, accumulators in the threads' registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.passes.schedule.gpu import Launch
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import RegisterTile
+
+_LANES = (4, 8)
+"""Threads of a warp along rows and columns."""
+
+
+@dataclass(frozen=True)
+class TiledGemmSchedule:
+    """A block computes ``m`` by ``n`` of the result in steps of ``k``, ``stages`` of them in shared memory.
+
+    A thread has ``registers.rows`` by ``registers.columns`` of the result.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    registers: RegisterTile
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.m * self.n // (32 * self.registers.rows * self.registers.columns), self.stages)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("thread", f"{self.registers.rows}x{self.registers.columns}"),
+            ("stages", self.stages),
+        )
+
+    def shared(self, item: int) -> int:
+        """Bytes of shared memory, for elements of so many bytes."""
+        return self.stages * self.k * (self.m + self.n + 32 // item) * item
+
+
+_BLOCKS = (
+    (128, 256, 16, 3, 8, 16),
+    (128, 128, 16, 3, 16, 8),
+    (128, 128, 8, 4, 8, 8),
+    (128, 64, 16, 4, 8, 8),
+    (64, 64, 16, 4, 8, 4),
+    (32, 64, 16, 4, 4, 4),
+)
+"""Rows, columns, depth, stages; a thread's rows and columns."""
+
+
+def tiled_gemm_candidates(
+    batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget
+) -> list[TiledGemmSchedule]:
+    """Schedules that fit shared memory and registers, best predicted first."""
+    found: dict[TiledGemmSchedule, float] = {}
+    for bm, bn, bk, stages, rows, columns in _BLOCKS:
+        if bits == 64 and rows * columns > 64:
+            continue
+        schedule = TiledGemmSchedule(bm, bn, bk, stages, RegisterTile(rows, columns))
+        if schedule.shared(bits // 8) <= target.shared_memory:
+            found[schedule] = _predict(batches, m, n, k, schedule, target)
+    return sorted(found, key=found.__getitem__)
+
+
+def _predict(batches: int, m: int, n: int, k: int, s: TiledGemmSchedule, target: GpuTarget) -> float:
+    """Seconds: waves of blocks, at a rate that grows with the work a thread does for each element it reads."""
+    tiles = batches * ceil(m / s.m) * ceil(n / s.n)
+    reuse = s.registers.rows * s.registers.columns / (s.registers.rows + s.registers.columns)
+    rate = target.single_flops / target.units * reuse / (reuse + 1.2)
+    per_unit = 2 if s.registers.rows * s.registers.columns <= 64 else 1
+    waves = ceil(tiles / (target.units * per_unit)) * per_unit
+    return waves * 2.0 * s.m * s.n * k / rate
