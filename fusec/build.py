@@ -35,7 +35,7 @@ Tune = Literal[False, "quick", "full"]
 Precision = Literal["ieee", "tf32"]
 
 _FORMAT = 1
-GPU_MAGIC = b"fusec-gpu\n"
+GPU_MAGIC = b"fusec-gpu"
 """How the bytes of a module for a GPU begin."""
 log = config.logger("cache")
 
@@ -172,7 +172,7 @@ def compile_module(program: Program) -> Module:
     if not program.kernels:
         return NoKernels()
     if is_gpu(program.target):
-        from fusec.codegen.triton.build import compile_kernels as compile_for_gpu
+        from fusec.codegen.gpu import compile_kernels as compile_for_gpu
 
         on_gpu: Module = compile_for_gpu(program.kernels, gpu_target(program.target))
         return on_gpu
@@ -185,9 +185,10 @@ def compile_module(program: Program) -> Module:
 def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:
     """The ending of a file with the kernel's source in the backend's language, and the source."""
     if is_gpu(target):
-        from fusec.codegen.triton.emit import emit_kernel as emit_for_gpu
+        from fusec.codegen.gpu import kernel_source as source_for_gpu
 
-        return "triton.py", str(emit_for_gpu(kernel, descriptors=gpu_target(target).has_tma).text)
+        ending, text = source_for_gpu(kernel, gpu_target(target))
+        return str(ending), str(text)
     from fusec.codegen.tvm.emit import emit_kernel
 
     return "tvm.py", str(emit_kernel(kernel, cpu_target(target)).script())
@@ -198,9 +199,9 @@ def load_module(data: bytes) -> Module:
     if not data:
         return NoKernels()
     if data.startswith(GPU_MAGIC):
-        from fusec.codegen.triton.module import TritonModule
+        from fusec.codegen.gpu import module_from_bytes
 
-        on_gpu: Module = TritonModule.from_bytes(data)
+        on_gpu: Module = module_from_bytes(data)
         return on_gpu
     from fusec.codegen.tvm.module import CompiledModule
 
@@ -290,8 +291,8 @@ def without_locations(graph: Graph) -> tuple[Graph, list[Location]]:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """What else a compiled program depends on: the compiler's own source, TVM and Triton."""
-    return str(_FORMAT), *map(_version, ("apache-tvm", "triton")), _source_digest()
+    """What else a compiled program depends on: the compiler's own source, TVM, Triton and NVRTC."""
+    return str(_FORMAT), *map(_version, ("apache-tvm", "triton", "nvidia-cuda-nvrtc")), _source_digest()
 
 
 def _version(package: str) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from fusec.codegen.cuda.launch import KernelFunction, StreamOf, launcher
 from fusec.codegen.cuda.nvrtc import Cubin
-from fusec.codegen.cuda.source import KernelSource, ModuleSource
+from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.codegen.cuda.tensor_map import TensorMap
-from fusec.errors import ArtifactError, TargetError
+from fusec.codegen.launches import KernelFunction, Launches
+from fusec.errors import ArtifactError
+from fusec.runtime.launch import DeviceKernel, Run
 from fusec.target.gpu import GpuTarget
 
-MAGIC = b"fusec-cuda\n"
+MAGIC = b"fusec-gpu-cuda\n"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,32 +27,40 @@ class CudaModule:
     target: GpuTarget
     text: ModuleSource
     cubins: Mapping[str, Cubin]
-    _functions: dict[tuple[str, int], KernelFunction] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def function(self, name: str, device: int | None = None) -> KernelFunction:
-        """The kernel, called with the address of each parameter.
+        """See :meth:`fusec.codegen.launches.Launches.function`."""
+        return self._launches.function(name, device)
 
-        It runs on the device (torch's current one when this is asked) and on torch's current stream there.
-        TargetError where there is no such device, or one of another architecture.
-        """
-        index = require_device(self.target, device)
-        with self._lock:
-            known = self._functions.get((name, index))
-            if known is None:
-                known = self._functions[name, index] = self._make(name, index)
-        return known
+    def row(
+        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
+    ) -> Run:
+        """See :meth:`fusec.codegen.launches.Launches.row`."""
+        return self._launches.row(launches, arguments, device, graph=graph)
 
-    def _make(self, name: str, device: int) -> KernelFunction:
-        kernel = self.text[name]
-        if not all(kernel.grid):
-            return lambda *addresses: None
-        stream_of, current = _torch_calls()
-        misaligned = None
-        if kernel.unaligned is not None:
-            plain = kernel.unaligned
-            misaligned = launcher(plain, self.cubins[plain.name].code, device, None, stream_of, current)
-        return launcher(kernel, self.cubins[name].code, device, misaligned, stream_of, current)
+    @cached_property
+    def _launches(self) -> Launches:
+        return Launches(self.target, self.kernel)
+
+    @cached_property
+    def _kernels(self) -> dict[str, DeviceKernel]:
+        return {k.name: _device_kernel(k, self.cubins[k.name]) for k in every(self.text.kernels)}
+
+    def kernel(self, name: str, aligned: bool) -> DeviceKernel | None:
+        """The kernel's code for addresses that are multiples of 16, or for others; None where it has nothing to do."""
+        text = self.text[name]
+        if not all(text.grid):
+            return None
+        return self._kernels[text.name if aligned or text.unaligned is None else text.unaligned.name]
+
+    def takes_any_address(self, name: str) -> bool:
+        """False for a kernel that has no form for addresses that are no multiples of 16."""
+        text = self.text[name]
+        return not text.aligned or text.unaligned is not None
+
+    def complete(self) -> CudaModule:
+        """This module: all code that it may need is compiled from the start."""
+        return self
 
     def source(self, name: str) -> str:
         """The kernel in CUDA C++, without the device headers that it includes."""
@@ -96,23 +105,7 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
     return KernelSource(**{**record, **tuples, "tensor_maps": maps, "unaligned": unaligned})
 
 
-def require_device(target: GpuTarget, device: int | None = None) -> int:
-    """The number of a device that runs code for ``target``; by default torch's current one. TargetError for none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise TargetError(f"no GPU here to run code for {target.name}")
-    index = torch.cuda.current_device() if device is None else device
-    if index >= torch.cuda.device_count():
-        raise TargetError(f"no device cuda:{index} here, there are {torch.cuda.device_count()}")
-    major, minor = torch.cuda.get_device_capability(index)
-    if 10 * major + minor != target.arch:
-        raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {target.name}; compile for the card")
-    return index
-
-
-def _torch_calls() -> tuple[StreamOf, Callable[[], int]]:
-    """The handle of torch's current stream on a device, and the current device."""
-    import torch
-
-    return torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+def _device_kernel(kernel: KernelSource, cubin: Cubin) -> DeviceKernel:
+    count = len(kernel.dtypes)
+    parameters = (*range(count), *(m.encoded() for m in kernel.tensor_maps))
+    return DeviceKernel(kernel.name, cubin.code, kernel.grid, kernel.threads, kernel.shared, count, parameters)

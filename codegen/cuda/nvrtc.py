@@ -87,6 +87,15 @@ def load_nvrtc() -> ctypes.CDLL:
     raise TargetError("CUDA C++ needs NVRTC, which is not here: pip install nvidia-cuda-nvrtc")
 
 
+def has_nvrtc() -> bool:
+    """Whether CUDA C++ can be compiled here."""
+    try:
+        load_nvrtc()
+    except TargetError:
+        return False
+    return True
+
+
 def nvrtc_version() -> tuple[int, int]:
     """Major and minor version of the library. TargetError where there is none."""
     library = load_nvrtc()

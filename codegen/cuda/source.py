@@ -14,9 +14,10 @@ class KernelSource:
     """One kernel: a whole translation unit, ``text``, that defines ``extern "C" __global__`` ``name``.
 
     Its parameters are the kernel's pointers in order, then one ``const __grid_constant__`` tensor map for each of
-    ``tensor_maps``. grid, cluster: blocks on each axis. threads: of one block. shared: bytes of dynamic shared memory.
-    dtypes: of the parameters. shapes: columns of the wgmma instructions that it includes. aligned: every address must
-    be a multiple of 16 bytes; ``unaligned`` is the same kernel for other addresses.
+    ``tensor_maps``. grid: blocks on each axis. cluster: blocks that work together, which the text says, too
+    (``__cluster_dims__``). threads: of one block. shared: bytes of dynamic shared memory. dtypes: of the parameters.
+    shapes: columns of the wgmma instructions that it includes. aligned: every address must be a multiple of 16 bytes;
+    ``unaligned`` is the same kernel for other addresses.
     """
 
     name: str

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
-from fusec.codegen.cuda.driver import check, load_driver
+from fusec.ir.types import DTYPES
+from fusec.runtime import launch
+from fusec.runtime.launch import Parameter
 
-BYTES = 128
-"""Size and alignment that a CUtensorMap takes here (the driver asks for 64 bytes' alignment)."""
-
-_TYPES = {"u8": 0, "i8": 0, "bool": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8}
-_TYPES |= {"bf16": 9, "i16": 1}
+_ELEMENTS = {
+    "u8": 0,
+    "i8": 0,
+    "bool": 0,
+    "u16": 1,
+    "u32": 2,
+    "i32": 3,
+    "u64": 4,
+    "i64": 5,
+    "f16": 6,
+    "f32": 7,
+    "f64": 8,
+}
+_ELEMENTS |= {"bf16": 9, "i16": 1}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTION_256 = 3
+"""CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion in cuda.h."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +42,15 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 128
 
-
-class EncodedMap:
-    """A CUtensorMap for a tensor at an address, in memory aligned as the driver asks."""
-
-    def __init__(self, map: TensorMap, address: int, itemsize: int) -> None:
-        self._memory = ctypes.create_string_buffer(2 * BYTES)
-        self.address = -(-ctypes.addressof(self._memory) // BYTES) * BYTES
-        rank = len(map.shape)
-        sizes = (ctypes.c_uint64 * rank)(*reversed(map.shape))
-        strides = (ctypes.c_uint64 * max(rank - 1, 1))(*(s * itemsize for s in reversed(map.strides[:-1])))
-        box = (ctypes.c_uint32 * rank)(*reversed(map.box))
-        steps = (ctypes.c_uint32 * rank)(*[1] * rank)
-        status = load_driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(self.address),
-            _TYPES[map.dtype],
-            rank,
-            ctypes.c_void_p(address),
-            sizes,
-            strides,
-            box,
-            steps,
-            0,
-            _SWIZZLES[map.swizzle],
+    def encoded(self) -> Parameter:
+        """The launch's parameter: what the driver is asked to encode for an address."""
+        item = DTYPES[self.dtype].itemsize
+        return launch.TensorMap(
+            self.parameter,
+            _ELEMENTS[self.dtype],
+            tuple(reversed(self.shape)),
+            tuple(item * stride for stride in reversed(self.strides[:-1])),
+            tuple(reversed(self.box)),
+            _SWIZZLES[self.swizzle],
             _PROMOTION_256,
-            0,
         )
-        check(status, f"a tensor map of {map.dtype}{list(map.shape)} in boxes of {list(map.box)}")

@@ -14,15 +14,17 @@ from fusec.tile.nodes import Kernel
 __all__ = ["compile_kernels", "load_source", "module_source"]
 
 
-def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> TritonModule:
+def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget, *, unaligned: Sequence[Kernel] = ()) -> TritonModule:
     """Compiles kernels, whose names must differ; no GPU is needed.
 
-    Every kernel is compiled for 16-byte aligned addresses; the code for others is made when they first come.
+    Every kernel is compiled for 16-byte aligned addresses; the code for others is made when they first come. Those of
+    ``unaligned`` are wanted for such others only.
     Raises LoweringError for a kernel that Triton can't say, CodegenError where it fails to compile one.
     """
-    source = module_source(kernels, target)
+    source = module_source([*kernels, *unaligned], target)
     loaded = load_source(source)
-    binaries = {k.name: compile_one(loaded, k, target, aligned=True) for k in source.kernels}
+    wanted = {k.name for k in kernels}
+    binaries = {k.name: compile_one(loaded, k, target, aligned=True) for k in source.kernels if k.name in wanted}
 
     def compile_unaligned(name: str) -> Binary:
         return compile_one(loaded, source[name].unaligned or source[name], target, aligned=False)

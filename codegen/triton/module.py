@@ -8,17 +8,16 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
+from fusec.codegen.launches import KernelFunction, Launches
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.source import KernelSource, ModuleSource
 from fusec.errors import ArtifactError, CodegenError
-from fusec.runtime import launch
-from fusec.runtime.code import Scope, make_function
 from fusec.runtime.launch import DeviceKernel, Parameter, Run, TensorMap
-from fusec.target.gpu import GpuTarget, require_device
+from fusec.target.gpu import GpuTarget
 
-KernelFunction = Callable[..., None]
 MAGIC = b"fusec-gpu\n"
 
 
@@ -44,7 +43,6 @@ class TritonModule:
     binaries: dict[str, Binary]
     compile_unaligned: Callable[[str], Binary]
     unaligned: dict[str, Binary] = field(default_factory=dict)
-    _runs: dict[tuple[str, int, bool], Run] = field(default_factory=dict)
     _kernels: dict[tuple[str, bool], DeviceKernel] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -54,16 +52,7 @@ class TritonModule:
         It runs on the device (torch's current one when this is asked) and on torch's current stream there.
         TargetError where there is no such device, or one of another architecture.
         """
-        import torch
-
-        index = torch.cuda.current_device() if device is None and torch.cuda.is_available() else device or 0
-        names = [f"a{i}" for i in range(len(self.text[name].pointers))]
-        scope = Scope()
-        run = scope.bind(self.row([(name, range(len(names)))], len(names), index), "run")
-        stream = scope.bind(torch._C._cuda_getCurrentRawStream, "stream_of")
-        lines = [f"{run}({stream}({index}), {', '.join(names)})"]
-        made: KernelFunction = make_function(f"launch_{name}", names, lines, scope)
-        return made
+        return self._launches.function(name, device)
 
     def row(
         self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
@@ -73,41 +62,16 @@ class TritonModule:
         Addresses that are no multiples of 16 run code that is compiled when they first come. TargetError where there
         is no such device, or one of another architecture.
         """
-        require_device(self.target.backend, self.target.arch, device)
-        wanted = [(name, numbers) for name, numbers in launches if all(self.text[name].grid)]
-        if not wanted:
-            return lambda stream, *addresses: None
-        scratch = [self._kernel(name, True).scratch for name, _ in wanted]
-        if len(wanted) == 1 and list(wanted[0][1]) == list(range(arguments)):
-            return self._single(wanted[0][0], device, True)
+        return self._launches.row(launches, arguments, device, graph=graph)
 
-        def one_by_one(stream: int, *addresses: int) -> None:
-            for name, numbers in wanted:
-                self._single(name, device, True)(stream, *[addresses[i] for i in numbers])
+    @cached_property
+    def _launches(self) -> Launches:
+        return Launches(self.target, self.kernel)
 
-        if any(scratch):
-            return one_by_one
-        kernels = [(self._kernel(name, True), numbers) for name, numbers in wanted]
-        return launch.device(device).row(kernels, arguments, one_by_one, graph=graph)
-
-    def _single(self, name: str, device: int, aligned: bool) -> Run:
-        with self._lock:
-            known = self._runs.get((name, device, aligned))
-            if known is None:
-                known = self._runs[name, device, aligned] = self._make(name, device, aligned)
-        return known
-
-    def _make(self, name: str, device: int, aligned: bool) -> Run:
-        kernel = self._kernel(name, aligned)
-        count = kernel.arguments
-
-        def misaligned(stream: int, *addresses: int) -> None:
-            self._single(name, device, False)(stream, *addresses)
-
-        run = launch.device(device).row([(kernel, range(count))], count, misaligned if aligned else None)
-        return _with_scratch(run, kernel.scratch, device) if kernel.scratch else run
-
-    def _kernel(self, name: str, aligned: bool) -> DeviceKernel:
+    def kernel(self, name: str, aligned: bool) -> DeviceKernel | None:
+        """The kernel's code for addresses that are multiples of 16, or for others; None where it has nothing to do."""
+        if not all(self.text[name].grid):
+            return None
         with self._lock:
             known = self._kernels.get((name, aligned))
             if known is None:
@@ -146,6 +110,7 @@ class TritonModule:
             "kernels": [asdict(k) for k in self.text.kernels],
             "binaries": {n: _binary_to(b) for n, b in self.binaries.items()},
             "unaligned": {n: _binary_to(b) for n, b in self.unaligned.items()},
+            "unaligned_only": [k.name for k in self.text.kernels if k.name not in self.binaries],
         }
         return MAGIC + json.dumps(record).encode()
 
@@ -164,7 +129,7 @@ class TritonModule:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"the GPU module is damaged: {error}") from None
-        if binaries.keys() != {k.name for k in source.kernels}:
+        if {*binaries, *record["unaligned_only"]} != {k.name for k in source.kernels}:
             raise ArtifactError("the GPU module does not have the code of all its kernels")
         return cls(target, source, binaries, _compile_again(source, target), unaligned)
 
@@ -231,14 +196,3 @@ def _tensor_map(d: Descriptor, meta: dict[str, Any]) -> TensorMap:
     return TensorMap(
         d.parameter, _HOST_TYPES.get(kind, kind), tuple(reversed(d.shape)), strides, box, int(meta["swizzle"])
     )
-
-
-def _with_scratch(run: Run, size: int, device: int) -> Run:
-    """Memory for the kernel itself goes along as one more address."""
-    import torch
-
-    def call(stream: int, *addresses: int) -> None:
-        memory = torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
-        run(stream, *addresses, memory.data_ptr())
-
-    return call

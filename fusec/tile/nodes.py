@@ -160,6 +160,9 @@ class Pipeline:
     turns: bool
 
 
+Language = Literal["triton", "cuda"]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
@@ -184,4 +187,5 @@ class Kernel:
     registers: int = 0
     sizes: tuple[Symbol, ...] = ()
     pipeline: Pipeline | None = None
+    language: Language = "triton"
     final: DType | None = None

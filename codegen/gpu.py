@@ -1,0 +1,139 @@
+"""A program's kernels for one GPU, each compiled from the language that it was scheduled for."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fusec.codegen.cuda.module import MAGIC as CUDA_MAGIC
+from fusec.codegen.cuda.module import CudaModule
+from fusec.codegen.launches import KernelFunction, Launches
+from fusec.codegen.triton.module import TritonModule
+from fusec.errors import ArtifactError, CodegenError
+from fusec.runtime.launch import DeviceKernel, Run
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Kernel
+
+MAGIC = b"fusec-gpu-parts\n"
+Part = TritonModule | CudaModule
+
+
+@dataclass(frozen=True, eq=False)
+class GpuModule:
+    """Modules of several languages as one. A kernel of CUDA C++ that needs aligned addresses is in Triton's, too."""
+
+    target: GpuTarget
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def _owners(self) -> Mapping[str, Part]:
+        parts = sorted(self.parts, key=lambda part: isinstance(part, CudaModule))
+        return {k.name: part for part in parts for k in part.text.kernels}
+
+    @cached_property
+    def _in_triton(self) -> Mapping[str, TritonModule]:
+        return {k.name: part for part in self.parts if isinstance(part, TritonModule) for k in part.text.kernels}
+
+    @cached_property
+    def _launches(self) -> Launches:
+        return Launches(self.target, self.kernel)
+
+    def part(self, name: str) -> Part:
+        """The module that has the kernel."""
+        if name not in self._owners:
+            raise CodegenError(f"the module has no kernel {name!r}")
+        return self._owners[name]
+
+    def kernel(self, name: str, aligned: bool) -> DeviceKernel | None:
+        """The kernel's code for addresses that are multiples of 16, or for others; None where it has nothing to do."""
+        part = self.part(name)
+        if not aligned and isinstance(part, CudaModule) and not part.takes_any_address(name):
+            return self._in_triton[name].kernel(name, aligned)
+        return part.kernel(name, aligned)
+
+    def function(self, name: str, device: int | None = None) -> KernelFunction:
+        """See :meth:`fusec.codegen.launches.Launches.function`."""
+        return self._launches.function(name, device)
+
+    def row(
+        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
+    ) -> Run:
+        """See :meth:`fusec.codegen.launches.Launches.row`."""
+        return self._launches.row(launches, arguments, device, graph=graph)
+
+    def source(self, name: str) -> str:
+        """The kernel in its language."""
+        return self.part(name).source(name)
+
+    def assembly(self) -> str:
+        """What the compilers said or made."""
+        return "\n".join(part.assembly() for part in self.parts)
+
+    def complete(self) -> GpuModule:
+        """This module, with all code that it may need compiled."""
+        for part in self.parts:
+            part.complete()
+        return self
+
+    def to_bytes(self) -> bytes:
+        """A JSON record of the parts' own bytes."""
+        return MAGIC + json.dumps([base64.b64encode(part.to_bytes()).decode() for part in self.parts]).encode()
+
+
+def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule | Part:
+    """Compiles kernels, whose names must differ; no GPU is needed.
+
+    Raises LoweringError for a kernel that its language can't say, CodegenError where a compiler fails on one,
+    TargetError where a compiler is missing.
+    """
+    parts: list[Part] = []
+    in_cuda = [k for k in kernels if is_cuda(k)]
+    in_triton = [k for k in kernels if not is_cuda(k)]
+    narrow: list[Kernel] = []
+    if in_cuda:
+        from fusec.codegen.cuda.build import compile_kernels as compile_cuda
+
+        module = compile_cuda(in_cuda, target)
+        parts.append(module)
+        narrow = [k for k in in_cuda if not module.takes_any_address(k.name)]
+    if in_triton or narrow:
+        from fusec.codegen.triton.build import compile_kernels as compile_triton
+
+        plain = [replace(k, pipeline=None, language="triton", warps=8, stages=3) for k in narrow]
+        parts.append(compile_triton(in_triton, target, unaligned=plain))
+    return parts[0] if len(parts) == 1 else GpuModule(target, tuple(parts))
+
+
+def is_cuda(kernel: Kernel) -> bool:
+    """Whether a kernel is to be written in CUDA C++."""
+    return kernel.language == "cuda" or kernel.pipeline is not None
+
+
+def module_from_bytes(data: bytes) -> GpuModule | Part:
+    """The module that ``to_bytes`` wrote. ArtifactError where it can't be read."""
+    if data.startswith(MAGIC):
+        try:
+            texts = json.loads(data[len(MAGIC) :])
+            parts = tuple(_part(base64.b64decode(text)) for text in texts)
+            return GpuModule(parts[0].target, parts)
+        except (ValueError, TypeError, IndexError) as error:
+            raise ArtifactError(f"the GPU module is damaged: {error}") from None
+    return _part(data)
+
+
+def _part(data: bytes) -> Part:
+    return CudaModule.from_bytes(data) if data.startswith(CUDA_MAGIC) else TritonModule.from_bytes(data)
+
+
+def kernel_source(kernel: Kernel, target: GpuTarget) -> tuple[str, str]:
+    """The ending of a file with the kernel's source in its language, and the source."""
+    if is_cuda(kernel):
+        from fusec.codegen.cuda.emit import emit_kernel as emit_cuda
+
+        return "cu", emit_cuda(kernel, target).text
+    from fusec.codegen.triton.emit import emit_kernel as emit_triton
+
+    return "triton.py", emit_triton(kernel, descriptors=target.has_tma).text
