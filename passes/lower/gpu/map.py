@@ -1,19 +1,28 @@
-"""A map kernel on a GPU: each block computes a run of neighbouring output elements."""
+"""A map kernel on a GPU: each block computes a run of neighbouring output elements, or a tile of a transposition."""
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 
 from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, symbol
 from fusec.ir.types import fixed
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.inline import fresh_index
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.map import map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.schedule.gpu import GpuMapSchedule
 from fusec.tile.nodes import Grid, Iter
+from fusec.tile.scalar import Load, loads
+
+LEAST_TURNED = 256
+"""Places of a transposition below which a tile does not pay."""
 
 
 def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
-    """The index space is taken flat, in the order of the first output's memory."""
+    """The index space is taken flat, in the order of the first output's memory, or in tiles of two axes."""
+    axes = turned_axes(frame) if schedule.turned else None
+    if axes is not None:
+        return _tiles(frame, schedule, *axes)
     shape = fixed(map_domain(frame))
     order = memory_order(frame, shape)
     size, block = prod(shape), schedule.elements
@@ -26,3 +35,51 @@ def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
     domain = (Iter(lane, block, limit),)
     body = tuple(store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point))
     return frame.finish("map", (Grid((Iter(g, blocks),), body),), schedule.describe())
+
+
+def turned_axes(frame: Frame) -> tuple[int, int] | None:
+    """The axis along which the first output lies in memory and the one along which most that is read does; None if one.
+
+    A block that walks along the first alone would fetch a whole sector of memory for each element it reads.
+    """
+    shape = fixed(map_domain(frame))
+    live = [a for a in memory_order(frame, shape) if shape[a] > 1]
+    if len(live) < 2:
+        return None
+    along = live[-1]
+    point = fresh_index("p", shape)
+    found: Counter[int] = Counter()
+    for value, at in outputs_at(frame, shape, point):
+        accesses = [*loads(frame.inliner.at(value, at)), Load(frame.buffers[value], at)]
+        for access in dict.fromkeys(accesses):
+            size = prod(fixed(access.buffer.shape))
+            if 4 * size < prod(shape) or address_step(access, point[along]) in (None, 0, 1, -1):
+                continue
+            found.update({a: size for a in live[:-1] if address_step(access, point[a]) in (1, -1)})
+    if not found:
+        return None
+    across = max(found, key=lambda a: found[a])
+    return (along, across) if shape[along] * shape[across] >= LEAST_TURNED else None
+
+
+def _tiles(frame: Frame, schedule: GpuMapSchedule, along: int, across: int) -> LoweredGroup:
+    """Blocks neighbouring along the output's memory run one after another."""
+    shape = fixed(map_domain(frame))
+    outer = [a for a in range(len(shape)) if a not in (along, across)]
+    point = fresh_index("p", shape)
+    steps = {along: schedule.elements, across: schedule.turned}
+    counts = {axis: -(-shape[axis] // step) for axis, step in steps.items()}
+    rest = (*(shape[a] for a in outer), counts[across])
+    g, o = symbol("g", 0, counts[along] - 1), symbol("o", 0, prod(rest) - 1)
+    *places, row = delinearize(o, rest)
+    shift: dict[Symbol, Index] = {point[a]: i for a, i in zip(outer, places, strict=True)}
+    domain = []
+    for axis, block, name in ((across, row, "j"), (along, g, "i")):
+        lane = symbol(name, 0, steps[axis] - 1)
+        start = mul(block, steps[axis])
+        shift[point[axis]] = add(start, lane)
+        limit = None if shape[axis] % steps[axis] == 0 else sub(shape[axis], start)
+        domain.append(Iter(lane, steps[axis], limit))
+    body = tuple(store_at(frame, v, at, tuple(domain), shift) for v, at in outputs_at(frame, shape, point))
+    grid = Grid((Iter(o, prod(rest)), Iter(g, counts[along])), body)
+    return frame.finish("map", (grid,), schedule.describe())

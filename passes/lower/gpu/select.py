@@ -9,13 +9,15 @@ from math import prod
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
+from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import contraction
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
-from fusec.passes.lower.gpu.map import lower_map
+from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.wide import lower_wide_row
+from fusec.passes.lower.map import map_domain
 from fusec.passes.lower.row import reduced_is_innermost
 from fusec.passes.lower.select import fused_ops
 from fusec.passes.schedule.gpu import (
@@ -27,6 +29,7 @@ from fusec.passes.schedule.gpu import (
     attention_candidates,
     gemm_candidates,
     map_schedule,
+    turned_schedule,
 )
 from fusec.passes.schedule.gpu_row import row_candidates
 from fusec.runtime.program import KernelReport
@@ -67,7 +70,7 @@ class GpuSelector:
             case "row":
                 return list(_row_candidates(frame, self.target))
             case "map":
-                return [map_schedule(max(v.type.size for v in frame.body.outputs), self.target)]
+                return [_map_schedule(frame, self.target)]
             case kind:
                 raise LoweringError(f"no family for {kind} groups")
 
@@ -102,6 +105,14 @@ def _values(frame: Frame) -> Iterator[Value]:
     yield from frame.body.inputs
     for op in frame.body.ops:
         yield from op.results
+
+
+def _map_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:
+    axes = turned_axes(frame)
+    if axes is None:
+        return map_schedule(max(v.type.size for v in frame.body.outputs), target)
+    shape = fixed(map_domain(frame))
+    return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in frame.body.outputs))
 
 
 def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:

@@ -60,6 +60,11 @@ CASES: dict[str, str] = {
   %y = add(%t, f32(1.0)) : f32[53, 37]
   return %y
 }""",
+    "map_tiles": """graph @m(%x: bf16[3, 37, 101]) {
+  %t = permute(%x) {permutation=[2, 0, 1]} : bf16[101, 3, 37]
+  %y = mul(%t, bf16(2.0)) : bf16[101, 3, 37]
+  return %y
+}""",
     "map_integers": """graph @m(%x: i64[300], %y: i32[300]) {
   %z = cast(%y) : i64[300]
   %s = mul(%x, %z) : i64[300]
