@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusec.codegen.cuda.attention import emit_hopper_attention
 from fusec.codegen.cuda.blocks import emit_blocks
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.source import KernelSource
@@ -20,5 +21,7 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_hopper_gemm(kernel, target)
         case "gemm" if is_tiled(kernel):
             return emit_tiled_gemm(kernel)
+        case "attention" if kernel.pipeline is not None:
+            return emit_hopper_attention(kernel, target)
         case kind:
             raise LoweringError(f"no {kind} kernels in CUDA C++")

@@ -16,6 +16,7 @@ NAMES = (
     "fragment.cuh",
     "wgmma.cuh",
     "gemm.cuh",
+    "attention.cuh",
 )
 """By memory level: what all use, scalars, waiting, global to shared memory, registers, tensor cores."""
 

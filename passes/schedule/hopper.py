@@ -32,3 +32,34 @@ class HopperGemmSchedule:
             ("consumers", "in turns" if p.turns else "together"),
             ("stages", self.stages),
         )
+
+
+@dataclass(frozen=True)
+class HopperAttentionSchedule:
+    """A block does ``queries`` rows, 64 a warpgroup, against ``keys`` at a time, ``stages`` blocks of them fetched ahead.
+
+    turns: two warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    turns: bool
+    heads: int = 8
+
+    @property
+    def launch(self) -> Launch:
+        """The warpgroups that multiply, and one that fetches."""
+        return Launch(4 * (self.queries // 64 + 1), self.stages)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return Pipeline(1, 1, self.heads, self.turns)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("queries", self.queries),
+            ("keys", self.keys),
+            ("consumers", "in turns" if self.turns else "together"),
+            ("stages", self.stages),
+        )

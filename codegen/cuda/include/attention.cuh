@@ -12,29 +12,51 @@
 //     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; two consumers take turns
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...)
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
-//     first, whole, part, last                keys: from `first`; the mask leaves all of [whole, part) in; up to `last`
+//     begin(block)                            sets which head and queries a block does, and its keys:
+//     first, whole, part, last                from `first`; the mask leaves all of [whole, part) in; up to `last`
+//     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
 //     load_queries(to, full, column)          start the copy of kRows x 64 elements from a column
 //     load_keys(to, full, key, column), load_values(...)                            kKeys x 64
-//     score_masked(raw, row, key), score_whole(...)     the score as the user changed it; -infinity where masked
+//     score_masked(raw, row, key, place), score_whole(...)
+//                                             the score as the user changed it; -infinity where masked
 //     finish(row, column, values, staged)     two neighbours of a row: stores what is not staged, packs what is
-//     store(from, row, column)                starts the copy of 64 x 64 results out of shared memory
+//     send(from, row, column)                 starts the copy of 64 x 64 results out of shared memory
 //
-// `row` and `column` are places within the block; `key` is a position among all keys.
+// `row`, `column` and `place` are places within a block; `key` is the position of a block's first key.
 #pragma once
 #include "barrier.cuh"
 #include "base.cuh"
 #include "fragment.cuh"
+#include "scalar.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
 namespace fusec {
 
-constexpr float kNegativeInfinity = -__builtin_huge_valf();
-
 __device__ inline float power_of_two(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
+}
+
+template <bool kValue>
+struct Flag {
+    static constexpr bool value = kValue;
+};
+
+struct HeadAndTurn {
+    int head, turn;
+};
+
+/// Blocks of queries of one head after another, which share keys and values in L2. With a group, that many heads side by
+/// side, each turn of all of them before the next: the first turns are the longest.
+template <int kHeads, int kTurns, int kGroup>
+__device__ HeadAndTurn head_and_turn(int block) {
+    if constexpr (kGroup == 0) return {block / kTurns, block % kTurns};
+    constexpr int kEach = kGroup ? kGroup : 1;
+    int group = block / (kTurns * kEach), inside = block % (kTurns * kEach);
+    int heads = min(kEach, kHeads - group * kEach);
+    return {group * kEach + inside % heads, inside / heads};
 }
 
 /// Sizes in bytes and counts that follow from a plan.
@@ -94,7 +116,7 @@ struct Online {
     static constexpr int kScores = Plan::kKeys / 2, kOut = Plan::kValues / 2;
     float out[kOut];
     u32 weights[Plan::kKeys / 16][4];
-    float peak[2] = {kNegativeInfinity, kNegativeInfinity}, total[2] = {0, 0}, rescale[2] = {1, 1};
+    float peak[2] = {-infinity, -infinity}, total[2] = {0, 0}, rescale[2] = {1, 1};
 
     /// scores = Q K^T, started.
     __device__ void multiply_scores(float (&scores)[kScores], const char* queries, const char* keys) {
@@ -128,8 +150,8 @@ struct Online {
     __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            int r = row + i / 2 % 2 * 8, k = key + i / 4 * 8 + fragment_column() + i % 2;
-            scores[i] = kMasked ? plan.score_masked(scores[i], r, k) : plan.score_whole(scores[i], r, k);
+            int r = row + i / 2 % 2 * 8, place = i / 4 * 8 + fragment_column() + i % 2;
+            scores[i] = kMasked ? plan.score_masked(scores[i], r, key, place) : plan.score_whole(scores[i], r, key, place);
         }
         float highest[2] = {peak[0], peak[1]}, shift[2], sum[2] = {0, 0};
 #pragma unroll
@@ -137,7 +159,7 @@ struct Online {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[h] = row_max(highest[h]);
-            shift[h] = highest[h] == kNegativeInfinity ? 0.0f : highest[h] * Plan::kScale;
+            shift[h] = highest[h] == -infinity ? 0.0f : highest[h] * Plan::kScale;
             rescale[h] = power_of_two(peak[h] * Plan::kScale - shift[h]);
             peak[h] = highest[h];
         }
@@ -190,7 +212,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* queries
     u32 box = shared_address(queries) + consumer * 64 * 128;
 #pragma unroll
     for (int q = 0; q < Plan::kValues / 16; ++q) {
-        u32 staged[4];
+        u32 staged[4][1];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float values[2] = {o.out[8 * q + 2 * i] * inverse[i % 2], o.out[8 * q + 2 * i + 1] * inverse[i % 2]};
@@ -198,14 +220,14 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* queries
         }
         if (Plan::kStaged)
             store_matrices(swizzled(box + q / 4 * L::kQueryBox, thread / kWarp * 16 + lane % 16, q % 4 * 2 + lane / 16),
-                           staged[0], staged[1], staged[2], staged[3]);
+                           staged[0][0], staged[1][0], staged[2][0], staged[3][0]);
     }
     if (!Plan::kStaged) return;
     fence_async_shared();
     named_sync(3 + consumer, kWarpgroup);
     if (thread == 0) {
         for (int b = 0; b < L::kValueBoxes; ++b)
-            plan.store(queries + b * L::kQueryBox + consumer * 64 * 128, consumer * 64, b * L::kBox);
+            plan.send(queries + b * L::kQueryBox + consumer * 64 * 128, consumer * 64, b * L::kBox);
         store_commit();
         store_wait_all();
     }
@@ -251,7 +273,7 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
         wgmma_wait<1>();
         keep_here(scores);
         if (tells) bars.keys_read[ring.stage].arrive();
-        o.template soften<masked.value>(plan, scores, row, key);
+        o.template soften<decltype(masked)::value>(plan, scores, row, key);
         wgmma_wait<0>();
         keep_here(o.out);
         if (tells) bars.values_read[before.stage].arrive();
@@ -260,13 +282,11 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
         before.advance();
         key += Plan::kKeys;
     };
-    struct Yes { static constexpr bool value = true; };
-    struct No { static constexpr bool value = false; };
     if (Plan::kMaskedBefore)
-        while (key < plan.whole && key < plan.last) step(Yes{});
-    while (key < plan.part) step(No{});
+        while (key < plan.whole && key < plan.last) step(Flag<true>{});
+    while (key < plan.part) step(Flag<false>{});
     if (Plan::kMaskedAfter)
-        while (key < plan.last) step(Yes{});
+        while (key < plan.last) step(Flag<true>{});
     if (plan.first < plan.last) {
         o.rescale_out();
         bars.values[before.stage].wait(before.parity);
@@ -279,10 +299,11 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
 }
 
 template <typename Plan>
-__device__ void attention(const Plan& plan) {
+__device__ void attention(Plan plan) {
     using L = AttentionLayout<Plan>;
     extern __shared__ char memory[];
     __shared__ AttentionBarriers<Plan> bars;
+    plan.begin(blockIdx.x);
     char* queries = memory + (1024 - shared_address(memory) % 1024) % 1024;
     char* keys = queries + L::kQueries;
     char* values = keys + Plan::kStages * L::kKeyBytes;

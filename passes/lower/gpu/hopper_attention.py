@@ -1,0 +1,19 @@
+"""Attention for Hopper's tensor cores: the same kernel as elsewhere, in blocks that its own emitter can arrange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.attention import lower_attention
+from fusec.passes.schedule.gpu import GpuAttentionSchedule
+from fusec.passes.schedule.hopper import HopperAttentionSchedule
+from fusec.tile.attention import attention_roles
+
+
+def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> LoweredGroup:
+    """LoweringError where operands are computed or can't be fetched by bulk copies, and for heads of odd sizes."""
+    s = schedule
+    lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
+    attention_roles(lowered.kernel)
+    return replace(lowered, schedule=(*s.describe(), *(item for item in lowered.schedule if item[0] == "skipped")))

@@ -1,0 +1,110 @@
+"""Attention for Hopper: plain PyTorch code with its inputs' shapes, and a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+import torch
+
+import fusec
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
+from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.hopper import HopperAttentionSchedule
+from fusec.target.gpu import gpu_target
+from fusec.tile.nodes import Kernel
+
+Function = Callable[..., torch.Tensor]
+
+
+@dataclass
+class Fixed(GpuSelector):
+    """Every attention with one schedule."""
+
+    schedule: HopperAttentionSchedule | None = None
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        assert self.schedule is not None
+        lowered = lower_hopper_attention(frame, self.schedule)
+        launch = {"warps": self.schedule.launch.warps, "stages": self.schedule.stages}
+        return replace(lowered, kernel=replace(lowered.kernel, pipeline=self.schedule.pipeline, **launch))
+
+
+def lowered(function: Function, shapes: list[tuple[int, ...]], s: HopperAttentionSchedule, dtype: Any) -> Kernel:
+    arrays = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    graph = fusec.trace(function, *arrays)
+    selector = Fixed(gpu_target("cuda:sm_90"), schedule=s)
+    (kernel,) = lower(graph, "cuda:sm_90", selector=selector).program.kernels
+    return kernel
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / sqrt(q.shape[-1]), -1) @ v
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(k.shape[-2] - q.shape[-2])
+    return torch.softmax(scores.masked_fill(~allowed, float("-inf")), -1) @ v
+
+
+def soft_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    n, h = q.shape[-2], q.shape[1]
+    i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)[None, :]
+    slopes = torch.exp2(-8 * torch.arange(1, h + 1, device=q.device, dtype=torch.float32) / h).to(q.dtype)
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = 30 * torch.tanh(scores / 30) - slopes[:, None, None] * (i - j).to(q.dtype)
+    scores = scores.masked_fill((j > i) | (i - j >= 100), float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.1 + bias, -1) @ v
+
+
+def gated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return plain(q, k, v) * torch.sigmoid(gate)
+
+
+def joined_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """[batch, n, heads, size] in and [batch, n, heads * size] out; heads of keys shared by groups of queries' heads."""
+    groups = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(groups, 2).transpose(1, 2) for x in (k, v))
+    y = causal(q.transpose(1, 2), k, v)
+    return y.transpose(1, 2).flatten(2)
+
+
+def _qkv(b: int, h: int, n: int, d: int, keys: int = 0, values: int = 0) -> list[tuple[int, ...]]:
+    return [(b, h, n, d), (b, h, keys or n, d), (b, h, keys or n, values or d)]
+
+
+IN_TURNS = HopperAttentionSchedule(128, 128, 2, turns=True)
+LONG = HopperAttentionSchedule(128, 160, 2, turns=True)
+THREE = HopperAttentionSchedule(192, 128, 2, turns=False)
+ONE = HopperAttentionSchedule(64, 64, 2, turns=False)
+
+CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]] = {
+    "plain": (plain, _qkv(2, 3, 512, 128), IN_TURNS),
+    "long blocks": (plain, _qkv(1, 2, 640, 128), LONG),
+    "odd length": (plain, _qkv(2, 3, 333, 128), IN_TURNS),
+    "other keys": (plain, _qkv(1, 2, 200, 64, keys=519), THREE),
+    "one group": (plain, _qkv(1, 2, 70, 64, keys=300), ONE),
+    "three groups": (plain, _qkv(2, 2, 400, 64), THREE),
+    "other values": (plain, _qkv(1, 2, 256, 64, values=128), IN_TURNS),
+    "wide heads": (plain, _qkv(1, 2, 256, 256), HopperAttentionSchedule(128, 80, 1, turns=True)),
+    "heads of 96": (causal, _qkv(1, 2, 320, 96), IN_TURNS),
+    "heads of 80": (plain, _qkv(1, 3, 150, 80), IN_TURNS),
+    "causal": (causal, _qkv(3, 5, 512, 128), IN_TURNS),
+    "causal, odd length": (causal, _qkv(1, 11, 777, 64), THREE),
+    "causal, long blocks": (causal, _qkv(1, 2, 1000, 128), LONG),
+    "causal, more keys": (causal, _qkv(1, 2, 130, 64, keys=450), IN_TURNS),
+    "soft cap, slopes and a window": (soft_window, _qkv(1, 4, 640, 128), IN_TURNS),
+    "bias": (biased, [*_qkv(2, 2, 256, 64), (2, 1, 256, 256)], IN_TURNS),
+    "bias, odd length": (biased, [*_qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
+    "gate": (gated, [*_qkv(1, 2, 256, 64), (1, 2, 256, 64)], IN_TURNS),
+    "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], IN_TURNS),
+}
