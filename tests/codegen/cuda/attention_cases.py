@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import fusec
+from fusec.errors import LoweringError
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
 from fusec.passes.lower.gpu.select import GpuSelector
@@ -21,6 +22,10 @@ from fusec.tile.nodes import Kernel
 Function = Callable[..., torch.Tensor]
 
 
+class Refused(Exception):
+    """A kernel that the schedule does not fit; the pipeline would go on without it."""
+
+
 @dataclass
 class Fixed(GpuSelector):
     """Every attention with one schedule."""
@@ -29,7 +34,10 @@ class Fixed(GpuSelector):
 
     def lower(self, frame: Frame) -> LoweredGroup:
         assert self.schedule is not None
-        lowered = lower_hopper_attention(frame, self.schedule)
+        try:
+            lowered = lower_hopper_attention(frame, self.schedule)
+        except LoweringError as error:
+            raise Refused(str(error)) from error
         launch = {"warps": self.schedule.launch.warps, "stages": self.schedule.stages}
         return replace(lowered, kernel=replace(lowered.kernel, pipeline=self.schedule.pipeline, **launch))
 
@@ -66,8 +74,8 @@ def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
     return torch.softmax(q @ k.transpose(-1, -2) * 0.1 + bias, -1) @ v
 
 
-def gated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    return plain(q, k, v) * torch.sigmoid(gate)
+def scaled_after(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.relu(plain(q, k, v) * 0.5 + 0.25)
 
 
 def joined_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -105,6 +113,6 @@ CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]
     "soft cap, slopes and a window": (soft_window, _qkv(1, 4, 640, 128), IN_TURNS),
     "bias": (biased, [*_qkv(2, 2, 256, 64), (2, 1, 256, 256)], IN_TURNS),
     "bias, odd length": (biased, [*_qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
-    "gate": (gated, [*_qkv(1, 2, 256, 64), (1, 2, 256, 64)], IN_TURNS),
+    "epilogue": (scaled_after, _qkv(1, 2, 256, 64), IN_TURNS),
     "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], IN_TURNS),
 }

@@ -1,0 +1,88 @@
+"""Attention for Hopper: that plain code becomes a plan, and that it compiles without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import CASES, IN_TURNS, LONG, THREE, Refused, causal, lowered, plain, soft_window  # noqa: E402
+
+from fusec.codegen.cuda import nvrtc  # noqa: E402
+from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
+from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
+from fusec.errors import LoweringError, TargetError  # noqa: E402
+from fusec.passes.schedule.hopper import HopperAttentionSchedule  # noqa: E402
+from fusec.target.gpu import gpu_target  # noqa: E402
+
+SM_90 = gpu_target("cuda:sm_90")
+
+
+def has_nvrtc() -> bool:
+    try:
+        nvrtc.load_nvrtc()
+    except TargetError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_without_spills(name: str) -> None:
+    function, shapes, schedule = CASES[name]
+    module = compile_kernels([lowered(function, shapes, schedule, torch.bfloat16)], SM_90)
+    (cubin,) = module.cubins.values()
+    assert cubin.code.startswith(b"\x7fELF")
+    assert cubin.spills <= 160
+
+
+def test_plan_of_a_causal_mask() -> None:
+    kernel = lowered(causal, [(3, 5, 512, 128)] * 3, IN_TURNS, torch.bfloat16)
+    source = emit_hopper_attention(kernel, SM_90)
+    assert (source.grid, source.threads, source.shapes) == ((60, 1, 1), 384, (128,))
+    assert [m.box for m in source.tensor_maps] == [(1, 1, 128, 64)] * 3 + [(1, 1, 64, 64)]
+    assert "kTurns = true, kStaged = true, kMaskedBefore = false, kMaskedAfter = true" in source.text
+    assert "head_and_turn<15, 4, 8>(block)" in source.text
+    assert "part = turn * -128 + 384;" in source.text
+    assert "return ((first_key + place) <= (row + turn * -128 + 384)) ? raw : -infinity;" in source.text
+
+
+def test_whole_blocks_of_keys_have_no_mask() -> None:
+    text = emit_hopper_attention(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
+    assert "float score_whole(float raw, int row, int first_key, int place) const {\n        return raw;" in text
+
+
+def test_window_is_masked_on_both_sides() -> None:
+    kernel = lowered(soft_window, [(1, 4, 1280, 128)] * 3, IN_TURNS, torch.bfloat16)
+    text = emit_hopper_attention(kernel, SM_90).text
+    assert "tanh" in text
+    assert "first = 0;" not in text
+
+
+def test_even_blocks_go_head_by_head() -> None:
+    text = emit_hopper_attention(lowered(plain, [(1, 4, 640, 128)] * 3, LONG, torch.bfloat16), SM_90).text
+    assert "head_and_turn<4, 5, 0>(block)" in text
+    assert "kMaskedBefore = false, kMaskedAfter = false" in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "schedule", "reason"),
+    [
+        ((1, 2, 256, 72), IN_TURNS, "heads of 72 columns"),
+        ((1, 2, 256, 512), IN_TURNS, "can.t be fetched"),
+        ((1, 2, 256, 256), HopperAttentionSchedule(128, 128, 2, turns=True), "too many registers"),
+        ((1, 2, 256, 128), HopperAttentionSchedule(128, 128, 4, turns=True), "bytes of shared memory"),
+        ((1, 2, 256, 128), THREE, "too many registers"),
+    ],
+)
+def test_refused(shape: tuple[int, ...], schedule: HopperAttentionSchedule, reason: str) -> None:
+    with pytest.raises((LoweringError, Refused), match=reason):
+        emit_hopper_attention(lowered(plain, [shape] * 3, schedule, torch.bfloat16), SM_90)
+
+
+def test_float32_is_refused() -> None:
+    with pytest.raises(Refused, match="holds f32"):
+        lowered(plain, [(1, 2, 256, 64)] * 3, IN_TURNS, torch.float32)
