@@ -36,7 +36,7 @@ class HopperGemmSchedule:
 
 @dataclass(frozen=True)
 class HopperAttentionSchedule:
-    """A block does ``queries`` rows, 64 a warpgroup, against ``keys`` at a time, ``stages`` blocks of them fetched ahead.
+    """A block does ``queries`` rows, 64 a warpgroup, against ``keys`` at a time, ``stages`` of which are fetched ahead.
 
     turns: two warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
     """

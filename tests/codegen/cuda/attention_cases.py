@@ -22,7 +22,7 @@ from fusec.tile.nodes import Kernel
 Function = Callable[..., torch.Tensor]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A kernel that the schedule does not fit; the pipeline would go on without it."""
 
 
@@ -37,7 +37,7 @@ class Fixed(GpuSelector):
         try:
             lowered = lower_hopper_attention(frame, self.schedule)
         except LoweringError as error:
-            raise Refused(str(error)) from error
+            raise RefusedError(str(error)) from error
         launch = {"warps": self.schedule.launch.warps, "stages": self.schedule.stages}
         return replace(lowered, kernel=replace(lowered.kernel, pipeline=self.schedule.pipeline, **launch))
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import CASES, IN_TURNS, LONG, THREE, Refused, causal, lowered, plain, soft_window  # noqa: E402
+from attention_cases import CASES, IN_TURNS, LONG, THREE, RefusedError, causal, lowered, plain, soft_window  # noqa: E402
 
 from fusec.codegen.cuda import nvrtc  # noqa: E402
 from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
@@ -79,10 +79,10 @@ def test_even_blocks_go_head_by_head() -> None:
     ],
 )
 def test_refused(shape: tuple[int, ...], schedule: HopperAttentionSchedule, reason: str) -> None:
-    with pytest.raises((LoweringError, Refused), match=reason):
+    with pytest.raises((LoweringError, RefusedError), match=reason):
         emit_hopper_attention(lowered(plain, [shape] * 3, schedule, torch.bfloat16), SM_90)
 
 
 def test_float32_is_refused() -> None:
-    with pytest.raises(Refused, match="holds f32"):
+    with pytest.raises(RefusedError, match="holds f32"):
         lowered(plain, [(1, 2, 256, 64)] * 3, IN_TURNS, torch.float32)
