@@ -24,8 +24,8 @@ _WARPGROUP = 128
 _MOST_CONSUMERS = 3
 _REGISTERS = {1: 210, 2: 210, 3: 150}
 """Of a consumer's thread, for scores, weights and results, by the number of consumers."""
-_OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column raw place first_key values staged
-begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale kStaged"""
+_OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column raw place first_key values
+staged begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale kStaged"""
 
 
 def emit_hopper_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
