@@ -62,15 +62,14 @@ class _Emitter(PlanWriter):
         self._send(staged)
         return KernelSource(
             kernel.name,
-            self.text("gemm.cuh", "gemm", _THREADS),
+            self.text("gemm.cuh", "gemm", _THREADS, p.cluster_m * p.cluster_n),
             tuple(x.dtype.name for x in kernel.parameters),
             (self._blocks(), 1, 1),
             _THREADS,
             self._shared(len(staged)),
-            (p.cluster_m * p.cluster_n, 1, 1),
-            tuple(m.map for m in self.maps),
-            (self.n.extent,),
-            True,
+            tensor_maps=tuple(m.map for m in self.maps),
+            shapes=(self.n.extent,),
+            aligned=True,
         )
 
     # What is moved

@@ -178,8 +178,8 @@ class PlanWriter:
             else:
                 self._store_pair(store, low, high)
 
-    def text(self, header: str, body: str, threads: int) -> str:
-        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``."""
+    def text(self, header: str, body: str, threads: int, cluster: int = 1) -> str:
+        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``. cluster: blocks in one."""
         outputs = self.kernel.parameters[len(self.kernel.parameters) - self.kernel.outputs :]
         parameters = []
         for buffer, name in self.buffers.items():
@@ -187,6 +187,7 @@ class PlanWriter:
             parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
         parameters += [f"const __grid_constant__ TensorMap {m.name}" for m in self.maps]
         given = [*self.buffers.values(), *(f"&{m.name}" for m in self.maps)]
+        together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
         lines = [
             f'#include "{header}"',
             '#include "scalar.cuh"',
@@ -196,7 +197,7 @@ class PlanWriter:
             *self.writer.lines,
             "};",
             "",
-            f'extern "C" __global__ void __launch_bounds__({threads}, 1)',
+            f'extern "C" __global__ void {together}__launch_bounds__({threads}, 1)',
             f"{self.kernel.name}({_wrapped(parameters)}) {{",
             f"    {body}(Plan{{{_wrapped(given)}}});",
             "}",
