@@ -29,6 +29,7 @@ from fusec.target.gpu import GpuTarget, gpu_target, is_gpu
 from fusec.tile.nodes import Kernel
 
 if TYPE_CHECKING:
+    from fusec.passes.lower.gpu.select import GpuSelector
     from fusec.passes.lower.select import Selector
 
 Tune = Literal[False, "quick", "full"]
@@ -137,11 +138,13 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
     """The graph through all passes."""
     from fusec.passes.pipeline import lower
 
-    selector = None
+    selector: Selector | GpuSelector | None = None
     if options.tune:
         if is_gpu(target):
             raise TargetError(f"tune= measures schedules on CPUs only; leave it out for {target}")
         selector = _tuning_selector(cpu_target(target), options.tune)
+    elif is_gpu(target):
+        selector = _gpu_selector(target)
     lowered: Lowered = lower(
         graph,
         target,
@@ -151,6 +154,14 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
         selector=selector,
     )
     return lowered
+
+
+def _gpu_selector(target: str) -> GpuSelector:
+    """A selector that has kernels written in CUDA C++ where they can be compiled."""
+    from fusec.codegen.cuda.nvrtc import has_nvrtc
+    from fusec.passes.lower.gpu.select import GpuSelector
+
+    return GpuSelector(gpu_target(target), cuda=has_nvrtc())
 
 
 def _tuning_selector(target: CpuTarget, effort: Literal["quick", "full"]) -> Selector:

@@ -41,6 +41,9 @@ def print_kernel(kernel: Kernel) -> str:
     sizes = "".join(f" {s.name} in [{bounds(s)[0]}, {bounds(s)[1]}]" for s in kernel.sizes)
     launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
     launch += f" registers={kernel.registers}" if kernel.registers else ""
+    p = kernel.pipeline
+    if p is not None:
+        launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' turns' if p.turns else ''}"
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
     lines += _block(kernel.body, 1)
     return "\n".join([*lines, "}"])

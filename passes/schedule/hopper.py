@@ -1,10 +1,12 @@
-"""Schedules of products on Hopper's tensor cores."""
+"""Schedules of products on Hopper's tensor cores, best predicted first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from fusec.passes.schedule.gpu import Launch
+from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Pipeline
 
 
@@ -63,3 +65,56 @@ class HopperAttentionSchedule:
             ("consumers", "in turns" if self.turns else "together"),
             ("stages", self.stages),
         )
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A block's tile, and the share of the peak rate that it reaches with many tiles (measured on an H200)."""
+
+    m: int
+    n: int
+    stages: int
+    turns: bool
+    share: float
+
+
+_TILES = (
+    _Tile(128, 256, 4, False, 0.97),
+    _Tile(128, 128, 6, True, 0.93),
+    _Tile(128, 64, 8, True, 0.75),
+)
+_PAIRED = (_Tile(128, 128, 4, False, 0.92), _Tile(128, 64, 6, True, 0.80))
+"""For two products of one left operand; the columns are those of each."""
+
+_DEPTH = 64
+_GROUP = 8
+_EPILOGUE = 2.2e-6
+"""Seconds that a tile of 128 by 256 takes from its last product to its last store."""
+
+
+def hopper_candidates(
+    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1
+) -> list[HopperGemmSchedule]:
+    """Schedules for products of 16-bit operands, best predicted first; none on other cards, or for too little work."""
+    enough = batches * ceil(m / 128) * ceil(n / 128) >= target.units // 2
+    if target.backend != "cuda" or target.arch != 90 or products > 2 or not enough or not k:
+        return []
+    found: dict[HopperGemmSchedule, float] = {}
+    for tile in _TILES if products == 1 else _PAIRED:
+        rows, columns = ceil(m / tile.m), ceil(n / tile.n)
+        cluster_m, cluster_n = (2, 1) if rows % 2 == 0 else (1, 2) if columns % 2 == 0 else (1, 1)
+        pipeline = Pipeline(cluster_m, cluster_n, _GROUP, tile.turns)
+        found[HopperGemmSchedule(tile.m, tile.n, _DEPTH, tile.stages, pipeline)] = _predict(
+            batches * rows * columns, tile, k, products, target
+        )
+    return sorted(found, key=found.__getitem__)
+
+
+def _predict(tiles: int, tile: _Tile, k: int, products: int, target: GpuTarget) -> float:
+    """Seconds: whole waves of tiles; the last tile's epilogue is covered where consumers take turns."""
+    multiply = 2.0 * tile.m * tile.n * products * k * target.units / (target.half_flops * tile.share)
+    epilogue = _EPILOGUE * tile.m * tile.n / (128 * 256)
+    waves = ceil(tiles / target.units)
+    if tile.turns:
+        return waves * multiply + epilogue
+    return waves * (multiply + epilogue)

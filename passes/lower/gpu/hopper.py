@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
-from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, symbol
+from fusec.ir.index import Expr, Index, Symbol, add, delinearize, mul, sub, symbol
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, epilogue_stores, operand_index
 from fusec.passes.schedule.hopper import HopperGemmSchedule
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
-from fusec.tile.scalar import Buffer, Const, Load, reindex
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, walk
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -70,6 +70,8 @@ class _HopperGemm:
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
         stores = epilogue_stores(self.frame, self.ops, point, self.shift, (self.m, self.n), accumulators)
+        if not all(_is_plain(s.value) for s in stores if isinstance(s, Store)):
+            raise LoweringError("an epilogue that reads at loaded subscripts, or one of two places")
         grid = Grid(
             (Iter(self.b, axes.batches), Iter(self.mo, self.row_tiles), Iter(self.no, self.column_tiles)),
             (*before, Loop(self.k0, 0, axes.k, s.k, tuple(products)), *stores),
@@ -88,3 +90,11 @@ class _HopperGemm:
         if not isinstance(element, Load) or fetch_of(element, domain) is None:
             raise LoweringError(f"{op.operands[side]} can't be fetched by bulk copies")
         return element
+
+
+def _is_plain(value: ScalarExpr) -> bool:
+    """Whether every element that is read lies inside its tensor, at an index known without reading another."""
+    chosen = [a for e in walk(value) if isinstance(e, Apply) and e.op == "select" for a in e.args[1:]]
+    if any(load.buffer.space == "parameter" for a in chosen for load in loads(a)):
+        return False
+    return all(isinstance(i, int | Expr) for load in loads(value) for i in load.index)

@@ -11,9 +11,10 @@ from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import contraction
+from fusec.passes.lower.gemm import Contraction, contraction
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
+from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.wide import lower_wide_row
@@ -32,19 +33,22 @@ from fusec.passes.schedule.gpu import (
     turned_schedule,
 )
 from fusec.passes.schedule.gpu_row import row_candidates
+from fusec.passes.schedule.hopper import HopperGemmSchedule, hopper_candidates
 from fusec.runtime.program import KernelReport
 from fusec.target.gpu import GpuTarget
 
 LAUNCH_SECONDS = 3e-6
+AnySchedule = GpuSchedule | HopperGemmSchedule
 
 
 @dataclass
 class GpuSelector:
-    """Chooses schedules for one GPU."""
+    """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too."""
 
     target: GpuTarget
+    cuda: bool = False
 
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
+    def candidates(self, frame: Frame) -> list[AnySchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
         assert isinstance(frame.op.attributes, FusedAttributes)
         unknown = next((v for v in _values(frame) if v.type.dtype.kind == "complex"), None)
@@ -64,7 +68,7 @@ class GpuSelector:
                 found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target, products, walks)
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
-                return [s for s in found if s.split == 1]
+                return [*self._hopper(frame, axes, products), *(s for s in found if s.split == 1)]
             case "attention":
                 return list(attention_candidates(attention_size(frame.fresh()), self.target))
             case "row":
@@ -73,6 +77,18 @@ class GpuSelector:
                 return [_map_schedule(frame, self.target)]
             case kind:
                 raise LoweringError(f"no family for {kind} groups")
+
+    def _hopper(self, frame: Frame, axes: Contraction, products: int) -> list[HopperGemmSchedule]:
+        """Schedules for the tensor cores' own pipeline, where bulk copies can fetch the operands."""
+        if not self.cuda:
+            return []
+        found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products)
+        try:
+            for schedule in found[:1]:
+                lower_hopper_gemm(frame.fresh(), schedule)
+        except LoweringError:
+            return []
+        return found
 
     def lower(self, frame: Frame) -> LoweredGroup:
         """The group's kernel with the best predicted schedule."""
@@ -129,17 +145,20 @@ def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
     return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors))
 
 
-def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
     lowered = _lower_with(frame, schedule)
     launch = schedule.launch
-    return replace(
-        lowered, kernel=replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
-    )
+    kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
+    if isinstance(schedule, HopperGemmSchedule):
+        kernel = replace(kernel, pipeline=schedule.pipeline)
+    return replace(lowered, kernel=kernel)
 
 
-def _lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     match schedule:
+        case HopperGemmSchedule():
+            return lower_hopper_gemm(frame, schedule)
         case GpuGemmSchedule():
             return lower_gemm(frame, schedule)
         case GpuAttentionSchedule():

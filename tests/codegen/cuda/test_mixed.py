@@ -1,0 +1,70 @@
+"""A program whose kernels two code generators write."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+from fusec.build import kernel_source
+from fusec.codegen.cuda.nvrtc import has_nvrtc
+from fusec.codegen.gpu import compile_kernels, module_from_bytes
+from fusec.ir.parse import parse
+from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.pipeline import lower
+from fusec.runtime.launch import TensorMap
+from fusec.target.gpu import gpu_target
+
+if not has_nvrtc():
+    pytest.skip("no NVRTC", allow_module_level=True)
+
+SM_90 = gpu_target("cuda:sm_90")
+MLP = """graph @mlp(%x: bf16[2048, 512], %w: bf16[1024, 512], %b: bf16[1024]) {
+  %h = linear(%x, %w, %b) : bf16[2048, 1024]
+  %a = relu(%h) : bf16[2048, 1024]
+  %y = softmax(%a) {axis=1} : bf16[2048, 1024]
+  return %y
+}"""
+
+
+def program() -> tuple[object, ...]:
+    return lower(parse(MLP), "cuda:sm_90", selector=GpuSelector(SM_90, cuda=True)).program.kernels
+
+
+def test_each_kernel_in_its_language() -> None:
+    product, row = program()
+    assert product.pipeline is not None
+    assert row.pipeline is None
+    assert kernel_source(product, "cuda:sm_90")[0] == "cu"
+    assert kernel_source(row, "cuda:sm_90")[0] == "triton.py"
+    module = compile_kernels([product, row], SM_90)
+    assert "gemm(Plan{" in module.source(product.name)
+    assert "tl.store" in module.source(row.name)
+
+
+def test_how_it_is_launched() -> None:
+    product, _ = program()
+    kernel = compile_kernels([product], SM_90).kernel(product.name, True)
+    assert kernel.threads == 384
+    assert kernel.parameters[:4] == (0, 1, 2, 3)
+    maps = [p for p in kernel.parameters if isinstance(p, TensorMap)]
+    assert [(m.argument, m.sizes, m.strides) for m in maps] == [
+        (0, (512, 2048), (1024,)),
+        (1, (512, 1024), (1024,)),
+    ]
+    assert all(m.box[0] == 64 and m.swizzle == 3 and m.element == 9 for m in maps)
+
+
+def test_saved_and_loaded() -> None:
+    module = compile_kernels(program(), SM_90)
+    data = module.to_bytes()
+    again = module_from_bytes(data)
+    assert again.to_bytes() == data
+    assert again.source(program()[0].name) == module.source(program()[0].name)
+
+
+def test_unaligned_addresses_have_code_of_their_own() -> None:
+    product, _ = program()
+    module = compile_kernels([product], SM_90)
+    narrow = module.kernel(product.name, False)
+    assert narrow.threads == 256
+    assert not any(isinstance(p, TensorMap) for p in narrow.parameters)
