@@ -179,7 +179,7 @@ class PlanWriter:
                 self._store_pair(store, low, high)
 
     def text(self, header: str, body: str, threads: int, cluster: int = 1) -> str:
-        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``. cluster: blocks in one."""
+        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``. cluster: blocks in it."""
         outputs = self.kernel.parameters[len(self.kernel.parameters) - self.kernel.outputs :]
         parameters = []
         for buffer, name in self.buffers.items():
