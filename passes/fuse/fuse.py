@@ -70,8 +70,8 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
-        if not blocked:
-            grow_producers(partition, group, _dense, [found.score_dot.operands[elements.query_side]])
+        on_the_way = _anything if blocked else _dense
+        grow_producers(partition, group, on_the_way, [found.score_dot.operands[elements.query_side]])
 
 
 def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:
@@ -130,6 +130,11 @@ def _siblings(partition: Partition, op: Op) -> list[Op]:
         and not other.attributes.lhs_batch
         and other.result.type == op.result.type
     ]
+
+
+def _anything(op: Op) -> bool:
+    """What is computed once for each element costs little on the way."""
+    return True
 
 
 def _dense(op: Op) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from fusec.ir.attributes import Scalar
 from fusec.ir.index import (
@@ -26,7 +27,10 @@ from fusec.ir.index import (
     symbol,
 )
 from fusec.ir.types import f32
-from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, rewrite
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, rewrite, walk
+
+Spans = Sequence[tuple[int, int]]
+"""First and one past the last key tile of neighbouring query blocks."""
 
 LOWEST_SCORE = -1e30
 """Fill values at or below this are masks. Real scores are far above it, so exp(fill - max) is 0 in f32 and f64."""
@@ -193,7 +197,7 @@ def key_range(
     longest = (most(queries[0]), queries[1]), (most(keys[0]), keys[1])
     if isinstance(queries[0], int) and isinstance(keys[0], int):
         columns = keys[0]
-        return _key_range(score, query, key, *longest, block, lambda i: {min(i, columns - 1), 0, columns - 1})
+        return _key_range(score, query, key, *longest, block, lambda i: {minimum(i, columns - 1), 0, columns - 1})
     square = queries[0] == keys[0]
     found = _key_range(score, query, key, *longest, block, lambda i: {0, i} if square else {0})
     return KeyRange(found.start, minimum(found.stop, keys[0]), found.skipped)
@@ -206,7 +210,7 @@ def _key_range(
     queries: tuple[int, int],
     keys: tuple[int, int],
     block: Symbol,
-    candidates: Callable[[int], set[int]],
+    candidates: Callable[[Index], set[Index]],
 ) -> KeyRange:
     """:func:`key_range` of known extents. ``candidates`` are keys that a row may keep one of."""
     extent, tile = keys
@@ -215,7 +219,9 @@ def _key_range(
         return KeyRange(0, extent, 0.0, (0, whole_tiles))
     everything = KeyRange(0, extent, 0.0)
     blocks = -(-queries[0] // queries[1])
-    spans = [_span(conditions, query, key, queries, keys, b) for b in range(blocks)]
+    spans: list[tuple[int, int]] = []
+    for b in range(blocks):
+        spans.append(_span(conditions, query, key, queries, keys, b, spans[-2:]))
     if any(lo >= hi for lo, hi in spans):
         return everything
     if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], candidates):
@@ -226,11 +232,17 @@ def _key_range(
     visited = sum((count if stop is None else hi) - (0 if start is None else lo) for lo, hi in spans)
     stop = extent if stop is None else stop
     start = 0 if start is None else start
-    fulls = [_full(conditions, query, key, queries, keys, b, spans[b]) for b in range(blocks)]
+    fulls: list[tuple[int, int]] = []
+    for b in range(blocks):
+        fulls.append(_full(conditions, query, key, queries, keys, b, spans[b], fulls[-2:]))
     first = _fit([a for a, _ in fulls], queries[1], tile, extent, block, upper=False)
     last = _fit([z for _, z in fulls], queries[1], tile, extent, block, upper=False)
     full = None if first is None or last is None else (first, last)
     return KeyRange(start, stop, 1.0 - visited / (blocks * count), full, tuple(conditions))
+
+
+_FIRST_TILES = 64
+"""How far into a block's keys the first tile without masked scores is looked for."""
 
 
 def _full(
@@ -241,23 +253,44 @@ def _full(
     keys: tuple[int, int],
     b: int,
     span: tuple[int, int],
+    before: Spans,
 ) -> tuple[int, int]:
     """First and one past the last of the first run of key tiles in which nothing is masked; none is an empty run."""
     rows = symbol(query.name, b * queries[1], min(queries[0], (b + 1) * queries[1]) - 1)
 
-    def complete(t: int) -> bool:
-        if (t + 1) * keys[1] > keys[0]:
+    def complete(first: int, last: int) -> bool:
+        if last * keys[1] > keys[0]:
             return False
-        narrowed: dict[Symbol, Index] = {query: rows, key: symbol(key.name, t * keys[1], (t + 1) * keys[1] - 1)}
+        narrowed: dict[Symbol, Index] = {query: rows, key: symbol(key.name, first * keys[1], last * keys[1] - 1)}
         return all(truth(c.condition, narrowed) is c.wanted for c in conditions)
 
-    first = span[0]
-    while first < span[1] and not complete(first):
-        first += 1
-    last = first
-    while last < span[1] and complete(last):
-        last += 1
-    return (first, last) if last > first else (span[0], span[0])
+    near = range(span[0], min(span[1], span[0] + _FIRST_TILES))
+    first = next((t for t in near if complete(t, t + 1)), None)
+    if first is None:
+        return span[0], span[0]
+    return first, _first_not(complete, first, span[1], _expected([z for _, z in before]))
+
+
+def _expected(before: Sequence[int]) -> tuple[int, ...]:
+    """Where a bound may lie that was at these places for the blocks before: on their line, or as far as the last."""
+    return (2 * before[-1] - before[-2], before[-1], before[-1] + 1) if len(before) > 1 else ()
+
+
+def _first_not(holds: Callable[[int, int], bool], lo: int, hi: int, expected: tuple[int, ...] = ()) -> int:
+    """The first place in [lo, hi) where ``holds`` is False, else ``hi``. What holds of a range holds of its parts.
+
+    The places that are ``expected`` are tried first.
+    """
+    if lo >= hi or holds(lo, hi):
+        return hi
+    for place in expected:
+        if lo <= place < hi and not holds(place, place + 1) and (place == lo or holds(lo, place)):
+            return place
+    if hi - lo == 1:
+        return lo
+    middle = (lo + hi) // 2
+    found = _first_not(holds, lo, middle)
+    return found if found < middle else _first_not(holds, middle, hi)
 
 
 def without_conditions(score: ScalarExpr, conditions: tuple[Live, ...]) -> ScalarExpr:
@@ -295,6 +328,20 @@ def _is_held(e: Apply | Load) -> bool:
     return e.dtype == f32 or (isinstance(e, Apply) and e.dtype.is_float and e.dtype.bits == 16)
 
 
+_HUGE = 1e6
+"""From about here on the rounding of a score times log2(e) is no small part of a power's exponent."""
+
+
+def may_be_huge(score: ScalarExpr) -> bool:
+    """Whether finite scores may be far beyond products of queries and keys: by a fill, or a bias that is read."""
+    for node in walk(score):
+        if isinstance(node, Const) and isinstance(node.value, float) and _HUGE < abs(node.value) < inf:
+            return True
+        if isinstance(node, Load) and node.buffer.space == "parameter" and node.dtype.is_float:
+            return True
+    return False
+
+
 def without_factor(score: ScalarExpr) -> tuple[ScalarExpr, float]:
     """``score = base * factor`` with a positive constant factor taken out of products, quotients and -inf masks."""
     match score:
@@ -319,33 +366,39 @@ def _positive(value: Scalar) -> bool:
 
 
 def _span(
-    conditions: list[Live], query: Symbol, key: Symbol, queries: tuple[int, int], keys: tuple[int, int], b: int
+    conditions: list[Live],
+    query: Symbol,
+    key: Symbol,
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    b: int,
+    before: Spans,
 ) -> tuple[int, int]:
     """First and one past the last key tile with something in it, for one query block."""
     rows = symbol(query.name, b * queries[1], min(queries[0], (b + 1) * queries[1]) - 1)
     count = -(-keys[0] // keys[1])
 
-    def empty(t: int) -> bool:
-        columns = symbol(key.name, t * keys[1], min(keys[0], (t + 1) * keys[1]) - 1)
+    def empty(first: int, last: int) -> bool:
+        columns = symbol(key.name, first * keys[1], min(keys[0], last * keys[1]) - 1)
         narrowed: dict[Symbol, Index] = {query: rows, key: columns}
         return any(truth(c.condition, narrowed) is (not c.wanted) for c in conditions)
 
-    first = 0
-    while first < count and empty(first):
-        first += 1
-    last = count
-    while last > first and empty(last - 1):
-        last -= 1
-    return first, last
+    first = _first_not(empty, 0, count, _expected([lo for lo, _ in before]))
+    behind = _expected([count - hi for _, hi in before])
+    empty_after = _first_not(lambda lo, hi: empty(count - hi, count - lo), 0, count - first, behind)
+    return first, count - empty_after
 
 
 def _rows_keep_a_key(
-    conditions: list[Live], query: Symbol, key: Symbol, rows: int, candidates: Callable[[int], set[int]]
+    conditions: list[Live], query: Symbol, key: Symbol, rows: int, candidates: Callable[[Index], set[Index]]
 ) -> bool:
-    return all(
-        any(all(truth(c.condition, {query: i, key: j}) is c.wanted for c in conditions) for j in candidates(i))
-        for i in range(rows)
-    )
+    def keeps(first: int, last: int) -> bool:
+        row: Index = first if last - first == 1 else symbol(query.name, first, last - 1)
+        return any(
+            all(truth(c.condition, {query: row, key: j}) is c.wanted for c in conditions) for j in candidates(row)
+        )
+
+    return _first_not(keeps, 0, rows) == rows
 
 
 def _stop(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol) -> Index | None:

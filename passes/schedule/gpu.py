@@ -187,8 +187,9 @@ _ATTENTION_BLOCKS: _Blocks = (
     (16, 64, 4, 2),
     (16, 32, 4, 2),
 )
-"""Queries, keys, warps, stages. On an H200 with heads of 128, TFLOP/s at N 4096: the first 493 causal and 522 full,
-the second 454 and 538; two blocks of 4 warps a unit beat one of 8 (447 to 505), whose softmaxes come at one time."""
+"""Queries, keys, warps, stages. On an H200 with heads of 128, TFLOP/s at N 4096: the first 493 causal and 534 full,
+the second 464 and 538; two blocks of 4 warps a unit beat one of 8 (447 to 505), whose softmaxes come at one time. With
+heads of 64 the fifth is best (482 full, 429 causal, where the first has 438 and 402), of 32 and of 256 the first."""
 _UNMASKED_FIRST, _NARROW_FIRST = _ATTENTION_BLOCKS[1], _ATTENTION_BLOCKS[4]
 
 _FEW_ROWS = 64
@@ -226,9 +227,9 @@ def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAtte
     item = size.bits // 8
     found: dict[GpuAttentionSchedule, None] = {}
     blocks = _ATTENTION_BLOCKS
-    if max(size.depth, size.values) <= 64:
+    if 32 < max(size.depth, size.values) <= 64:
         blocks = (_NARROW_FIRST, *blocks)
-    elif not size.masked:
+    elif not size.masked and max(size.depth, size.values) > 64:
         blocks = (_UNMASKED_FIRST, *blocks)
     if size.rows <= _FEW_ROWS:
         blocks = (*_FEW_QUERIES_BLOCKS, *blocks)

@@ -16,13 +16,14 @@ from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
-from fusec.passes.lower.gpu.join import Parts, exp2_of, finite_or_zero, join
+from fusec.passes.lower.gpu.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.gpu.queries import other_axes, place_of_row, rows_of
 from fusec.passes.lower.mask import (
     KeyRange,
     held_in_f32,
     key_range,
     live_conditions,
+    may_be_huge,
     without_conditions,
     without_factor,
 )
@@ -30,7 +31,6 @@ from fusec.passes.schedule.gpu import AttentionSize, GpuAttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, rewrite
 
-LOG2E = 1.4426950408889634
 _NO_REGISTERS = RegisterTile(0, 0)
 
 
@@ -170,20 +170,27 @@ class _Attention:
     def _step(
         self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer
     ) -> list[Statement]:
-        """One block of keys. Peaks are in units of log2, times the constant factor that the scores have."""
+        """One block of keys.
+
+        Where the scores are a product alone, their scale and log2(e) are one multiply-add with the maximum; with masks
+        and biases, whose size nothing bounds, the maximum is subtracted first.
+        """
         s, e = self.schedule, self.e
         rows = Iter(self.qi, s.queries)
         key, key_code = self._operand(e.key, "key_block", self.shared_shift, keys, self.inner)
         value, value_code = self._operand(e.value, "value_block", self.shared_shift, keys, self.value)
         scores, weights = self.tile("scores", s.queries, s.keys), self.tile("weights", s.queries, s.keys)
-        block_peak, shift, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
+        names = ("block_peak", "shift", "scale", "in_log2")
+        block_peak, shift, scale, in_log2 = (self.tile(n, s.queries) for n in names)
         index, row = (self.qi, self.kj), (self.qi,)
         raw, weight = Load(scores, index), Load(weights, index)
-        base, factor = without_factor(self._changed(score, raw))
-        unit = Const(factor * LOG2E, f32)
-        at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale)}
-        higher = Apply("maximum", (at[peak], Apply("mul", (at[block_peak], unit), f32)), f32)
-        power: ScalarExpr = exp2_of(Apply("mul", (raw, unit), f32), at[shift])
+        changed = self._changed(score, raw)
+        base, factor = (changed, 1.0) if may_be_huge(changed) else without_factor(changed)
+        at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale, in_log2)}
+        higher = Apply("maximum", (at[peak], times(at[block_peak], factor)), f32)
+        power = exp2_of(times(raw, factor * LOG2E), at[in_log2])
+        if may_be_huge(changed):
+            power = exp_of(raw, at[shift])
         if keys.limit is not None:
             live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
             power = Apply("select", (live, power, Const(0.0, f32)), f32)
@@ -204,8 +211,10 @@ class _Attention:
             Alloc(shift),
             Map((rows,), shift, row, finite_or_zero(at[block_peak])),
             Alloc(scale),
-            Map((rows,), scale, row, exp2_of(at[peak], at[shift])),
+            Map((rows,), scale, row, exp_of(at[peak], at[shift])),
             Map((rows,), peak, row, at[block_peak]),
+            Alloc(in_log2),
+            Map((rows,), in_log2, row, times(at[shift], LOG2E)),
             Alloc(weights),
             Map((rows, Iter(self.kj, s.keys)), weights, index, power),
             Map((rows,), total, row, Apply("mul", (at[total], at[scale]), f32)),
@@ -235,6 +244,8 @@ class _Attention:
         shifted = reindex(element, shift)
         if isinstance(shifted, Load) and not stage:
             return shifted, []
+        if not isinstance(shifted, Load):
+            shifted = _zero_beyond(shifted, rows, columns)
         shape = (rows.extent, columns.extent)
         tile = Buffer(self.frame.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
         index = (rows.var, columns.var)
@@ -242,6 +253,15 @@ class _Attention:
 
     def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Statement]:
         return attention_stores(self.frame, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
+
+
+def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
+    """What is computed from zeros beyond the limits may be no zero, as a product's operand must be there."""
+    for i in domain:
+        if i.limit is not None:
+            inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
+            element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
+    return element
 
 
 def _pow2(n: int) -> int:

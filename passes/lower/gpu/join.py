@@ -1,7 +1,7 @@
 """Softmaxes over parts of the keys, and the kernel that joins them.
 
-Each part leaves its maximum m (of log2), its sum s of 2^(x - m) and its weighted sum o of values; the whole has
-m' = max m, and its result is the sum of o 2^(m - m') over the sum of s 2^(m - m').
+Each part leaves its maximum m, its sum s of exp(x - m) and its weighted sum o of values; the whole has m' = max m, and
+its result is the sum of o exp(m - m') over the sum of s exp(m - m').
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from fusec.ir.types import bool_, contiguous_strides, f32
 from fusec.passes.lower.frame import Frame
 from fusec.tile.nodes import Alloc, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
+
+LOG2E = 1.4426950408889634
 
 
 class Parts:
@@ -49,7 +51,7 @@ def join(parts: Parts, row: Symbol, value: Iter) -> tuple[list[Statement], Iter,
         Alloc(shift),
         Map((one,), shift, at, finite_or_zero(Load(top, at))),
         Alloc(weights),
-        Map((one, part), weights, (one.var, part.var), exp2_of(Load(parts.peak, index), Load(shift, at))),
+        Map((one, part), weights, (one.var, part.var), exp_of(Load(parts.peak, index), Load(shift, at))),
         Alloc(total),
         Reduce((one, part), total, at, "sum", Apply("mul", (weight, Load(parts.total, index)), f32)),
         Alloc(out),
@@ -62,6 +64,16 @@ def join(parts: Parts, row: Symbol, value: Iter) -> tuple[list[Statement], Iter,
         ),
     ]
     return code, one, Apply("div", (Load(out, (one.var, value.var)), Load(total, at)), f32)
+
+
+def times(a: ScalarExpr, factor: float) -> ScalarExpr:
+    """``a`` times a constant."""
+    return a if factor == 1.0 else Apply("mul", (a, Const(factor, f32)), f32)
+
+
+def exp_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
+    """e to the power of ``a - b``, by a power of 2; exactly 1 where they are the same."""
+    return Apply("exp2", (times(Apply("sub", (a, b), f32), LOG2E),), f32)
 
 
 def exp2_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:

@@ -83,6 +83,16 @@ def scaled_queries(q: Any, k: Any, v: Any) -> Any:
     return finish((q * 0.3) @ k.transpose(-1, -2), v)
 
 
+def rotated_queries(q: Any, k: Any, v: Any, angle: Any) -> Any:
+    a, b = q.chunk(2, -1)
+    return full(torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1), k, v)
+
+
+def divided_queries(q: Any, k: Any, v: Any) -> Any:
+    """The queries' padding must not become infinite."""
+    return full(1 / (q.abs() + 1 / 4 * q.sign().abs()), k, v)
+
+
 def rounded_by_the_user(q: Any, k: Any, v: Any) -> Any:
     return finish(((q @ k.transpose(-1, -2)).float() * 0.2).to(q.dtype).float(), v.float()).to(q.dtype)
 
@@ -119,6 +129,13 @@ def lengths(q: Any, k: Any, v: Any, count: Any) -> Any:
 
 def additive(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return finish(scores(q, k) + mask, v)
+
+
+def additive_lowest(q: Any, k: Any, v: Any, keep: Any) -> Any:
+    """Padding as a mask of the lowest number that is added, the first batch all padding."""
+    first = torch.arange(q.shape[0], device=q.device)[:, None] == 0
+    mask = torch.where((keep == 0) | first, torch.finfo(q.dtype).min, 0.0).to(q.dtype)
+    return finish(scores(q, k) + mask[:, None, None, :], v)
 
 
 def relative_bias(q: Any, k: Any, v: Any, table: Any) -> Any:
@@ -184,6 +201,8 @@ ATTENTION: dict[str, Case] = {
     "full_transposed": Case(full, *same(2, 3, 70, 64), transposed=True),
     "divided_f16": Case(divided, *same(1, 2, 90, 48), dtype=torch.float16),
     "scaled_queries": Case(scaled_queries, *same(1, 2, 70, 32)),
+    "rotated_queries": Case(rotated_queries, *same(1, 2, 70, 64), (((70, 32), HALF),)),
+    "divided_queries": Case(divided_queries, *same(1, 2, 70, 40)),
     "rounded_by_the_user": Case(rounded_by_the_user, *same(1, 2, 70, 32)),
     "f32": Case(masked(causal), *same(1, 2, 70, 40), dtype=torch.float32),
     "causal_96": Case(masked(causal), *same(1, 2, 101, 96)),
@@ -197,10 +216,13 @@ ATTENTION: dict[str, Case] = {
     "prefix": Case(masked(lambda i, j: (j <= i) | (j < 40)), *same(1, 2, 200, 64)),
     "rows_without_keys": Case(masked(lambda i, j: j < i - 70), *same(1, 2, 150, 64)),
     "rows_without_keys_finite": Case(masked(lambda i, j: j < i - 70, -1e38), *same(1, 2, 150, 64)),
+    "rows_without_keys_lowest": Case(masked(lambda i, j: j < i - 70, torch.finfo(HALF).min), *same(1, 2, 150, 64)),
+    "rows_without_keys_1e9": Case(masked(lambda i, j: j < i - 70, -1e9), *same(1, 2, 150, 64)),
     "documents": Case(documents, *same(2, 2, 130, 64), (((2, 130), torch.int64),)),
     "key_padding": Case(key_padding, (2, 2, 70, 64), (2, 2, 130, 64), (((2, 130), torch.int32),)),
     "an_empty_batch": Case(an_empty_batch, (2, 2, 70, 64), (2, 2, 130, 64), (((2, 130), torch.int64),)),
     "lengths": Case(lengths, (2, 2, 70, 64), (2, 2, 130, 64), (((2,), torch.int64),)),
+    "additive_lowest": Case(additive_lowest, (2, 2, 70, 64), (2, 2, 130, 64), (((2, 130), torch.int64),)),
     "additive": Case(additive, (2, 2, 70, 64), (2, 2, 130, 64), (((2, 1, 70, 130), HALF),)),
     "additive_f32": Case(additive, (2, 2, 70, 64), (2, 2, 130, 64), (((70, 130), torch.float32),)),
     "relative_bias": Case(relative_bias, *same(1, 2, 130, 64), (((2, 33), HALF),)),

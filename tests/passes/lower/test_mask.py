@@ -12,7 +12,7 @@ from programs import Run, check, random_inputs
 from fusec.ir.index import evaluate, symbol
 from fusec.ir.parse import parse
 from fusec.ir.types import DType, bf16, bool_, f32, i64
-from fusec.passes.lower.mask import held_in_f32, key_range, live_conditions, without_factor
+from fusec.passes.lower.mask import held_in_f32, key_range, live_conditions, may_be_huge, without_factor
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
 Q, K = 150, 150
@@ -211,3 +211,25 @@ def test_a_mask_is_seen_through_a_positive_factor() -> None:
     low = Apply("select", (condition, RAW, Const(-1e30, f32)), f32)
     assert not live_conditions(Apply("mul", (low, Const(1e-10, f32)), f32))
     assert not live_conditions(Apply("mul", (below, Const(-0.5, f32)), f32))
+
+
+@pytest.mark.parametrize(("more", "huge"), [(0.5, False), (-float("inf"), False), (-1e9, True), (-3e38, True)])
+def test_a_fill_makes_finite_scores_huge(more: float, huge: bool) -> None:
+    assert may_be_huge(Apply("select", (Const(True, bool_), RAW, Const(more, f32)), f32)) is huge
+
+
+def test_a_bias_that_is_read_may_be_huge_and_one_of_indices_not() -> None:
+    bias = Load(Buffer("bias", bf16, (9,), (1,)), (KEY,))
+    assert may_be_huge(Apply("add", (RAW, bias), f32))
+    assert not may_be_huge(Apply("add", (RAW, Apply("cast", (IndexValue(KEY),), f32)), f32))
+
+
+def test_long_sequences_take_no_long_look() -> None:
+    size = 1 << 20
+    query, key, block = symbol("q", 0, size - 1), symbol("k", 0, size - 1), symbol("qo", 0, size // 2048 - 1)
+    behind = Apply("le", (IndexValue(key), IndexValue(query)), bool_)
+    score = Apply("select", (behind, RAW, Const(-1e38, f32)), f32)
+    found = key_range(score, query, key, (size, 2048), (size, 64), block)
+    assert evaluate(found.stop, {"qo": 3}) == 4 * 2048
+    assert found.full is not None
+    assert evaluate(found.full[1], {"qo": 3}) == 3 * 2048
