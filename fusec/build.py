@@ -25,7 +25,7 @@ from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
-from fusec.target.gpu import GpuTarget, gpu_target, is_gpu
+from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
 from fusec.tile.nodes import Kernel
 
 if TYPE_CHECKING:
@@ -140,9 +140,7 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
 
     selector: Selector | GpuSelector | None = None
     if options.tune:
-        if is_gpu(target):
-            raise TargetError(f"tune= measures schedules on CPUs only; leave it out for {target}")
-        selector = _tuning_selector(cpu_target(target), options.tune)
+        selector = _tuning_gpu(graph, target, options) if is_gpu(target) else _tuning_selector(target, options.tune)
     elif is_gpu(target):
         selector = _gpu_selector(target)
     lowered: Lowered = lower(
@@ -164,12 +162,41 @@ def _gpu_selector(target: str) -> GpuSelector:
     return GpuSelector(gpu_target(target), cuda=has_nvrtc())
 
 
-def _tuning_selector(target: CpuTarget, effort: Literal["quick", "full"]) -> Selector:
+def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
+    """A selector that measures on the device of the graph. TargetError where it can't run code for the target."""
+    from fusec.codegen.cuda.nvrtc import has_nvrtc
+    from fusec.passes.schedule.tune_gpu import GpuTuningSelector
+    from fusec.progress import tuning_bar
+    from fusec.runtime.tuning_gpu import GpuMeasure
+
+    target, device = gpu_target(name), target_of(graph)
+    try:
+        require_device(target.backend, target.arch, int(device.partition(":")[2] or "0"))
+    except (TargetError, ValueError) as error:
+        raise TargetError(
+            f"schedules for {name} can't be measured on this machine ({error}); leave tune= out"
+        ) from None
+    import torch
+
+    facts = (repr(target), torch.cuda.get_device_name(device), torch.__version__, *versions())
+    return GpuTuningSelector(
+        target,
+        has_nvrtc(),
+        measure=GpuMeasure(target, device, compile_module, name),
+        effort=options.tune or "quick",
+        facts=facts,
+        remembered=TuningStore(config.cache_dir()),
+        progress=tuning_bar,
+    )
+
+
+def _tuning_selector(name: str, effort: Literal["quick", "full"]) -> Selector:
     """A selector that measures. TargetError where the target is not this machine."""
     from fusec.passes.schedule.tune import TuningSelector  # with the compiler, which a cached program does without
     from fusec.progress import tuning_bar
     from fusec.runtime.tuning import CpuMeasure
 
+    target = cpu_target(name)
     if not target.runs_here:
         raise TargetError(f"schedules for {target.name} can't be measured on this machine; leave tune= out")
     store = TuningStore(config.cache_dir())

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fusec.ir.graph import Location
-from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program
+from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program
 
 WIDTH = 120
 _NAMES_SHOWN = 12
@@ -33,6 +33,7 @@ def explain_program(
         parts.append(_kernel_table(program, measured))
         parts += [Text(line) for report in _launched(program) for line in _fused_lines(report)]
     parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
+    parts += _section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
     parts += _section("packed once, and again when the weights change", _pack_lines(program))
     parts += _section("not fused", [_declined_line(d) for d in dict.fromkeys(program.declined)])
     parts += _section("notes", list(notes))
@@ -119,6 +120,14 @@ def _call_line(step: Call) -> str:
     where = f" at {step.location.short}" if step.location is not None else ""
     reason = f": {step.attributes.reason}" if step.attributes.reason else ""
     return f"{step.attributes.target}{where}{reason}"
+
+
+def _choice_lines(choice: Choice) -> list[str]:
+    """A group's alternatives, the fastest first, then those that were counted out."""
+    timed = sorted((seconds, text) for text, seconds, _ in choice.measured if seconds is not None)
+    lines = [f"{choice.group}"]
+    lines += [f"{_time(s):>10}  {text}{' (chosen)' if text == choice.chosen else ''}" for s, text in timed]
+    return lines + [f"{'-':>10}  {text}: {why}" for text, seconds, why in choice.measured if seconds is None]
 
 
 def _declined_line(declined: Declined) -> str:

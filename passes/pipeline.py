@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from fusec.errors import FusecError
@@ -89,6 +90,7 @@ def lower(
     graph = run("fuse", lambda g: fuse(g, declined.append, blocked=is_gpu(target)), graph)
     chooser = selector or default_selector(target, threads)
     program = run.timed("lower", lambda: assemble(graph, target, chooser.lower, chooser.report, declined))
+    program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
     return Lowered(run.stages, graph, program, run.seconds)

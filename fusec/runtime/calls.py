@@ -14,16 +14,23 @@ from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.library import prepare
+from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu
 
 INTERPRET = "fusec.interpret"
 """The target of a call whose ``arguments`` are the text of a graph."""
 
 
+PRODUCT = "fusec.product"
+"""The target of a call that is a product of the library, said by ``arguments`` (:mod:`fusec.runtime.products`)."""
+
+
 def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., Sequence[Any]]:
     """The function from operand arrays to result arrays of one call."""
     if attributes.target == INTERPRET:
         return _interpreted(attributes, load_arrays(library))
+    if attributes.target == PRODUCT:
+        return bind_product(attributes.arguments)
     run = prepare(attributes)
     return lambda *operands: run(operands)
 

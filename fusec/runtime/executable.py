@@ -62,14 +62,16 @@ class Executable:
         """Graph inputs (their numbers) that a call gives, in order."""
         return tuple(k for k in range(len(self.program.inputs)) if k not in self.fixed)
 
-    def write(self, scope: Scope, inputs: Sequence[str], clock: str | None = None) -> ProgramWriter:
+    def write(
+        self, scope: Scope, inputs: Sequence[str], clock: str | None = None, arrays: Arrays | None = None
+    ) -> ProgramWriter:
         """The lines of the program, for code in which these variables hold the free inputs."""
         variables = dict(zip(self.free_inputs, inputs, strict=True))
         parts = Parts(
             self._kernel, self._packer, self._call, self._placed, self.packed, self._row_maker(), self.device or 0
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
-        return ProgramWriter(self.program, self.arrays, parts, scope, named, clock).write()
+        return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, clock).write()
 
     @cached_property
     def device(self) -> int | None:
@@ -102,9 +104,13 @@ class Executable:
 
     @cached_property
     def _run(self) -> Callable[..., list[Any]]:
+        return self.runner()
+
+    def runner(self, arrays: Arrays | None = None) -> Callable[..., list[Any]]:
+        """The function from free inputs to outputs; ``arrays`` allocate its memory in place of the library's own."""
         scope = Scope()
         names = [f"i{k}" for k in self.free_inputs]
-        written = self.write(scope, names)
+        written = self.write(scope, names, arrays=arrays)
         return make_function(
             self.program.name, names, [*written.lines, f"return [{', '.join(written.results)}]"], scope
         )

@@ -107,6 +107,15 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What measuring a group's alternatives found: each one's seconds, or None and why it was counted out."""
+
+    group: str
+    chosen: str
+    measured: tuple[tuple[str, float | None, str], ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """Slots, kernels and steps. ``outputs`` are slots, one per graph output, in order.
 
@@ -124,6 +133,7 @@ class Program:
     steps: tuple[Step, ...]
     reports: tuple[KernelReport, ...] = ()
     declined: tuple[Declined, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True)

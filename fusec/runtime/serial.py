@@ -11,7 +11,7 @@ from fusec.ir.attributes import ExternAttributes, Scalar
 from fusec.ir.graph import InputRole, Location, Port
 from fusec.ir.index import Symbol, bounds, parse_index, symbol, symbols_of
 from fusec.ir.types import DTYPES, Dim, TensorType
-from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
+from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 
@@ -41,6 +41,7 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
         "steps": [_step_to(s, places) for s in program.steps],
         "reports": [_report_to(r, places) for r in program.reports],
         "declined": [[d.rule, d.reason, _place(d.location, places)] for d in program.declined],
+        "choices": [[c.group, c.chosen, c.measured] for c in program.choices],
         "locations": [[place.file, place.line] for place in places],
     }
 
@@ -66,6 +67,7 @@ def program_from_json(data: Json, locations: Sequence[Location] | None = None) -
             tuple(_step_from(s, places, symbols) for s in data["steps"]),
             tuple(_report_from(r, places) for r in data["reports"]),
             tuple(Declined(str(d[0]), str(d[1]), _place_from(d[2], places)) for d in data["declined"]),
+            tuple(map(_choice_from, data["choices"])),
         )
         _check(program)
     except ArtifactError:
@@ -311,6 +313,12 @@ def _report_to(report: KernelReport, places: dict[Location, int]) -> Json:
         "limit": report.limit,
         "bound": report.bound,
     }
+
+
+def _choice_from(data: Json) -> Choice:
+    group, chosen, measured = data
+    found = tuple((str(t), None if s is None else float(s), str(why)) for t, s, why in measured)
+    return Choice(str(group), str(chosen), found)
 
 
 def _report_from(data: Json, places: Sequence[Location]) -> KernelReport:

@@ -13,6 +13,7 @@ from fusec.ir.print import print_graph
 from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
+from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
 from fusec.runtime.library import CHECK_INDEX
@@ -20,7 +21,7 @@ from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Pr
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 
-LowerGroup = Callable[[Frame], LoweredGroup]
+LowerGroup = Callable[[Frame], LoweredGroup | Pieces]
 Report = Callable[[LoweredGroup, Op], KernelReport]
 
 
@@ -140,6 +141,13 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
                 _fused(a, piece, owned)
         else:
             _interpreted_group(a, op, body, owned, str(error))
+        return
+    if isinstance(lowered, Pieces):
+        for piece in lowered.ops:
+            if isinstance(piece.attributes, ExternAttributes):
+                _extern(a, piece, piece.attributes)
+            else:
+                _fused(a, piece, owned)
         return
     extra = {p.packed: _pack(a, p) for p in lowered.packs} | {b: _scratch(a, b, op) for b in lowered.scratch}
     _make_results(a, op, owned)

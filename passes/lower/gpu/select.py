@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 from fusec.errors import LoweringError
@@ -15,10 +16,12 @@ from fusec.passes.lower.gemm import Contraction, contraction
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
+from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.wide import lower_wide_row
 from fusec.passes.lower.map import map_domain
+from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.lower.row import reduced_is_innermost
 from fusec.passes.lower.select import fused_ops
 from fusec.passes.schedule.gpu import (
@@ -34,7 +37,7 @@ from fusec.passes.schedule.gpu import (
 )
 from fusec.passes.schedule.gpu_row import row_candidates
 from fusec.passes.schedule.hopper import HopperGemmSchedule, hopper_candidates
-from fusec.runtime.program import KernelReport
+from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
 
 LAUNCH_SECONDS = 3e-6
@@ -47,6 +50,14 @@ class GpuSelector:
 
     target: GpuTarget
     cuda: bool = False
+    measured: list[Choice] = field(default_factory=list, kw_only=True)
+
+    def alternatives(self, frame: Frame) -> list[Alternative]:
+        """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
+        library's products. LoweringError when no family fits."""
+        schedules = {" ".join(("triton", *(f"{k}={v}" for k, v in s.describe()))): s for s in self.candidates(frame)}
+        own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
+        return [*own[:1], *library_alternatives(frame), *own[1:]]
 
     def candidates(self, frame: Frame) -> list[AnySchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
@@ -90,8 +101,8 @@ class GpuSelector:
             return []
         return found
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        """The group's kernel with the best predicted schedule."""
+    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+        """The group by the best predicted schedule."""
         return lower_with(frame, self.candidates(frame)[0])
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:

@@ -1,0 +1,253 @@
+"""Products by the library: a group's dots as calls, with the bias and activation that the library's kernels can add."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes, FusedAttributes
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.ops import OPS
+from fusec.ir.types import contiguous_strides, fixed
+from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.pieces import Alternative, Pieces
+from fusec.passes.outputs import same_layout, strided_view
+from fusec.runtime.calls import PRODUCT
+from fusec.runtime.products import Matrix, Product, product_to_text
+
+_REASON = "the library's kernel was chosen"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A product as a call: ``call`` gives ``value``; ``cast`` follows where the group wants the sum's own dtype."""
+
+    call: Op
+    value: Value
+    cast: Op | None
+    covered: frozenset[Op]
+
+
+def library_alternatives(frame: Frame) -> list[Alternative]:
+    """Ways that call the library for each product of 16-bit operands in memory; none where that does not fit.
+
+    The library rounds each product (with its bias) to 16 bits, as the code as written does, so groups with wider
+    results are left alone.
+    """
+    body = frame.body
+    dots = frame.anchors("dot")
+    sixteen = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for dot in dots for v in dot.operands)
+    if not dots or not sixteen or any(v.type.dtype.bits > 16 for v in body.outputs):
+        return []
+    found: list[Alternative] = []
+    plain = [_product(frame, dot, None) for dot in dots]
+    biased = [_product(frame, dot, _bias_of(frame, dot)) for dot in dots]
+    if all(p is not None for p in plain):
+        found.append(_alternative("library product", [p for p in plain if p is not None]))
+    if all(p is not None for p in biased) and any(p is not None and _has_bias(p) for p in biased):
+        found.append(_alternative("library product with bias", [p for p in biased if p is not None]))
+    if len(dots) == 1 and biased[0] is not None:
+        activation = _activation(body, biased[0])
+        if activation is not None and _has_bias(biased[0]):
+            whole = _with_activation(body, biased[0], activation)
+            found.append(_alternative(f"library product with bias and {activation}", [whole]))
+    return found
+
+
+def _alternative(text: str, products: Sequence[_Found]) -> Alternative:
+    return Alternative(text, lambda frame: _pieces(frame, products))
+
+
+def _pieces(frame: Frame, products: Sequence[_Found]) -> Pieces:
+    """The calls, and one map for what is left."""
+    body = frame.body
+    covered = frozenset[Op]().union(*(p.covered for p in products))
+    casts = [p.cast for p in products if p.cast is not None]
+    made = {p.value for p in products}
+    rest = [*casts, *(op for op in body.ops if op not in covered)]
+    wanted = [v for v in body.outputs if v not in made]
+    if not wanted:
+        return Pieces(tuple(p.call for p in products))
+    live = _live(rest, wanted)
+    inputs = dict.fromkeys(v for op in live for v in op.operands if v in made or v in body.inputs)
+    inner = Graph("rest", tuple(inputs), tuple(wanted), tuple(live))
+    fused = Op(OPS["fused"], inner.inputs, FusedAttributes("map", inner), inner.outputs, frame.op.location)
+    return Pieces((*(p.call for p in products), fused))
+
+
+def _live(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
+    live: set[Value] = set(outputs)
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if not live.isdisjoint(op.results):
+            kept.append(op)
+            live.update(op.operands)
+    return kept[::-1]
+
+
+# One product
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A bias on a product's last axis: the vector, and the value that is product plus bias, rounded."""
+
+    vector: Value
+    value: Value
+    covered: frozenset[Op]
+
+
+def _product(frame: Frame, dot: Op, bias: _Bias | None) -> _Found | None:
+    attributes = dot.attributes
+    assert isinstance(attributes, DotAttributes)
+    operands: list[Value] = []
+    lhs = _matrix(frame, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
+    rhs = _matrix(frame, dot.operands[1], attributes.rhs_batch, attributes.rhs_contract, True, operands)
+    if lhs is None or rhs is None:
+        return None
+    added = None
+    if bias is not None:
+        added = _vector(frame, bias.vector, operands)
+        if added is None:
+            bias = None
+    narrow = dot.operands[0].type.dtype
+    result = bias.value if bias is not None else dot.result
+    covered = frozenset({dot}) | (bias.covered if bias is not None else frozenset())
+    value, cast = result, None
+    if result.type.dtype != narrow:
+        value = Value(replace(result.type, dtype=narrow), f"{result.name}_rounded")
+        cast = Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location)
+    shape = value.type.static_shape
+    if not same_layout(shape, frame.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
+        return None
+    text = product_to_text(Product(lhs, rhs, added, "none", shape))
+    call = Op(
+        OPS["extern"], tuple(operands), ExternAttributes(PRODUCT, text, (value.type,), _REASON), (value,), dot.location
+    )
+    return _Found(call, value, cast, covered)
+
+
+def _matrix(
+    frame: Frame, value: Value, batch: Sequence[int], inner: Sequence[int], turned: bool, operands: list[Value]
+) -> Matrix | None:
+    """The operand as (batch,) rows by columns in memory; its inner axes are the columns or, ``turned``, the rows."""
+    view = strided_view(value, frame.producers, frame.strides)
+    if view is None or view.base not in frame.body.inputs:
+        return None
+    free = [a for a in range(value.type.rank) if a not in batch and a not in inner]
+    shape, steps, offset = value.type.static_shape, fixed(view.strides), fixed([view.offset])[0]
+    groups = (batch, inner, free) if turned else (batch, free, inner)
+    axes = [_joined([(shape[a], steps[a]) for a in group]) for group in groups]
+    if any(axis is None for axis in axes):
+        return None
+    kept = [axis for axis, group in zip(axes, groups) if axis is not None and (group or group is not batch)]
+    if view.base not in operands:
+        operands.append(view.base)
+    sizes, strides = zip(*kept)
+    return Matrix(operands.index(view.base), sizes, strides, offset)
+
+
+def _joined(axes: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """Axes walked through as one: its extent and stride; None where the strides don't allow it."""
+    size, step = 1, 1
+    for extent, stride in reversed([a for a in axes if a[0] != 1]):
+        if size == 1:
+            size, step = extent, stride
+        elif stride == size * step:
+            size *= extent
+        else:
+            return None
+    return size, step
+
+
+def _vector(frame: Frame, value: Value, operands: list[Value]) -> Matrix | None:
+    view = strided_view(value, frame.producers, frame.strides)
+    if view is None or view.base not in frame.body.inputs or value.type.rank != 1:
+        return None
+    if view.base not in operands:
+        operands.append(view.base)
+    (offset,) = fixed([view.offset])
+    return Matrix(operands.index(view.base), value.type.static_shape, fixed(view.strides), offset)
+
+
+def _bias_of(frame: Frame, dot: Op) -> _Bias | None:
+    """product + vector, then the only thing that reads it rounds it to the operands' dtype."""
+    uses = frame.body.uses()
+    attributes = dot.attributes
+    assert isinstance(attributes, DotAttributes)
+    free = dot.operands[1].type.rank - len(attributes.rhs_contract) - len(attributes.rhs_batch)
+    readers = uses[dot.result]
+    if attributes.lhs_batch or free != 1 or len(readers) != 1 or dot.result in frame.body.outputs:
+        return None
+    (add,) = readers
+    if add.name != "add" or add.operands[0] is add.operands[1]:
+        return None
+    other = add.operands[1] if add.operands[0] is dot.result else add.operands[0]
+    covered = {add}
+    producer = frame.producers.get(other)
+    if producer is not None and producer.name == "cast":
+        other = producer.operands[0]
+    narrow = dot.operands[0].type.dtype
+    if other.type.rank != 1 or other.type.shape[0] != dot.result.type.shape[-1] or other.type.dtype != narrow:
+        return None
+    value = add.result
+    if value.type.dtype != narrow:
+        readers = uses[value]
+        if len(readers) != 1 or readers[0].name != "cast" or value in frame.body.outputs:
+            return None
+        covered.add(readers[0])
+        value = readers[0].result
+    return _Bias(other, value, frozenset(covered)) if value.type.dtype == narrow else None
+
+
+# Activations
+
+
+def _has_bias(found: _Found) -> bool:
+    attributes = found.call.attributes
+    assert isinstance(attributes, ExternAttributes)
+    return json.loads(attributes.arguments)["bias"] is not None
+
+
+def _with_activation(body: Graph, found: _Found, activation: str) -> _Found:
+    attributes = found.call.attributes
+    assert isinstance(attributes, ExternAttributes)
+    text = json.dumps({**json.loads(attributes.arguments), "activation": activation})
+    (result,) = body.outputs
+    call = replace(found.call, attributes=replace(attributes, arguments=text), results=(result,))
+    return _Found(call, result, None, frozenset(body.ops))
+
+
+def _activation(body: Graph, found: _Found) -> str | None:
+    """What the group does to product plus bias, told by its values: ``gelu`` (by tanh), ``relu`` or neither."""
+    if len(body.outputs) != 1 or found.cast is not None or body.outputs[0].type != found.value.type:
+        return None
+    points = np.concatenate([np.linspace(-12.0, 12.0, 481), [-0.0, 1e-3, -1e-3, 60.0, -60.0]])
+    values = _evaluate([op for op in body.ops if op not in found.covered], {found.value: points})
+    result = values.get(body.outputs[0])
+    if result is None or result.shape != points.shape:
+        return None
+    tanh = np.tanh(np.sqrt(2 / np.pi) * (points + 0.044715 * points**3))
+    for name, wanted in (("gelu", 0.5 * points * (1 + tanh)), ("relu", np.maximum(points, 0))):
+        if np.allclose(result, wanted, rtol=1e-6, atol=1e-9):
+            return name
+    return None
+
+
+def _evaluate(ops: Sequence[Op], known: Mapping[Value, np.ndarray]) -> dict[Value, np.ndarray]:
+    """The values of elementwise ops of known ones in float64, whatever their shapes; others are left out."""
+    values = dict(known)
+    for op in ops:
+        if op.name == "constant":
+            assert isinstance(op.attributes, ConstantAttributes)
+            values[op.result] = np.asarray(op.attributes.value)
+        elif op.name == "cast" and op.operands[0] in values and op.result.type.dtype.is_float:
+            values[op.result] = values[op.operands[0]]
+        elif op.definition.is_scalar and op.name != "cast" and all(v in values for v in op.operands):
+            given = [np.broadcast_to(values[v], np.shape(known[next(iter(known))])) for v in op.operands]
+            given = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in given]
+            values[op.result] = np.asarray(op.definition.reference(given, op.attributes)[0])
+    return values

@@ -1,0 +1,28 @@
+"""Other ways to compute a group than one kernel: a library's call and a kernel for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusec.ir.graph import Op
+from fusec.passes.lower.frame import Frame, LoweredGroup
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Ops (library calls and fused ops) that together compute a group's results from its operands, in order."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to compute a group.
+
+    text: what it is, equal in every process, different from the group's other alternatives. lower: makes it; raises
+    LoweringError where it turns out not to be possible.
+    """
+
+    text: str
+    lower: Callable[[Frame], LoweredGroup | Pieces]

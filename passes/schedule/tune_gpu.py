@@ -1,0 +1,91 @@
+"""Measured search on a GPU: schedules and library calls of a group side by side, the fastest right one kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes
+from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.lower.pieces import Alternative, Pieces
+from fusec.passes.schedule.tune import Done, Effort, Measured, Progress, silent, tuning_key
+from fusec.runtime.program import Choice
+
+ALTERNATIVES: dict[Effort, int] = {"quick": 8, "full": 60}
+SECONDS: dict[Effort, float] = {"quick": 30.0, "full": 240.0}
+"""How many alternatives of a group are measured, and for how long at most; compiling one takes a second or more."""
+
+MeasureGpu = Callable[[Frame, Sequence[Alternative], float, Done], list[Measured]]
+"""Builds, checks and times a group's alternatives, within a number of seconds; may return fewer.
+
+An empty list: nothing can be measured now, as while a stream is being captured."""
+
+
+@dataclass
+class GpuTuningSelector(GpuSelector):
+    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content and ``facts``."""
+
+    measure: MeasureGpu | None = None
+    effort: Effort = "quick"
+    facts: tuple[str, ...] = ()
+    remembered: MutableMapping[str, str] = field(default_factory=dict)
+    progress: Progress = silent
+
+    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+        """The group by its fastest right alternative; where none could be measured, by the best predicted one."""
+        if self.measure is None or sizes_of(frame.body):
+            return super().lower(frame)
+        alternatives = self.alternatives(frame)
+        if len(alternatives) == 1:
+            return alternatives[0].lower(frame)
+        key = tuning_key(frame, self.target.name, *self.facts)
+        choice = choice_from_text(self.remembered.get(key, ""), frame.name)
+        known = next((a for a in alternatives if choice is not None and a.text == choice.chosen), None)
+        if choice is None or known is None:
+            choice = self._search(frame, alternatives[: ALTERNATIVES[self.effort]])
+            if choice is not None:
+                self.remembered[key] = choice_to_text(choice)
+                known = next(a for a in alternatives if a.text == choice.chosen)
+        if choice is None or known is None:
+            return alternatives[0].lower(frame)
+        self.measured.append(choice)
+        return known.lower(frame)
+
+    def _search(self, frame: Frame, alternatives: Sequence[Alternative]) -> Choice | None:
+        assert self.measure is not None
+        assert isinstance(frame.op.attributes, FusedAttributes)
+        stop = time.monotonic() + SECONDS[self.effort]
+        possible: list[Alternative] = []
+        rejected: list[tuple[str, float | None, str]] = []
+        for alternative in alternatives:
+            try:
+                alternative.lower(frame.fresh())
+                possible.append(alternative)
+            except LoweringError as error:
+                rejected.append((alternative.text, None, str(error)))
+        with self.progress(frame.name, len(possible)) as done:
+            results = self.measure(frame, possible, stop - time.monotonic(), done)
+        measured = [(a.text, r.seconds, r.reason) for a, r in zip(possible, results)]
+        timed = [(seconds, text) for text, seconds, _ in measured if seconds is not None]
+        if not timed:
+            return None
+        return Choice(frame.name, min(timed)[1], (*measured, *rejected))
+
+
+def choice_to_text(choice: Choice) -> str:
+    """One line of JSON, without the group's name."""
+    return json.dumps({"chosen": choice.chosen, "measured": choice.measured})
+
+
+def choice_from_text(text: str, group: str) -> Choice | None:
+    """The inverse of :func:`choice_to_text`; None for anything else."""
+    try:
+        record = json.loads(text)
+        measured = tuple((str(t), None if s is None else float(s), str(r)) for t, s, r in record["measured"])
+        return Choice(group, str(record["chosen"]), measured)
+    except (ValueError, KeyError, TypeError):
+        return None
