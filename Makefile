@@ -2,7 +2,7 @@
 # make test    style, types and the test suite (alone: make lint, make types, make pytest)
 # make bench   the benchmark table
 #
-# make test-gpu, make bench-gpu   the same on a machine with a CUDA card
+# make test-gpu, make bench-gpu   the same on a machine with a CUDA card (RUN=python3: by an installed Python that has PyTorch and Triton)
 #
 # Everything is installed into .venv, again only when pyproject.toml or constraints.txt changed.
 # TORCH_INDEX=<url>  one more index to take torch from     WORKERS=<n>  test processes     ARGS=<...>  more arguments
@@ -17,7 +17,10 @@ STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq --no-input
 
-.PHONY: demo test pytest lint types bench setup clean
+# What test-gpu and bench-gpu wait for: nothing where RUN was given.
+INSTALLED := $(if $(filter command,$(firstword $(origin RUN))),,$(STAMP))
+
+.PHONY: demo test pytest lint types bench test-gpu bench-gpu setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -38,11 +41,11 @@ types: $(STAMP)
 	@cd build/types/fusec && ln -s ../../../fusec/* ../../../passes ../../../codegen .
 	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fusec
 
-test-gpu: $(STAMP)
-	@$(RUN) -m pytest tests/gpu $(ARGS)
+test-gpu: $(INSTALLED)
+	@PYTHONPATH=. $(RUN) -m pytest tests/gpu $(ARGS)
 
-bench-gpu: $(STAMP)
-	@$(RUN) -m benchmarks.gpu $(ARGS)
+bench-gpu: $(INSTALLED)
+	@PYTHONPATH=. $(RUN) -m benchmarks.gpu $(ARGS)
 
 bench: $(STAMP)
 	@$(RUN) -c 'import jax, numexpr' 2>/dev/null || $(PIP) install -c constraints.txt jax numexpr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +35,16 @@ class Watch(Protocol):
 
     def same(self, array: Any) -> bool:
         """True when ``array`` lies in the same memory, and its contents have not changed."""
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Marks moments: ``mark`` makes one, ``seconds`` are those between neighbours. ``ready`` is called before a row of
+    marks: what comes after it is timed as it runs on the device, and not as it is launched."""
+
+    mark: Callable[[], Any] = time.perf_counter
+    seconds: Callable[[Sequence[Any]], list[float]] = lambda marks: [b - a for a, b in pairwise(marks)]
+    ready: Callable[[], None] = lambda: None
 
 
 class Arrays(Protocol):
@@ -90,6 +102,9 @@ class Arrays(Protocol):
 
     def contiguous(self, scope: Scope, variable: str) -> str:
         """The array itself where it is row-major, else a copy that is."""
+
+    def stopwatch(self, device: int | None) -> Stopwatch:
+        """Times steps on a CUDA device, or for None on the CPU."""
 
     def watch(self, array: Any) -> Watch | None:
         """Remembers the array's memory and contents as of now; None where nothing tells when they change."""

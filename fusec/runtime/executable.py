@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,14 +127,18 @@ class Executable:
     def profile(self, inputs: Sequence[Any], repeats: int = 10) -> list[float]:
         """Median seconds of each step over some calls. Mutated inputs are mutated."""
         scope = Scope()
-        clock = scope.bind(time.perf_counter, "clock")
+        watch = self.arrays.stopwatch(self.device)
+        clock = scope.bind(watch.mark, "clock")
         names = [f"i{k}" for k in self.free_inputs]
         written = self.write(scope, names, clock)
         lines = [f"times = [{clock}()]", *written.lines, "return times"]
         run = make_function("profiled", names, lines, scope)
         run(*inputs)
-        rows = [run(*inputs) for _ in range(repeats)]
-        return [median(row[k + 1] - row[k] for row in rows) for k in range(len(self.program.steps))]
+        rows = []
+        for _ in range(repeats):
+            watch.ready()
+            rows.append(watch.seconds(run(*inputs)))
+        return [median(row[k] for row in rows) for k in range(len(self.program.steps))]
 
     def freeze(self, values: Mapping[int, Any], shared: dict[tuple[object, ...], Any] | None = None) -> Executable:
         """The executable with graph inputs ``values`` (by number) fixed: packed now, or copied.

@@ -11,7 +11,7 @@ import numpy as np
 
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, DType, TensorType, contiguous_strides, dtype_of, fixed
-from fusec.runtime.arrays import Layout, Watch
+from fusec.runtime.arrays import Layout, Stopwatch, Watch
 from fusec.runtime.code import Scope, spell, spell_tuple
 
 Array = np.ndarray[Any, Any]
@@ -158,6 +158,9 @@ class NumpyArrays:
 
     def contiguous(self, scope: Scope, variable: str) -> str:
         return f"{scope.bind(_row_major, 'row_major')}({variable})"
+
+    def stopwatch(self, device: int | None) -> Stopwatch:
+        return Stopwatch()
 
     def watch(self, array: Array) -> Watch | None:
         return None
