@@ -13,6 +13,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.attentions import bind_attention
 from fusec.runtime.library import prepare
 from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu
@@ -25,12 +26,18 @@ PRODUCT = "fusec.product"
 """The target of a call that is a product of the library, said by ``arguments`` (:mod:`fusec.runtime.products`)."""
 
 
+ATTENTION = "fusec.attention"
+"""The same for attention (:mod:`fusec.runtime.attentions`)."""
+
+
 def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., Sequence[Any]]:
     """The function from operand arrays to result arrays of one call."""
     if attributes.target == INTERPRET:
         return _interpreted(attributes, load_arrays(library))
     if attributes.target == PRODUCT:
         return bind_product(attributes.arguments)
+    if attributes.target == ATTENTION:
+        return bind_attention(attributes.arguments)
     run = prepare(attributes)
     return lambda *operands: run(operands)
 

@@ -33,28 +33,37 @@ class Product:
     shape: tuple[int, ...]
 
 
+def matrix_to_json(m: Matrix) -> Any:
+    return [m.operand, list(m.sizes), list(m.strides), m.offset]
+
+
+def matrix_from_json(data: Any) -> Matrix:
+    operand, sizes, strides, offset = data
+    return Matrix(int(operand), tuple(map(int, sizes)), tuple(map(int, strides)), int(offset))
+
+
+def see(m: Matrix, operands: Sequence[Any]) -> Any:
+    """The operand's tensor with the matrix's sizes and strides."""
+    base = operands[m.operand]
+    return base.as_strided(m.sizes, m.strides, base.storage_offset() + m.offset)
+
+
 def product_to_text(product: Product) -> str:
     """One line of JSON."""
 
-    def part(m: Matrix | None) -> Any:
-        return None if m is None else [m.operand, list(m.sizes), list(m.strides), m.offset]
-
     p = product
-    record = {"lhs": part(p.lhs), "rhs": part(p.rhs), "bias": part(p.bias)}
+    record = {"lhs": matrix_to_json(p.lhs), "rhs": matrix_to_json(p.rhs), "bias": p.bias and matrix_to_json(p.bias)}
     return json.dumps({**record, "activation": p.activation, "shape": list(p.shape)})
 
 
 def product_from_text(text: str) -> Product:
     """FusecError for anything else than :func:`product_to_text` writes."""
 
-    def matrix(part: Any) -> Matrix:
-        operand, sizes, strides, offset = part
-        return Matrix(int(operand), tuple(map(int, sizes)), tuple(map(int, strides)), int(offset))
-
     try:
         r = json.loads(text)
-        bias = None if r["bias"] is None else matrix(r["bias"])
-        made = Product(matrix(r["lhs"]), matrix(r["rhs"]), bias, str(r["activation"]), tuple(map(int, r["shape"])))
+        bias = None if r["bias"] is None else matrix_from_json(r["bias"])
+        lhs, rhs, shape = matrix_from_json(r["lhs"]), matrix_from_json(r["rhs"]), tuple(map(int, r["shape"]))
+        made = Product(lhs, rhs, bias, str(r["activation"]), shape)
     except (ValueError, KeyError, TypeError) as error:
         raise FusecError(f"a library product can't be read: {error}") from None
     if made.activation not in ACTIVATIONS or (made.bias is None and made.activation != "none"):
@@ -67,21 +76,16 @@ def bind_product(text: str) -> Callable[..., Sequence[Any]]:
     import torch
 
     p = product_from_text(text)
-    strided = torch.as_strided
-
-    def seen(m: Matrix, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        base = operands[m.operand]
-        return strided(base, m.sizes, m.strides, base.storage_offset() + m.offset)
 
     def run(*operands: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
-            a, b = seen(p.lhs, operands), seen(p.rhs, operands)
+            a, b = see(p.lhs, operands), see(p.rhs, operands)
             if p.bias is None:
                 made = torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
             elif p.activation == "none":
-                made = torch.addmm(seen(p.bias, operands), a, b)
+                made = torch.addmm(see(p.bias, operands), a, b)
             else:
-                made = torch._addmm_activation(seen(p.bias, operands), a, b, use_gelu=p.activation == "gelu")
+                made = torch._addmm_activation(see(p.bias, operands), a, b, use_gelu=p.activation == "gelu")
             return [made.view(p.shape)]
 
     return run

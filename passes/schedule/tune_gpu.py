@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
+from fusec.config import logger
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
@@ -18,6 +19,11 @@ from fusec.runtime.program import Choice
 ALTERNATIVES: dict[Effort, int] = {"quick": 8, "full": 60}
 SECONDS: dict[Effort, float] = {"quick": 30.0, "full": 240.0}
 """How many alternatives of a group are measured, and for how long at most; compiling one takes a second or more."""
+
+SAME = 1.01
+"""Times this near to each other are taken for equal, and the alternative that was predicted to be better is chosen."""
+
+log = logger("tune")
 
 MeasureGpu = Callable[[Frame, Sequence[Alternative], float, Done], list[Measured]]
 """Builds, checks and times a group's alternatives, within a number of seconds; may return fewer.
@@ -70,10 +76,13 @@ class GpuTuningSelector(GpuSelector):
         with self.progress(frame.name, len(possible)) as done:
             results = self.measure(frame, possible, stop - time.monotonic(), done)
         measured = [(a.text, r.seconds, r.reason) for a, r in zip(possible, results)]
-        timed = [(seconds, text) for text, seconds, _ in measured if seconds is not None]
+        timed = [(text, seconds) for text, seconds, _ in measured if seconds is not None]
+        for text, seconds, reason in (*measured, *rejected):
+            log.info("%s: %s: %s", frame.name, text, reason if seconds is None else f"{seconds * 1e6:.2f} us")
         if not timed:
             return None
-        return Choice(frame.name, min(timed)[1], (*measured, *rejected))
+        close = min(seconds for _, seconds in timed) * SAME
+        return Choice(frame.name, next(t for t, seconds in timed if seconds <= close), (*measured, *rejected))
 
 
 def choice_to_text(choice: Choice) -> str:

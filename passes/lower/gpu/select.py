@@ -17,6 +17,7 @@ from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
 from fusec.passes.lower.gpu.library import library_alternatives
+from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.wide import lower_wide_row
@@ -55,9 +56,11 @@ class GpuSelector:
     def alternatives(self, frame: Frame) -> list[Alternative]:
         """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
         library's products. LoweringError when no family fits."""
+        assert isinstance(frame.op.attributes, FusedAttributes)
         schedules = {" ".join(("triton", *(f"{k}={v}" for k, v in s.describe()))): s for s in self.candidates(frame)}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
-        return [*own[:1], *library_alternatives(frame), *own[1:]]
+        library = attention_alternatives if frame.op.attributes.kind == "attention" else library_alternatives
+        return [*own[:1], *library(frame), *own[1:]]
 
     def candidates(self, frame: Frame) -> list[AnySchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
