@@ -57,7 +57,7 @@ class GpuSelector:
         """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
         library's products. LoweringError when no family fits."""
         assert isinstance(frame.op.attributes, FusedAttributes)
-        schedules = {" ".join(("triton", *(f"{k}={v}" for k, v in s.describe()))): s for s in self.candidates(frame)}
+        schedules = {alternative_text(s): s for s in self.candidates(frame)}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
         library = attention_alternatives if frame.op.attributes.kind == "attention" else library_alternatives
         return [*own[:1], *library(frame), *own[1:]]
@@ -129,6 +129,12 @@ class GpuSelector:
             limit,
             bound,
         )
+
+
+def alternative_text(schedule: AnySchedule) -> str:
+    """The language of the kernel, and the schedule's sizes."""
+    language = "cuda" if isinstance(schedule, HopperGemmSchedule) else "triton"
+    return " ".join((language, *(f"{name}={size}" for name, size in schedule.describe())))
 
 
 def _values(frame: Frame) -> Iterator[Value]:
