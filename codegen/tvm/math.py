@@ -134,10 +134,14 @@ def expm1(code: Code, x: Value) -> Value:
 
 
 def _tabulated(code: Code, x: Value, table: Table) -> Value:
-    """An odd function from its table, held in registers: AVX-512 picks a piece's numbers with one permutation each."""
+    """An odd function from its table, held in registers: AVX-512 picks a piece's numbers with one permutation each.
+
+    Beyond the table it is 1 exactly, so that ``x * (1 - f(x))`` of a large x is 0.
+    """
     limit = code.constant(x, table.limit)
     size = code.abs(x)
-    size = code.select(code.compare("gt", size, limit), limit, size)
+    beyond = code.compare("gt", size, limit)
+    size = code.select(beyond, limit, size)
     rounding = code.constant(x, _format(x).rounding)
     biased = code.fma(size, code.constant(x, table.pieces_per_unit), rounding)
     piece = code.reinterpret(biased, "int32")
@@ -147,7 +151,7 @@ def _tabulated(code: Code, x: Value, table: Table) -> Value:
     for coefficient in reversed(powers[:-1]):
         slope = code.fma(slope, t, coefficient)
     start = code.select(code.compare("eq", biased, rounding), t, value)
-    return code.copysign(code.fma(slope, t, start), x)
+    return code.copysign(code.select(beyond, code.constant(x, 1.0), code.fma(slope, t, start)), x)
 
 
 def _pick(code: Code, column: tuple[float, ...], piece: Value) -> Value:

@@ -255,10 +255,19 @@ class Code:
     def _extremum(self, op: str, a: Value, b: Value) -> Value:
         """One machine instruction gives ``b`` where either is NaN; a second puts ``a``'s NaN in its place.
 
-        So only one instruction waits for ``b``: a running extreme belongs there.
+        So only one instruction waits for ``b``: a running extreme belongs there. A number in its place changes sides:
+        it is no NaN, and of two zeros the other one stays, as PyTorch's relu and clamp have it.
         """
+        if is_float(a.type) and _is_number(b) and not _is_number(a):
+            a, b = b, a
         lanes, (a, b) = self._widen((a, b))
         chosen = tirx.Select(self.compare(op, a, b).node, a.node, b.node)
         if is_float(a.type):
             chosen = tirx.Select(self.compare("eq", a, a).node, chosen, a.node)
         return self.let(Value(chosen, a.type, lanes))
+
+
+def _is_number(value: Value) -> bool:
+    """True for a constant on one or all lanes."""
+    node = value.node.value if isinstance(value.node, tirx.Broadcast) else value.node
+    return isinstance(node, tirx.FloatImm | tirx.IntImm)

@@ -124,13 +124,25 @@ def _floor_divide(e: Emitter, self: Operand, other: Operand) -> Value:
     return binary(e, "floordiv", self, other)
 
 
-def _modulo(op: str) -> Lowering:
-    def lower(e: Emitter, self: Operand, other: Operand) -> Value:
-        if not e.out.dtype.is_float:
-            _require_nonzero(e, other)
-        return binary(e, op, self, other)
+def _fmod(e: Emitter, self: Operand, other: Operand) -> Value:
+    if not e.out.dtype.is_float:
+        _require_nonzero(e, other)
+    return binary(e, "fmod", self, other)
 
-    return lower
+
+def _remainder(e: Emitter, self: Operand, other: Operand) -> Value:
+    """``fmod``, brought to the divisor's sign where it is not 0: a zero keeps the sign of the dividend."""
+    dtype = e.out.dtype
+    if not dtype.is_float:
+        _require_nonzero(e, other)
+        return binary(e, "remainder", self, other)
+    wide = _working_dtype(dtype, self, other)
+    a, b = e.value(self, wide), e.value(other, wide)
+    zero = e.constant(0, wide)
+    rest = e.emit("fmod", a, b)
+    apart = e.emit("ne", e.emit("lt", b, zero), e.emit("lt", rest, zero))
+    off = e.emit("logical_and", e.emit("ne", rest, zero), apart)
+    return e.cast(e.emit("select", off, e.emit("add", rest, b), rest), dtype)
 
 
 def _require_nonzero(e: Emitter, divisor: Operand) -> None:
@@ -262,6 +274,19 @@ def _leaky_relu(e: Emitter, x: Value, negative_slope: Scalar = 0.01) -> Value:
     return _in_f32(e, compute, x)
 
 
+def _softshrink(e: Emitter, x: Value, lambd: Scalar = 0.5) -> Value:
+    """Towards 0 by ``lambd``; 0 from ``-lambd`` to ``lambd``."""
+
+    def compute(v: Value) -> Value:
+        dtype = v.type.dtype
+        high, low = e.constant(lambd, dtype), e.constant(-lambd, dtype)
+        inside = e.emit("logical_and", e.emit("ge", v, low), e.emit("le", v, high))
+        outside = e.emit("select", e.emit("gt", v, high), e.emit("sub", v, high), e.emit("add", v, high))
+        return e.emit("select", inside, e.constant(0, dtype), outside)
+
+    return _in_f32(e, compute, x)
+
+
 def _square(e: Emitter, x: Value) -> Value:
     x = e.cast(x, e.out.dtype)
     return e.emit("mul", x, x)
@@ -377,8 +402,8 @@ ELEMENTWISE: dict[str, Lowering] = {
     "mul": _arithmetic("mul"),
     "div": _div,
     "floor_divide": _floor_divide,
-    "remainder": _modulo("remainder"),
-    "fmod": _modulo("fmod"),
+    "remainder": _remainder,
+    "fmod": _fmod,
     "pow": _pow,
     "atan2": _arithmetic("atan2"),
     "copysign": _arithmetic("copysign"),
@@ -403,6 +428,7 @@ ELEMENTWISE: dict[str, Lowering] = {
     "masked_fill": _masked_fill,
     "relu": _relu,
     "leaky_relu": _leaky_relu,
+    "softshrink": _softshrink,
     "sigmoid": _float_activation("sigmoid"),
     "silu": _float_activation("silu"),
     "softplus": _softplus,

@@ -30,6 +30,28 @@ def _softmax(op: str) -> Lowering:
     return lower
 
 
+def _softmax_gradient(e: Emitter, gradient: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
+    """``output * (gradient - sum(gradient * output))``, as PyTorch's kernel adds it up."""
+    (g, y), axes = _wide_operands(e, dim, gradient, output)
+    total = e.reduce("reduce_sum", e.emit("mul", g, y), axes, keep=True)
+    return e.cast(e.emit("mul", y, e.emit("sub", g, total)), e.out.dtype)
+
+
+def _log_softmax_gradient(e: Emitter, gradient: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
+    """``gradient - exp(output) * sum(gradient)``"""
+    (g, y), axes = _wide_operands(e, dim, gradient, output)
+    total = e.reduce("reduce_sum", g, axes, keep=True)
+    return e.cast(e.emit("sub", g, e.emit("mul", e.emit("exp", y), total)), e.out.dtype)
+
+
+def _wide_operands(e: Emitter, dim: int, *values: Value) -> tuple[list[Value], tuple[int, ...]]:
+    """The operands in f32 at least, and the axis of their reduction."""
+    rank = values[0].type.rank
+    if not e.out.dtype.is_float or rank == 0:
+        raise Declined("of a 0-d tensor or of integers")
+    return [e.cast(v, f32) if v.type.dtype.bits <= 16 else v for v in values], (axis_of(rank, dim),)
+
+
 def _gelu(e: Emitter, x: Value, *, approximate: str = "none") -> Value:
     form = GeluAttributes("tanh" if approximate == "tanh" else "none")
     return e.emit("gelu", x, attributes=form)
@@ -160,6 +182,8 @@ NETWORK: dict[str, Lowering] = {
     "special_softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
     "_log_softmax": _softmax("log_softmax"),
+    "_softmax_backward_data": _softmax_gradient,
+    "_log_softmax_backward_data": _log_softmax_gradient,
     "gelu": _gelu,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

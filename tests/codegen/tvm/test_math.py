@@ -146,6 +146,15 @@ def test_odd_functions_keep_the_sign_of_zero(functions, name):
     np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
 
 
+@pytest.mark.parametrize("name", ["tanh", "erf"])
+def test_curves_reach_one(functions, name):
+    """Exactly, as ``x * (1 + tanh(x))`` of a large negative ``x`` is 0."""
+    x = np.resize(np.array([-20.0, 20.0, -1e4, 1e30], np.float32), N)
+    y = np.empty_like(x)
+    functions.function(name)(x.ctypes.data, y.ctypes.data)
+    np.testing.assert_array_equal(y, np.sign(x))
+
+
 def test_power():
     """Every pair of special values, and random pairs, to well under one ulp."""
     special = np.array([*SPECIAL, 3.0, -3.0, 0.5, -0.5, 1e10, -1e10, 2.5, -2.5, 16777217.0], np.float32)
