@@ -22,11 +22,15 @@ Strides = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class PackPlan:
-    """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills."""
+    """What is made before a kernel: by which kernel, from which inputs, and the buffer it fills.
+
+    ``keeps``: a rearranged copy, kept between calls while its sources do not change.
+    """
 
     kernel: Kernel
     sources: tuple[Value, ...]
     packed: Buffer
+    keeps: bool = True
 
 
 @dataclass(frozen=True)

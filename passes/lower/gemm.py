@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
@@ -333,9 +334,9 @@ def epilogue_stores(
     point: tuple[Index, ...],
     shift: dict[Symbol, Index],
     domain: tuple[Iter, ...],
-    accumulators: list[Load],
+    accumulators: Sequence[ScalarExpr],
 ) -> list[Statement]:
-    """The stores of every output, over accumulators that hold the products at the result's index ``point``.
+    """The stores of every output, over what holds the products at the result's index ``point``.
 
     ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
     """

@@ -26,7 +26,8 @@ class GpuGemmSchedule:
 
     group: row blocks whose column blocks run side by side, so that L2 serves both operands.
     split: parts of K that different blocks add up (1: none). walkers: blocks in flight, each of which computes tile
-    after tile (0: a block for each tile).
+    after tile (0: a block for each tile). slices: stores that a tile's columns go out in.
+    turned: the tile is computed transposed, because the matrix units want at least 64 rows.
     """
 
     m: int
@@ -36,15 +37,37 @@ class GpuGemmSchedule:
     split: int
     walkers: int
     launch: Launch
+    slices: int = 1
+    turned: bool = False
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (
-            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("block", f"{self.m}x{self.n}x{self.k}" + (" turned" if self.turned else "")),
             ("group", self.group),
             ("split", self.split),
             ("walkers", self.walkers),
+            ("slices", self.slices),
             ("warps", self.launch.warps),
             ("stages", self.launch.stages),
+        )
+
+
+@dataclass(frozen=True)
+class GpuGemvSchedule:
+    """A block reads ``lines`` of the matrix, ``unroll`` times ``depth`` of K at once; ``split`` as in a gemm."""
+
+    lines: int
+    depth: int
+    unroll: int
+    split: int
+    launch: Launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("lines", self.lines),
+            ("depth", f"{self.unroll}x{self.depth}"),
+            ("split", self.split),
+            ("warps", self.launch.warps),
         )
 
 
@@ -97,7 +120,7 @@ class GpuMapSchedule:
         return (("elements", block), ("warps", self.launch.warps))
 
 
-GpuSchedule = GpuGemmSchedule | GpuAttentionSchedule | GpuRowSchedule | GpuMapSchedule
+GpuSchedule = GpuGemmSchedule | GpuGemvSchedule | GpuAttentionSchedule | GpuRowSchedule | GpuMapSchedule
 
 _GEMM_BLOCKS = (
     (128, 256, 64, 8, 3),

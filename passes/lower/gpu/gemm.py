@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
-from fusec.ir.index import Index, Symbol, add, delinearize, floordiv, minimum, mod, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, substitute, symbol
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
+from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemmSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex
@@ -23,27 +23,20 @@ def lower_gemm(frame: Frame, schedule: GpuGemmSchedule) -> LoweredGroup:
 class _Gemm:
     def __init__(self, frame: Frame, schedule: GpuGemmSchedule) -> None:
         self.frame, self.schedule = frame, schedule
-        self.ops = frame.anchors("dot")
-        self.op = self.ops[0]
-        self.axes = contraction(self.op)
-        self.dtype = accumulator_dtype(self.op)
-        self.tf32 = allows_tf32(self.op)
-        if schedule.split != 1:
-            raise LoweringError("products split along K")
-        axes, s = self.axes, schedule
+        self.products = Products(frame)
+        axes, s = self.products.axes, schedule
         self.row_blocks, self.column_blocks = -(-axes.m // s.m), -(-axes.n // s.n)
-        self.b = symbol("b", 0, max(axes.batches - 1, 0))
         self.pid = symbol("pid", 0, max(self.row_blocks * self.column_blocks - 1, 0))
-        self.i, self.j = symbol("i", 0, max(axes.m - 1, 0)), symbol("j", 0, max(axes.n - 1, 0))
-        self.k = symbol("k", 0, max(axes.k - 1, 0))
         self.mi, self.ni = symbol("mi", 0, s.m - 1), symbol("ni", 0, s.n - 1)
         self.ki, self.k0 = symbol("ki", 0, s.k - 1), symbol("k0", 0, max(axes.k - 1, 0))
+        self.part = symbol("part", 0, s.split - 1)
+        self.part_length = -(-axes.k // (s.split * s.k)) * s.k
         mo, no = self._tile()
         self.row0, self.column0 = mul(mo, s.m), mul(no, s.n)
         self.shift: dict[Symbol, Index] = {
-            self.i: add(self.row0, self.mi),
-            self.j: add(self.column0, self.ni),
-            self.k: add(self.k0, self.ki),
+            self.products.i: add(self.row0, self.mi),
+            self.products.j: add(self.column0, self.ni),
+            self.products.k: add(self.k0, self.ki),
         }
         self.m = Iter(self.mi, s.m, None if axes.m % s.m == 0 else sub(axes.m, self.row0))
         self.n = Iter(self.ni, s.n, None if axes.n % s.n == 0 else sub(axes.n, self.column0))
@@ -63,51 +56,74 @@ class _Gemm:
         return add(first, mod(inside, rows)), floordiv(inside, rows)
 
     def lower(self) -> LoweredGroup:
-        s, axes = self.schedule, self.axes
-        left, left_code = self._operand(self.op, 0)
-        accumulators: list[Load] = []
-        before: list[Statement] = []
-        inside: list[Statement] = [*left_code]
-        for op in self.ops:
-            name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-            acc = Buffer(self.frame.unique(name), self.dtype, (s.m, s.n), (s.n, 1), "tile")
-            index = (self.mi, self.ni)
-            zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
-            before += [Alloc(acc), Map((Iter(self.mi, s.m), Iter(self.ni, s.n)), acc, index, zero)]
-            right, right_code = self._operand(op, 1)
-            accumulators.append(Load(acc, index))
-            inside += [
-                *right_code,
-                Dot(self.m, self.n, self.depth, accumulators[-1], left, right, False, _NO_REGISTERS, self.tf32),
-            ]
-        loop = Loop(self.k0, 0, axes.k, s.k, tuple(inside))
-        point = (
-            *self._batch(),
-            *(delinearize(self.i, axes.rows) if axes.rows else ()),
-            *(delinearize(self.j, axes.columns) if axes.columns else ()),
-        )
-        stores = epilogue_stores(self.frame, self.ops, point, self.shift, (self.m, self.n), accumulators)
+        s, products = self.schedule, self.products
+        totals, before, loop = self._multiply()
         tiles = self.row_blocks * self.column_blocks
-        batch = Iter(self.b, axes.batches)
-        body = (*before, loop, *stores)
+        if s.split > 1:
+            partials = products.partials(s.split)
+            parts = [
+                products.part_store(partials, p, self.part, self.shift, self._side(self.m, self.n), x)
+                for p, x in enumerate(totals)
+            ]
+            iters = (Iter(self.pid, tiles), Iter(self.part, s.split), products.batch)
+            grid = Grid(iters, (*before, loop, *parts))
+            return products.finish(grid, partials, (s.launch.warps, s.launch.stages), s.describe())
+        body = (*before, loop, *self._stores(totals))
         if s.walkers and s.walkers < tiles:
             walker = symbol("walker", 0, s.walkers - 1)
-            grid = Grid((Iter(walker, s.walkers), batch), (Loop(self.pid, walker, tiles, s.walkers, body),))
-        else:
-            grid = Grid((Iter(self.pid, tiles), batch), body)
-        return self.frame.finish("gemm", (grid,), s.describe())
+            walk = Loop(self.pid, walker, tiles, s.walkers, body)
+            return self.frame.finish("gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe())
+        return self.frame.finish("gemm", (Grid((Iter(self.pid, tiles), products.batch), body),), s.describe())
 
-    def _batch(self) -> tuple[Index, ...]:
-        return delinearize(self.b, self.axes.batch) if self.axes.batch else ()
+    def _multiply(self) -> tuple[list[Load], list[Statement], Loop]:
+        """The accumulators, what sets them up, and the loop over the block's share of K."""
+        s, products = self.schedule, self.products
+        left, left_code = self._operand(products.ops[0], 0)
+        totals: list[Load] = []
+        before: list[Statement] = []
+        inside: list[Statement] = [*left_code]
+        rows, columns = self._side(self.m, self.n)
+        for op in products.ops:
+            name = "acc" if len(products.ops) == 1 else f"acc_{op.result.name}"
+            shape = (rows.extent, columns.extent)
+            acc = Buffer(self.frame.unique(name), products.dtype, shape, (shape[1], 1), "tile")
+            index = (rows.var, columns.var)
+            zero = Const(0.0 if products.dtype.is_float else 0, products.dtype)
+            before += [Alloc(acc), Map((Iter(rows.var, shape[0]), Iter(columns.var, shape[1])), acc, index, zero)]
+            right, right_code = self._operand(op, 1)
+            totals.append(Load(acc, index))
+            a, b = (right, left) if s.turned else (left, right)
+            inside += [
+                *right_code,
+                Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
+            ]
+        start = mul(self.part, self.part_length)
+        stop = products.axes.k if s.split == 1 else minimum(add(start, self.part_length), products.axes.k)
+        return totals, before, Loop(self.k0, start, stop, s.k, tuple(inside))
+
+    def _side(self, row: Iter, column: Iter) -> tuple[Iter, Iter]:
+        """In the order of the block's own rows and columns."""
+        return (column, row) if self.schedule.turned else (row, column)
+
+    def _stores(self, totals: list[Load]) -> list[Statement]:
+        """The epilogue, a slice of the block's columns after another: a slice takes less memory on its way out."""
+        s = self.schedule
+        if s.slices == 1:
+            return self.products.stores(self.shift, self._side(self.m, self.n), totals)
+        width = s.n // s.slices
+        stores: list[Statement] = []
+        for part in range(s.slices):
+            ni = symbol("ni", 0, width - 1)
+            column = add(ni, part * width)
+            limit = None if self.n.limit is None else sub(self.n.limit, part * width)
+            shift = {**self.shift, self.products.j: add(self.column0, column)}
+            sliced = [Load(x.buffer, (self.mi, column)) for x in totals]
+            stores += self.products.stores(shift, (self.m, Iter(ni, width, limit)), sliced)
+        return stores
 
     def _operand(self, op: Op, side: int) -> tuple[Load, list[Statement]]:
         """A load of the operand's block, or a tile that its prologue is computed into."""
-        axes = self.axes
-        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
-        free = delinearize(free_symbol, free_shape) if free_shape else ()
-        inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        index = operand_index(op, side, self._batch(), free, inner)
-        element = reindex(self.frame.inliner.at(op.operands[side], index), self.shift)
+        element = reindex(self.products.element(op, side), self.shift)
         if isinstance(element, Load):
             return element, []
         return self._prologue(element, op.operands[side].type.dtype.name, side)
@@ -115,8 +131,8 @@ class _Gemm:
     def _prologue(self, element: ScalarExpr, dtype: str, side: int) -> tuple[Load, list[Statement]]:
         if not loads(element):
             raise LoweringError("an operand that is no memory")
-        rows, columns = ((self.m, self.depth), (self.depth, self.n))[side]
-        kind = element.dtype
+        free, kind = (self.m, self.n)[side], element.dtype
+        rows, columns = (free, self.depth) if (side == 0) != self.schedule.turned else (self.depth, free)
         shape = (rows.extent, columns.extent)
         tile = Buffer(self.frame.unique(("left", "right")[side]), kind, shape, (shape[1], 1), "tile")
         where = (rows.var, columns.var)

@@ -1,0 +1,94 @@
+"""A matrix times a few vectors on a GPU: the matrix is read once, by threads that multiply what they read and add up."""
+
+from __future__ import annotations
+
+from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.ir.types import DType
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.product import Products
+from fusec.passes.schedule.gpu import GpuGemvSchedule
+from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex
+
+
+def lower_gemv(frame: Frame, schedule: GpuGemvSchedule) -> LoweredGroup:
+    """A block has ``lines`` of the matrix (rows of the left operand or columns of the right), ``depth`` of K at a time.
+
+    Each vector has sums of its own for every place of the block, which are added up across the block at the end.
+    """
+    return _Gemv(frame, schedule).lower()
+
+
+class _Gemv:
+    def __init__(self, frame: Frame, schedule: GpuGemvSchedule) -> None:
+        self.frame, self.schedule = frame, schedule
+        self.products = Products(frame)
+        axes, s = self.products.axes, schedule
+        self.side = 0 if axes.n < axes.m else 1
+        """Which operand is the matrix."""
+        self.lines, self.vectors = ((axes.m, axes.n), (axes.n, axes.m))[self.side]
+        self.line, self.vector = ((self.products.i, self.products.j), (self.products.j, self.products.i))[self.side]
+        self.blocks = -(-self.lines // s.lines)
+        self.pid = symbol("pid", 0, max(self.blocks - 1, 0))
+        self.part = symbol("part", 0, s.split - 1)
+        step = s.depth * s.unroll
+        self.part_length = -(-axes.k // (s.split * step)) * step
+        self.li, self.ki = symbol("li", 0, s.lines - 1), symbol("ki", 0, s.depth - 1)
+        self.k0 = symbol("k0", 0, max(axes.k - 1, 0))
+        self.line0 = mul(self.pid, s.lines)
+        self.rows = Iter(self.li, s.lines, None if self.lines % s.lines == 0 else sub(self.lines, self.line0))
+
+    def lower(self) -> LoweredGroup:
+        s, products = self.schedule, self.products
+        sums = [[self._sums(p, v) for v in range(self.vectors)] for p in range(len(products.ops))]
+        block = (Iter(self.li, s.lines), Iter(self.ki, s.depth))
+        zero = Const(0.0 if products.dtype.is_float else 0, products.dtype)
+        code: list[Statement] = []
+        for x in (x for of_product in sums for x in of_product):
+            code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
+        start = mul(self.part, self.part_length)
+        stop = products.axes.k if s.split == 1 else minimum(add(start, self.part_length), products.axes.k)
+        inside = [self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)]
+        code.append(Loop(self.k0, start, stop, s.depth * s.unroll, tuple(inside)))
+        partials = products.partials(s.split) if s.split > 1 else None
+        for v in range(self.vectors):
+            totals: list[Load] = []
+            for x in (of_product[v] for of_product in sums):
+                total = Buffer(self.frame.unique("total"), products.dtype, (s.lines,), (1,), "tile")
+                code += [Alloc(total), Reduce(block, total, (self.li,), "sum", x)]
+                totals.append(Load(total, (self.li,)))
+            shift = self._place(v)
+            if partials is None:
+                code += products.stores(shift, (self.rows,), totals)
+            else:
+                stores = (products.part_store(partials, p, self.part, shift, (self.rows,), t) for p, t in enumerate(totals))
+                code += stores
+        if partials is None:
+            grid = Grid((Iter(self.pid, self.blocks), products.batch), tuple(code))
+            return self.frame.finish("gemm", (grid,), s.describe())
+        grid = Grid((Iter(self.pid, self.blocks), Iter(self.part, s.split), products.batch), tuple(code))
+        return products.finish(grid, partials, (s.launch.warps, s.launch.stages), s.describe())
+
+    def _sums(self, product: int, vector: int) -> Load:
+        shape = (self.schedule.lines, self.schedule.depth)
+        buffer = Buffer(self.frame.unique("sums"), self.products.dtype, shape, (shape[1], 1), "tile")
+        return Load(buffer, (self.li, self.ki))
+
+    def _place(self, vector: int) -> dict[Symbol, Index]:
+        return {self.line: add(self.line0, self.li), self.vector: vector}
+
+    def _multiply(self, sums: Load, product: int, vector: int, step: int) -> Map:
+        """One step of depth for one product and one vector."""
+        axes, s = self.products.axes, self.schedule
+        k0 = add(self.k0, step * s.depth)
+        limit = None if axes.k % (s.depth * s.unroll) == 0 else sub(axes.k, k0)
+        shift = {**self._place(vector), self.products.k: add(k0, self.ki)}
+        op = self.products.ops[product]
+        a, b = (_in(reindex(self.products.element(op, side), shift), self.products.dtype) for side in (0, 1))
+        kind = self.products.dtype
+        value: ScalarExpr = Apply("add", (sums, Apply("mul", (a, b), kind)), kind)
+        return Map((self.rows, Iter(self.ki, s.depth, limit)), sums.buffer, (self.li, self.ki), value)
+
+
+def _in(e: ScalarExpr, dtype: DType) -> ScalarExpr:
+    return e if e.dtype == dtype else Apply("cast", (e,), dtype)

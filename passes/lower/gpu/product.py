@@ -1,0 +1,105 @@
+"""What every kernel of matrix products on a GPU starts from: the products' points, operands and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusec.ir.graph import Op
+from fusec.ir.index import Index, Symbol, delinearize, substitute, symbol
+from fusec.ir.types import contiguous_strides
+from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, buffers_in
+from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
+from fusec.tile.nodes import Grid, Iter, Kernel, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr
+
+FINISH_ELEMENTS = 512
+"""Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
+
+
+class Products:
+    """The dots of a group, which share their left operand, at batch ``b``, row ``i``, column ``j`` and depth ``k``."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.ops = frame.anchors("dot")
+        self.axes = contraction(self.ops[0])
+        self.dtype = accumulator_dtype(self.ops[0])
+        self.tf32 = allows_tf32(self.ops[0])
+        axes = self.axes
+        self.b = symbol("b", 0, max(axes.batches - 1, 0))
+        self.i, self.j = symbol("i", 0, max(axes.m - 1, 0)), symbol("j", 0, max(axes.n - 1, 0))
+        self.k = symbol("k", 0, max(axes.k - 1, 0))
+
+    @property
+    def batch(self) -> Iter:
+        return Iter(self.b, self.axes.batches)
+
+    def point(self) -> tuple[Index, ...]:
+        """The index of an element of the result."""
+        axes = self.axes
+        parts = ((self.b, axes.batch), (self.i, axes.rows), (self.j, axes.columns))
+        return tuple(x for flat, shape in parts if shape for x in delinearize(flat, shape))
+
+    def element(self, op: Op, side: int) -> ScalarExpr:
+        """An element of an operand, with what is computed on the way to it."""
+        axes = self.axes
+        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
+        batch = delinearize(self.b, axes.batch) if axes.batch else ()
+        free = delinearize(free_symbol, free_shape) if free_shape else ()
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        return self.frame.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+
+    def stores(
+        self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]
+    ) -> list[Statement]:
+        """The stores of the group's outputs over a domain that holds the products."""
+        return epilogue_stores(self.frame, self.ops, self.point(), shift, domain, totals)
+
+    # Sums over K in parts
+
+    def partials(self, parts: int) -> Buffer:
+        """Memory for the parts' sums of every product."""
+        shape = (len(self.ops), parts, self.axes.batches, self.axes.m, self.axes.n)
+        return Buffer(self.frame.unique("partials"), self.dtype, shape, contiguous_strides(shape))
+
+    def part_store(
+        self, partials: Buffer, product: int, part: Index, shift: dict[Symbol, Index], domain: tuple[Iter, ...], x: Load
+    ) -> Store:
+        """The store of one product's part."""
+        place = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
+        return Store(domain, partials, (product, part, *place), x)
+
+    def finish(
+        self, grid: Grid, partials: Buffer, launch: tuple[int, int], schedule: tuple[tuple[str, int | str], ...]
+    ) -> LoweredGroup:
+        """``grid`` fills the partials; a second kernel adds them up in order, and runs the epilogue.
+
+        ``launch``: warps and stages of the first.
+        """
+        frame, axes = self.frame, self.axes
+        used = buffers_in((grid,))
+        inputs = tuple(b for b in (frame.buffers[v] for v in frame.body.inputs) if b in used)
+        size = axes.batches * axes.m * axes.n
+        first = Kernel(f"{frame.name}_parts", "gemm", (*inputs, partials), 1, (grid,), warps=launch[0], stages=launch[1])
+        flops = 2 * size * axes.k * len(self.ops)
+        moved = sum(b.extent * b.dtype.itemsize for b in first.parameters)
+        frame.extra.append(partials)
+        sources = tuple(frame.input_of(b) for b in inputs)
+        frame.packs.append(PackPlan(replace(first, flops=flops, bytes=moved), sources, partials, keeps=False))
+        block, e = symbol("block", 0, max(-(-size // FINISH_ELEMENTS) - 1, 0)), symbol("e", 0, FINISH_ELEMENTS - 1)
+        limit = None if size % FINISH_ELEMENTS == 0 else size - block * FINISH_ELEMENTS
+        flat = block * FINISH_ELEMENTS + e
+        shift = dict(zip((self.b, self.i, self.j), delinearize(flat, (axes.batches, axes.m, axes.n)), strict=True))
+        totals = [self._total(partials, p, shift) for p in range(len(self.ops))]
+        stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
+        second = Grid((Iter(block, -(-size // FINISH_ELEMENTS)),), tuple(stores))
+        lowered = frame.finish("gemm", (second,), schedule)
+        return replace(lowered, kernel=replace(lowered.kernel, warps=4, stages=1))
+
+    def _total(self, partials: Buffer, product: int, shift: dict[Symbol, Index]) -> ScalarExpr:
+        place = tuple(shift[s] for s in (self.b, self.i, self.j))
+        total: ScalarExpr = Load(partials, (product, 0, *place))
+        for part in range(1, partials.shape[1]):
+            total = Apply("add", (total, Load(partials, (product, part, *place))), self.dtype)
+        return total
