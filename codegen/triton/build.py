@@ -46,7 +46,7 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
     text = ASTSource(function, signature, {}, attributes)
     device = TritonTarget(target.backend, target.arch, target.warp_size)
     for stages in range(kernel.stages, 0, -1):
-        options = {"num_warps": kernel.warps, "num_stages": stages}
+        options = {"num_warps": kernel.warps, "num_stages": stages, "launch_pdl": target.overlaps}
         if kernel.registers and target.backend == "cuda":
             options["maxnreg"] = kernel.registers
         try:

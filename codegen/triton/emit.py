@@ -100,19 +100,20 @@ class TritonKernel:
     descriptors: tuple[Descriptor, ...] = ()
 
 
-def emit_kernel(kernel: Kernel, *, descriptors: bool = False) -> TritonKernel:
+def emit_kernel(kernel: Kernel, *, descriptors: bool = False, overlaps: bool = False) -> TritonKernel:
     """The kernel as Triton source, without the imports in :data:`HEADER`. LoweringError for what Triton can't say.
 
     With ``descriptors`` blocks of products' operands come through tensor descriptors where their layout allows, which
-    are parameters after the pointers; every address must then be a multiple of 16 bytes.
+    are parameters after the pointers; every address must then be a multiple of 16 bytes. With ``overlaps`` the kernel
+    may be started before the one ahead of it has ended, for which it waits itself.
     """
-    return _Emitter(kernel, descriptors).emit()
+    return _Emitter(kernel, descriptors, overlaps).emit()
 
 
 class _Emitter:
-    def __init__(self, kernel: Kernel, describes: bool) -> None:
+    def __init__(self, kernel: Kernel, describes: bool, overlaps: bool) -> None:
         self.kernel = kernel
-        self.describes = describes
+        self.describes, self.overlaps = describes, overlaps
         self.descriptors: dict[Descriptor, str] = {}
         outputs = [b.dtype for b in kernel.parameters[len(kernel.parameters) - kernel.outputs :]]
         results = outputs if kernel.final is None else [kernel.final]
@@ -167,6 +168,8 @@ class _Emitter:
             raise LoweringError(f"{self.kernel.name} does not start with a grid")
         for buffer in self.kernel.parameters:
             self.names[buffer] = self.unique(f"{buffer.name}_ptr")
+        if self.overlaps:
+            self.line("_begin()")
         sizes = self._grid(grid)
         if self.kernel.kind == "row":
             self._read_ahead(grid.body)
@@ -259,9 +262,12 @@ class _Emitter:
                 self._forget(self.names[changed])
         self.domain = ()
         start, stop = self.index(loop.start), self.index(loop.stop)
-        tiles = any(isinstance(inner, Loop) for inner in loop.body)
-        spelled = "tl.range" if tiles else "range"
-        options = ", flatten=True" if tiles else ""
+        inner = [s for s in loop.body if isinstance(s, Loop)]
+        # A walk over tiles is flattened, so that the next tile's loads run under a tile's stores; of two products side
+        # by side Triton then no longer pipelines the loads.
+        flat = any(sum(isinstance(s, Dot) for s in x.body) == 1 for x in inner)
+        spelled = "tl.range" if flat else "range"
+        options = ", flatten=True" if flat else ""
         self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
         with self.indented():
             if self.kernel.kind == "row":
@@ -368,7 +374,7 @@ class _Emitter:
                 raise LoweringError("a product of a tile at other subscripts than its own")
             text = name
         else:
-            text = (None if exact else self._fetch(load, domain)) or self._read(load)
+            text = (None if exact else self._fetch(load, domain)) or self._read(load, whole=True)
         if half and load.dtype is not half[0]:
             text = f"{text}.to({type_name(half[0])})"
         return text
@@ -487,29 +493,26 @@ class _Emitter:
             offset.insert(0, self.index(flat))
         return f"{self.names[buffer]} + {' + '.join(offset)}"
 
-    def _read(self, load: Load) -> str:
+    def _read(self, load: Load, *, whole: bool = False) -> str:
+        """A load. ``whole``: at every point of the domain, with zeros beyond its limits."""
         if load.buffer.space == "tile":
             return self._tile(load)
         pointer = self.pointer(load.buffer, load.index)
         used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-        limited = tuple(i for i in self.domain if i.limit is not None)
-        mask = self.mask(limited) if limited else ""
-        if mask and not any(i.var in used for i in limited) and not used & {i.var for i in self.domain}:
-            mask = ""
-        if mask:
-            shape = ", ".join(str(i.extent) for i in self.domain)
-            text = f"tl.broadcast_to({pointer}, [{shape}]), mask={mask}, other=0"
-        else:
-            text = pointer
+        gathers = any(not isinstance(i, int | Expr) for i in load.index)
+        limited = tuple(i for i in self.domain if i.limit is not None and (whole or gathers or i.var in used))
+        if (gathers and limited) or (whole and not all(i.var in used for i in self.domain)):
+            pointer = f"tl.broadcast_to({pointer}, [{', '.join(str(i.extent) for i in self.domain)}])"
+        mask = f", mask={self.mask(limited)}, other=0" if limited else ""
         hint = _PASSING if self.passing and self._is_own(load) else ""
-        return self.once(f"tl.load({text}{hint})", load.buffer.name)
+        return self.once(f"tl.load({pointer}{mask}{hint})", load.buffer.name)
 
     def _tile(self, load: Load) -> str:
-        name = self.names[load.buffer]
+        name = self._slice(load) or self.names[load.buffer]
         places = []
         for i in load.index:
-            place = next((k for k, it in enumerate(self.domain) if it.var is i), None)
-            if place is None:
+            place = next((k for k, it in enumerate(self.domain) if isinstance(i, Expr) and it.var in symbols_of(i)), None)
+            if place is None or not (load.index[-1] is i or self.domain[place].var is i):
                 raise LoweringError(f"a tile read at {i}, which is no iterator of its statement")
             places.append(place)
         if places != sorted(places):
@@ -519,6 +522,35 @@ class _Emitter:
             return name
         selector = ", ".join(":" if k in places else "None" for k in range(rank))
         return f"{name}[{selector}]"
+
+    def _slice(self, load: Load) -> str | None:
+        """The variable of a slice of the tile's columns: halves of halves; None for a read of all of them."""
+        if len(load.index) != 2 or not isinstance(load.index[1], Expr):
+            return None
+        (rows, columns), last = load.buffer.shape, load.index[1]
+        inside = next((i for i in self.domain if i.var in symbols_of(last)), None)
+        if inside is None or inside.extent == columns:
+            return None
+        start = last - inside.var
+        if not isinstance(start, int) or start % inside.extent:
+            raise LoweringError(f"a tile read at {last}, which is no slice of its columns")
+        assert isinstance(rows, int)
+        assert isinstance(columns, int)
+        name = self.names[load.buffer]
+        while columns > inside.extent:
+            columns //= 2
+            high, start = start >= columns, start % columns
+            name = self._halves(name, rows, columns)[high]
+        return name
+
+    def _halves(self, name: str, rows: int, columns: int) -> tuple[str, str]:
+        text = f"tl.split(tl.permute(tl.reshape({name}, [{rows}, 2, {columns}]), [0, 2, 1]))"
+        keys = f"{text}[0]", f"{text}[1]"
+        if keys[0] not in self.made:
+            low, high = (self.unique(f"{name}_{half}") for half in ("low", "high"))
+            self.line(f"{low}, {high} = {text}")
+            self.made.update(zip(keys, (low, high), strict=True))
+        return self.made[keys[0]], self.made[keys[1]]
 
     def scalar(self, e: ScalarExpr) -> str:
         match e:

@@ -14,7 +14,7 @@ from typing import Any
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import HEADER, TritonKernel, emit_kernel
-from fusec.codegen.triton.spelling import HELPER_SOURCE, POINTERS, TANH
+from fusec.codegen.triton.spelling import BEGIN, HELPER_SOURCE, POINTERS, TANH
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -63,7 +63,7 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
     """Source for kernels, whose names must differ. LoweringError for one that Triton can't say."""
     if len({k.name for k in kernels}) != len(kernels):
         raise CodegenError("two kernels of one module have the same name")
-    header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}"
+    header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}" + (f"\n\n{BEGIN}" if target.overlaps else "")
     return ModuleSource(tuple(_kernel_source(k, target) for k in kernels), header)
 
 
@@ -75,11 +75,11 @@ def _kernel_source(kernel: Kernel, target: GpuTarget) -> KernelSource:
         text, described = emitted.text, emitted.descriptors
         return KernelSource(kernel.name, text, pointers, emitted.grid, *launch, described, unaligned, kernel.registers)
 
-    emitted = emit_kernel(kernel, descriptors=target.has_tma)
+    emitted = emit_kernel(kernel, descriptors=target.has_tma, overlaps=target.overlaps)
     if not emitted.descriptors:
         return made(kernel, emitted, None)
     plain = replace(kernel, name=f"{kernel.name}_unaligned")
-    return made(kernel, emitted, made(plain, emit_kernel(plain), None))
+    return made(kernel, emitted, made(plain, emit_kernel(plain, overlaps=target.overlaps), None))
 
 
 def signature_of(kernel: KernelSource) -> list[str]:
@@ -120,6 +120,7 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
     if interpreted is not None:
         module.libdevice = interpreted  # type: ignore[attr-defined]
         module._tanh = interpreted.tanh  # type: ignore[attr-defined]
+        module._begin = interpreted.begin  # type: ignore[attr-defined]
     every = [k for kernel in source.kernels for k in (kernel, kernel.unaligned) if k is not None]
     functions: dict[str, Callable[..., Any]] = {k.name: getattr(module, k.name) for k in every}
     return LoadedSource(source, functions)

@@ -90,6 +90,13 @@ FAST = {
 COARSE = {"tanh": "_tanh({0})"}
 """Where every output is bf16: 2⁻¹¹ relative, a quarter of the outputs' rounding."""
 
+BEGIN = """@triton.jit
+def _begin():
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+"""
+"""What a kernel starts with that is launched before the one ahead of it has ended (Hopper and later)."""
+
 TANH = {
     "cuda": """@triton.jit
 def _tanh(x):

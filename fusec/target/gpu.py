@@ -40,6 +40,11 @@ class GpuTarget:
         """Bulk tensor copies through descriptors (Hopper and later)."""
         return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a kernel may be launched before the one ahead of it has ended, and wait for it (Hopper and later)."""
+        return self.has_tma
+
 
 _REACHED_BANDWIDTH, _REACHED_FLOPS = 0.89, 0.80
 """What a copy, and a large bf16 product, reach of the datasheet's rates on an H200; taken for other cards too."""

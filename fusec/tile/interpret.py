@@ -163,11 +163,11 @@ class _Interpreter:
         self._write(buffer, place, total)
 
     def _spoil_padding(self, dot: Dot, at: Points, m: int, n: int) -> None:
-        """A register block may leave anything in the tile beyond the last row and column."""
+        """A register block (a GPU's whole block) may leave anything in the tile beyond the last row and column."""
         buffer = dot.accumulator.buffer
         if buffer.space != "tile" or any(symbols_of(_plain(i)) & {dot.k.var} for i in dot.accumulator.index):
             return
-        r, c = dot.registers.rows, dot.registers.columns
+        r, c = dot.registers.rows or dot.m.extent, dot.registers.columns or dot.n.extent
         domain = _grid_of(at, {dot.m.var: np.arange(-(-m // r) * r), dot.n.var: np.arange(-(-n // c) * c)})
         shape = domain.shape
         place = [np.broadcast_to(_index(_plain(i), domain.symbols), shape) for i in dot.accumulator.index]

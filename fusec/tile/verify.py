@@ -18,8 +18,8 @@ def verify(kernel: Kernel) -> None:
 
     Checked: a grid is outermost and alone; buffers are parameters or allocated in an enclosing block; symbols
     are bound where they are used; subscripts fit the buffer's rank and, where bounds are known, lie within it;
-    Map writes scratch and Store parameters; a condition uses index values only; a Dot's operands have the
-    accumulator's dtype, and ``b`` and the accumulator stride 1 along ``n``.
+    Map writes scratch and Store parameters; a condition uses index values only; on a CPU a Dot's operands have
+    the accumulator's dtype, and ``b`` and the accumulator stride 1 along ``n``.
     """
     _Verifier(kernel).run()
 
@@ -122,17 +122,19 @@ class _Verifier:
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         self.where = f"dot to {dot.accumulator.buffer}"
         domain = (dot.m, dot.n, dot.k)
+        on_cpu = dot.registers.columns > 0
         inner = self.domain(domain, bound)
         for operand, unused in ((dot.accumulator, dot.k), (dot.a, dot.n), (dot.b, dot.m)):
-            if operand.dtype != dot.accumulator.dtype:
+            if on_cpu and operand.dtype != dot.accumulator.dtype:
                 self.fail(f"operand {operand.buffer} is {operand.dtype}, the accumulator {dot.accumulator.dtype}")
             used = {s for i in operand.index if isinstance(i, int | Expr) for s in symbols_of(i)}
             if unused.var in used:
                 self.fail(f"the index of {operand.buffer} uses {unused.var}")
             padded = (dot.m, dot.n) if operand.buffer.space == "tile" else ()
             self.place(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))
-        for operand in (dot.b, dot.accumulator):
-            self.unit_stride(operand, dot)
+        if on_cpu:
+            for operand in (dot.b, dot.accumulator):
+                self.unit_stride(operand, dot)
 
     def unit_stride(self, operand: Load, dot: Dot) -> None:
         """Stride 1 along n within a block of columns."""

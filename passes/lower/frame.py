@@ -22,15 +22,11 @@ Strides = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What is made before a kernel: by which kernel, from which inputs, and the buffer it fills.
-
-    ``keeps``: a rearranged copy, kept between calls while its sources do not change.
-    """
+    """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills."""
 
     kernel: Kernel
     sources: tuple[Value, ...]
     packed: Buffer
-    keeps: bool = True
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
     if key in a.packed:
         return a.packed[key]
     type_ = TensorType(packed.dtype, packed.shape, plan.sources[0].type.device if plan.sources else "cpu")
-    cacheable = plan.keeps and all(
+    cacheable = all(
         a.slots[s].kind == "input" and a.graph.input_ports[a.slots[s].source].role != "argument" for s in sources
     )
     slot = _add(a, Slot(packed.name, "packed" if cacheable else "workspace", type_, packed.strides))

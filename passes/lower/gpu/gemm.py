@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
-from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, bounds, floordiv, minimum, mod, mul, sub, symbol
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemmSchedule
@@ -67,7 +67,7 @@ class _Gemm:
             ]
             iters = (Iter(self.pid, tiles), Iter(self.part, s.split), products.batch)
             grid = Grid(iters, (*before, loop, *parts))
-            return products.finish(grid, partials, (s.launch.warps, s.launch.stages), s.describe())
+            return products.finish(grid, partials, s.describe())
         body = (*before, loop, *self._stores(totals))
         if s.walkers and s.walkers < tiles:
             walker = symbol("walker", 0, s.walkers - 1)
@@ -97,8 +97,8 @@ class _Gemm:
                 *right_code,
                 Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
             ]
-        start = mul(self.part, self.part_length)
-        stop = products.axes.k if s.split == 1 else minimum(add(start, self.part_length), products.axes.k)
+        start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
+        stop = minimum(add(start, self.part_length), products.axes.k) if s.split > 1 else products.axes.k
         return totals, before, Loop(self.k0, start, stop, s.k, tuple(inside))
 
     def _side(self, row: Iter, column: Iter) -> tuple[Iter, Iter]:
@@ -113,6 +113,8 @@ class _Gemm:
         width = s.n // s.slices
         stores: list[Statement] = []
         for part in range(s.slices):
+            if (bounds(self.column0)[0] or 0) + part * width >= self.products.axes.n:
+                break
             ni = symbol("ni", 0, width - 1)
             column = add(ni, part * width)
             limit = None if self.n.limit is None else sub(self.n.limit, part * width)

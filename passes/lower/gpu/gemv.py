@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
-from fusec.ir.types import DType
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.ir.types import DType, bool_
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemvSchedule
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, reindex
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
 
 
 def lower_gemv(frame: Frame, schedule: GpuGemvSchedule) -> LoweredGroup:
@@ -17,6 +17,15 @@ def lower_gemv(frame: Frame, schedule: GpuGemvSchedule) -> LoweredGroup:
     Each vector has sums of its own for every place of the block, which are added up across the block at the end.
     """
     return _Gemv(frame, schedule).lower()
+
+
+def reads_across(frame: Frame) -> bool:
+    """Whether the neighbours of an element of the longer operand are of other rows or columns of the result."""
+    products = Products(frame)
+    side = 0 if products.axes.n < products.axes.m else 1
+    element = products.element(products.ops[0], side)
+    line = (products.i, products.j)[side]
+    return isinstance(element, Load) and address_step(element, products.k) != 1 and address_step(element, line) == 1
 
 
 class _Gemv:
@@ -46,8 +55,8 @@ class _Gemv:
         code: list[Statement] = []
         for x in (x for of_product in sums for x in of_product):
             code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
-        start = mul(self.part, self.part_length)
-        stop = products.axes.k if s.split == 1 else minimum(add(start, self.part_length), products.axes.k)
+        start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
+        stop = minimum(add(start, self.part_length), products.axes.k) if s.split > 1 else products.axes.k
         inside = [self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)]
         code.append(Loop(self.k0, start, stop, s.depth * s.unroll, tuple(inside)))
         partials = products.partials(s.split) if s.split > 1 else None
@@ -67,7 +76,7 @@ class _Gemv:
             grid = Grid((Iter(self.pid, self.blocks), products.batch), tuple(code))
             return self.frame.finish("gemm", (grid,), s.describe())
         grid = Grid((Iter(self.pid, self.blocks), Iter(self.part, s.split), products.batch), tuple(code))
-        return products.finish(grid, partials, (s.launch.warps, s.launch.stages), s.describe())
+        return products.finish(grid, partials, s.describe())
 
     def _sums(self, product: int, vector: int) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)
@@ -86,7 +95,11 @@ class _Gemv:
         op = self.products.ops[product]
         a, b = (_in(reindex(self.products.element(op, side), shift), self.products.dtype) for side in (0, 1))
         kind = self.products.dtype
-        value: ScalarExpr = Apply("add", (sums, Apply("mul", (a, b), kind)), kind)
+        product: ScalarExpr = Apply("mul", (a, b), kind)
+        if limit is not None:
+            live = Apply("lt", (IndexValue(self.ki), IndexValue(limit)), bool_)
+            product = Apply("select", (live, product, Const(0.0 if kind.is_float else 0, kind)), kind)
+        value = Apply("add", (sums, product), kind)
         return Map((self.rows, Iter(self.ki, s.depth, limit)), sums.buffer, (self.li, self.ki), value)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
 from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, delinearize, substitute, symbol
 from fusec.ir.types import contiguous_strides
-from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, buffers_in
+from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
-from fusec.tile.nodes import Grid, Iter, Kernel, Statement, Store
+from fusec.tile.nodes import Grid, Iter, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr
 
 FINISH_ELEMENTS = 512
@@ -70,32 +68,19 @@ class Products:
         place = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
         return Store(domain, partials, (product, part, *place), x)
 
-    def finish(
-        self, grid: Grid, partials: Buffer, launch: tuple[int, int], schedule: tuple[tuple[str, int | str], ...]
-    ) -> LoweredGroup:
-        """``grid`` fills the partials; a second kernel adds them up in order, and runs the epilogue.
-
-        ``launch``: warps and stages of the first.
-        """
-        frame, axes = self.frame, self.axes
-        used = buffers_in((grid,))
-        inputs = tuple(b for b in (frame.buffers[v] for v in frame.body.inputs) if b in used)
+    def finish(self, grid: Grid, partials: Buffer, schedule: tuple[tuple[str, int | str], ...]) -> LoweredGroup:
+        """``grid`` fills the partials; a second kernel adds them up in order, and runs the epilogue."""
+        axes = self.axes
         size = axes.batches * axes.m * axes.n
-        first = Kernel(f"{frame.name}_parts", "gemm", (*inputs, partials), 1, (grid,), warps=launch[0], stages=launch[1])
-        flops = 2 * size * axes.k * len(self.ops)
-        moved = sum(b.extent * b.dtype.itemsize for b in first.parameters)
-        frame.extra.append(partials)
-        sources = tuple(frame.input_of(b) for b in inputs)
-        frame.packs.append(PackPlan(replace(first, flops=flops, bytes=moved), sources, partials, keeps=False))
         block, e = symbol("block", 0, max(-(-size // FINISH_ELEMENTS) - 1, 0)), symbol("e", 0, FINISH_ELEMENTS - 1)
         limit = None if size % FINISH_ELEMENTS == 0 else size - block * FINISH_ELEMENTS
         flat = block * FINISH_ELEMENTS + e
-        shift = dict(zip((self.b, self.i, self.j), delinearize(flat, (axes.batches, axes.m, axes.n)), strict=True))
+        place = delinearize(flat, (axes.batches, axes.m, axes.n) if axes.batches > 1 else (axes.m, axes.n))
+        shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *place)[-3:], strict=True))
         totals = [self._total(partials, p, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
-        second = Grid((Iter(block, -(-size // FINISH_ELEMENTS)),), tuple(stores))
-        lowered = frame.finish("gemm", (second,), schedule)
-        return replace(lowered, kernel=replace(lowered.kernel, warps=4, stages=1))
+        joined = Grid((Iter(block, -(-size // FINISH_ELEMENTS)),), tuple(stores))
+        return self.frame.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
 
     def _total(self, partials: Buffer, product: int, shift: dict[Symbol, Index]) -> ScalarExpr:
         place = tuple(shift[s] for s in (self.b, self.i, self.j))

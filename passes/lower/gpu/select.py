@@ -12,9 +12,10 @@ from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import Contraction, contraction
+from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
+from fusec.passes.lower.gpu.gemv import lower_gemv, reads_across
 from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
 from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
@@ -28,14 +29,15 @@ from fusec.passes.lower.select import fused_ops
 from fusec.passes.schedule.gpu import (
     GpuAttentionSchedule,
     GpuGemmSchedule,
+    GpuGemvSchedule,
     GpuMapSchedule,
     GpuRowSchedule,
     GpuSchedule,
     attention_candidates,
-    gemm_candidates,
     map_schedule,
     turned_schedule,
 )
+from fusec.passes.schedule.gpu_gemm import Problem, gemm_candidates
 from fusec.passes.schedule.gpu_row import row_candidates
 from fusec.passes.schedule.hopper import HopperGemmSchedule, hopper_candidates
 from fusec.runtime.program import Choice, KernelReport
@@ -79,10 +81,13 @@ class GpuSelector:
                 walks = len(frame.body.outputs) == 1 and all(
                     v.type.size < op.result.type.size for v in frame.body.inputs if v in read
                 )
-                found = gemm_candidates(axes.batches, axes.m, axes.n, axes.k, dtype.bits, self.target, products, walks)
+                exact = dtype.bits == 32 and not allows_tf32(op)
+                extents = (axes.batches, axes.m, axes.n, axes.k)
+                across = reads_across(frame)
+                found = gemm_candidates(Problem(*extents, dtype.bits, products, walks, exact, across), self.target)
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
-                return [*self._hopper(frame, axes, products), *(s for s in found if s.split == 1)]
+                return [*self._hopper(frame, axes, products), *found]
             case "attention":
                 return list(attention_candidates(attention_size(frame.fresh()), self.target))
             case "row":
@@ -181,6 +186,8 @@ def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
             return lower_hopper_gemm(frame, schedule)
         case GpuGemmSchedule():
             return lower_gemm(frame, schedule)
+        case GpuGemvSchedule():
+            return lower_gemv(frame, schedule)
         case GpuAttentionSchedule():
             return lower_attention(frame, schedule)
         case GpuRowSchedule():

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from triton.runtime.interpreter import TensorHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
-from triton_cases import CASES
+from triton_cases import CASES, CUT
 
 from fusec.codegen.triton.build import load_source, module_source
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.select import GpuSelector, lower_with
 from fusec.passes.pipeline import lower
+from fusec.passes.schedule.gpu import GpuSchedule
 from fusec.runtime.program import Call, Launch, Program
 from fusec.runtime.torch_arrays import torch_dtype
 from fusec.target.gpu import gpu_target
@@ -37,6 +41,9 @@ _NUMPY_NAMES = {"rint": "rint", "pow": "power", "fmod": "fmod", "erfc": "", "aco
 
 class Libdevice:
     """CUDA's device functions in NumPy, for the interpreter, which has none."""
+
+    def begin(self) -> None:
+        """Kernels run one after another here."""
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(np, _NUMPY_NAMES.get(name, name))
@@ -121,9 +128,20 @@ def run(program: Program, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor(slot) for slot in program.outputs]
 
 
-def error_of(text: str) -> tuple[float, str]:
+@dataclass
+class With(GpuSelector):
+    """Lowers with one schedule."""
+
+    schedule: GpuSchedule | None = None
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        return super().lower(frame) if self.schedule is None else lower_with(frame, self.schedule)
+
+
+def error_of(text: str, schedule: GpuSchedule | None = None) -> tuple[float, str]:
     graph = parse(text)
-    program = lower(graph, "cuda:sm_90", check=True).program
+    selector = With(gpu_target("cuda:sm_90"), schedule)
+    program = lower(graph, "cuda:sm_90", check=True, selector=selector).program
     given = inputs_of(graph)
     strides = [program.slots[slot].strides for slot in program.inputs]
     tensors = [to_torch(a, v.type.dtype, s) for a, v, s in zip(given, graph.inputs, strides, strict=True)]
@@ -140,9 +158,10 @@ def error_of(text: str) -> tuple[float, str]:
 if __name__ == "__main__":
     _patch_interpreter()
     results: dict[str, Any] = {}
-    for name in sys.argv[1:] or (*CASES, *ATTENTION):
+    texts = CASES | {name: case.text() for name, case in ATTENTION.items()}
+    for name in sys.argv[1:] or (*texts, *CUT):
         try:
-            results[name] = error_of(ATTENTION[name].text() if name in ATTENTION else CASES[name])
+            results[name] = error_of(texts[name]) if name in texts else error_of(*CUT[name])
         except Exception:
             results[name] = traceback.format_exc(limit=-6)
     print(json.dumps(results))

@@ -16,7 +16,6 @@ from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, TargetError
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.gpu import gemm_candidates
 from fusec.target.gpu import gpu_target
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"]
@@ -83,12 +82,3 @@ def test_whole_blocks_of_keys_have_no_mask() -> None:
     (kernel,) = module_source(lower(parse(text), "cuda:sm_90").program.kernels, gpu_target("cuda:sm_90")).kernels
     loops = kernel.text.split("for ")[1:]
     assert [("<=" in loop) for loop in loops] == [False, True]
-
-
-def test_candidates_fit_and_one_block_walks_for_one_product_alone() -> None:
-    target = gpu_target("cuda:sm_90")
-    for products in (1, 2, 3):
-        found = gemm_candidates(1, 8192, 4096, 4096, 16, target, products)
-        assert found
-        assert all((s.m + s.n * products) * s.k * 2 * s.launch.stages <= target.shared_memory for s in found)
-        assert any(s.walkers for s in found) == (products == 1)

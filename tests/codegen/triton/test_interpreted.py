@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
-from triton_cases import CASES
+from triton_cases import CASES, CUT
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def tolerance(text: str) -> float:
     return 0.02 if "bf16" in text else 3e-3 if "f16" in text else 3e-5
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [*CASES, *CUT])
 def test_case(name: str, results: dict[str, Any]) -> None:
     found = results[name]
     assert isinstance(found, list), found
     error, _ = found
-    assert error < tolerance(CASES[name]), found
+    assert error < tolerance(CASES[name] if name in CASES else CUT[name][0]), found
 
 
 @pytest.mark.parametrize("name", list(ATTENTION))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule, Launch
+
 
 def linear(m: int, k: int, n: int, dtype: str, activation: str = "gelu(%h) {approximate=none}") -> str:
     return f"""graph @linear(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}], %b: {dtype}[{n}]) {{
@@ -175,6 +177,24 @@ CASES: dict[str, str] = {
     "linear_bf16": linear(130, 200, 100, "bf16"),
     "linear_f16": linear(65, 72, 300, "f16", "relu(%h)"),
     "linear_one_row": linear(1, 300, 77, "bf16", "silu(%h)"),
+    "linear_three_rows": linear(3, 300, 77, "f16", "silu(%h)"),
+    "linear_eight_rows": linear(8, 200, 77, "bf16", "silu(%h)"),
+    "linear_in_parts": linear(20, 2000, 70, "bf16", "silu(%h)"),
+    "linear_in_parts_f32": linear(20, 2000, 40, "f32", "silu(%h)"),
+    "matrix_times_vector": """graph @b(%x: f16[90, 300], %w: f16[300, 1]) {
+  %h = matmul(%x, %w) : f16[90, 1]
+  return %h
+}""",
+    "vector_times_matrix": """graph @b(%x: bf16[1, 300], %w: bf16[300, 90]) {
+  %h = matmul(%x, %w) : bf16[1, 90]
+  return %h
+}""",
+    "batched_vectors": """graph @b(%x: f32[5, 2, 65], %w: f32[5, 65, 70]) {
+  %h = matmul(%x, %w) : f32[5, 2, 70]
+  return %h
+}""",
+    "linear_one_deep": linear(40, 1, 50, "f32", "silu(%h)"),
+    "vectors_one_deep": linear(2, 1, 50, "f32", "silu(%h)"),
     "linear_many_tiles": linear(700, 64, 600, "bf16", "tanh(%h)"),
     "batched": """graph @b(%x: f32[3, 65, 96], %w: f32[3, 96, 70]) {
   %h = matmul(%x, %w) : f32[3, 65, 70]
@@ -238,3 +258,15 @@ CASES: dict[str, str] = {
         "%t = select(%m, %e, f32(-inf)) : SCORE",
     ),
 }
+
+_LAUNCH = Launch(4, 2)
+CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule]] = {
+    "cut_slices": (linear(130, 64, 200, "bf16", "silu(%h)"), GpuGemmSchedule(64, 128, 32, 2, 1, 3, _LAUNCH, 4)),
+    "cut_slices_swiglu": (CASES["swiglu"], GpuGemmSchedule(32, 64, 32, 2, 1, 2, _LAUNCH, 2)),
+    "cut_turned": (linear(20, 200, 130, "f16", "silu(%h)"), GpuGemmSchedule(32, 64, 64, 2, 1, 0, _LAUNCH, 1, True)),
+    "cut_turned_parts": (CASES["swiglu"], GpuGemmSchedule(16, 64, 32, 2, 2, 0, _LAUNCH, 1, True)),
+    "cut_batched_parts": (CASES["batched"], GpuGemmSchedule(32, 32, 16, 2, 3, 0, _LAUNCH)),
+    "cut_turned_vector": (linear(1, 200, 130, "bf16", "silu(%h)"), GpuGemmSchedule(16, 64, 64, 2, 1, 0, _LAUNCH, 1, True)),
+    "cut_vectors_parts": (linear(2, 700, 77, "bf16", "silu(%h)"), GpuGemvSchedule(4, 64, 2, 3, _LAUNCH)),
+}
+"""Products with a schedule of their own: few elements are enough to see each way of cutting one up."""

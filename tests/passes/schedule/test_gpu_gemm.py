@@ -1,0 +1,64 @@
+"""Candidates for products on GPUs: they fit, and the cost model prefers what suits the shape."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+
+from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
+from fusec.passes.schedule.gpu_gemm import MAX_ACCUMULATORS, Problem, gemm_candidates, predict
+from fusec.target.gpu import gpu_target
+
+TARGET = gpu_target("cuda:sm_90")
+TARGETS = ["cuda:sm_80", "cuda:sm_86", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("products", [1, 2, 3])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_candidates_fit(target: str, products: int, bits: int) -> None:
+    gpu = gpu_target(target)
+    for shape in ((8192, 4096, 4096), (16, 4096, 4096), (1, 100, 100), (300, 7, 3)):
+        found = gemm_candidates(Problem(1, *shape, bits, products), gpu)
+        assert found
+        for s in found:
+            if isinstance(s, GpuGemmSchedule):
+                assert (s.m + s.n * products) * s.k * bits // 8 * s.launch.stages <= gpu.shared_memory
+                assert s.m * s.n * products <= MAX_ACCUMULATORS * s.launch.warps // 8
+
+
+def test_no_product_is_too_small_or_too_deep() -> None:
+    for shape in ((1, 1, 1, 1), (5, 3, 2, 1), (1, 2, 2, 10**6), (70000, 1, 1, 64)):
+        for exact, bits in ((False, 16), (False, 32), (True, 32)):
+            assert gemm_candidates(Problem(*shape, bits, exact=exact), TARGET)
+
+
+def test_blocks_walk_where_there_are_more_tiles_than_blocks() -> None:
+    (large, small) = (Problem(1, n, n, 4096, 16) for n in (4096, 512))
+    assert any(isinstance(s, GpuGemmSchedule) and s.walkers for s in gemm_candidates(large, TARGET))
+    for s in gemm_candidates(large, TARGET):
+        if isinstance(s, GpuGemmSchedule) and s.walkers:
+            assert s.walkers < ceil(large.m / s.m) * ceil(large.n / s.n)
+    assert not any(isinstance(s, GpuGemmSchedule) and s.walkers for s in gemm_candidates(small, TARGET))
+
+
+def test_few_vectors_are_read_along_with_the_matrix_and_more_go_to_the_matrix_units() -> None:
+    for vectors, kind in ((1, GpuGemvSchedule), (2, GpuGemvSchedule), (16, GpuGemmSchedule), (64, GpuGemmSchedule)):
+        assert isinstance(gemm_candidates(Problem(1, vectors, 8192, 4096, 16), TARGET)[0], kind)
+        assert isinstance(gemm_candidates(Problem(1, 8192, vectors, 4096, 16), TARGET)[0], kind)
+
+
+def test_few_tiles_of_a_long_sum_are_split() -> None:
+    assert gemm_candidates(Problem(1, 128, 128, 16384, 16), TARGET)[0].split > 1
+    assert gemm_candidates(Problem(1, 1, 16, 65536, 16), TARGET)[0].split > 1
+    assert gemm_candidates(Problem(1, 8192, 8192, 16384, 16), TARGET)[0].split == 1
+
+
+def test_longer_sums_are_predicted_to_take_longer() -> None:
+    for m in (1, 16, 128, 4096):
+        times = [
+            min(predict(p, s, TARGET) for s in gemm_candidates(p, TARGET))
+            for p in (Problem(1, m, 4096, k, 16) for k in (512, 2048, 8192))
+        ]
+        assert times == sorted(times)
