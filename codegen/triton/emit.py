@@ -511,7 +511,9 @@ class _Emitter:
         name = self._slice(load) or self.names[load.buffer]
         places = []
         for i in load.index:
-            place = next((k for k, it in enumerate(self.domain) if isinstance(i, Expr) and it.var in symbols_of(i)), None)
+            place = next(
+                (k for k, it in enumerate(self.domain) if isinstance(i, Expr) and it.var in symbols_of(i)), None
+            )
             if place is None or not (load.index[-1] is i or self.domain[place].var is i):
                 raise LoweringError(f"a tile read at {i}, which is no iterator of its statement")
             places.append(place)

@@ -99,8 +99,17 @@ _ACROSS = ((64, 32, 4, 4), (64, 64, 2, 4), (128, 16, 4, 4), (128, 32, 2, 4), (32
 """Lines, depth, unrolled steps and warps of a matrix times a few vectors, where neighbours in memory are of one line,
 and where they are of different ones."""
 
-MOST_VECTORS = 4
-"""Vectors that a matrix is multiplied with by plain arithmetic; more go to the matrix units."""
+
+def most_vectors(p: Problem) -> int:
+    """Vectors that a matrix is multiplied with by plain arithmetic; more go to the matrix units, or to blocks of f32.
+
+    Of half types the matrix units are as fast from two vectors on, and faster where neighbours in memory are of
+    different lines (H200). There Triton 3.6 aborts on two vectors of f32 (in LLVM's SLP vectorizer).
+    """
+    if p.across:
+        return 1 if p.exact else 0
+    return 4 if p.exact else 2
+
 
 MAX_ACCUMULATORS = 128 * 256
 """Elements of the results that a block of eight warps keeps in registers."""
@@ -130,9 +139,8 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 16)
 
 def gemm_candidates(p: Problem, target: GpuTarget) -> list[Candidate]:
     """Schedules that fit shared memory and registers, best predicted first."""
-    found: dict[Candidate, float] = {}
-    for s in (*_gemms(p, target), *_gemvs(p)):
-        found[s] = predict(p, s, target)
+    schedules: list[Candidate] = [*_gemms(p, target), *_gemvs(p)]
+    found = {s: predict(p, s, target) for s in schedules}
     return sorted(found, key=found.__getitem__)
 
 
@@ -183,7 +191,7 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
 
 def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
     vectors, lines = min(p.m, p.n), max(p.m, p.n)
-    if vectors > MOST_VECTORS:
+    if vectors > most_vectors(p):
         return
     for block, depth, unroll, warps in _ACROSS if p.across else _ALONG:
         while unroll > 1 and depth * unroll >= 2 * _pow2(p.k):

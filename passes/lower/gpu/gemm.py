@@ -67,7 +67,7 @@ class _Gemm:
             ]
             iters = (Iter(self.pid, tiles), Iter(self.part, s.split), products.batch)
             grid = Grid(iters, (*before, loop, *parts))
-            return products.finish(grid, partials, s.describe())
+            return products.finish(grid, partials, s.split, s.describe())
         body = (*before, loop, *self._stores(totals))
         if s.walkers and s.walkers < tiles:
             walker = symbol("walker", 0, s.walkers - 1)

@@ -1,4 +1,4 @@
-"""A matrix times a few vectors on a GPU: the matrix is read once, by threads that multiply what they read and add up."""
+"""A matrix times a few vectors on a GPU: threads multiply what they read of the matrix, and add up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class _Gemv:
             code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
         start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
         stop = minimum(add(start, self.part_length), products.axes.k) if s.split > 1 else products.axes.k
-        inside = [self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)]
+        inside = [
+            self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)
+        ]
         code.append(Loop(self.k0, start, stop, s.depth * s.unroll, tuple(inside)))
         partials = products.partials(s.split) if s.split > 1 else None
         for v in range(self.vectors):
@@ -70,13 +72,15 @@ class _Gemv:
             if partials is None:
                 code += products.stores(shift, (self.rows,), totals)
             else:
-                stores = (products.part_store(partials, p, self.part, shift, (self.rows,), t) for p, t in enumerate(totals))
+                stores = (
+                    products.part_store(partials, p, self.part, shift, (self.rows,), t) for p, t in enumerate(totals)
+                )
                 code += stores
         if partials is None:
             grid = Grid((Iter(self.pid, self.blocks), products.batch), tuple(code))
             return self.frame.finish("gemm", (grid,), s.describe())
         grid = Grid((Iter(self.pid, self.blocks), Iter(self.part, s.split), products.batch), tuple(code))
-        return products.finish(grid, partials, s.describe())
+        return products.finish(grid, partials, s.split, s.describe())
 
     def _sums(self, product: int, vector: int) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)
@@ -95,11 +99,11 @@ class _Gemv:
         op = self.products.ops[product]
         a, b = (_in(reindex(self.products.element(op, side), shift), self.products.dtype) for side in (0, 1))
         kind = self.products.dtype
-        product: ScalarExpr = Apply("mul", (a, b), kind)
+        term: ScalarExpr = Apply("mul", (a, b), kind)
         if limit is not None:
             live = Apply("lt", (IndexValue(self.ki), IndexValue(limit)), bool_)
-            product = Apply("select", (live, product, Const(0.0 if kind.is_float else 0, kind)), kind)
-        value = Apply("add", (sums, product), kind)
+            term = Apply("select", (live, term, Const(0.0 if kind.is_float else 0, kind)), kind)
+        value = Apply("add", (sums, term), kind)
         return Map((self.rows, Iter(self.ki, s.depth, limit)), sums.buffer, (self.li, self.ki), value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, delinearize, substitute, symbol
 from fusec.ir.types import contiguous_strides
@@ -68,8 +69,10 @@ class Products:
         place = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
         return Store(domain, partials, (product, part, *place), x)
 
-    def finish(self, grid: Grid, partials: Buffer, schedule: tuple[tuple[str, int | str], ...]) -> LoweredGroup:
-        """``grid`` fills the partials; a second kernel adds them up in order, and runs the epilogue."""
+    def finish(
+        self, grid: Grid, partials: Buffer, parts: int, schedule: tuple[tuple[str, int | str], ...]
+    ) -> LoweredGroup:
+        """``grid`` fills the ``parts``; a second kernel adds them up in order, and runs the epilogue."""
         axes = self.axes
         size = axes.batches * axes.m * axes.n
         block, e = symbol("block", 0, max(-(-size // FINISH_ELEMENTS) - 1, 0)), symbol("e", 0, FINISH_ELEMENTS - 1)
@@ -77,14 +80,14 @@ class Products:
         flat = block * FINISH_ELEMENTS + e
         place = delinearize(flat, (axes.batches, axes.m, axes.n) if axes.batches > 1 else (axes.m, axes.n))
         shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *place)[-3:], strict=True))
-        totals = [self._total(partials, p, shift) for p in range(len(self.ops))]
+        totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
         joined = Grid((Iter(block, -(-size // FINISH_ELEMENTS)),), tuple(stores))
         return self.frame.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
 
-    def _total(self, partials: Buffer, product: int, shift: dict[Symbol, Index]) -> ScalarExpr:
+    def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
         place = tuple(shift[s] for s in (self.b, self.i, self.j))
         total: ScalarExpr = Load(partials, (product, 0, *place))
-        for part in range(1, partials.shape[1]):
+        for part in range(1, parts):
             total = Apply("add", (total, Load(partials, (product, part, *place))), self.dtype)
         return total

@@ -266,7 +266,10 @@ CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule]] = {
     "cut_turned": (linear(20, 200, 130, "f16", "silu(%h)"), GpuGemmSchedule(32, 64, 64, 2, 1, 0, _LAUNCH, 1, True)),
     "cut_turned_parts": (CASES["swiglu"], GpuGemmSchedule(16, 64, 32, 2, 2, 0, _LAUNCH, 1, True)),
     "cut_batched_parts": (CASES["batched"], GpuGemmSchedule(32, 32, 16, 2, 3, 0, _LAUNCH)),
-    "cut_turned_vector": (linear(1, 200, 130, "bf16", "silu(%h)"), GpuGemmSchedule(16, 64, 64, 2, 1, 0, _LAUNCH, 1, True)),
+    "cut_turned_vector": (
+        linear(1, 200, 130, "bf16", "silu(%h)"),
+        GpuGemmSchedule(16, 64, 64, 2, 1, 0, _LAUNCH, 1, True),
+    ),
     "cut_vectors_parts": (linear(2, 700, 77, "bf16", "silu(%h)"), GpuGemvSchedule(4, 64, 2, 3, _LAUNCH)),
 }
 """Products with a schedule of their own: few elements are enough to see each way of cutting one up."""

@@ -86,7 +86,7 @@ def test_same_results_however_it_is_cut(text: str, schedule: GpuGemmSchedule | G
     assert made.kernels == ["gemm", "gemm"] if parts else ["gemm"]
 
 
-@pytest.mark.parametrize("m,n,k", [(1, 77, 100), (3, 40, 33), (77, 1, 100), (1, 1, 200), (2, 2, 1)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 77, 100), (3, 40, 33), (77, 1, 100), (1, 1, 200), (2, 2, 1)])
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_matrix_times_a_few_vectors(m: int, n: int, k: int, split: int) -> None:
     run(linear(m, k, n), GpuGemvSchedule(4, 16, 1, split, Launch(4, 1)))
