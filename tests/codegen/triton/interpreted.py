@@ -140,7 +140,7 @@ class With(GpuSelector):
 
 def error_of(text: str, schedule: GpuSchedule | None = None) -> tuple[float, str]:
     graph = parse(text)
-    selector = With(gpu_target("cuda:sm_90"), schedule)
+    selector = With(gpu_target("cuda:sm_90"), schedule=schedule)
     program = lower(graph, "cuda:sm_90", check=True, selector=selector).program
     given = inputs_of(graph)
     strides = [program.slots[slot].strides for slot in program.inputs]

@@ -30,7 +30,7 @@ class With(GpuSelector):
 
 
 def run(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule, **options: Any) -> Run:
-    return check(text, target=TARGET.name, selector=With(TARGET, schedule), **{"slack": 4, **options})
+    return check(text, target=TARGET.name, selector=With(TARGET, schedule=schedule), **{"slack": 4, **options})
 
 
 def gemm(m: int = 16, n: int = 32, k: int = 16, **more: Any) -> GpuGemmSchedule:
@@ -82,8 +82,7 @@ EVERY = [
 @pytest.mark.parametrize("text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED])
 def test_same_results_however_it_is_cut(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
     made = run(text, schedule)
-    parts = schedule.split > 1
-    assert made.kernels == ["gemm", "gemm"] if parts else ["gemm"]
+    assert made.kernels == (["gemm", "gemm"] if schedule.split > 1 else ["gemm"])
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 77, 100), (3, 40, 33), (77, 1, 100), (1, 1, 200), (2, 2, 1)])
