@@ -28,7 +28,18 @@ from benchmarks.machine import measure_machine
 from benchmarks.peers import THREADS, limit_threads
 from benchmarks.report import Row, as_json, show, write
 from benchmarks.session import Session
-from benchmarks.workloads import attention, calls, compile_time, elementwise, linear, memory, minilm, rowwise, windows
+from benchmarks.workloads import (
+    attention,
+    calls,
+    compile_time,
+    elementwise,
+    linear,
+    load_time,
+    memory,
+    minilm,
+    rowwise,
+    windows,
+)
 
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "linear": linear.rows,
@@ -40,6 +51,7 @@ WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "minilm": minilm.rows,
     "calls": calls.rows,
     "compile_time": compile_time.rows,
+    "load_time": load_time.rows,
 }
 RESULTS = Path(__file__).parent / "results"
 

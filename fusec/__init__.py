@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from fusec.api import compile as compile
     from fusec.api import explain as explain
     from fusec.api import jit as jit
-    from fusec.api import load as load
     from fusec.api import lower as lower
     from fusec.api import parse as parse
     from fusec.api import release_memory as release_memory
     from fusec.api import trace as trace
+    from fusec.loading import load as load
 
 __all__ = [
     "Compiled",
@@ -35,13 +36,14 @@ __all__ = [
     "trace",
 ]
 
+_WITHOUT_COMPILER = ("load",)
+
 
 def __getattr__(name: str) -> object:
     """The public functions are imported on first use, so that ``import fusec`` costs next to nothing."""
     if name in __all__:
-        from fusec import api
-
-        value = globals()[name] = getattr(api, name)
+        home = import_module("fusec.loading" if name in _WITHOUT_COMPILER else "fusec.api")
+        value = globals()[name] = getattr(home, name)
         return value
     raise AttributeError(f"module 'fusec' has no attribute {name!r}")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, TypeVar, overload
 
-from fusec import config
+from fusec import config, loading
 from fusec.ahead import Piece, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
@@ -285,13 +285,8 @@ def _variant(
 
 
 def load(path: str | PathLike[str]) -> Compiled:
-    """The function that :meth:`Compiled.save` wrote. It runs native code: load only files whose author you trust.
-
-    Raises ArtifactError for a file that is damaged, of another format, or for another machine.
-    """
-    from fusec.saving import load as load_artifact
-
-    return load_artifact(path)
+    """See :func:`fusec.loading.load`, which ``fusec.load`` is."""
+    return loading.load(path)
 
 
 def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fusec import config
 from fusec.errors import ArtifactError, FusecError, TargetError
@@ -22,6 +22,7 @@ from fusec.ir.graph import Graph, Location
 from fusec.ir.print import print_graph
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
+from fusec.runtime.modules import NoKernels, load_module
 from fusec.runtime.program import Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
@@ -36,8 +37,6 @@ Tune = Literal[False, "quick", "full"]
 Precision = Literal["ieee", "tf32"]
 
 _FORMAT = 1
-GPU_MAGIC = b"fusec-gpu"
-"""How the bytes of a module for a GPU begin."""
 log = config.logger("cache")
 
 
@@ -230,31 +229,6 @@ def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:
     from fusec.codegen.tvm.emit import emit_kernel
 
     return "tvm.py", str(emit_kernel(kernel, cpu_target(target)).script())
-
-
-def load_module(data: bytes) -> Module:
-    """The module that ``to_bytes`` wrote. ArtifactError where it can't be loaded."""
-    if not data:
-        return NoKernels()
-    if data.startswith(GPU_MAGIC):
-        from fusec.codegen.gpu import module_from_bytes
-
-        on_gpu: Module = module_from_bytes(data)
-        return on_gpu
-    from fusec.codegen.tvm.module import CompiledModule
-
-    module: Module = CompiledModule.from_bytes(data)
-    return module
-
-
-class NoKernels:
-    """The module of a program that launches nothing."""
-
-    def function(self, name: str, device: int | None = None) -> Any:
-        raise FusecError(f"the module has no kernel {name!r}")
-
-    def to_bytes(self) -> bytes:
-        return b""
 
 
 def kernel_digests(program: Program) -> dict[str, str]:

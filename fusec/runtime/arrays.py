@@ -79,6 +79,9 @@ class Arrays(Protocol):
     def stream(self, scope: Scope, device: int) -> str:
         """The library's current stream on a CUDA device, as an integer."""
 
+    def address_of(self, array: Any) -> int:
+        """The address of an array's first element."""
+
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         """A fresh array from the library's allocator."""
 

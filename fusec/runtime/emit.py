@@ -309,7 +309,7 @@ class ProgramWriter:
             raise LoweringError(f"slot {record.name} ({record.kind}) is read before anything fills it")
         expression = self._arrays.address(self._scope, variable)
         if root in self._parts.weights:
-            return str(eval(expression, dict(self._scope.objects)))
+            return str(self._arrays.address_of(self._parts.weights[root]))
         name = f"p{root}"
         self.lines.append(f"{name} = {expression}")
         return name

@@ -119,6 +119,9 @@ class NumpyArrays:
         words = scope.bind(self._words, "words")
         return f"{words}[(id({variable}) >> 3) + {_DATA_FIELD // _WORD - 1}]"
 
+    def address_of(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         dtype, shape = type.dtype.numpy, type.shape
         bound = scope.bind(dtype, f"dtype_{dtype.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from fusec.errors import ArtifactError, ParseError
@@ -159,18 +160,12 @@ def dims_to_json(dims: Sequence[Dim]) -> Json:
 
 def dims_from_json(data: Json, symbols: Symbols) -> tuple[Dim, ...]:
     """What :func:`dims_to_json` wrote. ArtifactError for an expression of other symbols, or without bounds."""
-    found = tuple(_dim_from(value, symbols) for value in data)
-    for dim in found:
-        if not isinstance(dim, int):
-            low, high = bounds(dim)
-            if low is None or high is None or abs(low) > _DIMENSION_LIMIT or high > _DIMENSION_LIMIT:
-                raise ArtifactError(f"{dim} is not an extent")
-    return found
+    return tuple(_number(v) if not isinstance(v, str) else _dim_from(v, tuple(symbols.items())) for v in data)
 
 
-def _dim_from(value: Json, symbols: Symbols) -> Dim:
-    if not isinstance(value, str):
-        return _number(value)
+@lru_cache(1024)
+def _dim_from(value: str, known: tuple[tuple[str, Symbol], ...]) -> Dim:
+    symbols = dict(known)
     if len(value) > _EXPRESSION_LIMIT:
         raise ArtifactError(f"an extent of {len(value)} characters")
 
@@ -180,9 +175,13 @@ def _dim_from(value: Json, symbols: Symbols) -> Dim:
         return symbols[name]
 
     try:
-        return parse_index(value, lookup)
+        dim = parse_index(value, lookup)
     except (ParseError, ZeroDivisionError) as error:
         raise ArtifactError(f"not an extent: {error}") from None
+    low, high = bounds(dim)
+    if low is None or high is None or abs(low) > _DIMENSION_LIMIT or high > _DIMENSION_LIMIT:
+        raise ArtifactError(f"{dim} is not an extent")
+    return dim
 
 
 def type_to_json(type: TensorType) -> Json:

@@ -128,6 +128,9 @@ class TorchArrays:
     def stream(self, scope: Scope, device: int) -> str:
         return f"{scope.bind(torch._C._cuda_getCurrentRawStream, 'stream_of')}({device})"
 
+    def address_of(self, array: torch.Tensor) -> int:
+        return array.data_ptr()
+
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         layout = f"{spell_tuple(type.shape)}, {spell_tuple(strides)}"
         dtype = scope.bind(torch_dtype(type.dtype), type.dtype.long_name)
