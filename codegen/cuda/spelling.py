@@ -73,7 +73,7 @@ FAST = {
 }
 """Where every output is a half type: hardware approximations, a few f32 ulp off, far below the outputs' rounding."""
 
-COARSE = {"tanh": "coarse_tanh({0})"}
+COARSE = {"tanh": "coarse_tanh({0})", "erf": "coarse_erf({0})"}
 """Where every output is bf16: 2⁻¹¹ relative, a quarter of the outputs' rounding."""
 
 INTEGERS = {

@@ -14,7 +14,7 @@ from typing import Any
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import HEADER, TritonKernel, emit_kernel
-from fusec.codegen.triton.spelling import BEGIN, HELPER_SOURCE, POINTERS, TANH
+from fusec.codegen.triton.spelling import BEGIN, ERF, HELPER_SOURCE, POINTERS, TANH
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -63,7 +63,9 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
     """Source for kernels, whose names must differ. LoweringError for one that Triton can't say."""
     if len({k.name for k in kernels}) != len(kernels):
         raise CodegenError("two kernels of one module have the same name")
-    header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}" + (f"\n\n{BEGIN}" if target.overlaps else "")
+    header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}\n\n{ERF}"
+    if target.overlaps:
+        header += f"\n\n{BEGIN}"
     return ModuleSource(tuple(_kernel_source(k, target) for k in kernels), header)
 
 

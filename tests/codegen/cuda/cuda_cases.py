@@ -81,6 +81,7 @@ POINTWISE: dict[str, str] = {
 }""",
     "functions_f32": unary("f32", "exp", "exp2", "expm1", "sin", "cos", "tanh", "sinh", "cosh", "erf", "erfc", "atan"),
     "functions_f64": unary("f64", "exp", "exp2", "tan", "tanh", "asinh", "erf", "floor", "ceil", "round", "trunc"),
+    "functions_bf16": unary("bf16", "exp", "tanh", "erf", "sigmoid"),
     "functions_f16": unary("f16", "exp", "sin", "tanh", "neg", "abs", "sign", "sigmoid", "silu"),
     "logs": """graph @m(%x: f32[333]) {
   %p = abs(%x) : f32[333]

@@ -74,6 +74,10 @@ CASES: dict[str, str] = {
   %c = gt(%m, i64(5)) : bool[300]
   return %m, %c
 }""",
+    "map_erf_bf16": """graph @m(%x: bf16[300]) {
+  %y = erf(%x) : bf16[300]
+  return %y
+}""",
     "map_functions": """graph @m(%x: f32[300]) {
   %a = tanh(%x) : f32[300]
   %b = sin(%a) : f32[300]
