@@ -18,6 +18,7 @@ from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
 from fusec.passes.fuse.partition import one_by_one
+from fusec.passes.gathers import gather_first
 from fusec.passes.indices import check_indices
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.program import assemble
@@ -72,8 +73,8 @@ def lower(
     graph = run("cse", cse, graph)
     # Nothing is left that no output needs.
     graph = run("dce", dce, graph)
-    # On a GPU a search is a reduction of places.
-    graph = run("searches", lambda g: open_searches(g) if is_gpu(target) else g, graph)
+    # On a GPU a search is a reduction of places, and few elements are picked before all of them are computed.
+    graph = run("searches", lambda g: open_searches(gather_first(g)) if is_gpu(target) else g, graph)
     # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
     graph = run("precision", lambda g: precision(g, tf32=tf32 and is_gpu(target)), graph)
     # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.

@@ -12,6 +12,7 @@ from typing import assert_never
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.spelling import (
     COARSE,
+    DOUBLE,
     EXACT,
     FAST,
     FLOAT_HELPERS,
@@ -61,6 +62,7 @@ _NAN_COMBINE = {
     "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
 }
+_BOOL_COMBINE = {"any": "{0} | {1}", "all": "{0} & {1}"}
 _IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf')", "any": "0", "all": "1"}
 
 _PASSING = ', eviction_policy="evict_first"'
@@ -285,7 +287,7 @@ class _Emitter:
         dtype = type_name(s.target.dtype)
         copied = isinstance(s.value, Load) and s.value.buffer.space == "parameter" and s.value.dtype is s.target.dtype
         text = self._read(s.value) if isinstance(s.value, Load) and copied else self.scalar(s.value)
-        if isinstance(s.value, Const):
+        if self._is_number(s.value):
             self.line(f"{name} = tl.full([{shape}], {text}, {dtype})")
         elif copied:
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}])")
@@ -308,7 +310,11 @@ class _Emitter:
         if s.target.dtype.name == "bool":
             value = f"({value} != 0)"
         shape = ", ".join(str(i.extent) for i in s.domain)
-        value = f"tl.broadcast_to({value}, [{shape}]).to({type_name(s.target.dtype)})"
+        dtype = type_name(s.target.dtype)
+        if self._is_number(s.value):
+            value = f"tl.full([{shape}], {value}, {dtype})"
+        else:
+            value = f"tl.broadcast_to({value}, [{shape}]).to({dtype})"
         if self._put(s, value):
             return
         where = self.pointer(s.target, s.index)
@@ -337,11 +343,14 @@ class _Emitter:
                 text = spelling.format(text, axis)
         name = self.names[s.target]
         if not s.fresh:
-            text = (_NAN_COMBINE if propagates else _COMBINE)[s.op].format(name, text)
+            table = _NAN_COMBINE if propagates else _BOOL_COMBINE if s.target.dtype.name == "bool" else _COMBINE
+            text = table[s.op].format(name, text)
         self.line(f"{name} = {text}")
         self._forget(name)
 
     def _identity(self, op: str, dtype: DType) -> str:
+        if dtype.name == "bool":
+            return str(op == "all")
         if dtype.is_float or op not in ("max", "min"):
             return _IDENTITY[op]
         low, high = (
@@ -572,7 +581,20 @@ class _Emitter:
             case _:
                 assert_never(e)
 
+    def _is_number(self, e: ScalarExpr) -> bool:
+        """Whether the expression's text is one number for the block, not a tensor."""
+        match e:
+            case Const():
+                return True
+            case IndexValue():
+                return not any(i.var in symbols_of(e.index) for i in self.domain)
+            case Apply(op="cast"):
+                return self._is_number(e.args[0])
+        return False
+
     def _constant(self, e: Const) -> str:
+        if e.dtype.name == "f64":
+            return f"tl.full((), {float_literal(float(e.value.real))}, tl.float64)"
         if e.dtype.is_float:
             return float_literal(float(e.value.real))
         return str(e.value) if e.dtype.name == "bool" else str(int(e.value.real))
@@ -594,6 +616,8 @@ class _Emitter:
     def _apply(self, e: Apply) -> str:
         args = [self.scalar(a) for a in e.args]
         table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
+        if e.dtype.name == "f64" and e.op in DOUBLE:
+            table = DOUBLE
         if e.op in table:
             return table[e.op].format(*args)
         if e.op in SHARED:

@@ -127,6 +127,9 @@ EXACT = {
 }
 """Where an output is f32 or f64."""
 
+DOUBLE = {"div": "({0} / {1})", "sqrt": "tl.sqrt({0})", "rsqrt": "(1.0 / tl.sqrt({0}))"}
+"""Of f64, where the functions of correct rounding above serve f32 alone and the plain ones round correctly."""
+
 LIBDEVICE = {
     "expm1": "expm1",
     "log10": "log10",
@@ -186,14 +189,22 @@ def _power_int(a, b, BITS: tl.constexpr):
 
 
 @triton.jit
+def _divide(a, b):
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
 def _floordiv_float(a, b):
     r = libdevice.fmod(a, b)
-    q = tl.div_rn(a - r, b)
+    q = _divide(a - r, b)
     q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
     whole = tl.floor(q)
     whole = tl.where(q - whole > 0.5, whole + 1, whole)
-    whole = tl.where(q == 0, tl.div_rn(a, b) * 0, whole)
-    return tl.where(b == 0, tl.div_rn(a, b), whole)
+    whole = tl.where(q == 0, _divide(a, b) * 0, whole)
+    return tl.where(b == 0, _divide(a, b), whole)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Op
+from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import most, product
 from fusec.ir.types import contiguous_strides
 from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention
@@ -103,8 +103,40 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
         assert isinstance(op.attributes, DotAttributes)
         if not op.attributes.lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
+        if blocked:
+            leave_to_readers(partition, group)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         grow_producers(partition, group, _at_least(op.result.type.most, cheap=blocked), outside)
+
+
+def leave_to_readers(partition: Partition, group: Group) -> None:
+    """Lets go of cheap maps at the group's end whose readers can make them from less than storing them would move.
+
+    A residual sum goes to memory as it is, not once more in f32 and once more squared for the norm that follows.
+    """
+    for op in sorted(group.ops - set(group.anchors), key=partition.order.__getitem__, reverse=True):
+        readers = partition.compute_consumers(op)
+        made = [v for v in partition.sources(op) if partition.producers.get(v) in group.ops]
+        if op.definition.kind != "elementwise" or op.definition.flops > CHEAP_FLOPS or not readers or not made:
+            continue
+        if partition.escapes(op) or any(_keeps(partition, group, reader) for reader in readers):
+            continue
+        fresh = [v for v in made if not _is_stored(partition, group, v, op)]
+        moved = sum(v.type.most_bytes for v in (*made, *fresh))
+        if moved < 2 * op.result.type.most_bytes:
+            partition.remove(group, op)
+
+
+def _keeps(partition: Partition, group: Group, reader: Op) -> bool:
+    """Whether a reader can't make its operand on the way: it is the group's own, a product's, or another kernel's."""
+    return reader in group.ops or reader in partition.owner or reader.definition.kind not in ("elementwise", "reduce")
+
+
+def _is_stored(partition: Partition, group: Group, value: Value, but: Op) -> bool:
+    """Whether a value that the group makes is read outside of it by another op than ``but``, or is an output."""
+    made = partition.producers[value]
+    outside = [c for c in partition.compute_consumers(made) if c not in group.ops and c is not but]
+    return bool(outside) or partition.escapes(made)
 
 
 def _at_least(size: int, *, cheap: bool = False) -> Callable[[Op], bool]:

@@ -42,7 +42,7 @@ def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
     """
     shape = map_domain(frame)
     order = memory_order(frame, shape)
-    boxes = [_Loops.over(frame, shape, order, box) for box in _boxes(frame, shape, order)]
+    boxes = [_Loops.over(frame, shape, order, box) for box in boxes_of(frame, shape, order)]
     if len(boxes) == 1:
         wanted, sizes = boxes[0].alone(schedule.task_elements)
     else:
@@ -148,7 +148,7 @@ MOST_BOXES = 9
 LEAST_LANES = 16
 
 
-def _boxes(frame: Frame, shape: Extents, order: Order) -> list[Box]:
+def boxes_of(frame: Frame, shape: Extents, order: Order) -> list[Box]:
     """The domain, cut where joins and padding turn from one operand to the next; whole where the parts are thin."""
     cuts = _cuts(frame, shape)
     parts: list[list[tuple[Dim, Dim]]] = []

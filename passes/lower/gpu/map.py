@@ -9,10 +9,13 @@ from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, symbol
 from fusec.ir.types import fixed
 from fusec.passes.inline import fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
-from fusec.passes.lower.map import map_domain, memory_order, outputs_at, scatter, store_at
+from fusec.passes.lower.map import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.schedule.gpu import GpuMapSchedule
-from fusec.tile.nodes import Grid, Iter
+from fusec.tile.nodes import Grid, Iter, Statement
 from fusec.tile.scalar import Load, loads
+
+MOST_PARTS = 4
+"""Parts of a domain that one block computes."""
 
 LEAST_TURNED = 256
 """Places of a transposition below which a tile does not pay."""
@@ -25,16 +28,35 @@ def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
         return _tiles(frame, schedule, *axes)
     shape = fixed(map_domain(frame))
     order = memory_order(frame, shape)
-    size, block = prod(shape), schedule.elements
+    extents, starts = _parts(frame, shape, order)
+    size, block = prod(extents), schedule.elements
     blocks = -(-size // block)
     g, e = symbol("g", 0, max(blocks - 1, 0)), symbol("e", 0, max(size - 1, 0))
     lane = symbol("i", 0, block - 1)
-    point = scatter(order, delinearize(e, tuple(shape[a] for a in order)) if shape else ())
+    place = scatter(order, delinearize(e, tuple(extents[a] for a in order)) if shape else ())
     shift: dict[Symbol, Index] = {e: add(mul(g, block), lane)}
     limit = None if size % block == 0 else sub(size, mul(g, block))
     domain = (Iter(lane, block, limit),)
-    body = tuple(store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point))
-    return frame.finish("map", (Grid((Iter(g, blocks),), body),), schedule.describe())
+    body: list[Statement] = []
+    for start in starts:
+        point = tuple(map(add, place, start))
+        body += [store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point)]
+    return frame.finish("map", (Grid((Iter(g, blocks),), tuple(body)),), schedule.describe())
+
+
+def _parts(
+    frame: Frame, shape: tuple[int, ...], order: tuple[int, ...]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Extents and starts of equal parts that the domain falls into where joins turn from one operand to the next.
+
+    A block computes the same place of each part: what several of them read (both halves of a rotary embedding) it
+    loads once, and none of them asks where it is.
+    """
+    boxes = [tuple(fixed(ends) for ends in box) for box in boxes_of(frame, shape, order)]
+    sizes = {tuple(stop - start for start, stop in box) for box in boxes}
+    if len(sizes) > 1 or len(boxes) > MOST_PARTS:
+        return shape, [(0,) * len(shape)]
+    return sizes.pop(), [tuple(start for start, _ in box) for box in boxes]
 
 
 def turned_axes(frame: Frame) -> tuple[int, int] | None:

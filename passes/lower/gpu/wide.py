@@ -192,6 +192,7 @@ class _WideRows(Rows):
 
         The reference starts as the mean of the first chunk. It stays finite, so that infinities reach the sum.
         """
+        total, part = self._of_rows(op.result), self._of_rows(op.result)
         rest, chunk, reference, moved, shift, next_reference = (self._of_rows(op.result) for _ in range(6))
         dtype = rest.dtype
         element = self.element(op.operands[0])
@@ -201,6 +202,9 @@ class _WideRows(Rows):
         mean = _apply("div", self._at(rest), Const(float(min(self.length, self.schedule.columns)), dtype))
         parts.before += self._set(reference, _finite(mean, Const(0.0, dtype)))
         parts.before.append(self._map(rest, Const(0.0, dtype)))
+        parts.before += self._set(total, Const(0.0, dtype))
+        parts.body += [Alloc(part), Reduce(self.tile, part, (self.row.var,), "sum", element)]
+        parts.body.append(self._map(total, _apply("add", self._at(total), self._at(part))))
         less = _apply("sub", element, self._at(reference))
         parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "sum", less)]
         parts.body.append(self._map(rest, _apply("add", self._at(rest), self._at(chunk))))
@@ -212,9 +216,6 @@ class _WideRows(Rows):
         parts.body.append(self._map(rest, _apply("sub", self._at(rest), _apply("mul", seen, self._at(moved)))))
         parts.last.append(self._map(reference, self._at(next_reference)))
         self.running[op] = (reference, shift, rest)
-        total, length = self._of_rows(op.result), Const(float(self.length), dtype)
-        whole = _apply("mul", length, self._at(reference))
-        parts.after += self._set(total, _apply("add", whole, self._at(rest)))
         self.settle(op, total)
 
     def _squares(self, found: Online, parts: _Parts) -> None:

@@ -30,6 +30,19 @@ def test_compiles_without_the_card(name: str, target: str) -> None:
     assert binary.metadata["shared"] <= module.target.shared_memory
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("wide_softmax", "wide_norm_bf16", "long_columns", "long_columns_bools", "long_columns_integers"),
+        *("search", "search_bools", "map_divisions", "map_float_divisions", "map_unsigned"),
+        *("map_f64", "map_of_a_number", "map_tiles", "softmax_f64"),
+    ],
+)
+def test_what_the_interpreter_forgives_compiles(name: str) -> None:
+    kernels = lower(parse(CASES[name]), "cuda:sm_90").program.kernels
+    assert compile_kernels(kernels, gpu_target("cuda:sm_90")).binaries.keys() == {k.name for k in kernels}
+
+
 def test_a_saved_module_is_the_same() -> None:
     target = gpu_target("cuda:sm_90")
     module = compile_kernels(lower(parse(linear(256, 64, 128, "bf16")), "cuda:sm_90").program.kernels, target)

@@ -27,7 +27,7 @@ def results() -> dict[str, Any]:
 
 
 def tolerance(text: str) -> float:
-    return 0.02 if "bf16" in text else 3e-3 if "f16" in text else 3e-5
+    return 0.02 if "bf16" in text else 3e-3 if "f16" in text else 3e-5 if "f32" in text else 1e-13
 
 
 @pytest.mark.parametrize("name", [*CASES, *CUT])

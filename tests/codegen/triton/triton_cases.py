@@ -62,6 +62,29 @@ CASES: dict[str, str] = {
   %y = add(%t, f32(1.0)) : f32[53, 37]
   return %y
 }""",
+    "map_of_a_number": """graph @m(%x: f32[300]) {
+  %z = broadcast(f32(0.5)) : f32[300]
+  %y = copy(%z) : f32[300]
+  %c = broadcast(bool(true)) : bool[300]
+  %d = copy(%c) : bool[300]
+  return %y, %d
+}""",
+    "map_f64": """graph @m(%x: f64[300]) {
+  %c = gt(%x, f64(0.1)) : bool[300]
+  %y = select(%c, %x, f64(0.1)) : f64[300]
+  %e = exp(%y) : f64[300]
+  %d = div(%x, %e) : f64[300]
+  %a = abs(%d) : f64[300]
+  %s = sqrt(%a) : f64[300]
+  %r = rsqrt(%e) : f64[300]
+  %q = remainder(%x, %r) : f64[300]
+  %f = floordiv(%x, %y) : f64[300]
+  return %s, %r, %q, %f
+}""",
+    "softmax_f64": """graph @s(%x: f64[9, 100]) {
+  %y = softmax(%x) {axis=1} : f64[9, 100]
+  return %y
+}""",
     "map_tiles": """graph @m(%x: bf16[3, 37, 101]) {
   %t = permute(%x) {permutation=[2, 0, 1]} : bf16[101, 3, 37]
   %y = mul(%t, bf16(2.0)) : bf16[101, 3, 37]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from programs import Run, check, group_kinds, reasons
 
+from fusec.ir.parse import parse
+from fusec.passes.pipeline import lower
+
 DOT = "%h = dot(%x, %w) {contract=[1]x[0]} : f32[7, 9]"
 INPUTS = "%x: f32[7, 5], %w: f32[5, 9]"
 
@@ -212,3 +215,32 @@ def test_integers_without_a_kernel_run_in_the_interpreter() -> None:
     assert run.calls == ["fusec.interpret"]
     assert run.kernels == ["map"]
     assert "no matrix product of i64 on this target" in reasons(run.lowered)
+
+
+def test_a_norm_squares_what_a_gpu_product_stored() -> None:
+    """The residual sum goes to memory once, in its own type; on a CPU the epilogue goes on with what it has."""
+    text = """graph @g(%x: bf16[16, 32], %w: bf16[32, 64], %r: bf16[16, 64]) {
+  %h = dot(%x, %w) {contract=[1]x[0]} : bf16[16, 64]
+  %s = add(%r, %h) : bf16[16, 64]
+  %f = cast(%s) : f32[16, 64]
+  %m = mul(%f, %f) : f32[16, 64]
+  %t = reduce_sum(%m) {axes=[1]} : f32[16]
+  %k = reshape(%t) : f32[16, 1]
+  %n = mul(%f, %k) : f32[16, 64]
+  return %n, %s
+}"""
+    lowered = lower(parse(text), "cuda:sm_90", check=True)
+    assert group_kinds(lowered) == ["gemm", "row"]
+    assert "%s = fused(%x, %w, %r) gemm @s" in lowered.stages["fuse"]
+    assert [slot.name for slot in lowered.program.slots if slot.kind == "workspace"] == []
+
+
+def test_a_product_reads_an_epilogue_s_result_from_memory() -> None:
+    """Its operands come by copies, so the cast is not left to it."""
+    text = """graph @g(%x: f32[16, 32], %w: f32[32, 64], %v: bf16[64, 16]) {
+  %h = dot(%x, %w) {contract=[1]x[0]} : f32[16, 64]
+  %c = cast(%h) : bf16[16, 64]
+  %y = dot(%c, %v) {contract=[1]x[0]} : bf16[16, 16]
+  return %y
+}"""
+    assert group_kinds(lower(parse(text), "cuda:sm_90", check=True)) == ["gemm", "gemm"]

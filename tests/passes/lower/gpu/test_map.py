@@ -57,6 +57,29 @@ def test_a_small_turned_operand_decides_nothing() -> None:
     assert iterators(text) == ["i"]
 
 
+def test_halves_of_a_join_are_computed_by_one_block() -> None:
+    text = """graph @g(%x: f32[9, 16]) {
+  %a = slice(%x) {starts=[0, 0], stops=[9, 8], steps=[1, 1]} : f32[9, 8]
+  %b = slice(%x) {starts=[0, 8], stops=[9, 16], steps=[1, 1]} : f32[9, 8]
+  %d = sub(%a, %b) : f32[9, 8]
+  %e = add(%a, %b) : f32[9, 8]
+  %y = concat(%d, %e) {axis=1} : f32[9, 16]
+  return %y
+}"""
+    tile = check(text, target="cuda:sm_90").lowered.stages["tile"]
+    assert tile.count("store") == 2
+    assert "select" not in tile
+
+
+def test_unequal_parts_of_a_join_are_computed_where_they_are() -> None:
+    text = """graph @g(%x: f32[9, 16], %y: f32[9, 33]) {
+  %z = concat(%x, %y) {axis=1} : f32[9, 49]
+  return %z
+}"""
+    tile = check(text, target="cuda:sm_90").lowered.stages["tile"]
+    assert tile.count("store") == 1
+
+
 def test_more_blocks_than_a_launch_has_on_its_second_axis() -> None:
     """One block for each place of the outer axes: in Triton's text they are counted on one axis."""
     from fusec.codegen.triton.source import module_source
