@@ -256,6 +256,12 @@ class _Emitter:
         text = self._index(flat, "")
         return self.buffers[load.buffer] if text == "0" else f"{self.buffers[load.buffer]} + {bare(text)}"
 
+    @property
+    def _together(self) -> int:
+        """Blocks that are to share a unit, where their registers can."""
+        small = self.dot.registers.rows * self.dot.registers.columns <= 64 and self.dot.accumulator.dtype.bits <= 32
+        return 2 if small else 1
+
     def _text(self, threads: int) -> str:
         pointers = ", ".join(f"{self._pointer(b)} {name}" for b, name in self.buffers.items())
         return "\n".join(
@@ -267,7 +273,7 @@ class _Emitter:
                 *self.writer.lines,
                 "};",
                 "",
-                f'extern "C" __global__ void __launch_bounds__({threads})',
+                f'extern "C" __global__ void __launch_bounds__({threads}, {self._together})',
                 f"{self.kernel.name}({pointers}) {{",
                 f"    Tiled<Plan>::run(Plan{{{', '.join(self.buffers.values())}}});",
                 "}",

@@ -148,7 +148,7 @@ struct Tiled {
                     stage = next;
                 }
                 read(shared + stage * kStage, (k + 1) % Plan::kTileK, (k + 1) % 2);
-                if (k == 0) fetch(step + Plan::kStages - 1, stage == 0 ? Plan::kStages - 1 : stage - 1);
+                if (k == 1) fetch(step + Plan::kStages - 1, stage == 0 ? Plan::kStages - 1 : stage - 1);
 #pragma unroll
                 for (int i = 0; i < Plan::kThreadM; ++i)
 #pragma unroll

@@ -43,7 +43,7 @@ def test_compiles_without_the_card(name: str, target: str) -> None:
     module = compiled((SHARED | POINTWISE)[name], target)
     for cubin in module.cubins.values():
         assert cubin.code.startswith(b"\x7fELF")
-        assert 0 < cubin.registers <= 168
+        assert 0 < cubin.registers <= 255
         assert cubin.spills <= 512  # ptxas keeps some wide rows of doubles and bools in memory for sm_80
 
 
