@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from fusec.ir.graph import Graph
 
-Library = Literal["torch", "numpy"]
+Library = Literal["torch", "numpy", "cupy"]
 Fallback = Literal["eager", "error"]
 Rebuild = Callable[[Sequence[Any]], Any]
 """From the tensors of all graph outputs, in order, to what the user's function returns."""

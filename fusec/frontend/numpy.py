@@ -13,6 +13,7 @@ import numpy as np
 from fusec.frontend.capture import (
     Capture,
     Fallback,
+    Library,
     Node,
     Static,
     Structure,
@@ -42,12 +43,30 @@ def capture(
     Raises DataDependentError where Python needs an element of a traced array, UnsupportedOpError for what can't
     be compiled, TypeRuleError for shapes and dtypes that don't fit; each names the user's file and line.
     """
-    leaves, spec = flatten(args, kwargs or {}, is_array)
+    return capture_as(NUMPY, f, args, kwargs or {}, fallback)
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A library with NumPy's interface. scope: made for the trace; stand_in: a NumPy array of an array's layout."""
+
+    library: Library
+    is_array: Callable[[Any], bool]
+    scope: Callable[[Trace], Scope]
+    stand_in: Callable[[Any], np.ndarray[Any, Any]]
+
+
+def capture_as(
+    flavour: Flavour, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], fallback: Fallback
+) -> Capture:
+    """:func:`capture` for arrays of a library."""
+    leaves, spec = flatten(args, kwargs, flavour.is_array)
     trace = Trace(_graph_name(f), fallback, TracedArray)
-    scope = Scope(trace)
+    trace.reads_contents = flavour.library == "numpy"
+    scope = flavour.scope(trace)
     trace.scope = scope
     paths = list(_leaf_paths(f, spec.args, spec.kwargs))
-    traced = [trace.argument(leaf, i, *paths[i]) for i, leaf in enumerate(leaves)]
+    traced = [trace.argument(flavour.stand_in(leaf), i, *paths[i]) for i, leaf in enumerate(leaves)]
     new_args, new_kwargs = spec.restore(traced)
     new_args = tuple(scope.patch(a, f"argument {i}", lambda: None) for i, a in enumerate(new_args))
     new_kwargs = {k: scope.patch(a, k, lambda: None) for k, a in new_kwargs.items()}
@@ -61,7 +80,7 @@ def capture(
     del function, new_args, new_kwargs, traced, result
     graph = _without_dead_ops(returns.graph)
     environment = _environment(trace, scope, recorder)
-    return Capture(graph, tuple(trace.sources), environment, returns.rebuild, "numpy", tuple(trace.notes))
+    return Capture(graph, tuple(trace.sources), environment, returns.rebuild, flavour.library, tuple(trace.notes))
 
 
 def is_array(value: Any) -> bool:
@@ -69,12 +88,15 @@ def is_array(value: Any) -> bool:
     return issubclass(type(value), np.ndarray)
 
 
+NUMPY = Flavour("numpy", is_array, Scope, lambda array: array)
+
+
 def _environment(trace: Trace, scope: Scope, recorder: Recorder) -> Any:
     for state in trace.pins:
         recorder.pin(state.path, state.fetch, state.array)
     for state in trace.states:
         if state.touched:
-            recorder.pin_layout(state.path, state.fetch, state.array)
+            recorder.pin_layout(state.path, state.fetch, scope.original(state.array))
 
     lifted = {*scope.fetched, *scope.stand_ins}  # not the scope itself: the guards outlive it
 

@@ -190,6 +190,10 @@ class Scope:
         made = self.patch(f, getattr(f, "__name__", "self"), lambda: f)
         return made if callable(made) else f
 
+    def original(self, array: Any) -> Any:
+        """The user's array that a traced array was made for."""
+        return array
+
     def patch(self, value: Any, path: str, fetch: Fetch, *, library: bool = False) -> Any:
         """What stands for ``value`` in the traced function. ``fetch`` gives it again at a later call."""
         kind = type(value)

@@ -142,11 +142,15 @@ class Traced:
 
 
 class Trace:
-    """One capture in progress. Not shared between threads."""
+    """One capture in progress. Not shared between threads.
+
+    reads_contents: the arrays that stand for inputs have their elements, too, not only their layouts.
+    """
 
     def __init__(self, name: str, fallback: Fallback, make: type[Traced]) -> None:
         self.builder = Builder(name)
         self.fallback: Fallback = fallback
+        self.reads_contents = True
         self.scope: Scope
         self.make = make
         self.site: Location | None = None
@@ -308,7 +312,7 @@ class Trace:
         self.input_buffers.append(buffer)
         if buffer.state is not None:
             buffer.state.touched = True
-            if array.size <= _KNOWN_LIMIT:
+            if array.size <= _KNOWN_LIMIT and self.reads_contents:
                 self._known[value] = array
         return value
 

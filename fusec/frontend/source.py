@@ -34,7 +34,7 @@ def _site_packages() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _array_libraries() -> tuple[str, ...]:
     roots = []
-    for name in ("numpy", "torch"):
+    for name in ("numpy", "torch", "cupy"):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None:
             roots.append(os.path.dirname(os.path.abspath(file)) + os.sep)

@@ -125,6 +125,10 @@ def load_arrays(library: Library) -> Arrays:
         from fusec.runtime import torch_arrays
 
         return torch_arrays.ARRAYS
+    if library == "cupy":
+        from fusec.runtime import cupy_arrays
+
+        return cupy_arrays.ARRAYS
     from fusec.runtime import numpy_arrays
 
     return numpy_arrays.ARRAYS

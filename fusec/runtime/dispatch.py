@@ -26,6 +26,9 @@ RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
 
 _RECENT = 4
+LIBRARIES: tuple[Library, ...] = ("torch", "cupy", "numpy")
+"""By whose arrays decide where several libraries' are among the arguments."""
+
 log = logger("recompile")
 
 
@@ -47,6 +50,10 @@ def load_capture(library: Library) -> CaptureFunction:
         from fusec.frontend.torch import capture as torch_capture
 
         return torch_capture
+    if library == "cupy":
+        from fusec.frontend.cupy import capture as cupy_capture
+
+        return cupy_capture
     from fusec.frontend.numpy import capture as numpy_capture
 
     return numpy_capture
@@ -62,7 +69,7 @@ def needs_autograd(library: Library, leaves: Sequence[Any], capture: Capture | N
 
 
 def library_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Library | None:
-    """Whose arrays a call is about: PyTorch's if there is any tensor among them, else NumPy's; None if neither.
+    """Whose arrays a call is about: PyTorch's if there is any tensor among them, else CuPy's, else NumPy's, or None.
 
     A call without arrays goes by the function: a module, or a function that reads only one library's name.
     """
@@ -72,14 +79,12 @@ def library_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     owner = getattr(function, "__self__", function)
     if "torch" in found or _is_torch_module(owner):
         return "torch"
-    if "numpy" in found:
-        return "numpy"
+    if found:
+        return "cupy" if "cupy" in found else "numpy"
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     names = getattr(getattr(function, "__func__", function), "__globals__", {})
     used = {getattr(names.get(n), "__name__", "").split(".")[0] for n in (code.co_names if code else ())}
-    if "torch" in used:
-        return "torch"
-    return "numpy" if "numpy" in used else None
+    return next((library for library in LIBRARIES if library in used), None)
 
 
 def _libraries_in(value: object, found: set[Library]) -> None:
@@ -91,9 +96,11 @@ def _libraries_in(value: object, found: set[Library]) -> None:
         for part in value.values():
             _libraries_in(part, found)
     elif kind.__module__ != "builtins":
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        torch, cupy, numpy = map(sys.modules.get, LIBRARIES)
         if torch is not None and isinstance(value, torch.Tensor):
             found.add("torch")
+        elif cupy is not None and isinstance(value, cupy.ndarray):
+            found.add("cupy")
         elif numpy is not None and isinstance(value, numpy.ndarray):
             found.add("numpy")
         else:
@@ -305,8 +312,8 @@ def _unfit(spec: CallSpec, library: Library) -> str:
     """Why the static values of a call can't be part of a key; empty when they can."""
     for part in (*spec.args, *(part for _, part in spec.kwargs)):
         for value in _statics(part):
-            if library == "torch" and isinstance(value, np.ndarray):
-                return "torch tensors and NumPy arrays are mixed"
+            if library != "numpy" and isinstance(value, np.ndarray):
+                return f"{'torch tensors' if library == 'torch' else 'CuPy arrays'} and NumPy arrays are mixed"
             if isinstance(value, set | bytearray):
                 return f"an argument is a {type(value).__name__}"
     return ""

@@ -216,4 +216,5 @@ def _results(result: Any, kind: str) -> list[Any]:
     """The tensors in a result, in order."""
     if isinstance(result, tuple | list):
         return [r for part in result for r in _results(part, kind)]
-    return [np.asarray(result)] if kind == "numpy" else [result]
+    is_host = kind == "numpy" and not hasattr(result, "__cuda_array_interface__")
+    return [np.asarray(result)] if is_host else [result]

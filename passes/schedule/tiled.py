@@ -9,6 +9,7 @@ from fusec.passes.schedule.gpu import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import RegisterTile
 
+
 @dataclass(frozen=True)
 class TiledGemmSchedule:
     """A block computes ``m`` by ``n`` of the result in steps of ``k``, ``stages`` of them in shared memory.
