@@ -71,7 +71,7 @@ class CupyArrays:
         if tuple(strides) == contiguous_strides(type.static_shape):
             return f"{scope.bind(cupy.ndarray, 'ndarray')}({type.static_shape}, {dtype})"
         make = scope.bind(_allocate_strided, "allocate_strided")
-        return f"{make}({scope.bind(type, 'type')}, {tuple(strides)})"
+        return f"{make}({scope.bind(type, 'layout')}, {tuple(strides)})"
 
     def over_block(self, scope: Scope, type: TensorType, strides: Sequence[Dim], block: str) -> str:
         raise AssertionError("the pool of host memory is not for arrays on a device")
