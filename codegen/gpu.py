@@ -12,7 +12,7 @@ from fusec.codegen.cuda.module import MAGIC as CUDA_MAGIC
 from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.launches import KernelFunction, Launches
 from fusec.codegen.triton.module import TritonModule
-from fusec.errors import ArtifactError, CodegenError
+from fusec.errors import ArtifactError, CodegenError, LoweringError
 from fusec.runtime.launch import DeviceKernel, Run
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -90,8 +90,9 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     TargetError where a compiler is missing.
     """
     parts: list[Part] = []
-    in_cuda = [k for k in kernels if is_cuda(k)]
-    in_triton = [k for k in kernels if not is_cuda(k)]
+    in_cuda = [k for k in kernels if is_cuda(k) and (k.pipeline is not None or _is_said_in_cuda(k, target))]
+    names = {k.name for k in in_cuda}
+    in_triton = [k for k in kernels if k.name not in names]
     narrow: list[Kernel] = []
     if in_cuda:
         from fusec.codegen.cuda.build import compile_kernels as compile_cuda
@@ -105,6 +106,16 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
         plain = [replace(k, pipeline=None, language="triton", warps=8, stages=3) for k in narrow]
         parts.append(compile_triton(in_triton, target, unaligned=plain))
     return parts[0] if len(parts) == 1 else GpuModule(target, tuple(parts))
+
+
+def _is_said_in_cuda(kernel: Kernel, target: GpuTarget) -> bool:
+    from fusec.codegen.cuda.emit import emit_kernel
+
+    try:
+        emit_kernel(kernel, target)
+    except LoweringError:
+        return False
+    return True
 
 
 def is_cuda(kernel: Kernel) -> bool:

@@ -78,7 +78,15 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     anonymous, locations = without_locations(graph)
     disabled = config.disabled_passes()
     asked = repr(replace(options, target=target, cache=True))
-    key = content_key(print_graph(anonymous), library, repr(machine), asked, repr(sorted(disabled)), *versions())
+    key = content_key(
+        print_graph(anonymous),
+        library,
+        repr(machine),
+        asked,
+        repr(sorted(disabled)),
+        config.gpu_language(),
+        *versions(),
+    )
     with _table_lock:
         known = _built.get(key)
         lock = _locks.get(key)
@@ -155,15 +163,23 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
 
 def _gpu_selector(target: str) -> GpuSelector:
     """A selector that has kernels written in CUDA C++ where they can be compiled."""
-    from fusec.codegen.cuda.nvrtc import has_nvrtc
     from fusec.passes.lower.gpu.select import GpuSelector
 
-    return GpuSelector(gpu_target(target), cuda=has_nvrtc())
+    cuda, triton = _languages(target)
+    return GpuSelector(gpu_target(target), cuda, triton)
+
+
+def _languages(target: str) -> tuple[bool, bool]:
+    """Whether kernels may be written in CUDA C++, and in Triton."""
+    from fusec.codegen.cuda.nvrtc import has_nvrtc
+
+    language = config.gpu_language()
+    cuda = language == "cuda" or (language == "both" and has_nvrtc())
+    return cuda and not target.startswith("hip"), language != "cuda"
 
 
 def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
     """A selector that measures on the device of the graph. TargetError where it can't run code for the target."""
-    from fusec.codegen.cuda.nvrtc import has_nvrtc
     from fusec.passes.schedule.tune_gpu import GpuTuningSelector
     from fusec.progress import tuning_bar
     from fusec.runtime.tuning_gpu import GpuMeasure
@@ -180,7 +196,7 @@ def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
     facts = (repr(target), torch.cuda.get_device_name(device), torch.__version__, *versions())
     return GpuTuningSelector(
         target,
-        has_nvrtc(),
+        *_languages(name),
         measure=GpuMeasure(target, device, compile_module, name),
         effort=options.tune or "quick",
         facts=facts,

@@ -5,6 +5,7 @@ FUSEC_DUMP           folder that gets the IR of every pass, the tile IR and the 
 FUSEC_LOGS           subjects to log on stderr, separated by commas: fuse, tune, cache, compile, recompile, code;
                      or all
 FUSEC_DISABLE_PASS   graph passes to leave out, separated by commas
+FUSEC_GPU_LANGUAGE   triton or cuda: write GPU kernels in this language where it can say them (default: the best)
 FUSEC_VERIFY         1: check the IR after every pass
 """
 
@@ -38,6 +39,14 @@ def dump_dir() -> Path | None:
 
 def disabled_passes() -> frozenset[str]:
     return frozenset(filter(None, (p.strip() for p in os.environ.get("FUSEC_DISABLE_PASS", "").split(","))))
+
+
+def gpu_language() -> str:
+    """``triton``, ``cuda``, or ``both``. ValueError for another."""
+    given = os.environ.get("FUSEC_GPU_LANGUAGE") or "both"
+    if given not in ("triton", "cuda", "both"):
+        raise ValueError(f"FUSEC_GPU_LANGUAGE={given}; it is triton or cuda")
+    return given
 
 
 def verifies() -> bool:

@@ -78,7 +78,7 @@ def _load(contents: artifact.Contents) -> Compiled:
 
 
 def _library(name: object) -> Library:
-    if name == "torch" or name == "numpy":
+    if name == "torch" or name == "numpy" or name == "cupy":
         return name
     raise ArtifactError(f"there is no array library {name!r}")
 

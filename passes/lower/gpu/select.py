@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -21,6 +21,7 @@ from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.row import lower_row
+from fusec.passes.lower.gpu.tiled import lower_tiled_gemm
 from fusec.passes.lower.gpu.wide import lower_wide_row
 from fusec.passes.lower.map import map_domain
 from fusec.passes.lower.pieces import Alternative, Pieces
@@ -33,6 +34,7 @@ from fusec.passes.schedule.gpu import (
     GpuMapSchedule,
     GpuRowSchedule,
     GpuSchedule,
+    Launch,
     attention_candidates,
     map_schedule,
     turned_schedule,
@@ -40,19 +42,39 @@ from fusec.passes.schedule.gpu import (
 from fusec.passes.schedule.gpu_gemm import Problem, gemm_candidates
 from fusec.passes.schedule.gpu_row import row_candidates
 from fusec.passes.schedule.hopper import HopperGemmSchedule, hopper_candidates
+from fusec.passes.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
 
 LAUNCH_SECONDS = 3e-6
-AnySchedule = GpuSchedule | HopperGemmSchedule
+_LARGE = 64 * 128
+"""Elements of a product for each unit from which plain tiles fill a card."""
+
+
+@dataclass(frozen=True)
+class InCuda:
+    """A map's or a row's schedule for a kernel that is written in CUDA C++."""
+
+    schedule: GpuRowSchedule | GpuMapSchedule
+
+    @property
+    def launch(self) -> Launch:
+        return self.schedule.launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (*self.schedule.describe(), ("language", "cuda"))
+
+
+AnySchedule = GpuSchedule | HopperGemmSchedule | TiledGemmSchedule | InCuda
 
 
 @dataclass
 class GpuSelector:
-    """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too."""
+    """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton."""
 
     target: GpuTarget
     cuda: bool = False
+    triton: bool = True
     measured: list[Choice] = field(default_factory=list, kw_only=True)
 
     def alternatives(self, frame: Frame) -> list[Alternative]:
@@ -74,9 +96,11 @@ class GpuSelector:
             case "gemm":
                 op = frame.anchors("dot")[0]
                 axes, dtype = contraction(op), op.operands[0].type.dtype
-                if not dtype.is_float or dtype.bits == 64:
-                    raise LoweringError(f"no matrix product of {dtype} on a GPU")
                 products = len(frame.anchors("dot"))
+                tiled = self._tiled(frame, axes, products)
+                if not self.triton or not dtype.is_float or dtype.bits == 64:
+                    only: list[AnySchedule] = [*self._hopper(frame, axes, products), *tiled]
+                    return self._only(only, f"matrix product of {dtype}")
                 read = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
                 walks = len(frame.body.outputs) == 1 and all(
                     v.type.size < op.result.type.size for v in frame.body.inputs if v in read
@@ -87,15 +111,40 @@ class GpuSelector:
                 found = gemm_candidates(Problem(*extents, dtype.bits, products, walks, exact, across), self.target)
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
-                return [*self._hopper(frame, axes, products), *found]
+                here: list[AnySchedule] = [*self._hopper(frame, axes, products), *found]
+                fills = axes.batches * axes.m * axes.n >= _LARGE * self.target.units
+                return [*tiled, *here] if fills and dtype.bits == 32 else [*here, *tiled]
             case "attention":
                 return list(attention_candidates(attention_size(frame.fresh()), self.target))
             case "row":
-                return list(_row_candidates(frame, self.target))
+                return self._pointwise(frame, list(_row_candidates(frame, self.target)))
             case "map":
-                return [_map_schedule(frame, self.target)]
+                return self._pointwise(frame, [_map_schedule(frame, self.target)])
             case kind:
                 raise LoweringError(f"no family for {kind} groups")
+
+    def _pointwise(self, frame: Frame, found: Sequence[GpuRowSchedule | GpuMapSchedule]) -> list[AnySchedule]:
+        """Schedules in both languages; Triton's first, but for doubles, which it does not divide."""
+        in_cuda: list[AnySchedule] = [InCuda(schedule) for schedule in found] if self.cuda else []
+        in_triton: list[AnySchedule] = [*found] if self.triton else []
+        doubles = any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in _values(frame))
+        first, second = (in_cuda, in_triton) if doubles else (in_triton, in_cuda)
+        return self._only([*first, *second], "kernel of maps and reductions")
+
+    def _only(self, found: list[AnySchedule], what: str) -> list[AnySchedule]:
+        if not found:
+            raise LoweringError(f"no {what} on {self.target.name} in the languages that are here")
+        return found
+
+    def _tiled(self, frame: Frame, axes: Contraction, products: int) -> list[AnySchedule]:
+        """Schedules in plain arithmetic, for what tensor cores don't multiply exactly."""
+        op = frame.anchors("dot")[0]
+        dtype = op.operands[0].type.dtype
+        half = dtype.is_float and dtype.bits < 32
+        if not self.cuda or products > 1 or (self.triton and (half or (dtype.bits == 32 and allows_tf32(op)))):
+            return []
+        bits = max(dtype.bits, 32)
+        return list(tiled_gemm_candidates(axes.batches, axes.m, axes.n, axes.k, bits, self.target))
 
     def _hopper(self, frame: Frame, axes: Contraction, products: int) -> list[HopperGemmSchedule]:
         """Schedules for the tensor cores' own pipeline, where bulk copies can fetch the operands."""
@@ -138,7 +187,7 @@ class GpuSelector:
 
 def alternative_text(schedule: AnySchedule) -> str:
     """The language of the kernel, and the schedule's sizes."""
-    language = "cuda" if isinstance(schedule, HopperGemmSchedule) else "triton"
+    language = "cuda" if isinstance(schedule, HopperGemmSchedule | TiledGemmSchedule | InCuda) else "triton"
     return " ".join((language, *(f"{name}={size}" for name, size in schedule.describe())))
 
 
@@ -175,6 +224,8 @@ def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     lowered = _lower_with(frame, schedule)
     launch = schedule.launch
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
+    if isinstance(schedule, TiledGemmSchedule | InCuda):
+        kernel = replace(kernel, language="cuda")
     if isinstance(schedule, HopperGemmSchedule):
         kernel = replace(kernel, pipeline=schedule.pipeline)
     return replace(lowered, kernel=kernel)
@@ -184,6 +235,10 @@ def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     match schedule:
         case HopperGemmSchedule():
             return lower_hopper_gemm(frame, schedule)
+        case TiledGemmSchedule():
+            return lower_tiled_gemm(frame, schedule)
+        case InCuda():
+            return _lower_with(frame, schedule.schedule)
         case GpuGemmSchedule():
             return lower_gemm(frame, schedule)
         case GpuGemvSchedule():
