@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import cupy
@@ -10,7 +11,7 @@ import numpy as np
 
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, DType, TensorType, contiguous_strides, dtype_of
-from fusec.runtime.arrays import Layout, Watch, span
+from fusec.runtime.arrays import Layout, Stopwatch, Watch, span
 from fusec.runtime.code import Scope
 
 Array = Any
@@ -66,6 +67,9 @@ class CupyArrays:
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data.ptr"
 
+    def address_of(self, array: Array) -> int:
+        return int(array.data.ptr)
+
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         dtype = scope.bind(type.dtype.numpy, f"dtype_{type.dtype.name}")
         if tuple(strides) == contiguous_strides(type.static_shape):
@@ -102,6 +106,9 @@ class CupyArrays:
     def contiguous(self, scope: Scope, variable: str) -> str:
         return f"{scope.bind(cupy.ascontiguousarray, 'contiguous')}({variable})"
 
+    def stopwatch(self, device: int | None) -> Stopwatch:
+        return Stopwatch(_mark, _seconds_between)
+
     def watch(self, array: Array) -> Watch | None:
         return None
 
@@ -127,6 +134,17 @@ def _extent(array: Array) -> tuple[int, int]:
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
     start = array.data.ptr
     return start + sum(s for s in steps if s < 0), start + sum(s for s in steps if s > 0) + array.itemsize
+
+
+def _mark() -> Any:
+    event = cupy.cuda.Event()
+    event.record()
+    return event
+
+
+def _seconds_between(marks: Sequence[Any]) -> list[float]:
+    marks[-1].synchronize()
+    return [float(cupy.cuda.get_elapsed_time(a, b)) * 1e-3 for a, b in pairwise(marks)]
 
 
 ARRAYS = CupyArrays()
