@@ -58,12 +58,12 @@ def test_a_small_turned_operand_decides_nothing() -> None:
 
 
 def test_halves_of_a_join_are_computed_by_one_block() -> None:
-    text = """graph @g(%x: f32[9, 16]) {
-  %a = slice(%x) {starts=[0, 0], stops=[9, 8], steps=[1, 1]} : f32[9, 8]
-  %b = slice(%x) {starts=[0, 8], stops=[9, 16], steps=[1, 1]} : f32[9, 8]
-  %d = sub(%a, %b) : f32[9, 8]
-  %e = add(%a, %b) : f32[9, 8]
-  %y = concat(%d, %e) {axis=1} : f32[9, 16]
+    text = """graph @g(%x: f32[9, 64]) {
+  %a = slice(%x) {starts=[0, 0], stops=[9, 32], steps=[1, 1]} : f32[9, 32]
+  %b = slice(%x) {starts=[0, 32], stops=[9, 64], steps=[1, 1]} : f32[9, 32]
+  %d = sub(%a, %b) : f32[9, 32]
+  %e = add(%a, %b) : f32[9, 32]
+  %y = concat(%d, %e) {axis=1} : f32[9, 64]
   return %y
 }"""
     tile = check(text, target="cuda:sm_90").lowered.stages["tile"]
