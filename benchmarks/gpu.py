@@ -69,6 +69,14 @@ def causal_attention(q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(s, -1) @ v
 
 
+def grouped_attention(q: Any, k: Any, v: Any) -> Any:
+    """Query heads share keys and values, which are repeated for them, as models write it."""
+    b, h, n, d = k.shape
+    times = q.shape[1] // h
+    k, v = (t[:, :, None].expand(b, h, times, n, d).reshape(b, h * times, n, d) for t in (k, v))
+    return attention(q, k, v)
+
+
 def changed_attention(q: Any, k: Any, v: Any) -> Any:
     """ALiBi, soft cap and a causal window of 1024."""
     heads, n = q.shape[1], q.shape[2]
@@ -215,6 +223,15 @@ def _attention(b: int, h: int, n: int, d: int, causal: bool) -> Work:
     return Work(f"attention {kind} B{b} H{h} N{n} D{d}", function, arguments, flops, "TFLOP/s", peers, False, exact)
 
 
+def _decode(b: int, n: int) -> Work:
+    """One query of 32 heads to ``n`` cached keys of 8."""
+    peers = {"sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
+    arguments = lambda: (rand(b, 32, 1, 128), rand(b, 8, n, 128), rand(b, 8, n, 128))  # noqa: E731
+    return Work(
+        f"decode B{b} H32/8 N{n} D128", grouped_attention, arguments, 4.0 * b * 8 * n * 128, "GB/s", peers, False
+    )
+
+
 def works() -> list[Work]:
     rows, columns = 16384, 8192
     size = 2.0 * rows * columns
@@ -238,6 +255,8 @@ def works() -> list[Work]:
         _attention(4, 16, 4096, 128, True),
         _attention(4, 32, 4096, 64, True),
         _attention(1, 16, 16384, 128, True),
+        _decode(1, 65536),
+        _decode(16, 16384),
         Work(
             "ALiBi+softcap+window 1024, N4096",
             changed_attention,

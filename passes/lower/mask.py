@@ -227,7 +227,7 @@ def _key_range(
     if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], candidates):
         return everything
     count = -(-extent // tile)
-    stop = _stop([hi for _, hi in spans], queries[1], tile, extent, block)
+    stop = _with_prefix([hi for _, hi in spans], queries[1], tile, extent, block, upper=True)
     start = _fit([lo for lo, _ in spans], queries[1], tile, extent, block, upper=False)
     visited = sum((count if stop is None else hi) - (0 if start is None else lo) for lo, hi in spans)
     stop = extent if stop is None else stop
@@ -236,7 +236,7 @@ def _key_range(
     for b in range(blocks):
         fulls.append(_full(conditions, query, key, queries, keys, b, spans[b], fulls[-2:]))
     first = _fit([a for a, _ in fulls], queries[1], tile, extent, block, upper=False)
-    last = _fit([z for _, z in fulls], queries[1], tile, extent, block, upper=False)
+    last = _with_prefix([z for _, z in fulls], queries[1], tile, whole_tiles, block, upper=False)
     full = None if first is None or last is None else (first, last)
     return KeyRange(start, stop, 1.0 - visited / (blocks * count), full, tuple(conditions))
 
@@ -401,15 +401,17 @@ def _rows_keep_a_key(
     return _first_not(keeps, 0, rows) == rows
 
 
-def _stop(tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol) -> Index | None:
-    """Where the keys of each block end: on a line, or on one that starts from a prefix which all blocks see."""
-    stop = _fit(tiles, query_tile, tile, extent, block, upper=True)
+def _with_prefix(
+    tiles: list[int], query_tile: int, tile: int, extent: int, block: Symbol, *, upper: bool
+) -> Index | None:
+    """A bound as :func:`_fit` finds it, or the larger of one and a prefix of the keys, for all blocks the same."""
+    found = _fit(tiles, query_tile, tile, extent, block, upper=upper, top=True)
     prefix = tiles[0]
     after = next((b for b, t in enumerate(tiles) if t != prefix), len(tiles))
-    if stop is not None or prefix > min(tiles):
-        return stop
+    if found is not None or prefix > min(tiles):
+        return found
     rest = [t if b >= after else None for b, t in enumerate(tiles)]
-    line = _fit(rest, query_tile, tile, extent, block, upper=True, level=False)
+    line = _fit(rest, query_tile, tile, extent, block, upper=upper, level=False, top=True)
     if line is None:
         return None
     highest = bounds(substitute(line, {block: symbol(block.name, 0, after - 1)}))[1]
@@ -425,10 +427,12 @@ def _fit(
     *,
     upper: bool,
     level: bool = True,
+    top: bool = False,
 ) -> Index | None:
     """A bound in keys, linear in the block's number and clamped, that gives exactly these tiles; None if none does.
 
-    Where a tile is None, any will do. ``level`` allows a bound that is the same for all blocks.
+    Where a tile is None, any will do. ``level`` allows a bound that is the same for all blocks. ``upper``: any number
+    in the last tile will do, else its first. ``top``: the bound ends at ``extent``, as with ``upper`` it always does.
     """
     for slope in (0, query_tile) if level else (query_tile,):
         lo, hi = -(10**12), 10**12
@@ -443,12 +447,12 @@ def _fit(
             else:
                 low, high = t * tile - slope * b, (t + 1) * tile - 1 - slope * b
                 lo = lo if t == 0 else max(lo, low)
-                hi = min(hi, high)
+                hi = hi if top and t * tile == extent else min(hi, high)
         if lo > hi:
             continue
         line = add(mul(block, slope), min(hi, max(lo, 0)) if not upper else hi if hi < 10**12 else lo)
         if upper:
             return minimum(line, extent)
-        clamped_line = maximum(line, 0)
-        return mul(floordiv(clamped_line, tile), tile)
+        whole = mul(floordiv(maximum(line, 0), tile), tile)
+        return minimum(whole, extent) if top else whole
     return None

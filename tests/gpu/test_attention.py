@@ -21,7 +21,9 @@ pytestmark = pytest.mark.gpu
 LARGE = {
     "causal_large": Case(masked(causal), *same(1, 4, 2048, 128)),
     "odd_large": Case(full, (2, 3, 1001, 72), (2, 3, 1507, 72), dtype=torch.float16),
-    "window_large": Case(masked(lambda i, j: (j <= i) & (i - j < 300)), *same(1, 4, 2000, 64)),
+    "window_longer": Case(masked(lambda i, j: (j <= i) & (i - j < 300)), *same(1, 4, 2000, 64)),
+    "window_of_both_sides": Case(masked(lambda i, j: (i - j).abs() < 400), *same(1, 4, 2000, 128)),
+    "prefix_longer": Case(masked(lambda i, j: (j <= i) | (j < 700)), *same(1, 4, 2000, 128)),
     "decode_large": Case(repeated(full), (3, 32, 1, 128), (3, 8, 20000, 128)),
     "decode_library": Case(library(), (1, 32, 1, 128), (1, 8, 65536, 128)),
     "decode_of_four": Case(repeated(masked(lambda i, j: j <= i + 4092)), (2, 32, 4, 128), (2, 8, 4096, 128)),

@@ -145,7 +145,7 @@ class _Attention:
 
     def _loops(self, span: KeyRange, state: tuple[Load, Buffer, Buffer, Buffer]) -> list[Loop]:
         """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
-        if span.full is None:
+        if span.full is None or span.full[0] == span.full[1]:
             return [self._loop(span.start, span.stop, self.e.score, self.block, state)]
         first, last = span.full
         plain = without_conditions(self.e.score, span.conditions)

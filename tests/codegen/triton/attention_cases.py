@@ -213,6 +213,8 @@ ATTENTION: dict[str, Case] = {
     "causal_triangle": Case(triangle, *same(1, 2, 130, 64)),
     "window": Case(masked(lambda i, j: (j <= i) & (i - j < 50)), *same(1, 2, 200, 64)),
     "window_both_sides": Case(masked(lambda i, j: (i - j).abs() < 30), *same(1, 2, 200, 64)),
+    "window_large": Case(masked(lambda i, j: (j <= i) & (i - j < 150)), *same(1, 1, 400, 32)),
+    "prefix_large": Case(masked(lambda i, j: (j <= i) | (j < 150)), *same(1, 1, 400, 32)),
     "prefix": Case(masked(lambda i, j: (j <= i) | (j < 40)), *same(1, 2, 200, 64)),
     "rows_without_keys": Case(masked(lambda i, j: j < i - 70), *same(1, 2, 150, 64)),
     "rows_without_keys_finite": Case(masked(lambda i, j: j < i - 70, -1e38), *same(1, 2, 150, 64)),

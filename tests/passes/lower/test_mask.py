@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fusec.ir.index import evaluate, symbol
 from fusec.ir.parse import parse
 from fusec.ir.types import DType, bf16, bool_, f32, i64
 from fusec.passes.lower.mask import held_in_f32, key_range, live_conditions, may_be_huge, without_factor
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
 
 Q, K = 150, 150
 QUERY, KEY, BLOCK = symbol("q", 0, 999), symbol("k", 0, 999), symbol("qo", 0, 99)
@@ -233,3 +234,74 @@ def test_long_sequences_take_no_long_look() -> None:
     assert evaluate(found.stop, {"qo": 3}) == 4 * 2048
     assert found.full is not None
     assert evaluate(found.full[1], {"qo": 3}) == 3 * 2048
+
+
+def _index(op: str, *args: ScalarExpr, to: DType = i64) -> Apply:
+    return Apply(op, args, to)
+
+
+ROW, COLUMN = IndexValue(QUERY), IndexValue(KEY)
+BEHIND, DISTANCE = _index("le", COLUMN, ROW, to=bool_), _index("sub", ROW, COLUMN)
+
+
+def _less(a: ScalarExpr, b: int) -> Apply:
+    return _index("lt", a, Const(b, i64), to=bool_)
+
+
+def _either(a: ScalarExpr, b: ScalarExpr) -> Apply:
+    return _index("logical_or", a, b, to=bool_)
+
+
+def _also(a: ScalarExpr, b: ScalarExpr) -> Apply:
+    return _index("logical_and", a, b, to=bool_)
+
+
+KINDS: dict[str, tuple[ScalarExpr, Callable[[Any, Any], Any]]] = {
+    "causal": (BEHIND, lambda i, j: j <= i),
+    "ahead": (_index("le", COLUMN, _index("add", ROW, Const(75, i64)), to=bool_), lambda i, j: j <= i + 75),
+    "window": (_also(BEHIND, _less(DISTANCE, 90)), lambda i, j: (j <= i) & (i - j < 90)),
+    "both sides": (_less(_index("abs", DISTANCE), 70), lambda i, j: abs(i - j) < 70),
+    "prefix": (_either(BEHIND, _less(COLUMN, 100)), lambda i, j: (j <= i) | (j < 100)),
+    "sinks": (
+        _either(_also(BEHIND, _less(DISTANCE, 50)), _less(COLUMN, 4)),
+        lambda i, j: (j <= i) & (i - j < 50) | (j < 4),
+    ),
+    "keys": (_less(COLUMN, 130), lambda i, j: (j < 130) & (i >= 0)),
+}
+
+
+@pytest.mark.parametrize("queries", [16, 32, 64])
+@pytest.mark.parametrize("keys", [16, 32, 64])
+@pytest.mark.parametrize("extents", [(300, 300), (256, 320), (320, 256)])
+@pytest.mark.parametrize("name", list(KINDS))
+def test_nothing_kept_is_left_out_and_nothing_masked_is_taken_for_whole(
+    name: str, extents: tuple[int, int], keys: int, queries: int
+) -> None:
+    condition, kept = KINDS[name]
+    rows, columns = extents
+    query, key, block = symbol("q", 0, rows - 1), symbol("k", 0, columns - 1), symbol("qo", 0, -(-rows // queries) - 1)
+    score = reindex(Apply("select", (condition, RAW, Const(-float("inf"), f32)), f32), {QUERY: query, KEY: key})
+    found = key_range(score, query, key, (rows, queries), (columns, keys), block)
+    table = np.broadcast_to(kept(np.arange(rows)[:, None], np.arange(columns)[None, :]), (rows, columns))
+    for b in range(-(-rows // queries)):
+        part = table[b * queries : (b + 1) * queries]
+        start, stop = (evaluate(bound, {"qo": b}) for bound in (found.start, found.stop))
+        assert start % keys == 0
+        assert not part[:, :start].any()
+        assert not part[:, -(-stop // keys) * keys :].any()
+        if found.full is not None:
+            first, last = (evaluate(bound, {"qo": b}) for bound in found.full)
+            assert first % keys == last % keys == 0
+            assert start <= first <= last
+            assert last <= max(stop, first)
+            assert part[:, first:last].all()
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "both sides", "prefix", "keys"])
+def test_usual_masks_have_whole_blocks(name: str) -> None:
+    condition, _ = KINDS[name]
+    query, key, block = symbol("q", 0, 511), symbol("k", 0, 511), symbol("qo", 0, 31)
+    score = reindex(Apply("select", (condition, RAW, Const(-float("inf"), f32)), f32), {QUERY: query, KEY: key})
+    found = key_range(score, query, key, (512, 16), (512, 16), block)
+    assert found.full is not None
+    assert evaluate(found.full[1], {"qo": 20}) > evaluate(found.full[0], {"qo": 20})
