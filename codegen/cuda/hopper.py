@@ -60,6 +60,7 @@ class _Emitter(PlanWriter):
         self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
         self._finish(outputs)
         self._send(staged)
+        self._prepare()
         return KernelSource(
             kernel.name,
             self.text("gemm.cuh", "gemm", _THREADS, p.cluster_m * p.cluster_n),
@@ -142,6 +143,12 @@ class _Emitter(PlanWriter):
             for number, m in enumerate(staged):
                 where = self.coordinates(m, {-1: "column", -2: "row"})
                 self.writer.line(f"if (output == {number}) store_tile({m.name}, from, {where});")
+
+    def _prepare(self) -> None:
+        self.writer.line()
+        with self.writer.block("void prepare() const"):
+            for m in self.maps:
+                self.writer.line(f"prefetch_map({m.name});")
 
     # The epilogue
 

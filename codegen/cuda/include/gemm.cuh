@@ -12,6 +12,7 @@
 //     kStaged                                outputs stored through shared memory, 16 bits each
 //     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, product)
 //                                            start the copy of a box (`blocks` 0: to this block alone)
+//     prepare()                              fetches the tensor maps themselves
 //     finish(batch, row_tile, column_tile, row, column, values, staged)
 //                                            two neighbours in a row: stores what is not staged, packs what is
 //     send(output, from, batch, row_tile, column_tile, row, column)
@@ -226,6 +227,7 @@ __device__ void gemm(const Plan& plan) {
     char* buffers = memory + (1024 - shared_address(memory) % 1024) % 1024;
     int rank = L::kCluster > 1 ? cluster_rank() : 0;
     if (threadIdx.x == 0) {
+        plan.prepare();
         constexpr int kReleases = (Plan::kPingPong ? 1 : kConsumers) * (Plan::kClusterM + Plan::kClusterN - 1);
         for (int i = 0; i < Plan::kStages; ++i) {
             full[i].init(1);

@@ -46,8 +46,9 @@ class _HopperGemm:
             self.j: add(column0, self.ni),
             self.k: add(self.k0, self.ki),
         }
-        self.m = Iter(self.mi, s.m, None if axes.m % s.m == 0 else sub(axes.m, row0))
-        self.n = Iter(self.ni, s.n, None if axes.n % s.n == 0 else sub(axes.n, column0))
+        whole_m, whole_n = s.m * s.pipeline.cluster_m, s.n * s.pipeline.cluster_n  # a cluster runs all its tiles
+        self.m = Iter(self.mi, s.m, None if axes.m % whole_m == 0 else sub(axes.m, row0))
+        self.n = Iter(self.ni, s.n, None if axes.n % whole_n == 0 else sub(axes.n, column0))
         self.depth = Iter(self.ki, s.k, None if axes.k % s.k == 0 else sub(axes.k, self.k0))
 
     def lower(self) -> LoweredGroup:

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "small_tile": (linear(256, 192, 192), SMALL),
     "wide_tile": (linear(256, 320, 512), schedule(256, 128, 4, (1, 2))),
     "tile_192": (linear(512, 320, 384), schedule(128, 192, 4, (2, 1), turns=True)),
+    "clusters_beyond_the_end": (RESIDUAL.replace("256", "128"), TOGETHER),
     "half": (linear(512, 512, 512, "f16"), TOGETHER),
     "many_tiles": (linear(4096, 256, 2304), IN_TURNS),
     "odd_sizes": (linear(300, 200, 216), TOGETHER),

@@ -50,6 +50,7 @@ def test_how_it_is_launched() -> None:
     assert [(m.argument, m.sizes, m.strides) for m in maps] == [
         (0, (512, 2048), (1024,)),
         (1, (512, 1024), (1024,)),
+        (3, (1024, 2048), (2048,)),
     ]
     assert all(m.box[0] == 64 and m.swizzle == 3 and m.element == 9 for m in maps)
 
