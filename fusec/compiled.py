@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from fusec.errors import ArtifactError, SignatureError
@@ -171,6 +172,15 @@ class Compiled:
         from fusec.saving import save  # needs the passes, for the texts
 
         save(self, path)
+
+    def export_c(self, folder: str | PathLike[str]) -> Path:
+        """Writes a C header, weights and shared objects into a folder; gives the header's path.
+
+        ArtifactError for a function that C can't call, such as one that calls the library.
+        """
+        from fusec.c_export import export_c
+
+        return export_c(self, Path(folder))
 
     def explain(self) -> str:
         """What was fused into which kernels, and why not more."""

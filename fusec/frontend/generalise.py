@@ -189,6 +189,8 @@ class _Generaliser:
             if any(value != values[0] for value in values[1:]):
                 if isinstance(found[0], ExternAttributes) and field.name != "types":
                     raise self.fails(f"the library's {found[0].target} is called with an extent as a number", 0)
+                if "Dim" not in str(field.type) and "TensorType" not in str(field.type):
+                    raise self.fails(f"{op.name}'s {field.name} depends on the extent: {values[0]}, {values[-1]}", 0)
                 changed[field.name] = self.field(values, f"{op.name}'s {field.name}")
         return replace(found[0], **changed) if changed else found[0]
 

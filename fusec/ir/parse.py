@@ -181,7 +181,7 @@ class _Body:
         for word in _ROLES:
             if scanner.accept(word):
                 role, path = word, scanner.string()
-        strides = self.parser.ints() if self.key("strides") else None
+        strides = self.parser.dims() if self.key("strides") else None
         offset = scanner.integer() if self.key("offset") else 0
         mutates = scanner.integer() if self.key("mutates") else None
         return Port(strides, offset, cast(InputRole, role), path, mutates)

@@ -1,0 +1,410 @@
+"""A compiled function for C programs: its shared objects, its weights, and a header that strings them together.
+
+The header needs nothing but a C99 compiler and ``dlopen``. A kernel in a shared object has TVM's calling convention, a
+plain C one: an array of tagged 64-bit values.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec.compiled import Compiled, Variant
+from fusec.errors import ArtifactError
+from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, most, symbol
+from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
+from fusec.runtime.arrays import span
+from fusec.runtime.emit import reads_and_writes, root_of
+from fusec.runtime.library import CHECK_INDEX
+from fusec.runtime.program import Call, Launch, Pack, Program, Slot
+from fusec.target.gpu import is_gpu
+
+_C_TYPES = {
+    "f16": "uint16_t",
+    "bf16": "uint16_t",
+    "f32": "float",
+    "f64": "double",
+    "bool": "uint8_t",
+    "c64": "float",
+    "c128": "double",
+    **{f"{sign}{bits}": f"{'u' if sign == 'u' else ''}int{bits}_t" for sign in "iu" for bits in (8, 16, 32, 64)},
+}
+_ALIGNMENT = 64
+_SHARED = b"fusec-so"
+
+
+def export_c(compiled: Compiled, folder: Path) -> Path:
+    """Writes ``NAME.h``, ``NAME.weights`` and the shared objects ``NAME_0.so``, ... into a folder; gives the header.
+
+    ArtifactError for a function that C can't call: one for a GPU, with named dimensions without ranges, that calls the
+    library, changes its arguments or returns a part of them.
+    """
+    name = re.sub(r"\W", "_", compiled.name)
+    name = name if name[:1].isalpha() else f"f{name}"
+    variants = compiled.complete
+    if is_gpu(variants[0].executable.program.target):
+        raise ArtifactError(f"{compiled.name} is compiled for a GPU; C programs can call functions for CPUs")
+    weights = _Weights()
+    pieces = [_Piece(compiled, variant, name, number, weights) for number, variant in enumerate(variants)]
+    text = _header(compiled, name, pieces, weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    for piece in pieces:
+        (folder / f"{name}_{piece.number}.so").write_bytes(piece.code)
+    (folder / f"{name}.weights").write_bytes(b"".join(weights.parts))
+    header = folder / f"{name}.h"
+    header.write_text(text)
+    return header
+
+
+@dataclass
+class _Weights:
+    """The bytes of a weights file."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+    known: dict[bytes, int] = field(default_factory=dict)
+
+    def add(self, data: bytes) -> int:
+        """The offset of some bytes, which are there once."""
+        if data not in self.known:
+            self.known[data] = self.size
+            padding = bytes(-len(data) % _ALIGNMENT)
+            self.parts += [data, padding]
+            self.size += len(data) + len(padding)
+        return self.known[data]
+
+
+class _Piece:
+    """The C code of one variant."""
+
+    def __init__(self, compiled: Compiled, variant: Variant, name: str, number: int, weights: _Weights) -> None:
+        self.number = number
+        self.variant = variant
+        self.program = variant.executable.program
+        self.name = name
+        self._compiled = compiled
+        self._weights = weights
+        self._places: dict[int, str] = {}
+        self.kernels = list(dict.fromkeys(s.kernel for s in self.program.steps if not isinstance(s, Call)))
+        self._refuse_calls()
+        self.code = _shared_object(compiled, variant)
+        self.lines = [*self._memory(), *self._steps()]
+
+    def refuse(self, why: str) -> ArtifactError:
+        return ArtifactError(f"{self._compiled.name} can't be called from C: {why}")
+
+    def _memory(self) -> Iterator[str]:
+        program, executable = self.program, self.variant.executable
+        for place, slot in enumerate(executable.free_inputs):
+            argument = self.variant.arguments[place]
+            if not isinstance(argument, int):
+                raise self.refuse("it fetches tensors at each call; compile it with freeze=True")
+            self._places[program.inputs[slot]] = f"(const char *)inputs[{argument}]"
+        for slot, array in executable.weights.items():
+            dtype, shape, data = executable.arrays.to_bytes(array)
+            laid = _laid_out(np.frombuffer(data, dtype.numpy).reshape(shape), program.slots[slot])
+            self._places[slot] = f"model->weights + {self._weights.add(laid)}"
+        for slot, block in executable.packed.items():
+            self._places[slot] = f"model->weights + {self._weights.add(block.tobytes())}"
+        if any(port.mutates is not None for port in program.output_ports):
+            raise self.refuse("it changes its arguments")
+        for k, slot in enumerate(program.outputs):
+            root, offset = root_of(program, slot)
+            if program.slots[root].kind != "output" or root in self._places or offset != 0:
+                raise self.refuse(f"result {k} lies in the memory of an argument or of another result; return a copy")
+            self._places[root] = f"(char *)outputs[{k}]"
+        yield from self._scratch()
+
+    def _scratch(self) -> Iterator[str]:
+        """One block; pieces of scratch whose lives don't meet share a place, as large as the largest of them."""
+        program = self.program
+        lives: dict[int, tuple[int, int]] = {}
+        for number, step in enumerate(program.steps):
+            reads, writes = reads_and_writes(program, step)
+            for slot in (*reads, *writes):
+                root, _ = root_of(program, slot)
+                if root not in self._places and program.slots[root].kind in ("workspace", "packed"):
+                    lives[root] = (lives.get(root, (number, number))[0], number)
+        shelves: list[list[int]] = []
+        for root in sorted(lives, key=lambda r: -most(_bytes(program.slots[r]))):
+            free = (s for s in shelves if all(lives[o][1] < lives[root][0] or lives[root][1] < lives[o][0] for o in s))
+            shelf = next(free, None)
+            if shelf is None:
+                shelves.append([root])
+            else:
+                shelf.append(root)
+        yield "int64_t scratch_bytes = 0;"
+        for k, shelf in enumerate(shelves):
+            size = "0"
+            for root in shelf:
+                size = f"fusec_max({size}, {spell_c(_bytes(program.slots[root]))})"
+                self._places[root] = f"scratch + at{k}"
+            yield f"const int64_t at{k} = scratch_bytes;"
+            yield f"scratch_bytes += ({size} + {_ALIGNMENT - 1}) / {_ALIGNMENT} * {_ALIGNMENT};"
+        yield f"char *scratch = (char *)aligned_alloc({_ALIGNMENT}, scratch_bytes + {_ALIGNMENT});"
+        yield "if (scratch == NULL) return FUSEC_NO_MEMORY;"
+
+    def _address(self, slot: int) -> str:
+        root, offset = root_of(self.program, slot)
+        record = self.program.slots[root]
+        if record.kind == "constant" and root not in self._places:
+            data = np.full(record.type.static_shape, record.value, record.type.dtype.numpy).tobytes()
+            self._places[root] = f"model->weights + {self._weights.add(data)}"
+        nbytes = offset * self.program.slots[slot].type.dtype.itemsize
+        return f"(int64_t)({self._places[root]} + {spell_c(nbytes)})"
+
+    def _steps(self) -> Iterator[str]:
+        sizes = {kernel.name: kernel.sizes for kernel in self.program.kernels}
+        fixed_packs = self.variant.executable.packed
+        for step in self.program.steps:
+            match step:
+                case Pack() if step.arguments[-1] in fixed_packs:
+                    continue
+                case Launch() | Pack():
+                    given = [*map(self._address, step.arguments), *(_name(s) for s in sizes[step.kernel])]
+                    values = ", ".join(f"fusec_int({value})" for value in given)
+                    yield f"{{ const fusec_any a[] = {{{values}}}; /* {step.kernel} */"
+                    kernel = f"model->kernels_{self.number}[{self.kernels.index(step.kernel)}]"
+                    yield f"  if ({kernel}(NULL, a, {len(given)}, &result) != 0) goto failed; }}"
+                case Call():
+                    yield from self._check(step)
+        yield "free(scratch);"
+        yield "return FUSEC_OK;"
+        yield "failed:"
+        yield "free(scratch);"
+        yield "return FUSEC_FAILED;"
+
+    def _refuse_calls(self) -> None:
+        for step in self.program.steps:
+            if isinstance(step, Call) and step.attributes.target != CHECK_INDEX:
+                where = f" at {step.location.short}" if step.location else ""
+                raise self.refuse(f"it calls the library's {step.attributes.target}{where}")
+
+    def _check(self, step: Call) -> Iterator[str]:
+        (slot,) = step.arguments
+        record = self.program.slots[slot]
+        if record.strides != contiguous_strides(record.type.shape):
+            raise self.refuse("it checks indices that are not row-major")
+        (_, low, high), _ = ast.literal_eval(step.attributes.arguments.replace("$0", "0"))
+        kind = _C_TYPES[record.type.dtype.name]
+        yield f"for (int64_t i = 0; i < {spell_c(record.type.count)}; i++) {{"
+        yield f"  const {kind} index = ((const {kind} *){self._address(slot)})[i];"
+        yield f"  if (index < {low} || index > {high}) {{ free(scratch); return FUSEC_BAD_INDEX; }}"
+        yield "}"
+
+    def function(self, dims: Sequence[str]) -> str:
+        given = "".join(f", int64_t {_variable(d)}" for d in dims)
+        unused = "".join(f"  (void){_variable(d)};\n" for d in dims)
+        body = "".join(f"  {line}\n" for line in self.lines)
+        return (
+            f"static int {self.name}_piece_{self.number}(const {self.name}_model *model, const void *const *inputs, "
+            f"void *const *outputs{given}) {{\n  fusec_any result = {{0, 0, 0}};\n"
+            f"  (void)inputs;\n  (void)outputs;\n  (void)result;\n{unused}{body}}}\n"
+        )
+
+
+def _shared_object(compiled: Compiled, variant: Variant) -> bytes:
+    data = variant.executable.module.to_bytes()
+    if not data.startswith(_SHARED):
+        raise ArtifactError(f"{compiled.name} has no shared object: it launches nothing, or no linker is installed")
+    return data[len(_SHARED) + 32 :]
+
+
+def _laid_out(array: np.ndarray[Any, Any], slot: Slot) -> bytes:
+    """The array's memory with the slot's strides."""
+    strides = fixed(slot.strides)
+    if strides == contiguous_strides(array.shape):
+        return array.tobytes()
+    memory = np.zeros(most(span(slot.type, strides)), array.dtype)
+    in_bytes = [s * array.itemsize for s in strides]
+    np.lib.stride_tricks.as_strided(memory, array.shape, in_bytes)[...] = array
+    return memory.tobytes()
+
+
+def _bytes(slot: Slot) -> Index:
+    return span(slot.type, slot.strides) * slot.type.dtype.itemsize
+
+
+# Text
+
+
+def _variable(name: str) -> str:
+    return f"dim_{name}"
+
+
+def _name(s: Symbol) -> str:
+    return _variable(s.name)
+
+
+def spell_c(e: Index) -> str:
+    """An index expression in C, its symbols as int64 variables."""
+    match e:
+        case int():
+            return f"INT64_C({e})" if abs(e) >= 1 << 31 else str(e)
+        case Symbol():
+            return _name(e)
+        case Sum():
+            terms = [f"{spell_c(k)} * {spell_c(atom)}" for atom, k in e.terms]
+            return f"({' + '.join([*terms, spell_c(e.constant)])})"
+        case FloorDiv():
+            return f"fusec_div({spell_c(e.value)}, {spell_c(e.divisor)})"
+        case Mod():
+            quotient = f"fusec_div({spell_c(e.value)}, {spell_c(e.divisor)})"
+            return f"({spell_c(e.value)} - {quotient} * {spell_c(e.divisor)})"
+        case Extremum():
+            return f"fusec_{'max' if e.largest else 'min'}({spell_c(e.a)}, {spell_c(e.b)})"
+        case Product():
+            return f"({' * '.join(map(spell_c, e.factors))})"
+        case Expr():
+            raise AssertionError(type(e))
+
+
+_COMMON = """\
+#ifndef FUSEC_C_RUNTIME
+#define FUSEC_C_RUNTIME
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FUSEC_OK, FUSEC_OUT_OF_RANGE, FUSEC_BAD_INDEX, FUSEC_NO_MEMORY, FUSEC_NO_FILE, FUSEC_FAILED };
+
+typedef struct { int32_t type; uint32_t zero; int64_t value; } fusec_any;
+typedef int (*fusec_kernel)(void *, const fusec_any *, int32_t, fusec_any *);
+
+static inline fusec_any fusec_int(int64_t value) { fusec_any a = {1, 0, value}; return a; }
+static inline int64_t fusec_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t fusec_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t fusec_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
+
+/* Opens a shared object and finds its kernels; threads come from GNU's OpenMP library. */
+static void *fusec_open(
+    const char *folder, const char *file, const char *const *names, int count, fusec_kernel *kernels) {
+  char path[4096];
+  if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return NULL;
+  void *threads = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
+  void *module = threads != NULL ? dlopen(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
+  if (module == NULL) return NULL;
+  fusec_kernel setup = (fusec_kernel)dlsym(module, "__tvm_ffi_fusec_setup");
+  const fusec_any calls[] = {
+    fusec_int((int64_t)dlsym(threads, "GOMP_parallel")), fusec_int((int64_t)dlsym(threads, "omp_get_num_threads"))};
+  fusec_any result = {0, 0, 0};
+  if (setup == NULL || setup(NULL, calls, 2, &result) != 0) return NULL;
+  for (int i = 0; i < count; i++) {
+    kernels[i] = (fusec_kernel)dlsym(module, names[i]);
+    if (kernels[i] == NULL) return NULL;
+  }
+  return module;
+}
+
+/* A whole file of so many bytes, in memory aligned to a cache line. */
+static char *fusec_read(const char *folder, const char *file, size_t size) {
+  char path[4096];
+  if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return NULL;
+  FILE *stream = fopen(path, "rb");
+  char *data = stream != NULL ? (char *)aligned_alloc(64, size + 64) : NULL;
+  if (data != NULL && (fread(data, 1, size, stream) != size || fgetc(stream) != EOF)) {
+    free(data);
+    data = NULL;
+  }
+  if (stream != NULL) fclose(stream);
+  return data;
+}
+#endif
+"""
+
+
+def _header(compiled: Compiled, name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
+    dims = list(compiled.ranges)
+    inputs = [spec.type(_symbols(compiled)) for spec in compiled.specs]
+    last = pieces[-1].program
+    outputs = [last.slots[slot] for slot in last.outputs]
+    guard = f"FUSEC_{name.upper()}_H"
+    parts = [
+        _comment(compiled, inputs, outputs, last),
+        f"#ifndef {guard}\n#define {guard}\n{_COMMON}",
+        _model(name, pieces),
+        *(piece.function(dims) for piece in pieces),
+        _open(name, pieces, weights),
+        _run(compiled, name, pieces, inputs, outputs),
+        "#endif\n",
+    ]
+    return "\n".join(parts)
+
+
+def _symbols(compiled: Compiled) -> Mapping[str, Index]:
+    return {name: symbol(name, *ends) for name, ends in compiled.ranges.items()}
+
+
+def _comment(compiled: Compiled, inputs: Sequence[TensorType], outputs: Sequence[Slot], program: Program) -> str:
+    lines = [f"{compiled.name}, compiled by fusec for {program.target}. Written by a program: don't edit."]
+    lines += [f"{name}: {low} to {high}" for name, (low, high) in compiled.ranges.items()]
+    lines += [f"input{k}: {t}, row-major" for k, t in enumerate(inputs)]
+    for k, slot in enumerate(outputs):
+        strides = ", ".join(map(str, slot.strides))
+        lines.append(f"output{k}: {slot.type}, strides ({strides}) in elements")
+    return "/* " + "\n * ".join(line.replace("*/", "") for line in lines) + "\n */"
+
+
+def _model(name: str, pieces: Sequence[_Piece]) -> str:
+    fields = "".join(
+        f"  void *module_{p.number};\n  fusec_kernel kernels_{p.number}[{max(len(p.kernels), 1)}];\n" for p in pieces
+    )
+    return f"typedef struct {{\n  char *weights;\n{fields}}} {name}_model;\n"
+
+
+def _open(name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
+    lines = []
+    for p in pieces:
+        listed = ", ".join(f'"__tvm_ffi_{kernel}"' for kernel in p.kernels)
+        lines += [
+            f"  static const char *const names_{p.number}[] = {{{listed}}};",
+            f'  model->module_{p.number} = fusec_open(folder, "{name}_{p.number}.so", names_{p.number}, '
+            f"{len(p.kernels)}, model->kernels_{p.number});",
+            f"  if (model->module_{p.number} == NULL) return FUSEC_NO_FILE;",
+        ]
+    body = "\n".join(lines)
+    closing = "".join(f"  if (model->module_{p.number} != NULL) dlclose(model->module_{p.number});\n" for p in pieces)
+    return (
+        f"/* Loads the files beside this header. FUSEC_OK, or FUSEC_NO_FILE where one is missing or damaged. */\n"
+        f"static inline int {name}_open({name}_model *model, const char *folder) {{\n"
+        f"  *model = ({name}_model){{0}};\n"
+        f'  model->weights = fusec_read(folder, "{name}.weights", {weights.size});\n'
+        f"  if (model->weights == NULL) return FUSEC_NO_FILE;\n{body}\n  return FUSEC_OK;\n}}\n\n"
+        f"static inline void {name}_close({name}_model *model) {{\n  free(model->weights);\n{closing}"
+        f"  *model = ({name}_model){{0}};\n}}\n"
+    )
+
+
+def _run(
+    compiled: Compiled, name: str, pieces: Sequence[_Piece], inputs: Sequence[TensorType], outputs: Sequence[Slot]
+) -> str:
+    dims = list(compiled.ranges)
+    given = [f"const {_c_type(t.dtype)} *input{k}" for k, t in enumerate(inputs)]
+    given += [f"{_c_type(s.type.dtype)} *output{k}" for k, s in enumerate(outputs)]
+    given += [f"int64_t {_variable(d)}" for d in dims]
+    passed = "".join(f", {_variable(d)}" for d in dims)
+    lines = []
+    for p in pieces:
+        tests = [f"{low} <= {_variable(d)} && {_variable(d)} <= {high}" for d, (low, high) in p.variant.ranges.items()]
+        call = f"return {name}_piece_{p.number}(model, inputs, outputs{passed});"
+        lines.append(f"  if ({' && '.join(tests) or '1'}) {call}")
+    body = "\n".join(lines)
+    ins = ", ".join(f"input{k}" for k in range(len(inputs))) or "NULL"
+    outs = ", ".join(f"output{k}" for k in range(len(outputs))) or "NULL"
+    return (
+        f"/* FUSEC_OK, FUSEC_OUT_OF_RANGE for dimensions out of range, or FUSEC_BAD_INDEX. From any thread. */\n"
+        f"static inline int {name}_run(const {name}_model *model, {', '.join(given)}) {{\n"
+        f"  const void *inputs[] = {{{ins}}};\n  void *outputs[] = {{{outs}}};\n{body}\n"
+        f"  return FUSEC_OUT_OF_RANGE;\n}}\n"
+    )
+
+
+def _c_type(dtype: DType) -> str:
+    return _C_TYPES[dtype.name]

@@ -1,0 +1,98 @@
+"""Compiled functions called from C programs that ``cc`` builds."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusec
+from fusec.errors import ArtifactError
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "c"
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def build(folder: Path, source: Path, name: str) -> Path:
+    strict = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
+    command = ["cc", *strict, "-I", str(folder), str(source), "-ldl", "-o", str(folder / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / name
+
+
+@needs_cc
+def test_the_example(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("classify", EXAMPLE / "classify.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    header = module.main(str(tmp_path))
+    assert "ROWS: 1 to 64" in header.read_text()
+    program = build(tmp_path, EXAMPLE / "classify.c", "classify")
+    for rows in (1, 2, 13, 64):
+        x = np.random.default_rng(rows).standard_normal((rows, 24)).astype(np.float32)
+        done = subprocess.run([program, tmp_path], input=x.tobytes(), capture_output=True, check=True)
+        found = np.array([line.split() for line in done.stdout.decode().splitlines()], np.float32)
+        np.testing.assert_allclose(found, module.classify(x), rtol=2e-6, atol=1e-7)
+    outside = subprocess.run([program, tmp_path], input=b"", capture_output=True, check=False)
+    assert (outside.returncode, outside.stderr) == (1, b"0 rows: status 1\n")
+    (tmp_path / "classify.weights").write_bytes(b"short")
+    assert subprocess.run([program, tmp_path], input=b"", capture_output=True, check=False).returncode == 1
+
+
+LOOKUP = """
+#include "Lookup.h"
+int main(int count, char **arguments) {
+  Lookup_model model;
+  static int64_t ids[12];
+  static float sums[4 * 6], turned[4 * 3 * 6];
+  (void)count;
+  if (Lookup_open(&model, arguments[1]) != FUSEC_OK) return 100;
+  for (int i = 0; i < 12; i++) ids[i] = i * 7 % 50;
+  if (Lookup_run(&model, ids, sums, turned, 4, 3) != FUSEC_OK) return 101;
+  for (int i = 0; i < 24; i++) printf("%.9g ", sums[i]);
+  for (int i = 0; i < 72; i++) printf("%.9g ", turned[i]);
+  ids[5] = 50;
+  int status = Lookup_run(&model, ids, sums, turned, 4, 3);
+  Lookup_close(&model);
+  return status == FUSEC_BAD_INDEX ? 0 : 102;
+}
+"""
+
+
+@needs_cc
+def test_indices_are_checked_and_strides_are_kept(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Lookup(torch.nn.Embedding):  # type: ignore[misc, name-defined]
+        def forward(self, ids: Any) -> Any:
+            found = super().forward(ids)
+            return found.mean(1) / ids.shape[0], torch.tanh(found).transpose(1, 2)
+
+    lookup = Lookup(50, 6).requires_grad_(False)
+    compiled = fusec.compile(lookup, fusec.TensorSpec(("B:2..9", "N:2..9"), "int64"), fallback="error")
+    compiled.save(tmp_path / "f.fusec")
+    fusec.load(tmp_path / "f.fusec").export_c(tmp_path)
+    (tmp_path / "main.c").write_text(LOOKUP)
+    program = build(tmp_path, tmp_path / "main.c", "lookup")
+    done = subprocess.run([program, tmp_path], capture_output=True, text=True, check=True)
+    numbers = torch.tensor([float(n) for n in done.stdout.split()])
+    sums, turned = lookup((torch.arange(12) * 7 % 50).reshape(4, 3))
+    torch.testing.assert_close(numbers[:24].reshape(4, 6), sums)
+    torch.testing.assert_close(numbers[24:].reshape(4, 3, 6), turned.transpose(1, 2).contiguous())
+
+
+def test_what_c_can_not_call(tmp_path: Path) -> None:
+    x = fusec.TensorSpec((5, 4))
+    with pytest.raises(ArtifactError, match=r"calls the library's numpy\.sort at test_c_export\.py:\d+"):
+        fusec.compile(lambda a: np.sort(np.exp(a)), x).export_c(tmp_path)
+    with pytest.raises(ArtifactError, match="result 1 lies in the memory of an argument"):
+        fusec.compile(lambda a: (np.exp(a), a.T), x).export_c(tmp_path)
+    assert not list(tmp_path.iterdir())
