@@ -88,14 +88,17 @@ _PAIRED = (_Tile(128, 128, 4, False, 0.92), _Tile(128, 64, 6, True, 0.80))
 
 _DEPTH = 64
 _GROUP = 8
-_EPILOGUE = 2.2e-6
-"""Seconds that a tile of 128 by 256 takes from its last product to its last store."""
+_EPILOGUE, _READ = 2.2e-6, 3e-6
+"""Seconds from the last product of a tile of 128 by 256 to its last store, and what each tensor read there adds."""
 
 
 def hopper_candidates(
-    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1
+    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1, reads: int = 0
 ) -> list[HopperGemmSchedule]:
-    """Schedules for products of 16-bit operands, best predicted first; none on other cards, or for too little work."""
+    """Schedules for products of 16-bit operands, best predicted first; none on other cards, or for too little work.
+
+    ``reads``: tensors of the result's size that the epilogue reads.
+    """
     enough = batches * ceil(m / 128) * ceil(n / 128) >= target.units // 2
     if target.backend != "cuda" or target.arch != 90 or products > 2 or not enough or not k:
         return []
@@ -105,15 +108,15 @@ def hopper_candidates(
         cluster_m, cluster_n = (2, 1) if rows % 2 == 0 else (1, 2) if columns % 2 == 0 else (1, 1)
         pipeline = Pipeline(cluster_m, cluster_n, _GROUP, tile.turns)
         found[HopperGemmSchedule(tile.m, tile.n, _DEPTH, tile.stages, pipeline)] = _predict(
-            batches * rows * columns, tile, k, products, target
+            batches * rows * columns, tile, k, products, reads, target
         )
     return sorted(found, key=found.__getitem__)
 
 
-def _predict(tiles: int, tile: _Tile, k: int, products: int, target: GpuTarget) -> float:
-    """Seconds: whole waves of tiles; the last tile's epilogue is covered where consumers take turns."""
+def _predict(tiles: int, tile: _Tile, k: int, products: int, reads: int, target: GpuTarget) -> float:
+    """Seconds: whole waves of tiles; all epilogues but the last are covered where consumers take turns."""
     multiply = 2.0 * tile.m * tile.n * products * k * target.units / (target.half_flops * tile.share)
-    epilogue = _EPILOGUE * tile.m * tile.n / (128 * 256)
+    epilogue = (_EPILOGUE + reads * _READ) * tile.m * tile.n / (128 * 256)
     waves = ceil(tiles / target.units)
     if tile.turns:
         return waves * multiply + epilogue

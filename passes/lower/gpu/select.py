@@ -150,7 +150,10 @@ class GpuSelector:
         """Schedules for the tensor cores' own pipeline, where bulk copies can fetch the operands."""
         if not self.cuda:
             return []
-        found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products)
+        result = frame.anchors("dot")[0].result.type.size
+        used = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
+        reads = sum(v in used and v.type.size >= result for v in frame.body.inputs)
+        found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads)
         try:
             for schedule in found[:1]:
                 lower_hopper_gemm(frame.fresh(), schedule)

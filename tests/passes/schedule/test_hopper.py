@@ -27,6 +27,11 @@ def test_best(shape: tuple[int, int, int], block: str) -> None:
     assert dict(first(*shape).describe())["block"] == block
 
 
+def test_epilogues_that_read_run_under_products() -> None:
+    found = hopper_candidates(1, 4096, 4096, 4096, SM_90, reads=1)
+    assert dict(found[0].describe())["consumers"] == "in turns"
+
+
 def test_blocks_share_operands_where_tiles_pair_up() -> None:
     assert dict(first(4096, 4096, 4096).describe())["cluster"] == "2x1"
     assert dict(first(128 * 33, 4096, 512).describe())["cluster"] == "1x2"
