@@ -131,7 +131,11 @@ _ATTENTION_BLOCKS: _Blocks = (
     (128, 64, 8, 3),
     (64, 128, 4, 2),
     (64, 32, 4, 2),
+    (64, 64, 8, 2),
+    (64, 32, 8, 2),
     (32, 32, 4, 2),
+    (32, 32, 8, 2),
+    (16, 16, 4, 2),
     (16, 64, 4, 2),
     (16, 32, 4, 2),
 )
@@ -139,6 +143,12 @@ _ATTENTION_BLOCKS: _Blocks = (
 the second 464 and 538; two blocks of 4 warps a unit beat one of 8 (447 to 505), whose softmaxes come at one time. With
 heads of 64 the fifth is best (482 full, 429 causal, where the first has 438 and 402), of 32 and of 256 the first."""
 _UNMASKED_FIRST, _NARROW_FIRST = _ATTENTION_BLOCKS[1], _ATTENTION_BLOCKS[4]
+
+_MAX_RESULTS = 128 * 32
+"""Elements of the result that a warp keeps: more than 128 registers a thread for them, and the rest is spilled."""
+
+_MAX_PLAIN = 64 * 32 * 64
+"""Multiply-adds of a step in plain f32 arithmetic: all are written out, and take as long to compile."""
 
 _FEW_ROWS = 64
 _FEW_QUERIES_BLOCKS = ((16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3), (64, 64, 4, 3))
@@ -173,7 +183,9 @@ class AttentionSize:
 def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAttentionSchedule]:
     """Schedules that fit shared memory, the usual best first."""
     item = size.bits // 8
+    deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
     found: dict[GpuAttentionSchedule, None] = {}
+    shallow: dict[GpuAttentionSchedule, None] = {}
     blocks = _ATTENTION_BLOCKS
     if 32 < max(size.depth, size.values) <= 64:
         blocks = (_NARROW_FIRST, *blocks)
@@ -184,13 +196,15 @@ def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAtte
     for q, k, warps, stages in dict.fromkeys(blocks):
         if q > max(16, pow2(size.rows)) or k > max(16, pow2(size.keys)) or (size.whole and q < size.rows):
             continue
-        if item == 4 and q * k > 64 * 32:
+        if (item == 4 and q * k * deep > _MAX_PLAIN) or q * wide > _MAX_RESULTS * warps:
             continue
-        if (q * size.depth + stages * k * (size.depth + size.values)) * item <= target.shared_memory:
-            for split in _splits(size, q, k, target):
-                found[GpuAttentionSchedule(q, k, Launch(warps, stages), split)] = None
+        fitting = (target.shared_memory // item - q * deep) // (k * (deep + wide))
+        kept = found if fitting >= stages else shallow
+        for split in _splits(size, q, k, target) if fitting > 0 else ():
+            kept[GpuAttentionSchedule(q, k, Launch(warps, min(stages, fitting)), split)] = None
+    found |= shallow
     smallest = max(16, pow2(size.rows)) if size.whole else 16
-    return list(found) or [GpuAttentionSchedule(smallest, 16, Launch(4, 1))]
+    return list(found) or [GpuAttentionSchedule(smallest, 16, Launch(4, 1), p) for p in _splits(size, 16, 16, target)]
 
 
 def _splits(size: AttentionSize, queries: int, keys: int, target: GpuTarget) -> list[int]:

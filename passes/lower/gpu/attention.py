@@ -47,9 +47,9 @@ def attention_size(frame: Frame) -> AttentionSize:
     """What its schedule depends on."""
     match = attention_in(frame)
     e, shape = find_elements(frame, match), match.value_dot.result.type.static_shape
-    rows = rows_of(e, shape)
-    heads = prod(i.extent for i in other_axes(e, rows, shape))
     keys, depth = contraction(match.value_dot).k, contraction(match.score_dot).k
+    rows = rows_of(e, shape, depth)
+    heads = prod(i.extent for i in other_axes(e, rows, shape))
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
     return AttentionSize(heads, rows.count, rows.heads > 1, masked, keys, depth, shape[e.value_axis], bits)
@@ -65,11 +65,11 @@ class _Attention:
             raise LoweringError(f"attention of {self.dtype} on a GPU")
         self.shape = match.value_dot.result.type.static_shape
         e, s = self.e, schedule
-        self.rows, self.values = rows_of(e, self.shape), self.shape[e.value_axis]
-        if self.rows.heads > 1 and self.rows.count > s.queries:
-            raise LoweringError(f"{self.rows.count} rows that share their keys in a block of {s.queries}")
         self.keys = contraction(match.value_dot).k
         self.depth = contraction(match.score_dot).k
+        self.rows, self.values = rows_of(e, self.shape, self.depth), self.shape[e.value_axis]
+        if self.rows.heads > 1 and self.rows.count > s.queries:
+            raise LoweringError(f"{self.rows.count} rows that share their keys in a block of {s.queries}")
         self.blocks = -(-self.rows.count // s.queries)
         self.qo = symbol("qo", 0, max(self.blocks - 1, 0))
         self.turn = symbol("turn", 0, max(self.blocks - 1, 0))

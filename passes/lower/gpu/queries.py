@@ -10,8 +10,9 @@ from fusec.passes.lower.attention import Elements
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import reindex, symbols_in
 
-PACKED_ROWS = 64
-"""Queries of several heads are put into one block up to this many rows: more fill a block by themselves."""
+PACKED_ROWS, PACKED_WIDE_ROWS, WIDE = 64, 32, 512
+"""Queries of several heads are put into one block up to this many rows: more fill a block by themselves. Fewer where a
+query and a value together have more than ``WIDE`` elements."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class Rows:
         return self.heads * self.queries
 
 
-def rows_of(e: Elements, shape: Sequence[int]) -> Rows:
-    """As many heads as share every key and value and fit a block with their queries."""
+def rows_of(e: Elements, shape: Sequence[int], depth: int) -> Rows:
+    """As many heads as share every key and value and fit a block with their queries, each of ``depth`` elements."""
     queries = shape[e.query_axis]
+    room = PACKED_ROWS if depth + shape[e.value_axis] <= WIDE else PACKED_WIDE_ROWS
     for axis in reversed(range(len(shape))):
         if axis in (e.query_axis, e.value_axis):
             continue
-        for heads in range(min(shape[axis], PACKED_ROWS // max(queries, 1)), 1, -1):
+        for heads in range(min(shape[axis], room // max(queries, 1)), 1, -1):
             if shape[axis] % heads == 0 and _share_keys(e, axis, shape[axis], heads):
                 return Rows(axis, heads, queries, shape[axis] // heads)
     return Rows(e.query_axis, 1, queries)

@@ -76,3 +76,15 @@ def test_a_block_too_small_for_the_rows_that_share_keys_is_refused() -> None:
     strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
     with pytest.raises(LoweringError, match="32 rows that share their keys in a block of 16"):
         lower_with(Frame(op, strides, "k"), GpuAttentionSchedule(16, 64, Launch(4, 2)))
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("size", [16, 32, 80, 128, 256, 512, 576])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "hip:gfx942"])
+def test_candidates_fit_shared_memory_and_registers(target: str, size: int, bits: int) -> None:
+    card = gpu_target(target)
+    padded = 1 << (size - 1).bit_length()
+    for s in attention_candidates(AttentionSize(8, 300, False, True, 300, size, size, bits), card):
+        held = s.queries * padded + s.launch.stages * s.keys * 2 * padded
+        assert held * bits // 8 <= card.shared_memory
+        assert s.queries * padded <= 128 * 32 * s.launch.warps
