@@ -33,7 +33,7 @@ class InChunks(GpuSelector):
 
 def in_chunks(text: str, rows: int = 1, chunk: int = 16, **options: Any) -> Run:
     schedule = GpuRowSchedule(rows, chunk, Launch(4, 1), whole=False)
-    return check(text, target=TARGET.name, selector=InChunks(TARGET, schedule), **{"slack": 4, **options})
+    return check(text, target=TARGET.name, selector=InChunks(TARGET, schedule=schedule), **{"slack": 4, **options})
 
 
 def graph(shape: list[int], *lines: str, inputs: str = "", result: str = "%y") -> str:
