@@ -182,6 +182,7 @@ def device_kernel(kernel: KernelSource, binary: Binary) -> DeviceKernel:
         count + bool(scratch),
         tuple(parameters),
         scratch,
+        bool(facts.get("launch_pdl")),
     )
 
 

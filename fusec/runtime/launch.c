@@ -3,7 +3,8 @@
    load(code, name, shared, device) -> (function, context)
    prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
 
-   `kernels` is a tuple of (function, (x, y, z), threads, shared, parameters). A parameter is the number of an argument
+   `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters). One that overlaps is started
+   while the kernel ahead of it still runs, and waits for it by itself (but in a graph). A parameter is the number of an argument
    (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides, box, swizzle, promotion,
    fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes without the innermost.
 
@@ -34,6 +35,21 @@ typedef struct CUnode_st *CUgraphNode;
 typedef struct CUexec_st *CUgraphExec;
 typedef struct { _Alignas(64) uint64_t words[16]; } CUtensorMap;
 
+typedef struct {
+    int id;
+    char pad[4];
+    union { char bytes[64]; int allowed; } value;
+} CUlaunchAttribute;
+
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    CUstream stream;
+    CUlaunchAttribute *attributes;
+    unsigned count;
+} CUlaunchConfig;
+
+enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
 /* CUDA_KERNEL_NODE_PARAMS_v2 */
 typedef struct {
     CUfunction function;
@@ -59,6 +75,7 @@ static struct {
     CUresult (*cuFuncSetAttribute)(CUfunction, int, int);
     CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                CUstream, void **, void **);
+    CUresult (*cuLaunchKernelEx)(const CUlaunchConfig *, CUfunction, void **, void **);
     CUresult (*cuTensorMapEncodeTiled)(CUtensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
                                        const uint32_t *, const uint32_t *, int, int, int, int);
     CUresult (*cuThreadExchangeStreamCaptureMode)(int *);
@@ -89,6 +106,7 @@ static const struct {
     ENTRY(cuModuleGetFunction),
     ENTRY(cuFuncSetAttribute),
     ENTRY(cuLaunchKernel),
+    ENTRY(cuLaunchKernelEx),
     ENTRY(cuTensorMapEncodeTiled),
     ENTRY(cuThreadExchangeStreamCaptureMode),
     ENTRY(cuStreamIsCapturing),
@@ -188,7 +206,7 @@ typedef struct {
 typedef struct {
     CUfunction function;
     unsigned grid[3], threads, shared;
-    int count;
+    int overlaps, count;
     Parameter *parameters;
     CUgraphNode node;
 } Kernel;
@@ -287,8 +305,8 @@ static int read_parameter(Row *row, PyObject *record, Parameter *into) {
 static int read_kernel(Row *row, PyObject *record, Kernel *kernel) {
     unsigned long long function;
     PyObject *parameters;
-    if (!PyArg_ParseTuple(record, "K(III)IIO!", &function, &kernel->grid[0], &kernel->grid[1], &kernel->grid[2],
-                          &kernel->threads, &kernel->shared, &PyTuple_Type, &parameters))
+    if (!PyArg_ParseTuple(record, "K(III)IIpO!", &function, &kernel->grid[0], &kernel->grid[1], &kernel->grid[2],
+                          &kernel->threads, &kernel->shared, &kernel->overlaps, &PyTuple_Type, &parameters))
         return -1;
     kernel->function = (CUfunction)(uintptr_t)function;
     int count = (int)PyTuple_Size(parameters);
@@ -322,14 +340,30 @@ static NodeParameters node_of(const Kernel *kernel, void **pointers) {
     };
 }
 
+static CUresult launch_over(const Kernel *kernel, CUstream stream, void **pointers) {
+    CUlaunchAttribute allowed = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.allowed = 1};
+    CUlaunchConfig config = {
+        .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
+        .block = {kernel->threads, 1, 1},
+        .shared = kernel->shared,
+        .stream = stream,
+        .attributes = &allowed,
+        .count = 1,
+    };
+    return driver.cuLaunchKernelEx(&config, kernel->function, pointers, NULL);
+}
+
 static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUtensorMap *maps) {
     void *pointers[row->widest + 1];
     CUresult result = 0;
     for (int k = 0; k < row->count && !result; k++) {
         const Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
-        result = driver.cuLaunchKernel(kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
-                                       kernel->threads, 1, 1, kernel->shared, stream, pointers, NULL);
+        if (kernel->overlaps)
+            result = launch_over(kernel, stream, pointers);
+        else
+            result = driver.cuLaunchKernel(kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
+                                           kernel->threads, 1, 1, kernel->shared, stream, pointers, NULL);
     }
     return result;
 }

@@ -66,7 +66,8 @@ class DeviceKernel:
 
     grid: blocks on each axis, none 0. threads: of a block. shared: bytes of dynamic shared memory.
     arguments: how many addresses a launch gives; ``parameters`` says where they go. scratch: bytes of device memory
-    that one launch needs for itself; its address is the last argument.
+    that one launch needs for itself; its address is the last argument. overlaps: it may be started before the kernel
+    ahead of it has ended, for which it waits itself.
     """
 
     name: str
@@ -77,6 +78,7 @@ class DeviceKernel:
     arguments: int
     parameters: tuple[Parameter, ...]
     scratch: int = 0
+    overlaps: bool = False
 
 
 class Device:
@@ -107,7 +109,7 @@ class Device:
         for kernel, numbers in launches:
             function, context = self._load(kernel)
             parameters = tuple(_record(p, numbers) for p in kernel.parameters)
-            records.append((function, kernel.grid, kernel.threads, kernel.shared, parameters))
+            records.append((function, kernel.grid, kernel.threads, kernel.shared, kernel.overlaps, parameters))
         run: Run = self._extension.prepare(context, arguments, tuple(records), misaligned, graph)
         return run
 

@@ -55,6 +55,19 @@ int cuLaunchKernel(uint64_t function, unsigned x, unsigned y, unsigned z, unsign
     return note("launch", *(uint64_t *)parameters[0], stream);
 }
 
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    uint64_t stream;
+    const int *attributes;
+    unsigned count;
+} Config;
+
+int cuLaunchKernelEx(const Config *config, uint64_t function, void **parameters, void **extra) {
+    say("grid", config->grid[0] * 10000 + config->grid[1] * 100 + config->grid[2], config->block[0]);
+    say("attribute", (unsigned)config->attributes[0], (unsigned)config->attributes[2]);
+    return note("launch", *(uint64_t *)parameters[0], config->stream);
+}
+
 int cuTensorMapEncodeTiled(Map *map, int element, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int promotion, int fill) {
