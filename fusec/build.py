@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fusec import config
-from fusec.errors import ArtifactError, FusecError, TargetError
+from fusec.errors import ArtifactError, FusecError, LoweringError, TargetError
 from fusec.frontend.capture import Library
-from fusec.ir.graph import Graph, Location
+from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.modules import NoKernels, load_module
-from fusec.runtime.program import Lowered, Program
+from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
@@ -74,6 +74,8 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     Raises what the passes and the backend raise: LoweringError, CodegenError, TargetError.
     """
     target = options.target or target_of(graph)
+    if library == "numpy" and is_gpu(target):
+        return _build_for_host(graph, target, options)
     machine = machine_of(target)
     anonymous, locations = without_locations(graph)
     disabled = config.disabled_passes()
@@ -99,6 +101,51 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
         if known is None or not _same_places(known, locations):
             known = _built[key] = _build(graph, library, target, options, key, locations)
     return known
+
+
+def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
+    """A program on a GPU for arrays in host memory: chunk by chunk where the graph treats a batch's elements alike."""
+    from fusec.passes.batch import batch_axes, with_batch
+    from fusec.passes.place import place
+    from fusec.runtime.host import HostExecutable, chunk_of, load_cupy
+
+    load_cupy()
+    device = target if target.removeprefix("cuda:").isdigit() else "cuda:0"
+    reason, batch, axes = "", 0, dict[Value, int]()
+    try:
+        axes = batch_axes(graph)
+        batch = int(graph.outputs[0].type.static_shape[0])
+    except LoweringError as error:
+        reason = str(error)
+    read = [v for v in (*graph.inputs, *graph.outputs) if v in axes]
+    chunk = chunk_of(batch, sum(v.type.nbytes for v in read) // max(batch, 1)) if batch > 1 else 0
+
+    producers = graph.producers()
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        while (op := producers.get(value)) is not None and op.definition.kind == "view":
+            value = op.operands[0]
+        if op is None and port.mutates is None:
+            raise LoweringError("a result is a view of an argument in host memory; return a copy of it")
+
+    def built(count: int) -> Built:
+        on_device = place(with_batch(graph, axes if count else {}, count), device)
+        return build(on_device, "cupy", replace(options, target=None if target in ("cuda", device) else target))
+
+    found = built(chunk)
+    rest = built(batch % chunk).executable if chunk and batch % chunk else None
+    inner = found.executable
+    said = reason or f"{batch} elements of a batch, {chunk} at a time"
+    program = replace(
+        inner.program,
+        output_ports=graph.output_ports,
+        declined=(*inner.program.declined, Declined("arrays in host memory", said)),
+    )
+    sliced = tuple(v in axes for v in graph.inputs)
+    whole = batch if chunk else 0
+    executable = HostExecutable(
+        program, inner.module, "numpy", inner.digests, inner=inner, rest=rest, batch=whole, chunk=chunk, sliced=sliced
+    )
+    return Built(executable, found.from_cache, found.seconds)
 
 
 def machine_of(target: str) -> CpuTarget | GpuTarget:

@@ -1,0 +1,261 @@
+"""Programs on a GPU for arrays in host memory: chunks of a batch go in, are computed and go out on several streams.
+
+Copies of both directions and kernels overlap. Arrays in pageable memory pass through pinned buffers, which a few
+threads fill; results are made in pinned memory. Pinned and device memory come from CuPy's pools.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import DeviceError, TargetError
+from fusec.ir.types import fixed
+from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.code import Scope
+from fusec.runtime.emit import ProgramWriter
+from fusec.runtime.executable import Executable
+
+STREAMS = 3
+"""Chunks on their way: one goes in, one is computed, one goes out."""
+
+CHUNK_BYTES = 48 << 20
+"""Of what one chunk reads and writes, about: large enough for the link's full speed, small beside a card's memory."""
+
+_COPY_BYTES = 4 << 20
+"""Of what one thread copies at a time."""
+
+Array = np.ndarray[Any, Any]
+
+
+def chunk_of(batch: int, bytes_each: int) -> int:
+    """Elements of a batch in one chunk: a divisor of the batch where one is near, so that all chunks are alike."""
+    most = max(1, min(batch // STREAMS, CHUNK_BYTES // max(bytes_each, 1)))
+    return next((n for n in range(most, most // 2, -1) if batch % n == 0), most)
+
+
+@dataclass(frozen=True, eq=False)
+class HostExecutable(Executable):
+    """An executable for NumPy arrays whose program runs on CuPy's.
+
+    batch: how many elements there are along the first axis of the inputs that ``sliced`` marks; 0: the arrays go in
+    whole. chunk: how many of them the program takes. rest: the program for those that are left over.
+    """
+
+    inner: Executable | None = None
+    rest: Executable | None = None
+    batch: int = 0
+    chunk: int = 0
+    sliced: tuple[bool, ...] = ()
+
+    @property
+    def arrays(self) -> Arrays:
+        return load_arrays("numpy")
+
+    def write(
+        self, scope: Scope, inputs: Sequence[str], clock: str | None = None, arrays: Arrays | None = None
+    ) -> ProgramWriter:
+        """One call of :meth:`run`, in the form of a program's lines."""
+        run = scope.bind(self.run, f"run_{self.program.name}")
+        lines = [f"made = {run}([{', '.join(inputs)}])"]
+        if clock is not None:
+            lines.append(f"times += [{clock}()] * {len(self.program.steps)}")
+        return _Written(lines, [f"made[{k}]" for k in range(len(self.program.outputs))])  # type: ignore[return-value]
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self.run(inputs)
+
+    @cached_property
+    def _pipeline(self) -> _Pipeline:
+        return _Pipeline(self)
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """The outputs, in pinned memory. DeviceError where the device fails, or its or pinned memory runs out."""
+        results = self._pipeline.run(inputs)
+        for k, port in enumerate(self.program.output_ports):
+            if port.mutates is not None:
+                np.copyto(inputs[port.mutates], results[k])
+                results[k] = inputs[port.mutates]
+            elif port.strides is not None:
+                results[k] = _laid_out(results[k], fixed(port.strides))
+        return results
+
+
+@dataclass
+class _Written:
+    lines: list[str]
+    results: list[str]
+
+
+class _Pipeline:
+    """The streams, buffers and steps of one program's calls."""
+
+    def __init__(self, host: HostExecutable) -> None:
+        assert host.inner is not None
+        self.host, self.inner = host, host.inner
+        self.cupy = load_cupy()
+        self.device = self.inner.device or 0
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        cupy = self.cupy
+        try:
+            with cupy.cuda.Device(self.device):
+                return self._run(inputs)
+        except (cupy.cuda.memory.OutOfMemoryError, MemoryError) as error:
+            raise DeviceError(f"{self.inner.program.name}: no memory for a chunk: {error}") from None
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.inner.program.name}: {error}") from None
+
+    def _run(self, inputs: Sequence[Array]) -> list[Array]:
+        host, cupy = self.host, self.cupy
+        if not host.batch:
+            return self._whole(inputs)
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
+        kept = self._shared(inputs, streams)
+        results = [self._result(slot) for slot in self.inner.program.outputs]
+        staging: list[dict[int, Array]] = [{} for _ in streams]
+        arrived: list[Any] = [None] * STREAMS
+        starts = range(0, host.batch, host.chunk)
+        for number, start in enumerate(starts):
+            at, stop = number % STREAMS, min(start + host.chunk, host.batch)
+            if arrived[at] is not None:
+                arrived[at].synchronize()  # its pinned buffers may be filled again
+            program = self.inner if stop - start == host.chunk else host.rest
+            assert program is not None
+            with streams[at]:
+                given = [
+                    kept[k] if k in kept else self._send(array[start:stop], staging[at], k, streams[at])
+                    for k, array in enumerate(inputs)
+                ]
+                arrived[at] = streams[at].record()
+                made = program(*given)
+                for result, array in zip(results, made, strict=True):
+                    _fetch(array, result[start:stop], streams[at])
+        for stream in streams:
+            stream.synchronize()
+        return results
+
+    def _whole(self, inputs: Sequence[Array]) -> list[Array]:
+        stream = self.cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            given = [self._send(array, {}, k, stream) for k, array in enumerate(inputs)]
+            made = self.inner(*given)
+            results = [pinned_empty(array.shape, array.dtype) for array in made]
+            for result, array in zip(results, made, strict=True):
+                _fetch(array, result, stream)
+        stream.synchronize()
+        return results
+
+    def _shared(self, inputs: Sequence[Array], streams: Sequence[Any]) -> dict[int, Any]:
+        """What every chunk reads, on the device before any of them."""
+        found: dict[int, Any] = {}
+        with streams[0]:
+            for k, array in enumerate(inputs):
+                if not self.host.sliced[k]:
+                    found[k] = self._send(array, {}, k, streams[0])
+            there = streams[0].record()
+        for stream in streams[1:]:
+            stream.wait_event(there)
+        return found
+
+    def _result(self, slot: int) -> Array:
+        type = self.inner.program.slots[slot].type
+        return pinned_empty((self.host.batch, *type.static_shape[1:]), type.dtype.numpy)
+
+    def _send(self, array: Array, staging: dict[int, Array], number: int, stream: Any) -> Any:
+        """The array on the device, row-major; through a pinned buffer unless it lies in pinned memory itself."""
+        target = self.cupy.ndarray(array.shape, array.dtype)
+        if not array.nbytes:
+            return target
+        source = array
+        if not (array.flags.c_contiguous and is_pinned(array)):
+            buffer = staging.get(number)
+            if buffer is None or buffer.nbytes < array.nbytes:
+                buffer = staging[number] = pinned_empty((array.nbytes,), np.dtype(np.uint8))
+            source = np.ndarray(array.shape, array.dtype, buffer)
+            copy_with_threads(source, array)
+        target.data.copy_from_host_async(source.ctypes.data, array.nbytes, stream)
+        return target
+
+
+def _laid_out(array: Array, strides: Sequence[int]) -> Array:
+    """A copy with the strides, in elements, that the function as written gives."""
+    last = sum((n - 1) * s for n, s in zip(array.shape, strides, strict=True)) if array.size else -1
+    memory = np.empty(last + 1, array.dtype)
+    made = np.lib.stride_tricks.as_strided(memory, array.shape, [s * array.itemsize for s in strides])
+    np.copyto(made, array)
+    return made
+
+
+def _fetch(array: Any, into: Array, stream: Any) -> None:
+    if into.nbytes:
+        array.data.copy_to_host_async(into.ctypes.data, into.nbytes, stream)
+
+
+@cache
+def load_cupy() -> Any:
+    """CuPy. TargetError where it is not installed or has no device."""
+    try:
+        import cupy
+    except ImportError:
+        raise TargetError(
+            "arrays in host memory go to a GPU through CuPy, which is not installed: pip install fusec[cupy]"
+        ) from None
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise TargetError(f"no GPU here: {error}") from None
+    if not count:
+        raise TargetError("no GPU here")
+    return cupy
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array in pinned memory of CuPy's pool, which gets it back with the last reference to the array.
+
+    Where the system refuses to pin more, the array lies in plain memory: copies to it are slower, and right.
+    """
+    nbytes = prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    cupy = load_cupy()
+    try:
+        memory = cupy.cuda.alloc_pinned_memory(nbytes)
+    except (cupy.cuda.runtime.CUDARuntimeError, MemoryError):
+        return np.empty(shape, dtype)
+    return np.frombuffer(memory, dtype, prod(shape)).reshape(shape)
+
+
+def is_pinned(array: Array) -> bool:
+    """Whether a copy to or from the array can run beside others."""
+    cupy = load_cupy()
+    kind = cupy.cuda.runtime.pointerGetAttributes(array.ctypes.data).type
+    return int(kind) == 1  # cudaMemoryTypeHost
+
+
+@cache
+def _copiers() -> tuple[ThreadPoolExecutor, int]:
+    count = max(1, min(8, (os.cpu_count() or 2) - 1))
+    return ThreadPoolExecutor(count, "fusec-copy"), count
+
+
+def copy_with_threads(target: Array, source: Array) -> None:
+    """``target[...] = source``, in parts along the first axis where that pays."""
+    copy: Callable[..., None] = np.copyto
+    pool, count = _copiers()
+    if source.ndim == 0 or source.nbytes < 2 * _COPY_BYTES:
+        copy(target, source)
+        return
+    if source.flags.c_contiguous:
+        target, source = target.reshape(-1), source.reshape(-1)
+    parts = min(count, source.shape[0], source.nbytes // _COPY_BYTES)
+    ends = [source.shape[0] * k // parts for k in range(parts + 1)]
+    list(pool.map(copy, *zip(*((target[a:b], source[a:b]) for a, b in pairwise(ends)), strict=True)))
