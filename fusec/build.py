@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fusec import config
-from fusec.errors import ArtifactError, FusecError, LoweringError, TargetError
+from fusec.errors import ArtifactError, CodegenError, FusecError, LoweringError, TargetError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
@@ -274,12 +275,21 @@ def compile_module(program: Program) -> Module:
     if is_gpu(program.target):
         from fusec.codegen.gpu import compile_kernels as compile_for_gpu
 
-        on_gpu: Module = compile_for_gpu(program.kernels, gpu_target(program.target))
+        try:
+            on_gpu: Module = compile_for_gpu(program.kernels, gpu_target(program.target))
+        except CodegenError as error:
+            raise CodegenError(str(error), _line_of(program, str(error))) from error
         return on_gpu
     from fusec.codegen.tvm.build import compile_kernels
 
     module: Module = compile_kernels(program.kernels, cpu_target(program.target))
     return module
+
+
+def _line_of(program: Program, message: str) -> Location | None:
+    """The user's line of the kernel that a message names."""
+    named = [r for r in program.reports if re.search(rf"\b{re.escape(r.kernel)}\b", message)]
+    return next((place for report in named for _, place in report.fused if place is not None), None)
 
 
 def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.codegen.gpu import GpuModule, compile_kernels, module_from_bytes
 from fusec.codegen.triton.module import TritonModule
-from fusec.errors import ArtifactError
+from fusec.errors import ArtifactError, CodegenError
 from fusec.ir.parse import parse
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.pipeline import lower
@@ -76,3 +76,17 @@ def test_the_language_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_GPU_LANGUAGE", "fortran")
     with pytest.raises(ValueError, match="triton or cuda"):
         config.gpu_language()
+
+
+def test_a_kernel_that_does_not_compile_is_told_with_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec.build import compile_module
+    from fusec.codegen.cuda import spelling
+
+    text = """graph @g(%x: f32[64, 100]) {
+  %y = sqrt(%x) : f32[64, 100]  // model.py:12
+  return %y
+}"""
+    program = lowered(text, triton=False)
+    monkeypatch.setitem(spelling.FLOATS, "sqrt", "square_root({0})")
+    with pytest.raises(CodegenError, match=r"(?s)model\.py:12: NVRTC can't compile map_y .*\| .*square_root"):
+        compile_module(program)

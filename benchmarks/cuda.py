@@ -1,0 +1,229 @@
+"""Kernels in CUDA C++ against libraries and plain kernels, arrays in host memory, and the host's time a launch.
+
+``python -m benchmarks.cuda [--out FILE]`` on a machine with a CUDA card, torch and CuPy. Peers are called in turn in
+one process with random data; the median is shown. Device times are between events, the L2 cache overwritten before each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+
+import fusec
+from fusec.runtime import host
+
+from .gpu import add_rmsnorm, layernorm_gelu, rand, silu_mul, softmax
+
+Call = Callable[[], Any]
+Row = tuple[str, dict[str, float], str]
+
+NAIVE = """extern "C" __global__ void naive(const float* a, const float* b, float* c, int n) {
+    const int column = blockIdx.x * 16 + threadIdx.x, row = blockIdx.y * 16 + threadIdx.y;
+    float sum = 0;
+    for (int k = 0; k < n; ++k) sum += a[row * n + k] * b[k * n + column];
+    c[row * n + column] = sum;
+}"""
+
+
+def device_times(calls: dict[str, Call], rounds: int = 15) -> dict[str, float]:
+    """Median seconds on the device, the calls in turn."""
+    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.int8, device="cuda")
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 2):
+        for name, call in calls.items():
+            flush.zero_()
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            stop.record()
+            torch.cuda.synchronize()
+            if number >= 2:
+                found[name].append(start.elapsed_time(stop) * 1e-3)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def wall_times(calls: dict[str, Call], rounds: int = 7) -> dict[str, float]:
+    """Median seconds of whole calls, in turn; results are let go before the next."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 2):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            result = call()
+            if number >= 2:
+                found[name].append(time.perf_counter() - start)
+            del result
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def compiled(function: Callable[..., Any], language: str = "") -> Callable[..., Any]:
+    """The function through fusec, its kernels in one language where one is given."""
+    jitted = fusec.jit(function, fallback="error", cache=False)
+
+    def call(*args: Any) -> Any:
+        if language:
+            os.environ["FUSEC_GPU_LANGUAGE"] = language
+        try:
+            return jitted(*args)
+        finally:
+            os.environ.pop("FUSEC_GPU_LANGUAGE", None)
+
+    return call
+
+
+def singles() -> list[Row]:
+    """float32 products, without tf32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return [
+        product("4096³", 4096, lambda x, w: x @ w),
+        product("4096³, x @ w.T", 4096, lambda x, w: x @ w.T),
+        product("2048³", 2048, lambda x, w: x @ w, naive_product),
+    ]
+
+
+def product(
+    name: str, n: int, function: Callable[..., Any], plain: Callable[[Any, Any, int], Call] | None = None
+) -> Row:
+    """One product of n by n matrices; ``plain`` makes one more peer."""
+    x, w = (torch.randn(n, n, device="cuda") for _ in range(2))
+    fast = compiled(function, "cuda")
+    calls: dict[str, Call] = {"cuBLAS": lambda: function(x, w), "fusec": lambda: fast(x, w)}
+    if plain is not None:
+        calls["an element a thread"] = plain(x, w, n)
+    rates = {peer: 2e-12 * n**3 / t for peer, t in device_times(calls).items()}
+    return f"float32 product {name}", rates, "TFLOP/s"
+
+
+def naive_product(x: Any, w: Any, n: int) -> Call:
+    """The product by a kernel whose threads compute an element each."""
+    a, b, c = (cupy.from_dlpack(t) for t in (x, w, torch.empty(n, n, device="cuda")))
+    kernel = cupy.RawKernel(NAIVE, "naive")
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+
+    def run() -> None:
+        with stream:
+            kernel((n // 16, n // 16), (16, 16), (a, b, c, n))
+
+    return run
+
+
+def pointwise() -> list[Row]:
+    """Maps and rows in both languages."""
+    shape = (16384, 8192)
+    works: list[tuple[str, Callable[..., Any], tuple[Any, ...], float]] = [
+        ("softmax bf16 16384×8192", softmax, (rand(*shape),), 4),
+        ("layernorm+gelu", layernorm_gelu, (rand(*shape), rand(8192), rand(8192)), 4),
+        ("add+rmsnorm", add_rmsnorm, (rand(*shape), rand(*shape), rand(8192)), 8),
+        ("silu(x)·y", silu_mul, (rand(*shape), rand(*shape)), 6),
+    ]
+    rows: list[Row] = []
+    for name, function, args, each in works:
+        in_cuda, in_triton = compiled(function, "cuda"), compiled(function, "triton")
+        calls: dict[str, Call] = {
+            "eager": lambda f=function, a=args: f(*a),
+            "fusec, Triton": lambda f=in_triton, a=args: f(*a),
+            "fusec": lambda f=in_cuda, a=args: f(*a),
+        }
+        rates = {k: each * shape[0] * shape[1] / t * 1e-9 for k, t in device_times(calls).items()}
+        rows.append((name, rates, "GB/s"))
+    return rows
+
+
+def from_host() -> list[Row]:
+    """64 products of 2048×2048 float32 with one matrix, from and to NumPy arrays."""
+    batch, n = 64, 2048
+    rng = np.random.default_rng(0)
+    pageable, w = rng.standard_normal((batch, n, n), np.float32), rng.standard_normal((n, n), np.float32)
+    pinned = host.pinned_empty(pageable.shape, pageable.dtype)
+    pinned[...] = pageable
+    function: Callable[..., Any] = lambda x, w: x @ w  # noqa: E731
+    fast = fusec.jit(function, target="cuda", fallback="error")
+    on_card = fusec.jit(function, fallback="error")
+    there, back = cupy.empty(pinned.shape, np.float32), host.pinned_empty(pinned.shape, pinned.dtype)
+    weight = cupy.asarray(w)
+    one, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+
+    def both_ways() -> None:
+        there.data.copy_from_host_async(pinned.ctypes.data, pinned.nbytes, one)
+        there.data.copy_to_host_async(back.ctypes.data, back.nbytes, other)
+        one.synchronize()
+        other.synchronize()
+
+    def compute() -> Any:
+        made = on_card(there, weight)
+        cupy.cuda.Device().synchronize()
+        return made
+
+    limits = wall_times({"link, both ways at once": both_ways, "compute": compute})
+    rows: list[Row] = []
+    for name, x in (("pinned", pinned), ("pageable", pageable)):
+        calls: dict[str, Call] = {
+            "copy, compute, copy": lambda x=x: cupy.asnumpy(cupy.asarray(x) @ cupy.asarray(w)),
+            "fusec": lambda x=x: fast(x, w),
+        }
+        rows.append((f"64 products of 2048² from {name} memory", wall_times(calls) | limits, "s"))
+    return rows
+
+
+def launches() -> list[Row]:
+    """Host time of one small kernel, called with device addresses."""
+    x, y = cupy.ones(1024, np.float32), cupy.ones(1024, np.float32)
+    raw = cupy.RawKernel('extern "C" __global__ void nothing(const float* x, float* y) {}', "nothing")
+    from fusec.codegen.cuda.build import compile_kernels
+    from fusec.ir.parse import parse
+    from fusec.passes.pipeline import lower
+    from fusec.target.gpu import gpu_target
+
+    text = "graph @m(%x: f32[1024]) {\n  %y = exp(%x) : f32[1024]\n  return %y\n}"
+    kernels = lower(parse(text), "cuda:0").program.kernels
+    module = compile_kernels(kernels, gpu_target("cuda:0"))
+    run = module.function(kernels[0].name, 0)
+    a, b = x.data.ptr, y.data.ptr
+    calls: dict[str, Call] = {
+        "CuPy's RawKernel": lambda: raw((1,), (128,), (x, y)),
+        "fusec": lambda: run(a, b),
+    }
+    best: dict[str, float] = {}
+    for name, call in calls.items():
+        for _ in range(30):
+            start = time.perf_counter()
+            for _ in range(200):
+                call()
+            best[name] = min(best.get(name, 1.0), (time.perf_counter() - start) / 200 * 1e6)
+            torch.cuda.synchronize()
+    return [("host time a launch", best, "µs")]
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    lines = ["| work | unit | fusec | peers |", "|---|---|---|---|"]
+    for name, found, unit in rows:
+        peers = ", ".join(f"{peer} {value:.4g}" for peer, value in found.items() if peer != "fusec")
+        lines.append(f"| {name} | {unit} | {found['fusec']:.4g} | {peers} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for section in (singles, pointwise, from_host, launches):
+        rows += section()
+        print(table(rows[-4:]), flush=True)
+    name = torch.cuda.get_device_name()
+    text = f"# CUDA C++ kernels and host arrays on one {name}\n\n`python -m benchmarks.cuda`; medians.\n\n{table(rows)}"
+    if options.out is not None:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
