@@ -1,7 +1,8 @@
 """Kernels in CUDA C++ against libraries and plain kernels, arrays in host memory, and the host's time a launch.
 
 ``python -m benchmarks.cuda [--out FILE]`` on a machine with a CUDA card, torch and CuPy. Peers are called in turn in
-one process with random data; the median is shown. Device times are between events, the L2 cache overwritten before each.
+one process with random data; the median is shown. Device times are between events, and the L2 cache is overwritten
+before each.
 """
 
 from __future__ import annotations

@@ -90,10 +90,11 @@ def test_the_callers_stream() -> None:
     double = fusec.jit(lambda x: x * 2 + 1, fallback="error")
     double(x)
     big = rand(4096, 4096)
-    cp.cuda.Device().synchronize()
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
-        for _ in range(20):
+        big @ big  # the library starts up
+        stream.synchronize()
+        for _ in range(50):
             big @ big
         x.fill(3)
         y = double(x)
