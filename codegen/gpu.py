@@ -90,9 +90,9 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     TargetError where a compiler is missing.
     """
     parts: list[Part] = []
-    in_cuda = [k for k in kernels if is_cuda(k) and (k.pipeline is not None or _is_said_in_cuda(k, target))]
+    in_cuda = [k for k in kernels if is_cuda(k) and _is_said_in_cuda(k, target)]
     names = {k.name for k in in_cuda}
-    in_triton = [k for k in kernels if k.name not in names]
+    in_triton = [_for_any_address(k) if k.unaligned else k for k in kernels if k.name not in names]
     narrow: list[Kernel] = []
     if in_cuda:
         from fusec.codegen.cuda.build import compile_kernels as compile_cuda
@@ -103,12 +103,14 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     if in_triton or narrow:
         from fusec.codegen.triton.build import compile_kernels as compile_triton
 
-        plain = [replace(k, pipeline=None, language="triton", warps=8, stages=3) for k in narrow]
+        plain = [_for_any_address(k) for k in narrow]
         parts.append(compile_triton(in_triton, target, unaligned=plain))
     return parts[0] if len(parts) == 1 else GpuModule(target, tuple(parts))
 
 
 def _is_said_in_cuda(kernel: Kernel, target: GpuTarget) -> bool:
+    if kernel.pipeline is not None and kernel.unaligned is None:
+        return True
     from fusec.codegen.cuda.emit import emit_kernel
 
     try:
@@ -116,6 +118,13 @@ def _is_said_in_cuda(kernel: Kernel, target: GpuTarget) -> bool:
     except LoweringError:
         return False
     return True
+
+
+def _for_any_address(kernel: Kernel) -> Kernel:
+    """The kernel for Triton, in its own schedule where it has one."""
+    if kernel.unaligned is not None:
+        return replace(kernel.unaligned, name=kernel.name)
+    return replace(kernel, pipeline=None, language="triton", warps=8, stages=3)
 
 
 def is_cuda(kernel: Kernel) -> bool:

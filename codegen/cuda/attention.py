@@ -25,7 +25,8 @@ _MOST_CONSUMERS = 3
 _REGISTERS = {1: 210, 2: 210, 3: 150}
 """Of a consumer's thread, for scores, weights and results, by the number of consumers."""
 _OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column raw place first_key values
-staged begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale kStaged"""
+staged begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale kStaged
+kSubtractsFirst"""
 
 
 def emit_hopper_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -43,6 +44,7 @@ class _Emitter(PlanWriter):
         self.target, self.pipeline = target, kernel.pipeline
         self.depth, self.values = columns_of(roles.depth), columns_of(roles.value)
         self.consumers = roles.query.extent // _GROUP_ROWS
+        self.scale = roles.loops[roles.whole].scale
         self.symbols |= {roles.first_key: "first_key", roles.key.var: "place", roles.turn.var: "turn"}
         for head in roles.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
@@ -141,6 +143,7 @@ class _Emitter(PlanWriter):
         flags = {
             "kTurns": self.pipeline.turns and self.consumers == 2,
             "kStaged": staged,
+            "kSubtractsFirst": any(loop.subtracts_first for loop in roles.loops),
             "kMaskedBefore": roles.whole > 0,
             "kMaskedAfter": roles.whole < len(roles.loops) - 1,
         }
@@ -148,7 +151,7 @@ class _Emitter(PlanWriter):
         line(f"static constexpr int kDepth = {self.depth}, kValues = {self.values}, kKeys = {roles.key.extent};")
         line(f"static constexpr int kConsumers = {self.consumers}, kStages = {self.kernel.stages};")
         line(f"static constexpr bool {', '.join(f'{k} = {str(v).lower()}' for k, v in flags.items())};")
-        line(f"static constexpr float kScale = {literal(roles.scale, f32)};")
+        line(f"static constexpr float kScale = {literal(self.scale, f32)};")
         line()
 
     def _places(self) -> None:
@@ -188,7 +191,10 @@ class _Emitter(PlanWriter):
             if self.m.limit is not None and any(x.buffer.space == "parameter" for x in loads(loop.score)):
                 line(f"if (row >= {bare(self.index(self.m.limit))}) return raw;")
             scalars = Scalars(self.style, self.names, self._reader(loop.raw), self.index, line, [loop.score])
-            line(f"return {bare(scalars.value(loop.score))};")
+            units = "" if loop.scale == self.scale else f" * {literal(loop.scale / self.scale, f32)}"
+            line(
+                f"return {scalars.value(loop.score)}{units};" if units else f"return {bare(scalars.value(loop.score))};"
+            )
 
     def _reader(self, raw: Buffer) -> Callable[[Load], str]:
         def read(load: Load) -> str:

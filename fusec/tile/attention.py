@@ -29,7 +29,8 @@ class Operand:
 class KeyLoop:
     """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the product of queries and keys.
 
-    ``limit``: keys of a block that there are, counted from its first; None where all are.
+    ``limit``: keys of a block that there are, counted from its first; None where all are. scale: of scores, in units of
+    log2. ``subtracts_first``: the maximum of a row is subtracted before that, as scores may be huge.
     """
 
     start: Index
@@ -37,6 +38,8 @@ class KeyLoop:
     limit: Index | None
     raw: Buffer
     score: ScalarExpr
+    scale: float
+    subtracts_first: bool
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class AttentionRoles:
     heads: the grid's other axes. turn: number of the block of queries. query, key, depth, value: iterators over a block
     of queries, a block of keys, and the columns of queries and of values. first_key: the loops' variable. loops: in
     order; ``whole`` is the place of the one whose blocks no mask touches (of the only one, where there is no other).
-    scale: of scores, in units of log2. total, result: the softmax's sums, and the weighted sums of values.
+    total, result: the softmax's sums, and the weighted sums of values.
     """
 
     heads: tuple[Iter, ...]
@@ -61,7 +64,6 @@ class AttentionRoles:
     values: Operand
     loops: tuple[KeyLoop, ...]
     whole: int
-    scale: float
     total: Buffer
     result: Buffer
     stores: tuple[Store, ...]
@@ -76,16 +78,12 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
     stores = tuple(s for s in grid.body if isinstance(s, Store))
     if not loops or any(not isinstance(s, Loop | Store | Alloc | Map) for s in grid.body):
         raise LoweringError(f"{kernel.name} does more than walk over keys")
-    found = [_loop(kernel, s) for s in loops]
+    key_loops = tuple(_loop(kernel, s) for s in loops)
     scores, weighted = _dots(kernel, loops[0].body)
-    scales = {scale for _, scale in found}
-    if len(scales) != 1:
-        raise LoweringError(f"{kernel.name} scales its scores in several ways")
     query = _fetched(_staged(grid.body, scores.a), (scores.m, scores.k))
     partial = (d.n for d in (_dots(kernel, s.body)[0] for s in loops) if d.n.limit is not None)
     key = next(partial, scores.n)
     keys, values = _fetched(scores.b, (key, scores.k)), _fetched(weighted.b, (key, weighted.n))
-    key_loops = tuple(loop for loop, _ in found)
     return AttentionRoles(
         grid.iters[:-1],
         grid.iters[-1],
@@ -99,7 +97,6 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
         values,
         key_loops,
         min(range(len(loops)), key=lambda n: _effort(key_loops[n])),
-        scales.pop(),
         _summed(loops[0].body, weighted.a.buffer),
         weighted.accumulator.buffer,
         stores,
@@ -121,7 +118,7 @@ def _dots(kernel: Kernel, body: Block) -> tuple[Dot, Dot]:
     return dots[0], dots[1]
 
 
-def _loop(kernel: Kernel, loop: Loop) -> tuple[KeyLoop, float]:
+def _loop(kernel: Kernel, loop: Loop) -> KeyLoop:
     scores, weighted = _dots(kernel, loop.body)
     if not all(isinstance(s, Alloc | Map | Reduce | Dot) for s in loop.body):
         raise LoweringError(f"{kernel.name} does more in a step than attention does")
@@ -130,22 +127,23 @@ def _loop(kernel: Kernel, loop: Loop) -> tuple[KeyLoop, float]:
     score = changed[0] if changed else raw
     if len(changed) > 1 or any(isinstance(s, Map) and _writes_operand(s, scores, weighted) for s in loop.body):
         raise LoweringError(f"{kernel.name} computes its keys or values")
-    return KeyLoop(loop.start, loop.stop, scores.n.limit, raw.buffer, score), _scale(loop.body, weighted.a.buffer, raw)
+    scale, first = _scale(loop.body, weighted.a.buffer, raw)
+    return KeyLoop(loop.start, loop.stop, scores.n.limit, raw.buffer, score, scale, first)
 
 
 def _writes_operand(s: Map, scores: Dot, weighted: Dot) -> bool:
     return s.target in (scores.b.buffer, weighted.b.buffer)
 
 
-def _scale(body: Block, weights: Buffer, raw: Load) -> float:
-    """The factor of the scores in ``exp2(score * factor - shift)``."""
+def _scale(body: Block, weights: Buffer, raw: Load) -> tuple[float, bool]:
+    """The factor of scores in units of log2, and whether a row's maximum is subtracted before they are scaled."""
     for s in body:
         if isinstance(s, Map) and s.target is weights:
             for node in walk(s.value):
-                if isinstance(node, Apply) and node.op == "mul" and node.args[0] == raw:
-                    factor = node.args[1]
-                    if isinstance(factor, Const):
-                        return float(factor.value.real)
+                if isinstance(node, Apply) and node.op == "mul" and isinstance(node.args[1], Const):
+                    first = isinstance(node.args[0], Apply) and node.args[0].op == "sub" and node.args[0].args[0] == raw
+                    if first or node.args[0] == raw:
+                        return float(node.args[1].value.real), first
     raise LoweringError("weights that are no powers of scaled scores")
 
 

@@ -172,7 +172,8 @@ class Kernel:
     what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
     loops run ``stages`` loads ahead; both are 0 elsewhere. A thread may have ``registers`` registers, 0 for any number.
     With a ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
-    end, where the outputs are parts of them that another kernel adds up.
+    end, where the outputs are parts of them that another kernel adds up. ``unaligned``: the same work scheduled for
+    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them.
     """
 
     name: str
@@ -189,3 +190,4 @@ class Kernel:
     pipeline: Pipeline | None = None
     language: Language = "triton"
     final: DType | None = None
+    unaligned: Kernel | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from fusec.passes.schedule.gpu import Launch
+from fusec.passes.schedule.gpu import AttentionSize, Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Pipeline
 
@@ -121,3 +121,27 @@ def _predict(tiles: int, tile: _Tile, k: int, products: int, reads: int, target:
     if tile.turns:
         return waves * multiply + epilogue
     return waves * (multiply + epilogue)
+
+
+_ATTENTION = (
+    (64, ((192, 128, 2, False), (128, 128, 2, True), (128, 192, 2, True))),
+    (128, ((128, 160, 2, True), (128, 128, 2, True), (128, 96, 3, True))),
+    (192, ((128, 96, 2, True), (128, 64, 2, True))),
+    (256, ((128, 80, 2, True), (128, 64, 2, True))),
+)
+"""For heads of so many columns at most: queries, keys, stages, whether consumers take turns; in the order of their rate
+on an H200 (heads of 64: 497, 467 and 471 TFLOP/s; of 128: 698, 684 and 654)."""
+_SHORT_MASKED = 8192
+"""Keys up to which shorter blocks win under a mask: more of them are left out (644 against 639 TFLOP/s at 4096)."""
+
+
+def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[HopperAttentionSchedule]:
+    """Schedules for attention in 16 bits, the usual best first; none on other cards, or for too little work."""
+    columns = max(size.depth, size.values)
+    enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.units // 2
+    if target.backend != "cuda" or target.arch != 90 or size.bits != 16 or size.whole or not enough:
+        return []
+    blocks = next((found for most, found in _ATTENTION if columns <= most), ())
+    if size.masked and size.keys <= _SHORT_MASKED and 64 < columns <= 128:
+        blocks = (blocks[1], blocks[0], *blocks[2:])
+    return [HopperAttentionSchedule(q, k, stages, turns) for q, k, stages, turns in blocks]

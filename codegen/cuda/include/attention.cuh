@@ -10,7 +10,8 @@
 //     using Type                              bf16 or f16
 //     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16), keys in a block
 //     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; two consumers take turns
-//     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...)
+//     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
+//     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
 //     begin(block)                            sets which head and queries a block does, and its keys:
 //     first, whole, part, last                from `first`; the mask leaves all of [whole, part) in; up to `last`
@@ -145,6 +146,12 @@ struct Online {
         for (int i = 0; i < kOut; ++i) out[i] *= rescale[i / 2 % 2];
     }
 
+    /// One multiply-add, unless its rounding would show.
+    __device__ static float weight_of(float score, float shift) {
+        if (Plan::kSubtractsFirst) return power_of_two((score - shift) * Plan::kScale);
+        return power_of_two(fmaf(score, Plan::kScale, -shift));
+    }
+
     /// Scores to weights, not yet rounded; the running maximum and sum.
     template <bool kMasked>
     __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
@@ -159,13 +166,13 @@ struct Online {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[h] = row_max(highest[h]);
-            shift[h] = highest[h] == -infinity ? 0.0f : highest[h] * Plan::kScale;
-            rescale[h] = power_of_two(peak[h] * Plan::kScale - shift[h]);
+            shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
+            rescale[h] = weight_of(peak[h], shift[h]);
             peak[h] = highest[h];
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            scores[i] = power_of_two(fmaf(scores[i], Plan::kScale, -shift[i / 2 % 2]));
+            scores[i] = weight_of(scores[i], shift[i / 2 % 2]);
             sum[i / 2 % 2] += scores[i];
         }
 #pragma unroll

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.attention import lower_attention
-from fusec.passes.schedule.gpu import GpuAttentionSchedule
+from fusec.passes.schedule.gpu import GpuAttentionSchedule, Launch
 from fusec.passes.schedule.hopper import HopperAttentionSchedule
 from fusec.tile.attention import attention_roles
+
+_ANY_ADDRESS = GpuAttentionSchedule(64, 64, Launch(4, 2))
+"""For addresses that bulk copies refuse."""
 
 
 def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> LoweredGroup:
@@ -16,4 +19,8 @@ def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> L
     s = schedule
     lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
     attention_roles(lowered.kernel)
-    return replace(lowered, schedule=(*s.describe(), *(item for item in lowered.schedule if item[0] == "skipped")))
+    anywhere = lower_attention(frame.fresh(), _ANY_ADDRESS).kernel
+    launch = {"warps": _ANY_ADDRESS.launch.warps, "stages": _ANY_ADDRESS.launch.stages}
+    kernel = replace(lowered.kernel, unaligned=replace(anywhere, **launch))
+    skipped = (item for item in lowered.schedule if item[0] == "skipped")
+    return replace(lowered, kernel=kernel, schedule=(*s.describe(), *skipped))

@@ -17,6 +17,7 @@ from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.gemv import lower_gemv, reads_across
 from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
+from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
 from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
@@ -28,6 +29,7 @@ from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.lower.row import reduced_is_innermost
 from fusec.passes.lower.select import fused_ops
 from fusec.passes.schedule.gpu import (
+    AttentionSize,
     GpuAttentionSchedule,
     GpuGemmSchedule,
     GpuGemvSchedule,
@@ -41,7 +43,12 @@ from fusec.passes.schedule.gpu import (
 )
 from fusec.passes.schedule.gpu_gemm import Problem, gemm_candidates
 from fusec.passes.schedule.gpu_row import row_candidates
-from fusec.passes.schedule.hopper import HopperGemmSchedule, hopper_candidates
+from fusec.passes.schedule.hopper import (
+    HopperAttentionSchedule,
+    HopperGemmSchedule,
+    hopper_attention_candidates,
+    hopper_candidates,
+)
 from fusec.passes.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
@@ -65,7 +72,8 @@ class InCuda:
         return (*self.schedule.describe(), ("language", "cuda"))
 
 
-AnySchedule = GpuSchedule | HopperGemmSchedule | TiledGemmSchedule | InCuda
+AnySchedule = GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | InCuda
+_IN_CUDA = (HopperGemmSchedule, HopperAttentionSchedule, TiledGemmSchedule, InCuda)
 
 
 @dataclass
@@ -115,7 +123,8 @@ class GpuSelector:
                 fills = axes.batches * axes.m * axes.n >= _LARGE * self.target.units
                 return [*tiled, *here] if fills and dtype.bits == 32 else [*here, *tiled]
             case "attention":
-                return list(attention_candidates(attention_size(frame.fresh()), self.target))
+                size = attention_size(frame.fresh())
+                return [*self._hopper_attention(frame, size), *attention_candidates(size, self.target)]
             case "row":
                 return self._pointwise(frame, list(_row_candidates(frame, self.target)))
             case "map":
@@ -161,6 +170,19 @@ class GpuSelector:
             return []
         return found
 
+    def _hopper_attention(self, frame: Frame, size: AttentionSize) -> list[HopperAttentionSchedule]:
+        """As ``_hopper``, for attention; schedules that take more registers than there are, are left out."""
+        if not self.cuda:
+            return []
+        found = []
+        for schedule in hopper_attention_candidates(size, self.target):
+            try:
+                lower_hopper_attention(frame.fresh(), schedule)
+            except LoweringError:
+                continue
+            found.append(schedule)
+        return found
+
     def lower(self, frame: Frame) -> LoweredGroup | Pieces:
         """The group by the best predicted schedule."""
         return lower_with(frame, self.candidates(frame)[0])
@@ -190,7 +212,7 @@ class GpuSelector:
 
 def alternative_text(schedule: AnySchedule) -> str:
     """The language of the kernel, and the schedule's sizes."""
-    language = "cuda" if isinstance(schedule, HopperGemmSchedule | TiledGemmSchedule | InCuda) else "triton"
+    language = "cuda" if isinstance(schedule, _IN_CUDA) else "triton"
     return " ".join((language, *(f"{name}={size}" for name, size in schedule.describe())))
 
 
@@ -229,7 +251,7 @@ def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
     if isinstance(schedule, TiledGemmSchedule | InCuda):
         kernel = replace(kernel, language="cuda")
-    if isinstance(schedule, HopperGemmSchedule):
+    if isinstance(schedule, HopperGemmSchedule | HopperAttentionSchedule):
         kernel = replace(kernel, pipeline=schedule.pipeline)
     return replace(lowered, kernel=kernel)
 
@@ -242,6 +264,8 @@ def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
             return lower_tiled_gemm(frame, schedule)
         case InCuda():
             return _lower_with(frame, schedule.schedule)
+        case HopperAttentionSchedule():
+            return lower_hopper_attention(frame, schedule)
         case GpuGemmSchedule():
             return lower_gemm(frame, schedule)
         case GpuGemvSchedule():

@@ -74,6 +74,14 @@ def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
     return torch.softmax(q @ k.transpose(-1, -2) * 0.1 + bias, -1) @ v
 
 
+def finite_fill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Rows before the first key keep none, and so all: their scores are equal, and huge."""
+    n, m = q.shape[-2], k.shape[-2]
+    i, j = torch.arange(n, device=q.device)[:, None], torch.arange(m, device=q.device)[None, :]
+    scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(j > i - 40, -30000.0)
+    return torch.softmax(scores, -1) @ v
+
+
 def scaled_after(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.relu(plain(q, k, v) * 0.5 + 0.25)
 
@@ -113,6 +121,7 @@ CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]
     "soft cap, slopes and a window": (soft_window, _qkv(1, 4, 640, 128), IN_TURNS),
     "bias": (biased, [*_qkv(2, 2, 256, 64), (2, 1, 256, 256)], IN_TURNS),
     "bias, odd length": (biased, [*_qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
+    "finite fill": (finite_fill, _qkv(1, 2, 333, 64), IN_TURNS),
     "epilogue": (scaled_after, _qkv(1, 2, 256, 64), IN_TURNS),
     "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], IN_TURNS),
 }
