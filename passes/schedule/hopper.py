@@ -141,7 +141,7 @@ def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[
     enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.units // 2
     if target.backend != "cuda" or target.arch != 90 or size.bits != 16 or size.whole or not enough:
         return []
-    blocks = next((found for most, found in _ATTENTION if columns <= most), ())
+    blocks = next((list(found) for most, found in _ATTENTION if columns <= most), [])
     if size.masked and size.keys <= _SHORT_MASKED and 64 < columns <= 128:
-        blocks = (blocks[1], blocks[0], *blocks[2:])
+        blocks[:2] = blocks[1::-1]
     return [HopperAttentionSchedule(q, k, stages, turns) for q, k, stages, turns in blocks]

@@ -20,7 +20,8 @@ def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> L
     lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
     attention_roles(lowered.kernel)
     anywhere = lower_attention(frame.fresh(), _ANY_ADDRESS).kernel
-    launch = {"warps": _ANY_ADDRESS.launch.warps, "stages": _ANY_ADDRESS.launch.stages}
-    kernel = replace(lowered.kernel, unaligned=replace(anywhere, **launch))
+    launch = _ANY_ADDRESS.launch
+    anywhere = replace(anywhere, warps=launch.warps, stages=launch.stages)
+    kernel = replace(lowered.kernel, unaligned=anywhere)
     skipped = (item for item in lowered.schedule if item[0] == "skipped")
     return replace(lowered, kernel=kernel, schedule=(*s.describe(), *skipped))
