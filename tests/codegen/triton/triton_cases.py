@@ -62,6 +62,11 @@ CASES: dict[str, str] = {
   %y = add(%t, f32(1.0)) : f32[53, 37]
   return %y
 }""",
+    "map_gelu_bf16": """graph @m(%x: bf16[300]) {
+  %w = mul(%x, bf16(4.0)) : bf16[300]
+  %y = gelu(%w) {approximate=none} : bf16[300]
+  return %y
+}""",
     "map_of_a_number": """graph @m(%x: f32[300]) {
   %z = broadcast(f32(0.5)) : f32[300]
   %y = copy(%z) : f32[300]
