@@ -16,7 +16,7 @@ SERIAL_ELEMENTS = 1 << 19
 BLOCK_ELEMENTS = 1 << 15
 """The same for one block of a GPU, which reads about 50 GB/s where a launch takes 3 µs."""
 
-CHAIN_ELEMENTS = 1 << 18
+CHAIN_ELEMENTS = 1 << 16
 """The same where reductions of the same rows need each other's results: apart, each of them is two kernels."""
 
 UNEVEN_ELEMENTS = 1 << 22
@@ -25,8 +25,19 @@ UNEVEN_ELEMENTS = 1 << 22
 PART_ELEMENTS = 1 << 13
 """No part that one task reduces has fewer elements."""
 
+MOST_PARTS = 1 << 14
+"""Parts of a row for a GPU: as many as one block puts together again. Each is then a row that a block holds."""
+
 LANES = 64
 """Columns that one task of a reduction over outer axes takes side by side."""
+
+CHAIN_LANES = 16
+"""The same at the least where a GPU's blocks are few and the rows are read more than once."""
+
+NARROW = 32
+"""Fewer columns than these are no run of memory to read: rows are put side by side until there are ``WIDE``."""
+
+WIDE = 256
 
 _COMBINE = {
     "reduce_sum": "add",
@@ -42,9 +53,16 @@ _COMBINE = {
 class _Share:
     """Parts that a reduction may be made of, the tasks that will do, and the elements below which it stays whole."""
 
+    tasks: int
     parts: int
     enough: int
     whole: int
+
+
+Shape = tuple[int, ...]
+Axes = tuple[int, ...]
+Sharing = Callable[[str, Shape, Axes], _Share]
+"""From the name of a reduction's result, its operand's shape and its axes to how it is shared."""
 
 
 def split_reductions(graph: Graph, threads: int) -> Graph:
@@ -52,8 +70,8 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
     if threads < 2:
         return graph
 
-    def share(name: str, tasks: int) -> _Share:
-        return _Share(8 * threads, threads, SERIAL_ELEMENTS)
+    def share(name: str, shape: Shape, axes: Axes) -> _Share:
+        return _Share(_tasks(shape, axes), 8 * threads, threads, SERIAL_ELEMENTS)
 
     return _split(graph, share)
 
@@ -62,13 +80,43 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
     """The same for a GPU of so many multiprocessors: too few blocks would each read too much."""
     chains = chained(graph)
 
-    def share(name: str, tasks: int) -> _Share:
-        parts = -(-4 * units // max(tasks, 1))
+    def share(name: str, shape: Shape, axes: Axes) -> _Share:
+        kept = prod(n for a, n in enumerate(shape) if a not in axes)
+        if len(shape) - 1 in axes or not kept:
+            tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
+        else:
+            tasks, most = -(-kept // (CHAIN_LANES if name in chains else LANES)), 0
+        parts = max(-(-4 * units // max(tasks, 1)), most)
         if name in chains:
-            return _Share(parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS)
-        return _Share(parts, 2 * units, tasks * BLOCK_ELEMENTS)
+            return _Share(tasks, parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4))
+        return _Share(tasks, parts, 2 * units, tasks * BLOCK_ELEMENTS)
 
-    return _split(graph, share)
+    @rule(*_COMBINE)
+    def side_by_side(r: Rewriter) -> Outcome:
+        """reduce(x: [n, few]) ⇒ reduce(reduce(x: [n / parts, parts, few]) over its first axis)"""
+        return _side_by_side(r)
+
+    return _split(rewrite(graph, (side_by_side,)), share)
+
+
+def _side_by_side(r: Rewriter) -> Outcome:
+    """Neighbouring places of the axis before a few columns become columns, too."""
+    (x,) = r.operands
+    assert isinstance(r.op.attributes, ReduceAttributes)
+    axes = r.op.attributes.axes
+    if not axes or not x.type.is_static or x.type.size < UNEVEN_ELEMENTS:
+        return None
+    shape, axis = x.type.static_shape, axes[-1]
+    columns = prod(shape[axis + 1 :])
+    if axis == len(shape) - 1 or prod(n for a, n in enumerate(shape) if a not in axes) >= NARROW:
+        return None
+    parts = max((p for p in range(1, WIDE // columns + 1) if shape[axis] % p == 0), default=1)
+    if parts * columns < NARROW:
+        return None
+    apart = r.reshape(x, (*shape[:axis], shape[axis] // parts, parts, *shape[axis + 1 :]), hint="apart")
+    partial = r.reduce(r.op.name, apart, axes, hint="partial")
+    place = sum(a < axis for a in range(len(shape)) if a not in axes)
+    return r.reduce(r.op.name, partial, [place], hint="of_parts")
 
 
 def chained(graph: Graph) -> set[str]:
@@ -87,7 +135,7 @@ def chained(graph: Graph) -> set[str]:
     return found
 
 
-def _split(graph: Graph, share: Callable[[str, int], _Share]) -> Graph:
+def _split(graph: Graph, share: Sharing) -> Graph:
     @rule(*_COMBINE)
     def in_parts(r: Rewriter) -> Outcome:
         """reduce(x: [n]) ⇒ reduce(reduce(x: [parts, n / parts]) over its last axis)"""
@@ -97,15 +145,15 @@ def _split(graph: Graph, share: Callable[[str, int], _Share]) -> Graph:
     return rewrite(graph, rules)
 
 
-def _in_parts(r: Rewriter, share: Callable[[str, int], _Share]) -> Outcome:
+def _in_parts(r: Rewriter, share: Sharing) -> Outcome:
     (x,) = r.operands
     assert isinstance(r.op.attributes, ReduceAttributes)
     axes = r.op.attributes.axes
     if not axes or not x.type.is_static:
         return None
     shape = x.type.static_shape
-    tasks = _tasks(shape, axes)
-    wish = share(r.op.result.name, tasks)
+    wish = share(r.op.result.name, shape, axes)
+    tasks = wish.tasks
     if x.type.size < wish.whole or tasks >= wish.enough:
         return None
     wanted = min(wish.parts, x.type.size // tasks // PART_ELEMENTS)

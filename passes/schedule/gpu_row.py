@@ -48,13 +48,18 @@ def row_candidates(
 
 
 def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:
-    """Of a single sum the threads keep parts of their own; else the block agrees after each chunk, and is smaller."""
+    """Of a single sum the threads keep parts of their own; else the block agrees after each chunk, and is smaller.
+
+    Where that leaves units idle, blocks are narrower, down to two sectors of memory.
+    """
     side = min(pow2(max(rows, 1)), NEAR_BYTES * 8 // bits if steps == 1 else 64)
+    while steps > 1 and side * bits > 64 * 8 and rows < 4 * side * target.units:
+        side //= 2
     if side * columns <= MOST_ELEMENTS // 2:
         side = max(side, min(pow2(max(rows, 1)), TOGETHER // columns))
         return GpuRowSchedule(side, columns, _launch(side * columns, target))
-    chunk = max(ACROSS, TOGETHER // side)
-    return GpuRowSchedule(side, chunk, Launch(8 if steps == 1 else 4, 1), whole=False)
+    chunk = max(ACROSS, 8192 // side if steps > 1 else TOGETHER // side)
+    return GpuRowSchedule(side, chunk, Launch(8 if steps == 1 or side < 64 else 4, 1), whole=False)
 
 
 def _launch(elements: int, target: GpuTarget) -> Launch:

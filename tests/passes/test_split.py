@@ -10,6 +10,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes import split
+from fusec.passes.canonicalize import canonicalize
 
 
 def reduction(shape: list[int], axes: list[int], name: str = "reduce_sum", dtype: str = "f32") -> Graph:
@@ -119,3 +120,42 @@ def test_the_parts_are_one_kernel_with_what_makes_them() -> None:
     )
     assert run.kernels == ["row", "row"]
     assert max(s.type.size for s in run.lowered.program.slots if s.kind == "workspace") <= 128
+
+
+def blocks(shape: list[int], axes: list[int]) -> list[str]:
+    """The shapes of what is reduced, one reduction after another, for a GPU of 132 multiprocessors."""
+    after = split.split_for_blocks(reduction(shape, axes), 132)
+    return [str(op.operands[0].type) for op in after.ops if op.definition.kind == "reduce"]
+
+
+def test_parts_of_a_gpu_are_rows_that_a_block_holds() -> None:
+    assert blocks([10**8], [0]) == ["f32[10000, 10000]", "f32[10000]"]
+    assert blocks([4096, 8192], [1]) == ["f32[4096, 8192]"]
+
+
+def test_columns_of_a_gpu_are_shared_among_blocks() -> None:
+    assert blocks([16384, 8192], [0]) == ["f32[4, 4096, 8192]", "f32[4, 8192]"]
+    assert blocks([16384, 65536], [0]) == ["f32[16384, 65536]"]
+
+
+def test_few_columns_are_put_side_by_side() -> None:
+    first, *rest = blocks([10**7, 3], [0])
+    assert first.endswith(", 80, 3]")
+    assert rest[-1] == "f32[80, 3]"
+    assert blocks([10**7 + 19, 3], [0])[-1] != "f32[80, 3]"
+
+
+def test_reductions_that_need_each_other_stay_whole_longer() -> None:
+    text = """graph @g(%x: f32[8, ROW]) {
+  %y = softmax(%x) {axis=1} : f32[8, ROW]
+  return %y
+}"""
+    for length, count in ((60000, 2), (128256, 4)):
+        graph = canonicalize(parse(text.replace("ROW", str(length))))
+        after = split.split_for_blocks(graph, 132)
+        assert sum(op.definition.kind == "reduce" for op in after.ops) == count
+
+
+def test_shared_reductions_give_the_same() -> None:
+    for shape, axes in (([2 * 10**6, 3], [0]), ([3, 50021, 40], [1]), ([4 * 10**6 + 3], [0])):
+        check(reduction(shape, axes), target="cuda:sm_90", slack=4)

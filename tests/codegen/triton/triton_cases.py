@@ -70,9 +70,12 @@ CASES: dict[str, str] = {
     "map_of_a_number": """graph @m(%x: f32[300]) {
   %z = broadcast(f32(0.5)) : f32[300]
   %y = copy(%z) : f32[300]
+  return %y
+}""",
+    "map_of_a_truth": """graph @m(%x: f32[300]) {
   %c = broadcast(bool(true)) : bool[300]
   %d = copy(%c) : bool[300]
-  return %y, %d
+  return %d
 }""",
     "map_f64": """graph @m(%x: f64[300]) {
   %c = gt(%x, f64(0.1)) : bool[300]

@@ -114,7 +114,7 @@ def test_infinities_and_nan(lines: tuple[str, ...]) -> None:
 def test_a_mean_far_from_zero_costs_no_digits() -> None:
     x = (np.random.default_rng(0).standard_normal((3, 4000)) + 1000).astype(np.float32)
     line = "%y = var(%x) {axes=[1], correction=1} : f32ROWS"
-    run = in_chunks(graph([3, 4000], line), inputs=[x], chunk=256, slack=2)
+    run = in_chunks(graph([3, 4000], line), inputs=[x], chunk=1024, slack=2)
     assert loops(run) == 1
 
 
