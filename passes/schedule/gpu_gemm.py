@@ -67,7 +67,7 @@ _BLOCKS = (
     _Block(128, 256, 64, 8, 4, 0.905),
     _Block(256, 128, 64, 8, 4, 0.90),
     _Block(128, 128, 64, 4, 3, 0.905),
-    _Block(128, 128, 64, 8, 4, 0.82),
+    _Block(128, 128, 64, 8, 4, 0.80),
     _Block(128, 64, 64, 4, 4, 0.78),
     _Block(64, 128, 64, 4, 4, 0.82),
     _Block(64, 256, 64, 4, 4, 0.95),
@@ -229,7 +229,7 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     depth = steps * s.k
     if s.walkers:
         rounds = ceil(tiles / s.walkers)
-        share = rounds * max(1.0, s.walkers / target.units)
+        share = rounds * ceil(s.walkers / target.units)
         idle = _TILE - _EPILOGUE + rounds * _EPILOGUE * (0.3 if s.walkers > target.units else 1.0)
     else:
         share = ceil(tiles / target.units)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from fusec.passes.schedule.gpu import AttentionSize, Launch
@@ -12,13 +12,17 @@ from fusec.tile.nodes import Pipeline
 
 @dataclass(frozen=True)
 class HopperGemmSchedule:
-    """A block computes tiles of ``m`` by ``n`` in steps of ``k``, ``stages`` steps fetched ahead."""
+    """A block computes tiles of ``m`` by ``n`` in steps of ``k``, ``stages`` steps fetched ahead.
+
+    seconds: what the cost model says of a product.
+    """
 
     m: int
     n: int
     k: int
     stages: int
     pipeline: Pipeline
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def launch(self) -> Launch:
@@ -88,6 +92,8 @@ _PAIRED = (_Tile(128, 128, 4, False, 0.92), _Tile(128, 64, 6, True, 0.80))
 
 _DEPTH = 64
 _GROUP = 8
+_START = 6e-6
+"""Seconds of a launch until the first product, and after the last."""
 _EPILOGUE, _READ = 2.2e-6, 3e-6
 """Seconds from the last product of a tile of 128 by 256 to its last store, and what each tensor read there adds."""
 
@@ -107,9 +113,8 @@ def hopper_candidates(
         rows, columns = ceil(m / tile.m), ceil(n / tile.n)
         cluster_m, cluster_n = (2, 1) if rows % 2 == 0 else (1, 2) if columns % 2 == 0 else (1, 1)
         pipeline = Pipeline(cluster_m, cluster_n, _GROUP, tile.turns)
-        found[HopperGemmSchedule(tile.m, tile.n, _DEPTH, tile.stages, pipeline)] = _predict(
-            batches * rows * columns, tile, k, products, reads, target
-        )
+        seconds = _predict(batches * rows * columns, tile, k, products, reads, target)
+        found[HopperGemmSchedule(tile.m, tile.n, _DEPTH, tile.stages, pipeline, seconds + _START)] = seconds
     return sorted(found, key=found.__getitem__)
 
 

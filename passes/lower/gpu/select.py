@@ -41,7 +41,7 @@ from fusec.passes.schedule.gpu import (
     map_schedule,
     turned_schedule,
 )
-from fusec.passes.schedule.gpu_gemm import Problem, gemm_candidates
+from fusec.passes.schedule.gpu_gemm import Problem, gemm_candidates, predict
 from fusec.passes.schedule.gpu_row import row_candidates
 from fusec.passes.schedule.hopper import (
     HopperAttentionSchedule,
@@ -54,6 +54,11 @@ from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
 
 LAUNCH_SECONDS = 3e-6
+FEW = 128
+"""Rows or columns that don't fill a tile of Hopper's own pipeline."""
+NEAR = 0.94
+"""A product of Triton's that is predicted to take less than this of Hopper's own pipeline is taken before it: the
+pipeline keeps more of its speed where the card is at its limit of power."""
 _LARGE = 64 * 128
 """Elements of a product for each unit from which plain tiles fill a card."""
 
@@ -116,10 +121,14 @@ class GpuSelector:
                 exact = dtype.bits == 32 and not allows_tf32(op)
                 extents = (axes.batches, axes.m, axes.n, axes.k)
                 across = reads_across(frame)
-                found = gemm_candidates(Problem(*extents, dtype.bits, products, walks, exact, across), self.target)
+                problem = Problem(*extents, dtype.bits, products, walks, exact, across)
+                found = gemm_candidates(problem, self.target)
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
-                here: list[AnySchedule] = [*self._hopper(frame, axes, products), *found]
+                hopper = self._hopper(frame, axes, products)
+                few = min(axes.m, axes.n) < FEW or not hopper
+                ahead = few or predict(problem, found[0], self.target) < NEAR * hopper[0].seconds
+                here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
                 fills = axes.batches * axes.m * axes.n >= _LARGE * self.target.units
                 return [*tiled, *here] if fills and dtype.bits == 32 else [*here, *tiled]
             case "attention":

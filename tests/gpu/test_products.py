@@ -1,0 +1,115 @@
+"""Products on a CUDA device: sums in parts, TF32, chains of kernels that start before the one ahead has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import fusec  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def random(*shape: int, dtype: Any = torch.bfloat16, scale: float = 1.0) -> Any:
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+def linear(x: Any, w: Any, b: Any) -> Any:
+    return torch.relu(x @ w.t() + b)
+
+
+def error(found: Any, wanted: Any) -> float:
+    return float(((found.double() - wanted).abs() / (1 + wanted.abs())).max())
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(128, 4096, 4096), (20, 16384, 64), (1, 65536, 16), (130, 5001, 72)])
+def test_sums_in_parts_are_the_same_at_every_call(m: int, k: int, n: int) -> None:
+    x, w, b = random(m, k), random(n, k, scale=k**-0.5), random(n)
+    compiled = fusec.jit(linear, fallback="error", cache=False)
+    first = compiled(x, w, b)
+    assert error(first, linear(x.double(), w.double(), b.double())) < 0.02
+    for _ in range(20):
+        assert torch.equal(compiled(x, w, b), first)
+
+
+def test_sums_in_parts_on_two_streams_do_not_meet() -> None:
+    compiled = fusec.jit(linear, fallback="error", cache=False)
+    given = [(random(128, 4096), random(4096, 4096, scale=2**-6), random(4096)) for _ in range(2)]
+    wanted = [compiled(*g) for g in given]
+    streams = [torch.cuda.Stream() for _ in given]
+    torch.cuda.synchronize()
+    found: list[list[Any]] = [[], []]
+    for _ in range(20):
+        for k, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found[k].append(compiled(*given[k]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, wanted[k]) for k in range(2) for y in found[k])
+
+
+def test_tf32_rounds_and_the_default_does_not() -> None:
+    x, w = random(512, 1000, dtype=torch.float32), random(1000, 300, dtype=torch.float32)
+    exact = x.double() @ w.double()
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True  # PyTorch's own switch is not asked
+    try:
+        plain = fusec.jit(torch.matmul, fallback="error", cache=False)(x, w)
+        rounded = fusec.jit(torch.matmul, precision="tf32", fallback="error", cache=False)(x, w)
+        eager = torch.matmul(x, w)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    assert float((plain - exact).abs().max()) < 1e-3
+    assert 2e-3 < float((rounded - exact).abs().max()) <= 2 * float((eager - exact).abs().max())
+
+
+def test_a_chain_of_kernels_waits_for_each() -> None:
+    """Each kernel starts early; a read that did not wait would see the NaN of fresh memory or an older result."""
+    weights = [random(256, 256, scale=1 / 16) for _ in range(12)]
+
+    def chain(x: Any) -> Any:
+        for w in weights:
+            x = torch.relu(x @ w) + x.mean(-1, keepdim=True)
+        return x
+
+    compiled = fusec.jit(chain, fallback="error", cache=False)
+    for rows in (1, 40, 500):
+        x = random(rows, 256)
+        first = compiled(x)
+        assert error(first, chain(x).double()) < 0.1
+        for _ in range(50):
+            junk = torch.full((4096, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
+            del junk
+            assert torch.equal(compiled(x), first)
+
+
+def test_more_products_than_a_grid_has_rows() -> None:
+    x, w = random(70000, 3, 17, dtype=torch.float16), random(70000, 17, 5, dtype=torch.float16)
+    found = fusec.jit(torch.matmul, fallback="error", cache=False)(x, w)
+    assert error(found, x.double() @ w.double()) < 4e-3
+
+
+@pytest.mark.parametrize("layout", ["turned", "strided", "offset", "broadcast"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_operands_as_they_lie(layout: str, dtype: Any) -> None:
+    x, w = {
+        "turned": lambda: (random(300, 140, dtype=dtype).t(), random(90, 300, dtype=dtype).t()),
+        "strided": lambda: (random(140, 600, dtype=dtype)[:, ::2], random(300, 180, dtype=dtype)[:, ::2]),
+        "offset": lambda: (random(140, 301, dtype=dtype)[:, 1:], random(301, 90, dtype=dtype)[1:]),
+        "broadcast": lambda: (random(1, 300, dtype=dtype).expand(140, 300), random(300, 90, dtype=dtype)),
+    }[layout]()
+    found = fusec.jit(torch.matmul, fallback="error", cache=False)(x, w)
+    wanted = x.double() @ w.double()
+    assert error(found, wanted) <= max(2 * error(torch.matmul(x, w), wanted), 1e-6)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
+def test_nothing_to_multiply(m: int, k: int, n: int) -> None:
+    x, w = random(m, k), random(k, n)
+    found = fusec.jit(torch.matmul, fallback="error", cache=False)(x, w)
+    assert torch.equal(found, torch.matmul(x, w))
