@@ -11,6 +11,7 @@ from fusec.codegen.cuda.spelling import (
     ANY,
     BOOLS,
     COARSE,
+    DOUBLES,
     EXACT,
     FAST,
     FLOATS,
@@ -46,7 +47,7 @@ class Style:
         if dtype.name == "bool":
             return BOOLS.get(op)
         if dtype.is_float:
-            return (FLOATS | EXACT if dtype.bits == 64 else self.floats).get(op)
+            return (DOUBLES if dtype.bits == 64 else self.floats).get(op)
         return "{0}" if op in _ROUNDINGS else INTEGERS.get(op)
 
 

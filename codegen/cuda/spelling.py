@@ -62,6 +62,9 @@ EXACT = {
 }
 """Where an output is f32 or f64."""
 
+DOUBLES = {**FLOATS, **EXACT, "rsqrt": "(1.0 / sqrt({0}))"}
+"""CUDA's rsqrt of doubles is not rounded correctly."""
+
 FAST = {
     "div": "__fdividef({0}, {1})",
     "exp": "__expf({0})",

@@ -19,6 +19,9 @@ _FRAGMENT = 4
 """Neighbours of a row that are stored together."""
 
 _GROUP = 8
+_LEAST_COPY = 4
+"""Bytes that cp.async moves at least."""
+
 _OWN_NAMES = "Plan Type Tiled batch row k column values kCount plan v T"
 
 
@@ -117,6 +120,8 @@ class _Emitter:
         unit = max(1, 16 // load.dtype.itemsize)
         vector = unit if self.vectors and free.extent % unit == 0 and is_vector(value, free, unit) else 1
         along = vector == 1 and step is not None and step.along == 1
+        if vector * load.dtype.itemsize < _LEAST_COPY:
+            return _Operand(name, value, True, along, 1)
         strides = [coefficient(flat, i.var) for i in (free, self.k)]
         even = tuple(-1 if stride is None or stride < 0 else stride for stride in strides)
         return _Operand(name, value, False, along, vector, even if -1 not in even else (-1, -1))  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.codegen.cuda.module import CudaModule  # noqa: E402
 from fusec.ir.interpret import interpret  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
+from fusec.passes.lower.gpu.select import GpuSelector  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.executable import Executable  # noqa: E402
 from fusec.runtime.torch_arrays import torch_dtype  # noqa: E402
@@ -76,8 +77,20 @@ def on_gpu(array: np.ndarray[Any, Any], dtype: Any, strides: tuple[int, ...], sh
     return memory.as_strided(array.shape, strides, shift).copy_(source)
 
 
-def run(text: str, arrays: list[np.ndarray[Any, Any]], shift: int = 0) -> tuple[list[Any], Executable]:
-    program = lower(parse(on_device(text)), "cuda:0", check=True).program
+class Chosen(GpuSelector):
+    """Takes the candidate of a number, of kernels in CUDA C++ alone."""
+
+    number = 0
+
+    def candidates(self, frame: Any) -> Any:
+        found = super().candidates(frame)
+        return found[min(self.number, len(found) - 1) :]
+
+
+def run(text: str, arrays: list[np.ndarray[Any, Any]], shift: int = 0, number: int = 0) -> tuple[list[Any], Executable]:
+    selector = Chosen(gpu_target("cuda:0"), cuda=True, triton=False)
+    selector.number = number
+    program = lower(parse(on_device(text)), "cuda:0", check=True, selector=selector).program
     module = CudaModule.from_bytes(compile_kernels(program.kernels, gpu_target("cuda:0")).to_bytes())
     executable = Executable(program, module, "torch")
     tensors = [
@@ -87,11 +100,11 @@ def run(text: str, arrays: list[np.ndarray[Any, Any]], shift: int = 0) -> tuple[
     return executable(*tensors), executable
 
 
-def check(text: str, special: bool = False, shift: int = 0) -> None:
+def check(text: str, special: bool = False, shift: int = 0, number: int = 0) -> None:
     graph = parse(text)
     arrays = given(graph, special)
     indices_inside(graph, arrays)
-    found, _ = run(text, arrays, shift)
+    found, _ = run(text, arrays, shift, number)
     with np.errstate(all="ignore"):
         eager = interpret(graph, arrays)
         assert_close_to_oracle([f.cpu() for f in found], graph, eager, inputs=arrays)

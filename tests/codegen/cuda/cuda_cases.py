@@ -136,3 +136,44 @@ POINTWISE: dict[str, str] = {
   return %m, %v
 }""",
 }
+
+
+def product(dtype: str, m: int, k: int, n: int, turned: bool = False) -> str:
+    """A product, its right operand turned or not, with an epilogue where floats allow one."""
+    right = f"%w: {dtype}[{n}, {k}]" if turned else f"%w: {dtype}[{k}, {n}]"
+    turn = f"  %wt = permute(%w) {{permutation=[1, 0]}} : {dtype}[{k}, {n}]\n" if turned else ""
+    return f"""graph @p(%x: {dtype}[{m}, {k}], {right}, %b: {dtype}[{n}]) {{
+{turn}  %h = matmul(%x, %{"wt" if turned else "w"}) : {dtype}[{m}, {n}]
+  %y = add(%h, %b) : {dtype}[{m}, {n}]
+  %z = maximum(%y, {dtype}(0)) : {dtype}[{m}, {n}]
+  return %z, %h
+}}"""
+
+
+PRODUCTS: dict[str, str] = {
+    **{f"product_{d}": product(d, 130, 96, 100) for d in ("f32", "f64", "i32", "i64", "i8")},
+    **{f"product_{d}_turned": product(d, 100, 72, 132, turned=True) for d in ("f32", "f64")},
+    "product_odd": product("f32", 67, 51, 33),
+    "product_odd_turned": product("f32", 67, 51, 33, turned=True),
+    "product_deep": product("f32", 40, 4096, 48),
+    "product_one_row": product("f32", 1, 300, 257),
+    "product_many_tiles": product("f32", 700, 64, 900),
+    "product_batched": """graph @p(%x: f32[3, 5, 40, 24], %w: f32[5, 24, 36]) {
+  %h = matmul(%x, %w) : f32[3, 5, 40, 36]
+  %e = exp(%h) : f32[3, 5, 40, 36]
+  return %e
+}""",
+    "product_left_turned": """graph @p(%x: f32[72, 100], %w: f32[72, 132]) {
+  %t = permute(%x) {permutation=[1, 0]} : f32[100, 72]
+  %h = matmul(%t, %w) : f32[100, 132]
+  return %h
+}""",
+    "product_of_computed": """graph @p(%x: bf16[70, 96], %s: f32[96], %w: f32[96, 64], %r: f32[70, 64]) {
+  %f = cast(%x) : f32[70, 96]
+  %a = mul(%f, %s) : f32[70, 96]
+  %h = matmul(%a, %w) : f32[70, 64]
+  %y = add(%h, %r) : f32[70, 64]
+  return %y
+}""",
+}
+"""For products in plain arithmetic."""

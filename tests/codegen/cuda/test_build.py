@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "triton"))
-from cuda_cases import POINTWISE
+from cuda_cases import POINTWISE, PRODUCTS
 from triton_cases import CASES
 
 from fusec.codegen.cuda import nvrtc
@@ -18,6 +18,7 @@ from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.cuda.nvrtc import compile_source
 from fusec.errors import ArtifactError, CodegenError, TargetError
 from fusec.ir.parse import parse
+from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.pipeline import lower
 from fusec.target.gpu import gpu_target
 
@@ -34,13 +35,15 @@ SHARED = {
 
 
 def compiled(text: str, target: str) -> CudaModule:
-    return compile_kernels(lower(parse(text), target).program.kernels, gpu_target(target))
+    card = gpu_target(target)
+    selector = GpuSelector(card, cuda=True, triton=False)
+    return compile_kernels(lower(parse(text), target, selector=selector).program.kernels, card)
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
-@pytest.mark.parametrize("name", [*SHARED, *POINTWISE])
+@pytest.mark.parametrize("name", [*SHARED, *POINTWISE, *PRODUCTS])
 def test_compiles_without_the_card(name: str, target: str) -> None:
-    module = compiled((SHARED | POINTWISE)[name], target)
+    module = compiled((SHARED | POINTWISE | PRODUCTS)[name], target)
     for cubin in module.cubins.values():
         assert cubin.code.startswith(b"\x7fELF")
         assert 0 < cubin.registers <= 255
