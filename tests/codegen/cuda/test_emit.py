@@ -1,0 +1,82 @@
+"""What generated CUDA C++ looks like: names, vectors, registers, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "triton"))
+from cuda_cases import POINTWISE, PRODUCTS, chain, softmax
+from triton_cases import linear
+
+from fusec.codegen.cuda.emit import emit_kernel
+from fusec.codegen.cuda.source import KernelSource
+from fusec.errors import LoweringError
+from fusec.ir.parse import parse
+from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.pipeline import lower
+from fusec.target.gpu import gpu_target
+
+CARD = gpu_target("cuda:sm_90")
+
+
+def emitted(text: str) -> KernelSource:
+    (kernel,) = lower(parse(text), "cuda:sm_90", selector=GpuSelector(CARD, cuda=True, triton=False)).program.kernels
+    return emit_kernel(kernel, CARD)
+
+
+def test_a_map_moves_sixteen_bytes_at_a_time() -> None:
+    for dtype, vector in (("f32", 4), ("bf16", 8), ("f64", 2)):
+        source = emitted(chain(dtype, "4096"))
+        assert f"constexpr int VECTOR = {vector};" in source.text
+        assert "load<VECTOR>(x + (" in source.text
+        assert source.aligned
+        assert source.unaligned is not None
+        assert "VECTOR" not in source.unaligned.text
+
+
+def test_neighbours_along_the_memory_lie_on_lanes() -> None:
+    source = emitted(POINTWISE["sum_columns"])
+    assert "threads along rows" in source.text
+    assert "reduce_strided" in source.text
+
+
+def test_a_row_is_read_once() -> None:
+    text = emitted(softmax("f32", 9, 4096)).text
+    assert text.count("load<VECTOR>(x") == 1
+    assert text.count("exp(") == 1
+
+
+def test_loads_come_before_the_first_reduction() -> None:
+    text = emitted(POINTWISE["norm_bf16"]).text
+    first = text.index("reduce_lanes")
+    assert text.index("load<VECTOR>(x") < first
+    assert text.index("load<VECTOR>(r") < first
+
+
+def test_names_are_the_users() -> None:
+    text = emitted(
+        "graph @f(%double: f32[64], %x_y: f32[64]) {\n  %out = add(%double, %x_y) : f32[64]\n  return %out\n}"
+    ).text
+    assert "const float* __restrict__ double_1, const float* __restrict__ x_y, float* __restrict__ out" in text
+
+
+def test_a_product_has_its_sizes_by_name() -> None:
+    text = emitted(PRODUCTS["product_f32_turned"]).text
+    for name in ("kTileM = ", "kThreadN = ", "kM = 100, kN = 132, kK = 72", "kRightAlongK = true", "kLeftStride = 72"):
+        assert name in text
+    assert "load<kCount>(b + column)" in text
+
+
+def test_computed_operands_are_members() -> None:
+    text = emitted(linear(130, 200, 100, "bf16")).text
+    assert "kLeftComputed = true, kRightComputed = true" in text
+    assert "return float(x[k + row * 200]);" in text
+
+
+def test_a_product_without_places_for_its_sums_is_refused() -> None:
+    with pytest.raises(LoweringError, match="no gemm kernels in CUDA"):
+        emit_kernel(lower(parse(PRODUCTS["product_f32"]), "cuda:sm_90").program.kernels[0], CARD)
