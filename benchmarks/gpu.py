@@ -142,6 +142,18 @@ def silu_mul(x: Any, y: Any) -> Any:
     return F.silu(x) * y
 
 
+def cross_entropy(x: Any, target: Any) -> Any:
+    return F.cross_entropy(x.float() if x.dtype is BF16 else x, target)
+
+
+def column_sums(x: Any) -> Any:
+    return x.sum(0)
+
+
+def turned(x: Any) -> Any:
+    return x.t() * 2
+
+
 def small_mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
     return F.linear(F.relu(F.linear(x, w1, b1)), w2, b2)
 
@@ -239,6 +251,9 @@ def works() -> list[Work]:
     def wide(count: int, weights: int) -> Callable[[], tuple[Any, ...]]:
         return lambda: (*(rand(rows, columns) for _ in range(count)), *(rand(columns) for _ in range(weights)))
 
+    vocabulary = 128256
+    logits = lambda: (rand(1024, vocabulary),)  # noqa: E731
+    picked = lambda: (rand(4096, vocabulary), torch.randint(0, vocabulary, (4096,), device="cuda"))  # noqa: E731
     window = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
     mlp = lambda: (rand(32, 256), rand(256, 256), rand(256), rand(256, 256), rand(256))  # noqa: E731
     llama = 2 * 2.0 * 4096 * (4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)) + 4.0 * 2 * 32 * 4096 * 4096 * 128 / 2
@@ -270,13 +285,17 @@ def works() -> list[Work]:
         Work("layernorm+gelu 16384×8192", layernorm_gelu, wide(1, 2), 2 * size, "GB/s", autotuned=False),
         Work("add+rmsnorm 16384×8192", add_rmsnorm, wide(2, 1), 4 * size, "GB/s", autotuned=False),
         Work("silu·mul 16384×8192", silu_mul, wide(2, 0), 3 * size, "GB/s", autotuned=False),
+        Work("softmax 1024×128256", softmax, logits, 4.0 * 1024 * vocabulary, "GB/s", autotuned=False),
+        Work("cross entropy 4096×128256", cross_entropy, picked, 2.0 * 4096 * vocabulary, "GB/s", autotuned=False),
+        Work("column sums 16384×8192", column_sums, wide(1, 0), size, "GB/s", autotuned=False),
+        Work("transpose·2 16384×8192", turned, wide(1, 0), 2 * size, "GB/s", autotuned=False),
         Work(
             "Llama-8B layer 2×4096",
             Llama.run(True),
             Llama.arguments,
             llama,
             "TFLOP/s",
-            {"sdpa": Llama.run(False)},
+            {"sdpa": Llama.run(False), "sdpa compiled": torch.compile(Llama.run(False), dynamic=False)},
             False,
         ),
         Work("2-layer MLP 32×256", small_mlp, mlp, 1e6, "µs a call", autotuned=False),
@@ -331,7 +350,7 @@ def peers_of(work: Work, wanted: set[str]) -> dict[str, Function]:
 
 def errors(work: Work, function: Function, args: tuple[Any, ...]) -> tuple[float, float]:
     """The largest error of fusec and of eager against float64."""
-    exact = first(work.function(*(a.double() for a in args)))
+    exact = first(work.function(*(a.double() if a.is_floating_point() else a for a in args)))
     mine, eager = first(function(*args)).double(), first(work.function(*args)).double()
     return float((mine - exact).abs().max()), float((eager - exact).abs().max())
 
@@ -392,6 +411,7 @@ NAMES = (
     "FA2",
     "FlexAttention",
     "sdpa",
+    "sdpa compiled",
 )
 
 
