@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.errors import DimensionError
 from fusec.frontend.capture import Capture
@@ -56,6 +56,14 @@ def pieces(capture_at: CaptureAt, ranges: Ranges) -> list[Piece]:
     if len(ranges) > MOST_SYMBOLS:
         raise DimensionError(f"{len(ranges)} named dimensions; at most {MOST_SYMBOLS} can have ranges")
     return list(_pieces(capture_at, {}, ranges))
+
+
+def for_range(capture_at: CaptureAt, symbols: Sequence[Symbol]) -> Capture:
+    """A capture whose graph serves the symbols' ranges, which start at 2 or later. DimensionError if none does."""
+    if len(symbols) > MOST_SYMBOLS:
+        raise DimensionError(f"{len(symbols)} extents differ; at most {MOST_SYMBOLS} can be symbolic")
+    samples = _Samples(capture_at, {}, symbols)
+    return replace(samples.first, graph=samples.graph())
 
 
 def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges) -> Iterator[Piece]:

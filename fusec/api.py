@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config, loading
-from fusec.ahead import Piece, pieces, ranges_of
+from fusec.ahead import Piece, for_range, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
 from fusec.errors import CaptureError, FusecError
@@ -22,6 +22,7 @@ from fusec.ir.types import Dim
 from fusec.passes.place import place
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
+from fusec.runtime.dynamic import Symbolic
 from fusec.runtime.executable import Executable
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
@@ -56,7 +57,7 @@ def jit(function: F, /) -> F: ...
 def jit(
     *,
     target: str | None = None,
-    dynamic: object = None,
+    dynamic: bool | None = None,
     static: object = None,
     precision: Precision = "ieee",
     tune: Tune = False,
@@ -71,7 +72,7 @@ def jit(
     /,
     *,
     target: str | None = None,
-    dynamic: object = None,
+    dynamic: bool | None = None,
     static: object = None,
     precision: Precision = "ieee",
     tune: Tune = False,
@@ -94,17 +95,19 @@ def jit(
     precision: how products of f32 are computed. ``"tf32"`` lets a GPU round their operands to TF32 (ten bits of
     mantissa, several times faster); ``"ieee"`` keeps f32, whatever PyTorch's own switches say.
 
-    ``dynamic`` and ``static`` are names for later; anything but None is refused.
+    With ``dynamic=True``, when a call differs from an earlier one in extents alone, a program is compiled that serves
+    ranges of them; where no one graph does, each set of extents has its own, as without. ``static`` is for later.
     """
-    _refuse_unknown(dynamic=dynamic, static=static)
+    _refuse_unknown(static=static)
+    symbolic = for_range if dynamic else None
     if tune not in (False, "quick", "full"):
         raise ValueError(f"tune={tune!r}; it is False, 'quick' or 'full'")
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
     options = Options(target, tune, cache, _known_precision(precision))
     if function is None:
-        return lambda f: _jit(f, options, fallback, graph)
-    return _jit(function, options, fallback, graph)
+        return lambda f: _jit(f, options, fallback, graph, symbolic)
+    return _jit(function, options, fallback, graph, symbolic)
 
 
 def _known_precision(precision: Precision) -> Precision:
@@ -119,7 +122,7 @@ def _refuse_unknown(**options: object) -> None:
             raise FusecError(f"{name}={value!r} is not there yet: every call is compiled for its exact layout")
 
 
-def _jit(function: Any, options: Options, fallback: Fallback, graph: bool) -> Any:
+def _jit(function: Any, options: Options, fallback: Fallback, graph: bool, symbolic: Symbolic | None) -> Any:
     if not callable(function):
         raise TypeError(f"fusec.jit compiles functions and modules, not {type(function).__name__}")
     if isinstance(function, JitFunction):
@@ -131,8 +134,8 @@ def _jit(function: Any, options: Options, fallback: Fallback, graph: bool) -> An
     compile_capture = _compile_with(options, graph)
     nn = sys.modules.get("torch.nn")
     if nn is not None and isinstance(function, nn.Module):
-        return JitModule(function, compile_capture, fallback)
-    return JitFunction(function, compile_capture, fallback)
+        return JitModule(function, compile_capture, fallback, symbolic)
+    return JitFunction(function, compile_capture, fallback, symbolic)
 
 
 def _compile_with(options: Options, graph: bool = False) -> Callable[[Capture], Executable]:

@@ -492,8 +492,8 @@ def test_options_are_checked() -> None:
         fusec.jit(tune="hard")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="'ieee' or 'tf32'"):
         fusec.jit(precision="fast")  # type: ignore[call-overload]
-    with pytest.raises(FusecError, match="dynamic"):
-        fusec.jit(dynamic=True)
+    with pytest.raises(FusecError, match="static"):
+        fusec.jit(static="x")
     with pytest.raises(TypeError, match="not int"):
         fusec.jit(3)  # type: ignore[call-overload]
 

@@ -123,7 +123,7 @@ class Contents:
         except ArtifactError as error:
             raise ArtifactError(f"{self.path}: {error}") from None
         except (zipfile.BadZipFile, KeyError, *_UNREADABLE) as error:
-            raise ArtifactError(f"{self.path}: can't read {', '.join(members)[:100]}: {error}") from None
+            raise ArtifactError(f"{self.path}: can't read {', '.join(members)[:100]}: {error!s:.300}") from None
 
     def verify(self) -> Contents:
         """Checks the hash of every member."""
@@ -137,7 +137,7 @@ class Contents:
                 data = _mapped(file, archive.getinfo(WEIGHTS))
             wanted = str(self.manifest["members"][WEIGHTS]["sums"])
         except (zipfile.BadZipFile, KeyError, TypeError, struct.error, *_UNREADABLE) as error:
-            raise ArtifactError(f"{self.path}: can't map {WEIGHTS}: {error}") from None
+            raise ArtifactError(f"{self.path}: can't map {WEIGHTS}: {error!s:.300}") from None
         if sums(data) != wanted:
             raise ArtifactError(f"{self.path}: {_CHANGED.format(WEIGHTS)}")
         return data
@@ -156,7 +156,7 @@ class Contents:
                 return GpuRequirements(str(needs["gpu"]["backend"]), exact, int(needs["gpu"]["device"]))
             return CpuRequirements(str(needs["architecture"]), tuple(map(str, needs["features"])))
         except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"{self.path}: the manifest does not say which machine it is for: {error}") from None
+            raise ArtifactError(f"{self.path}: the manifest does not say what it needs: {error!s:.300}") from None
 
 
 def write(path: str | PathLike[str], manifest: Mapping[str, Json], members: Mapping[str, bytes]) -> None:
@@ -252,9 +252,9 @@ def read(path: str | PathLike[str]) -> Contents:
     except FileNotFoundError:
         raise ArtifactError(f"there is no file {source}") from None
     except zipfile.BadZipFile as error:
-        raise ArtifactError(f"{source} is not a whole fusec file: {error}") from None
+        raise ArtifactError(f"{source} is not a whole fusec file: {error!s:.300}") from None
     except _UNREADABLE as error:
-        raise ArtifactError(f"{source} can't be read: {error}") from None
+        raise ArtifactError(f"{source} can't be read: {error!s:.300}") from None
 
 
 def _checked(path: Path, archive: zipfile.ZipFile) -> Contents:
@@ -282,7 +282,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Json:
     try:
         manifest = json.loads(archive.read(MANIFEST))
     except (ValueError, zipfile.BadZipFile, zipfile.error) as error:
-        raise ArtifactError(f"{path}: the manifest can't be read: {error}") from None
+        raise ArtifactError(f"{path}: the manifest can't be read: {error!s:.300}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("members"), dict):
         raise ArtifactError(f"{path}: the manifest is not one of fusec's")
     if manifest.get("format") != FORMAT:
@@ -359,4 +359,4 @@ def decode_weights(data: memoryview) -> dict[str, tuple[DType, np.ndarray[Any, A
             found[str(name)] = (dtype, array if aligned and array.flags.writeable else array.copy())
         return found
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"the weights can't be read: {error}") from None
+        raise ArtifactError(f"the weights can't be read: {error!s:.300}") from None

@@ -18,7 +18,11 @@ import numpy as np
 from fusec.config import logger, verifies
 from fusec.errors import CaptureError, FusecError
 from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, Node, Static, Structure, flatten
-from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.ir.index import Symbol
+from fusec.ir.types import contiguous_strides
+from fusec.runtime.arrays import Arrays, Layout, load_arrays
+from fusec.runtime.code import Scope
+from fusec.runtime.dynamic import ROOM, Shapes, Symbolic, is_open, open_shapes, symbols_in
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
 
@@ -26,6 +30,9 @@ RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
 
 _RECENT = 4
+OPEN_ATTEMPTS = 6
+"""Calls of one kind, told apart by extents, after which further ones are compiled for their extents alone."""
+
 LIBRARIES: tuple[Library, ...] = ("torch", "cupy", "numpy")
 """By whose arrays decide where several libraries' are among the arguments."""
 
@@ -83,8 +90,17 @@ def library_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         return "cupy" if "cupy" in found else "numpy"
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     names = getattr(getattr(function, "__func__", function), "__globals__", {})
-    used = {getattr(names.get(n), "__name__", "").split(".")[0] for n in (code.co_names if code else ())}
+    read = [names.get(n) for n in (code.co_names if code else ())]
+    read += [_content(cell) for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ()]
+    used = {str(getattr(value, "__name__", "")).split(".")[0] for value in read}
     return next((library for library in LIBRARIES if library in used), None)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing has been assigned yet
+        return None
 
 
 def _libraries_in(value: object, found: set[Library]) -> None:
@@ -134,8 +150,12 @@ class Dispatcher:
         fallback: Fallback = "eager",
         name: str = "",
         capture: CaptureFunction | None = None,
+        symbolic: Symbolic | None = None,
     ) -> None:
         self.function = function
+        self._symbolic = symbolic
+        self._seen: dict[Hashable, list[tuple[Layout, ...]]] = {}
+        self._open: tuple[Plan, ...] = ()
         self._capture_function = capture
         self.eager_calls: Counter[str] = Counter()
         self.compile = compile
@@ -158,7 +178,7 @@ class Dispatcher:
     @property
     def plans(self) -> list[Plan]:
         """All plans, in the order in which they were made within each signature."""
-        return [plan for plans in self._plans.values() for plan in plans]
+        return [*(plan for plans in self._plans.values() for plan in plans), *self._open]
 
     # Finding a plan
 
@@ -176,7 +196,7 @@ class Dispatcher:
         if unfit:
             return self._as_written(unfit, args, kwargs)
         key = (library, spec, layouts, arrays.mode())
-        for plan in tuple(self._plans.get(key, ())):
+        for plan in (*self._plans.get(key, ()), *self._open):
             result = plan.entry(args, kwargs)
             if result is not MISS:
                 self._promote(plan)
@@ -201,9 +221,13 @@ class Dispatcher:
             if self._count >= RECOMPILE_LIMIT:
                 return self._too_many(args, kwargs)
             self._log_recompile(key, known)
-            plan = self._make(arrays, leaves, spec, args, kwargs)
+            opened = self._make_open(key, arrays, leaves, spec)
+            if opened is not None:
+                plan, self._open = opened, (opened, *self._open)
+            else:
+                plan = self._make(arrays, leaves, spec, args, kwargs)
+                self._plans.setdefault(key, []).append(plan)
             self._count += 1
-            self._plans.setdefault(key, []).append(plan)
             self._promote(plan)
         result = plan.entry(args, kwargs)
         if result is MISS:
@@ -270,6 +294,54 @@ class Dispatcher:
                 raise
             return self._declined_plan(arrays, spec, leaves, error)
 
+    def _make_open(self, key: Hashable, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
+        """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
+        if self._symbolic is None or needs_autograd(arrays.library, leaves):
+            return None
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
+        seen = self._seen.setdefault((arrays.library, spec, kinds, arrays.mode()), [])
+        if layouts not in seen:
+            seen.append(layouts)
+        if len(seen) < 2 or len(seen) > OPEN_ATTEMPTS or any(x.type.device != "cpu" for x in layouts):
+            return None
+        for room in (ROOM, 1):
+            shapes = open_shapes(seen, room)
+            if shapes is None:
+                return None
+            try:
+                return self._open_plan(shapes, arrays, leaves, spec)
+            except Exception as error:  # the function itself may refuse an extent that no call has had
+                log.info("%s: not for a range of extents: %s", self._name, error)
+        return None
+
+    def _open_plan(self, shapes: Shapes, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
+        assert self._symbolic is not None
+
+        def capture_at(extents: Mapping[str, int]) -> Capture:
+            made = []
+            for leaf, shape in zip(leaves, shapes, strict=True):
+                if not is_open(shape):
+                    made.append(leaf)
+                    continue
+                exact = [extents[n.name] if isinstance(n, Symbol) else n for n in shape]
+                scope = Scope()
+                type = arrays.layout(leaf).type.with_shape(exact)
+                expression = arrays.allocate(scope, type, contiguous_strides(type.static_shape))
+                made.append(eval(expression, dict(scope.objects)))
+            args, kwargs = spec.restore(made)
+            return self._capture(arrays.library, args, kwargs)
+
+        capture = self._symbolic(capture_at, symbols_in(shapes))
+        if needs_autograd(arrays.library, leaves, capture):
+            raise CaptureError("a gradient is needed")
+        executable = self.compile(capture)
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+        entry = compiled_entry(executable, capture, spec, leaves, eager, shapes)
+        ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
+        log.info("%s: compiled for %s", self._name, ranges)
+        return Plan(entry, capture, executable)
+
     def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception) -> Plan:
         """Runs as written. The user's own mistake comes out there, as the library says it; a bug of ours is told."""
         if isinstance(error, FusecError):
@@ -335,9 +407,11 @@ class JitFunction:
 
     __slots__ = ("__dict__", "__weakref__", "_dispatch", "dispatcher")
 
-    def __init__(self, function: Callable[..., Any], compile: Compile, fallback: Fallback) -> None:
+    def __init__(
+        self, function: Callable[..., Any], compile: Compile, fallback: Fallback, symbolic: Symbolic | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
-        self.dispatcher = Dispatcher(function, compile, fallback=fallback)
+        self.dispatcher = Dispatcher(function, compile, fallback=fallback, symbolic=symbolic)
         self._dispatch = self.dispatcher.__call__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -397,8 +471,8 @@ class JitModule:
     A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one.
     """
 
-    def __init__(self, module: Any, compile: Compile, fallback: Fallback) -> None:
-        self.__dict__["_fusec"] = JitFunction(module, compile, fallback)
+    def __init__(self, module: Any, compile: Compile, fallback: Fallback, symbolic: Symbolic | None = None) -> None:
+        self.__dict__["_fusec"] = JitFunction(module, compile, fallback, symbolic)
         self.__dict__["_module"] = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

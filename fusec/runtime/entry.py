@@ -16,8 +16,10 @@ from fusec.frontend.capture import (
     Static,
     Structure,
 )
+from fusec.ir.index import Symbol
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope, make_function
+from fusec.runtime.dynamic import Shapes, is_open, shape_tests
 from fusec.runtime.executable import Executable
 
 MISS = object()
@@ -101,9 +103,16 @@ class _EntryWriter:
 
 
 def compiled_entry(
-    executable: Executable, capture: Capture, spec: CallSpec, leaves: Sequence[Any], eager: Callable[..., Any]
+    executable: Executable,
+    capture: Capture,
+    spec: CallSpec,
+    leaves: Sequence[Any],
+    eager: Callable[..., Any],
+    shapes: Shapes | None = None,
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
+
+    ``shapes`` are those of the leaves where some extents are symbolic.
 
     ``eager(args, kwargs)`` takes over where a changed input shares memory with another.
     """
@@ -112,7 +121,7 @@ def compiled_entry(
     writer = _EntryWriter(scope)
     writer.call(spec)
     writer.unless(f"{scope.bind(capture.environment.holds, 'holds')}()")
-    inputs = _check_arrays(writer, arrays, leaves, capture.sources)
+    inputs = _check_arrays(writer, arrays, leaves, capture.sources, shapes)
     writer.lines += _clashes(executable, scope, inputs, eager)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
     result = _plain_result(capture.rebuild, written.results)
@@ -159,10 +168,23 @@ def eager_entry(
     return make_function("call_eager", ["args", "kwargs"], lines, scope)
 
 
-def _check_arrays(writer: _EntryWriter, arrays: Arrays, leaves: Sequence[Any], sources: Sequence[Source]) -> list[str]:
+def _check_arrays(
+    writer: _EntryWriter,
+    arrays: Arrays,
+    leaves: Sequence[Any],
+    sources: Sequence[Source],
+    shapes: Shapes | None = None,
+) -> list[str]:
     """Fetches what is taken by reference, tests all layouts, and returns the variable of each source."""
     scope = writer.scope
-    examples, variables = list(leaves), list(writer.leaves)
+    given = list(zip(leaves, writer.leaves, shapes or [()] * len(leaves), strict=True))
+    examples = [leaf for leaf, _, shape in given if not is_open(shape)]
+    variables = [variable for _, variable, shape in given if not is_open(shape)]
+    for leaf, variable, shape in given:
+        if is_open(shape):
+            writer.unless(arrays.check_kind(scope, leaf, variable, [isinstance(n, Symbol) for n in shape]))
+    for test in shape_tests(shapes, writer.leaves) if shapes is not None else ():
+        writer.unless(test)
     inputs: list[str] = []
     fetches: list[str] = []
     for number, source in enumerate(sources):

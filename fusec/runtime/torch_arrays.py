@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from fusec.errors import FusecError
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, DType, TensorType, dtype_of
 from fusec.runtime.arrays import Layout, Stopwatch, Watch
@@ -121,6 +122,18 @@ class TorchArrays:
         )
         scope.bind(guards, "guards")
         return f"{mode} and {scope.bind(guards.check, 'same_layout')}({', '.join(variables)})"
+
+    def check_kind(self, scope: Scope, array: torch.Tensor, variable: str, symbolic: Sequence[bool]) -> str:
+        if _TensorGuards is None:
+            raise FusecError("this version of PyTorch has no guards for changing extents")
+        open_strides = [any(symbolic[axis + 1 :]) for axis in range(array.dim())]
+        guards = _TensorGuards(
+            array,
+            dynamic_dims_sizes=[[None if s else n for n, s in zip(array.shape, symbolic, strict=True)]],
+            dynamic_dims_strides=[[None if s else n for n, s in zip(array.stride(), open_strides, strict=True)]],
+        )
+        scope.bind(guards, "guards")
+        return f"{scope.bind(guards.check, 'same_kind')}({variable}) and {variable}.is_contiguous()"
 
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data_ptr()"
