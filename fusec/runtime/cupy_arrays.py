@@ -9,6 +9,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fusec.errors import FusecError
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, DType, TensorType, contiguous_strides, dtype_of
 from fusec.runtime.arrays import Layout, Stopwatch, Watch, span
@@ -63,6 +64,9 @@ class CupyArrays:
 
     def stream(self, scope: Scope, device: int) -> str:
         return f"{scope.bind(cupy.cuda.get_current_stream, 'current_stream')}().ptr"
+
+    def check_kind(self, scope: Scope, array: Any, variable: str, symbolic: Sequence[bool]) -> str:
+        raise FusecError("symbolic extents are there on CPUs only")
 
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data.ptr"
