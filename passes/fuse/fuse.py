@@ -46,6 +46,10 @@ def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Grap
     return build_fused_graph(partition)
 
 
+_FEW_QUERIES = 16
+"""Where keys are so many times more than queries, a kernel that makes the queries costs more than it is worth."""
+
+
 def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> None:
     """dot → maps → softmax over the row → dot, as one online loop.
 
@@ -70,8 +74,11 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
-        on_the_way = _anything if blocked else _dense
-        grow_producers(partition, group, on_the_way, [found.score_dot.operands[elements.query_side]])
+        queries, keys = (found.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
+        if not blocked:
+            grow_producers(partition, group, _dense, [queries])
+        elif _FEW_QUERIES * queries.type.most <= keys.type.most:
+            grow_producers(partition, group, _anything, [queries])
 
 
 def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:

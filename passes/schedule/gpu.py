@@ -181,7 +181,7 @@ class AttentionSize:
 
 
 def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAttentionSchedule]:
-    """Schedules that fit shared memory, the usual best first."""
+    """Schedules that fit shared memory and registers, the usual best first; none where heads are too wide."""
     item = size.bits // 8
     deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
     found: dict[GpuAttentionSchedule, None] = {}
@@ -203,8 +203,7 @@ def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAtte
         for split in _splits(size, q, k, target) if fitting > 0 else ():
             kept[GpuAttentionSchedule(q, k, Launch(warps, min(stages, fitting)), split)] = None
     found |= shallow
-    smallest = max(16, pow2(size.rows)) if size.whole else 16
-    return list(found) or [GpuAttentionSchedule(smallest, 16, Launch(4, 1), p) for p in _splits(size, 16, 16, target)]
+    return list(found)
 
 
 def _splits(size: AttentionSize, queries: int, keys: int, target: GpuTarget) -> list[int]:

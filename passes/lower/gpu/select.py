@@ -133,7 +133,11 @@ class GpuSelector:
                 return [*tiled, *here] if fills and dtype.bits == 32 else [*here, *tiled]
             case "attention":
                 size = attention_size(frame.fresh())
-                return [*self._hopper_attention(frame, size), *attention_candidates(size, self.target)]
+                usable: list[AnySchedule] = [*self._hopper_attention(frame, size)]
+                usable += attention_candidates(size, self.target)
+                if not usable:
+                    raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
+                return usable
             case "row":
                 return self._pointwise(frame, list(_row_candidates(frame, self.target)))
             case "map":

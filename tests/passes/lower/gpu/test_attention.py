@@ -84,7 +84,15 @@ def test_a_block_too_small_for_the_rows_that_share_keys_is_refused() -> None:
 def test_candidates_fit_shared_memory_and_registers(target: str, size: int, bits: int) -> None:
     card = gpu_target(target)
     padded = 1 << (size - 1).bit_length()
-    for s in attention_candidates(AttentionSize(8, 300, False, True, 300, size, size, bits), card):
+    found = attention_candidates(AttentionSize(8, 300, False, True, 300, size, size, bits), card)
+    assert found or bits * size >= 16 * 576
+    for s in found:
         held = s.queries * padded + s.launch.stages * s.keys * 2 * padded
         assert held * bits // 8 <= card.shared_memory
         assert s.queries * padded <= 128 * 32 * s.launch.warps
+
+
+def test_heads_too_wide_for_a_block_are_attended_to_in_pieces() -> None:
+    program = lowered(sdpa(2, 2, 40, 40, size=4096))
+    assert "attention" not in [r.kind for r in program.reports]
+    assert any("heads of 4096 and 4096 elements do not fit a block" in d.reason for d in program.declined)
