@@ -18,10 +18,10 @@ if not has_nvrtc():
     pytest.skip("no NVRTC", allow_module_level=True)
 
 SM_90 = gpu_target("cuda:sm_90")
-MLP = """graph @mlp(%x: bf16[2048, 512], %w: bf16[1024, 512], %b: bf16[1024]) {
-  %h = linear(%x, %w, %b) : bf16[2048, 1024]
-  %a = relu(%h) : bf16[2048, 1024]
-  %y = softmax(%a) {axis=1} : bf16[2048, 1024]
+MLP = """graph @mlp(%x: bf16[8192, 1024], %w: bf16[4096, 1024], %b: bf16[4096]) {
+  %h = linear(%x, %w, %b) : bf16[8192, 4096]
+  %a = relu(%h) : bf16[8192, 4096]
+  %y = softmax(%a) {axis=1} : bf16[8192, 4096]
   return %y
 }"""
 
@@ -48,9 +48,9 @@ def test_how_it_is_launched() -> None:
     assert kernel.parameters[:4] == (0, 1, 2, 3)
     maps = [p for p in kernel.parameters if isinstance(p, TensorMap)]
     assert [(m.argument, m.sizes, m.strides) for m in maps] == [
-        (0, (512, 2048), (1024,)),
-        (1, (512, 1024), (1024,)),
-        (3, (1024, 2048), (2048,)),
+        (0, (1024, 8192), (2048,)),
+        (1, (1024, 4096), (2048,)),
+        (3, (4096, 8192), (8192,)),
     ]
     assert all(m.box[0] == 64 and m.swizzle == 3 and m.element == 9 for m in maps)
 
