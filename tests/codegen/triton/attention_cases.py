@@ -216,6 +216,7 @@ ATTENTION: dict[str, Case] = {
     "window_large": Case(masked(lambda i, j: (j <= i) & (i - j < 150)), *same(1, 1, 400, 32)),
     "prefix_large": Case(masked(lambda i, j: (j <= i) | (j < 150)), *same(1, 1, 400, 32)),
     "prefix": Case(masked(lambda i, j: (j <= i) | (j < 40)), *same(1, 2, 200, 64)),
+    "dilated": Case(masked(lambda i, j: (j <= i) & ((i - j) % 4 == 0)), *same(1, 2, 130, 64)),
     "rows_without_keys": Case(masked(lambda i, j: j < i - 70), *same(1, 2, 150, 64)),
     "rows_without_keys_finite": Case(masked(lambda i, j: j < i - 70, -1e38), *same(1, 2, 150, 64)),
     "rows_without_keys_lowest": Case(masked(lambda i, j: j < i - 70, torch.finfo(HALF).min), *same(1, 2, 150, 64)),
