@@ -108,9 +108,8 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     """A program on a GPU for arrays in host memory: chunk by chunk where the graph treats a batch's elements alike."""
     from fusec.passes.batch import batch_axes, with_batch
     from fusec.passes.place import place
-    from fusec.runtime.host import HostExecutable, chunk_of, load_cupy
+    from fusec.runtime.host import HostExecutable, chunk_of
 
-    load_cupy()
     device = target if target.removeprefix("cuda:").isdigit() else "cuda:0"
     reason, batch, axes = "", 0, dict[Value, int]()
     try:

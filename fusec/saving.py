@@ -22,6 +22,7 @@ from fusec.runtime.arrays import load_arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable, Module
+from fusec.runtime.host import HostExecutable
 from fusec.runtime.isa import host_architecture, required_features
 from fusec.runtime.program import Program
 from fusec.runtime.serial import (
@@ -92,6 +93,8 @@ def _piece(compiled: Compiled, variant: Variant, store: _Store) -> tuple[Json, d
     """The record of one variant, and its members."""
     executable = variant.executable
     arrays, program = executable.arrays, executable.program
+    if isinstance(executable, HostExecutable):
+        raise ArtifactError(f"{compiled.name} takes arrays in host memory to a GPU; such functions can't be saved")
     if any(not isinstance(argument, int) for argument in variant.arguments):
         raise ArtifactError(
             f"{compiled.name} reads tensors that are fetched at each call; compile it with freeze=True to save it "

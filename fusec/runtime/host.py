@@ -7,9 +7,9 @@ threads fill; results are made in pinned memory. Pinned and device memory come f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
@@ -24,10 +24,10 @@ from fusec.runtime.code import Scope
 from fusec.runtime.emit import ProgramWriter
 from fusec.runtime.executable import Executable
 
-STREAMS = 3
-"""Chunks on their way: one goes in, one is computed, one goes out."""
+STREAMS = 4
+"""Chunks on their way: one goes in, one is computed, one goes out, and one is ready. With 3 an H200's link waits."""
 
-CHUNK_BYTES = 48 << 20
+CHUNK_BYTES = 96 << 20
 """Of what one chunk reads and writes, about: large enough for the link's full speed, small beside a card's memory."""
 
 _COPY_BYTES = 4 << 20
@@ -47,7 +47,8 @@ class HostExecutable(Executable):
     """An executable for NumPy arrays whose program runs on CuPy's.
 
     batch: how many elements there are along the first axis of the inputs that ``sliced`` marks; 0: the arrays go in
-    whole. chunk: how many of them the program takes. rest: the program for those that are left over.
+    whole. chunk: how many of them the program takes. rest: the program for those that are left over. held: arrays of
+    the inputs (by number) that are fixed.
     """
 
     inner: Executable | None = None
@@ -55,6 +56,7 @@ class HostExecutable(Executable):
     batch: int = 0
     chunk: int = 0
     sliced: tuple[bool, ...] = ()
+    held: Mapping[int, Array] = field(default_factory=dict)
 
     @property
     def arrays(self) -> Arrays:
@@ -77,8 +79,15 @@ class HostExecutable(Executable):
     def _pipeline(self) -> _Pipeline:
         return _Pipeline(self)
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
+    def freeze(self, values: Mapping[int, Any], shared: dict[tuple[object, ...], Any] | None = None) -> HostExecutable:
+        """The executable with graph inputs ``values`` (by number) fixed, as they are now."""
+        held = {**self.held, **{k: np.array(value) for k, value in values.items()}}
+        return replace(self, fixed=self.fixed | frozenset(values), held=held)
+
+    def run(self, given: Sequence[Array]) -> list[Array]:
         """The outputs, in pinned memory. DeviceError where the device fails, or its or pinned memory runs out."""
+        free = iter(given)
+        inputs = [self.held[k] if k in self.held else next(free) for k in range(len(self.program.inputs))]
         results = self._pipeline.run(inputs)
         for k, port in enumerate(self.program.output_ports):
             if port.mutates is not None:
