@@ -240,7 +240,7 @@ def compile(
     leaves, call = flatten(args, kwargs, _is_argument)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
 
-    device = placement(specs, target)
+    device = placement(specs, target) if library != "numpy" else None  # its arrays stay in host memory
     placed = [replace(spec, device=device) if device is not None else spec for spec in specs]
     shared: dict[tuple[object, ...], Any] = {}
 

@@ -110,6 +110,8 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     from fusec.passes.place import place
     from fusec.runtime.host import HostExecutable, chunk_of
 
+    if any(not isinstance(n, int) for v in graph.inputs for n in v.type.shape):
+        raise LoweringError("arrays in host memory go to a GPU with fixed extents only")
     device = target if target.removeprefix("cuda:").isdigit() else "cuda:0"
     reason, batch, axes = "", 0, dict[Value, int]()
     try:
