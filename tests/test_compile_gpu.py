@@ -16,9 +16,9 @@ import fusec  # noqa: E402
 from fusec.cli.inspect import describe_file  # noqa: E402
 from fusec.codegen.triton.module import TritonModule  # noqa: E402
 from fusec.errors import ArtifactError, SignatureError  # noqa: E402
+from fusec.loading import load  # noqa: E402
 from fusec.runtime import artifact, launch  # noqa: E402
 from fusec.runtime.executable import Executable  # noqa: E402
-from fusec.loading import load  # noqa: E402
 
 HERE = torch.cuda.is_available()
 
