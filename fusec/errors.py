@@ -52,7 +52,8 @@ class TargetError(FusecError):
 
 
 class DeviceError(FusecError, RuntimeError):
-    """A GPU's driver refused a call, or a kernel that failed has made the GPU unusable for this process."""
+    """Operands are on different devices, or a GPU's driver refused a call, or a kernel that failed has made the GPU
+    unusable for this process."""
 
 
 class ParseError(FusecError, ValueError):

@@ -8,7 +8,8 @@ PyTorch, and what remains is kept as a library call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from types import FrameType
@@ -26,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusec.errors import CaptureError, DataDependentError, TypeRuleError, UnsupportedOpError
+from fusec.errors import CaptureError, DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source, format_arguments
 from fusec.frontend.torch_emit import Declined, Emitter, tensor_type
 from fusec.frontend.torch_fake import (
@@ -174,12 +175,23 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _outermost(self, func: OpOverload, args: Arguments, kwargs: Keywords, frame: FrameType) -> Any:
         self.emitter.location = self.namer.enter(frame)
-        result = self._dispatch(func, args, kwargs)
+        try:
+            result = self._dispatch(func, args, kwargs)
+        except RuntimeError as error:
+            if re.search("two (different )?devices", str(error)):
+                raise self._apart((*args, *kwargs.values())) from None
+            raise
         tensors = [t for t in tensors_in(result) if id(t) in self._handles]
         if tensors:
             values = [self.value(t) for t in tensors]
             self.namer.give([v for v in values if v not in self._inputs])
         return result
+
+    def _apart(self, values: Iterable[Any]) -> DeviceError:
+        found = dict.fromkeys(str(t.device) for value in values for t in tensors_in(value))
+        return DeviceError(
+            f"{self.emitter.call}: operands on {' and '.join(found)}; move them to one device", self.emitter.location
+        )
 
     def _dispatch(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         name = func.overloadpacket.__name__

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fusec.errors import DeviceError, FusecError
+from fusec.ir.attributes import DotAttributes
 from fusec.ir.graph import Graph, Port
 from fusec.ir.interpret import interpret
 from fusec.ir.types import DType, TensorType
@@ -67,6 +68,7 @@ class GpuMeasure:
         self._device = torch.device(device)
         self._compile = compile
         self._name = name
+        self._relative = 0.0
 
     def __call__(self, frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
         if torch.cuda.is_current_stream_capturing():
@@ -83,6 +85,7 @@ class GpuMeasure:
         body = frame.body
         inputs = [self._random(v.type, frame.strides[v]) for v in body.inputs]
         oracle = self._oracle(body, inputs)
+        self._relative = tolerance(body)
         agreements = [_Agreement(oracle, [])] if oracle is not None else []
         runs: list[Callable[..., Tensors] | None] = []
         reasons: list[str] = []
@@ -124,7 +127,7 @@ class GpuMeasure:
         except (FusecError, RuntimeError) as error:  # PyTorch's errors, out of memory too, are RuntimeErrors
             self._require_device(frame, alternative, error)
             return None, _brief(error)
-        same = next((a for a in agreements if _agree(results, a.results)), None)
+        same = next((a for a in agreements if all(map(self._close, results, a.results))), None)
         if same is not None:
             same.members.append(number)
         elif has_oracle:
@@ -176,6 +179,14 @@ class GpuMeasure:
         found = interpret(body, arrays, float64=True)
         return [torch.from_numpy(np.ascontiguousarray(a)).to(self._device) for a in found]
 
+    def _close(self, found: torch.Tensor, wanted: torch.Tensor) -> bool:
+        if not found.is_floating_point():
+            return torch.equal(found, wanted.to(found.dtype))
+        got, want = found.float(), wanted.float()
+        finite = want.abs().nan_to_num(0.0, 0.0, 0.0)
+        scale = max(1.0, float(finite.max())) if want.numel() else 1.0
+        return torch.allclose(got, want, rtol=self._relative, atol=self._relative * scale, equal_nan=True)
+
     def _time(self, run: Callable[..., Tensors], inputs: Tensors) -> float:
         """Median seconds on the device, what the caches held before each run overwritten."""
         sweep = torch.empty(max(2 * self._target.l2, 2**26), dtype=torch.uint8, device=self._device)
@@ -197,19 +208,13 @@ def _to_numpy(dtype: DType, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return wide.cpu().numpy().astype(dtype.numpy)
 
 
-def _agree(found: Tensors, wanted: Tensors) -> bool:
-    return all(map(_close, found, wanted))
-
-
-def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Equal but for roundings of the results' dtype and of the sums behind them."""
-    if not found.is_floating_point():
-        return torch.equal(found, wanted.to(found.dtype))
-    relative = 1e-2 if found.element_size() == 2 else 1e-4
-    got, want = found.float(), wanted.float()
-    finite = want.abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = max(1.0, float(finite.max())) if want.numel() else 1.0
-    return torch.allclose(got, want, rtol=relative, atol=relative * scale, equal_nan=True)
+def tolerance(body: Graph) -> float:
+    """What results may differ by, of their scale: roundings to half types, or to TF32, may lie anywhere on the way."""
+    values = [v for op in body.ops for v in op.results] + list(body.inputs)
+    if any(v.type.dtype.is_float and v.type.dtype.bits <= 16 for v in values):
+        return 1e-2
+    tf32 = any(isinstance(op.attributes, DotAttributes) and op.attributes.tf32 for op in body.ops)
+    return 5e-3 if tf32 else 1e-4
 
 
 def _brief(error: Exception) -> str:

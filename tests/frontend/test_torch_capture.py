@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch_harness import check, fetch, run
 
-from fusec.errors import CaptureError, DataDependentError, UnsupportedOpError
+from fusec.errors import CaptureError, DataDependentError, DeviceError, UnsupportedOpError
 from fusec.frontend.capture import ReferenceSource
 from fusec.frontend.torch import capture, flatten, needs_autograd
 
@@ -561,3 +561,11 @@ def test_a_rounding_is_the_users_or_implied():
     half = torch.randn(4, dtype=torch.bfloat16)
     casts = [op.attributes for op in capture(f, (half,), {}).graph.ops if op.name == "cast"]
     assert [c.implied for c in casts if c.dtype.name == "bf16"] == [True, False]
+
+
+def test_operands_on_two_devices_name_the_line() -> None:
+    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b
+
+    with pytest.raises(DeviceError, match=r"test_torch_capture\.py:\d+: aten\.add: operands on meta and cpu; move"):
+        capture(add, (torch.empty(4, device="meta"), torch.empty(4)), {})

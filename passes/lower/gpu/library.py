@@ -40,7 +40,7 @@ def library_alternatives(frame: Frame) -> list[Alternative]:
     body = frame.body
     dots = frame.anchors("dot")
     sixteen = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for dot in dots for v in dot.operands)
-    if not dots or not sixteen or any(v.type.dtype.bits > 16 for v in body.outputs):
+    if not dots or not sixteen or not all(_is_rounded(frame, v) for v in body.outputs):
         return []
     found: list[Alternative] = []
     plain = [_product(frame, dot, None) for dot in dots]
@@ -55,6 +55,15 @@ def library_alternatives(frame: Frame) -> list[Alternative]:
             whole = _with_activation(body, biased[0], activation)
             found.append(_alternative(f"library product with bias and {activation}", [whole]))
     return found
+
+
+def _is_rounded(frame: Frame, value: Value) -> bool:
+    """Whether a value has no more digits than 16 bits hold."""
+    producer = frame.producers.get(value)
+    if value.type.dtype.bits > 16 and producer is not None and producer.name == "cast":
+        value = producer.operands[0]
+        return value.type.dtype.is_float and value.type.dtype.bits == 16
+    return value.type.dtype.bits <= 16
 
 
 def _alternative(text: str, products: Sequence[_Found]) -> Alternative:
