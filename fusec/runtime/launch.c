@@ -3,8 +3,8 @@
    load(code, name, shared, device) -> (function, context)
    prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
 
-   `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters). One that overlaps is started
-   while the kernel ahead of it still runs, and waits for it by itself (but in a graph). A parameter is the number of an argument
+   `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters); one that `overlaps` may start
+   before the kernel ahead of it has ended, for which it waits itself (griddepcontrol). A parameter is the number of an argument
    (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides, box, swizzle, promotion,
    fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes without the innermost.
 
@@ -59,7 +59,28 @@ typedef struct {
     CUcontext context;
 } NodeParameters;
 
-enum { INVALID_CONTEXT = 201, MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 48 * 1024, RELAXED = 2 };
+/* CUlaunchAttribute and CUlaunchConfig */
+typedef struct {
+    int id;
+    int padding;
+    union {
+        char room[64];
+        int value;
+    };
+} Attribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    CUstream stream;
+    Attribute *attributes;
+    unsigned count;
+} LaunchConfig;
+
+/* CUgraphEdgeData */
+typedef struct {
+    unsigned char from_port, to_port, type, reserved[5];
+} Edge;
+
+enum { MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 48 * 1024, RELAXED = 2, STREAM_SERIALIZATION = 6, PROGRAMMATIC = 1 };
 
 static struct {
     CUresult (*cuInit)(unsigned);
@@ -75,13 +96,14 @@ static struct {
     CUresult (*cuFuncSetAttribute)(CUfunction, int, int);
     CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                CUstream, void **, void **);
-    CUresult (*cuLaunchKernelEx)(const CUlaunchConfig *, CUfunction, void **, void **);
+    CUresult (*cuLaunchKernelEx)(const LaunchConfig *, CUfunction, void **, void **);
     CUresult (*cuTensorMapEncodeTiled)(CUtensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
                                        const uint32_t *, const uint32_t *, int, int, int, int);
     CUresult (*cuThreadExchangeStreamCaptureMode)(int *);
     CUresult (*cuStreamIsCapturing)(CUstream, int *);
     CUresult (*cuGraphCreate)(CUgraph *, unsigned);
     CUresult (*cuGraphAddKernelNode_v2)(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const NodeParameters *);
+    CUresult (*cuGraphAddDependencies_v2)(CUgraph, const CUgraphNode *, const CUgraphNode *, const Edge *, size_t);
     CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec *, CUgraph, unsigned long long);
     CUresult (*cuGraphExecKernelNodeSetParams_v2)(CUgraphExec, CUgraphNode, const NodeParameters *);
     CUresult (*cuGraphLaunch)(CUgraphExec, CUstream);
@@ -112,6 +134,7 @@ static const struct {
     ENTRY(cuStreamIsCapturing),
     ENTRY(cuGraphCreate),
     ENTRY(cuGraphAddKernelNode_v2),
+    ENTRY(cuGraphAddDependencies_v2),
     ENTRY(cuGraphInstantiateWithFlags),
     ENTRY(cuGraphExecKernelNodeSetParams_v2),
     ENTRY(cuGraphLaunch),
@@ -340,14 +363,17 @@ static NodeParameters node_of(const Kernel *kernel, void **pointers) {
     };
 }
 
-static CUresult launch_over(const Kernel *kernel, CUstream stream, void **pointers) {
-    CUlaunchAttribute allowed = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.allowed = 1};
-    CUlaunchConfig config = {
+static CUresult launch_one(const Kernel *kernel, CUstream stream, void **pointers) {
+    if (!kernel->overlaps)
+        return driver.cuLaunchKernel(kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
+                                     kernel->threads, 1, 1, kernel->shared, stream, pointers, NULL);
+    Attribute attribute = {.id = STREAM_SERIALIZATION, .value = 1};
+    LaunchConfig config = {
         .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
         .block = {kernel->threads, 1, 1},
         .shared = kernel->shared,
         .stream = stream,
-        .attributes = &allowed,
+        .attributes = &attribute,
         .count = 1,
     };
     return driver.cuLaunchKernelEx(&config, kernel->function, pointers, NULL);
@@ -357,15 +383,17 @@ static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUte
     void *pointers[row->widest + 1];
     CUresult result = 0;
     for (int k = 0; k < row->count && !result; k++) {
-        const Kernel *kernel = &row->kernels[k];
-        point(kernel, addresses, maps, pointers);
-        if (kernel->overlaps)
-            result = launch_over(kernel, stream, pointers);
-        else
-            result = driver.cuLaunchKernel(kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
-                                           kernel->threads, 1, 1, kernel->shared, stream, pointers, NULL);
+        point(&row->kernels[k], addresses, maps, pointers);
+        result = launch_one(&row->kernels[k], stream, pointers);
     }
     return result;
+}
+
+/* The second kernel comes after the first: when that has ended, or when its blocks let others start. */
+static CUresult follow(Row *row, const Kernel *first, const Kernel *second) {
+    int early = first->overlaps && second->overlaps;
+    Edge edge = {.from_port = early ? PROGRAMMATIC : 0, .type = early ? PROGRAMMATIC : 0};
+    return driver.cuGraphAddDependencies_v2(row->nodes, &first->node, &second->node, &edge, 1);
 }
 
 static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
@@ -375,7 +403,8 @@ static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
         Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
         NodeParameters p = node_of(kernel, pointers);
-        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, k ? &row->kernels[k - 1].node : NULL, k > 0, &p);
+        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, NULL, 0, &p);
+        if (k && !result) result = follow(row, &row->kernels[k - 1], kernel);
     }
     if (!result) result = driver.cuGraphInstantiateWithFlags(&row->exec, row->nodes, 0);
     return result;

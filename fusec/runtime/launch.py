@@ -66,8 +66,8 @@ class DeviceKernel:
 
     grid: blocks on each axis, none 0. threads: of a block. shared: bytes of dynamic shared memory.
     arguments: how many addresses a launch gives; ``parameters`` says where they go. scratch: bytes of device memory
-    that one launch needs for itself; its address is the last argument. overlaps: it may be started before the kernel
-    ahead of it has ended, for which it waits itself.
+    that one launch needs for itself; its address is the last argument. overlaps: it may start before the kernel ahead
+    of it has ended: it lets the one behind it start, and waits, by itself (griddepcontrol, Hopper and later).
     """
 
     name: str

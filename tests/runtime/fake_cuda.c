@@ -55,16 +55,15 @@ int cuLaunchKernel(uint64_t function, unsigned x, unsigned y, unsigned z, unsign
     return note("launch", *(uint64_t *)parameters[0], stream);
 }
 
+typedef struct { int id, padding, value, room[15]; } Attribute;
 typedef struct {
     unsigned grid[3], block[3], shared;
     uint64_t stream;
-    const int *attributes;
+    Attribute *attributes;
     unsigned count;
 } Config;
-
 int cuLaunchKernelEx(const Config *config, uint64_t function, void **parameters, void **extra) {
-    say("grid", config->grid[0] * 10000 + config->grid[1] * 100 + config->grid[2], config->block[0]);
-    say("attribute", (unsigned)config->attributes[0], (unsigned)config->attributes[2]);
+    say("early", (uint64_t)config->attributes->id, (uint64_t)config->attributes->value * 10 + config->count);
     return note("launch", *(uint64_t *)parameters[0], config->stream);
 }
 
@@ -79,6 +78,10 @@ int cuGraphCreate(uint64_t *graph, unsigned flags) { graphs++; *graph = 9; retur
 int cuGraphAddKernelNode_v2(uint64_t *node, uint64_t graph, const uint64_t *after, size_t count, const Node *p) {
     *node = ++nodes;
     return note("node", *(uint64_t *)p->parameters[0], count);
+}
+int cuGraphAddDependencies_v2(uint64_t graph, const uint64_t *from, const uint64_t *to, const unsigned char *edge,
+                              size_t count) {
+    return note("edge", *to - *from, 100u * edge[0] + edge[2]);
 }
 int cuGraphInstantiateWithFlags(uint64_t *exec, uint64_t graph, unsigned long long flags) { *exec = 11; return 0; }
 int cuGraphExecKernelNodeSetParams_v2(uint64_t exec, uint64_t node, const Node *p) {

@@ -114,7 +114,7 @@ def test_a_graph_gets_new_addresses_where_they_changed(fake: Fake) -> None:
     first, second = kernel("a", 0), kernel("b", 0)
     run = fake.device.row([(first, (0, 1)), (second, (1, 2))], 3, graph=True)
     run(4, 16, 32, 48)
-    assert fake.notes[2:] == ["graph 0 0", "node 16 0", "node 32 1", "replay 11 4"]
+    assert fake.notes[2:] == ["graph 0 0", "node 16 0", "node 32 0", "edge 1 0", "replay 11 4"]
     run(4, 16, 32, 48)
     assert fake.notes == ["replay 11 4"]
     run(5, 80, 32, 48)
@@ -123,6 +123,15 @@ def test_a_graph_gets_new_addresses_where_they_changed(fake: Fake) -> None:
     assert fake.notes == ["set 64 98", "replay 11 5"]
     del run
     assert fake.notes == ["destroy 11 0"]
+
+
+def test_kernels_that_wait_by_themselves_start_early(fake: Fake) -> None:
+    first, second = (replace(kernel(name, 0), overlaps=True) for name in "ab")
+    row = [(first, (0,)), (second, (1,)), (kernel("c", 0), (0,))]
+    fake.device.row(row, 2)(4, 16, 32)
+    assert fake.notes[3:] == ["early 6 11", "launch 16 4", "early 6 11", "launch 32 4", "grid 30201 128", "launch 16 4"]
+    fake.device.row(row, 2, graph=True)(4, 16, 32)
+    assert [n for n in fake.notes if n.startswith("edge")] == ["edge 1 101", "edge 1 0"]
 
 
 def test_a_graph_is_launched_plainly_while_someone_captures(fake: Fake) -> None:
@@ -143,7 +152,7 @@ def test_a_graph_that_fails_is_made_anew(fake: Fake) -> None:
         run(4, 48, 32)
     assert fake.notes[-2:] == ["set 48 97", "destroy 11 0"]
     run(4, 48, 32)
-    assert fake.notes == ["graph 0 0", "node 48 0", "node 32 1", "replay 11 4"]
+    assert fake.notes == ["graph 0 0", "node 48 0", "node 32 0", "edge 1 0", "replay 11 4"]
 
 
 def test_another_devices_context_is_entered_and_left(fake: Fake) -> None:
