@@ -112,7 +112,9 @@ class _Reader:
         layouts = self.layouts(ranges)
         _check(program, arguments, fixed_inputs, layouts, weights)
         module = load_module(self.members[folder + artifact.CODE])
-        executable = Executable(program, module, self.library, digests, fixed_inputs, weights, packed)
+        executable = Executable(
+            program, module, self.library, digests, fixed_inputs, weights, packed, bool(record["graph"])
+        )
         graph = self.members[folder + artifact.GRAPH].decode()
         notes = tuple(map(str, record["notes"]))
         return Variant(executable, arguments, layouts, result.rebuild(constants), graph, notes, ranges)

@@ -111,6 +111,7 @@ def _piece(compiled: Compiled, variant: Variant, store: _Store) -> tuple[Json, d
         "fixed": sorted(executable.fixed),
         "digests": dict(executable.digests),
         "notes": list(variant.notes),
+        "graph": executable.graph,
         "weights": {str(slot): store.add(*arrays.to_bytes(array)) for slot, array in executable.weights.items()},
         "packed": {
             str(slot): store.add(u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()

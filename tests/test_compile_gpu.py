@@ -77,6 +77,13 @@ def test_a_file_says_what_it_holds(saved: Path) -> None:
     assert artifact.LAUNCHER in names or launch.build_of_extension() is None
 
 
+def test_a_graph_stays_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "require_device", lambda *wanted: None)
+    for graph in (True, False):
+        compiled(graph=graph).save(tmp_path / "f.fusec")
+        assert load(tmp_path / "f.fusec").only.executable.graph is graph
+
+
 def test_the_code_for_odd_addresses_is_in_the_file(saved: Path) -> None:
     module = TritonModule.from_bytes(artifact.read(saved).read(artifact.CODE))
     assert module.binaries.keys() == module.unaligned.keys()

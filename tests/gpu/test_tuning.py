@@ -185,3 +185,12 @@ def test_nothing_is_measured_while_a_stream_is_captured() -> None:
         found = fast(x, w)
     outer.replay()
     torch.testing.assert_close(found, torch.relu(x @ w), atol=0.02, rtol=0.02)
+
+
+def test_steps_are_timed_on_the_device() -> None:
+    x, w = rand(8192, 4096), rand(4096, 4096)
+    fast = fusec.jit(lambda x, w: torch.relu(x @ w), fallback="error")
+    fast(x, w)
+    (seconds,) = fast.dispatcher.plans[0].executable.profile([x, w])
+    assert 1e-4 < seconds < 2e-3  # the host's part takes some microseconds
+    assert "measured" in fusec.explain(fast, x, w, measure=True)
