@@ -13,7 +13,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
     pytest.skip("no Hopper card", allow_module_level=True)
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "codegen" / "cuda"), str(ROOT)]
-from attention_cases import CASES, causal, lowered  # noqa: E402
+from hopper_attention_cases import CASES, causal, lowered  # noqa: E402
 from oracle import assert_close_to_oracle  # noqa: E402
 
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import CASES, IN_TURNS, LONG, THREE, RefusedError, causal, lowered, plain, soft_window  # noqa: E402
+from hopper_attention_cases import CASES, IN_TURNS, LONG, THREE, RefusedError, causal, lowered, plain, soft_window  # noqa: E402
 
 from fusec.codegen.cuda import nvrtc  # noqa: E402
 from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
