@@ -134,7 +134,6 @@ static const struct {
     ENTRY(cuStreamIsCapturing),
     ENTRY(cuGraphCreate),
     ENTRY(cuGraphAddKernelNode_v2),
-    ENTRY(cuGraphAddDependencies_v2),
     ENTRY(cuGraphInstantiateWithFlags),
     ENTRY(cuGraphExecKernelNodeSetParams_v2),
     ENTRY(cuGraphLaunch),
@@ -168,6 +167,7 @@ static PyObject *open_driver(PyObject *self, PyObject *args) {
     for (size_t i = 0; i < sizeof ENTRIES / sizeof *ENTRIES; i++)
         if (!(*ENTRIES[i].place = dlsym(library, ENTRIES[i].name)))
             return PyUnicode_FromFormat("the driver has no %s; it is too old", ENTRIES[i].name);
+    *(void **)&driver.cuGraphAddDependencies_v2 = dlsym(library, "cuGraphAddDependencies_v2"); /* since CUDA 12.3 */
     CUresult code = driver.cuInit(0);
     if (code) return PyUnicode_FromFormat("cuInit gave error %d", code);
     Py_INCREF(maker);
@@ -389,22 +389,24 @@ static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUte
     return result;
 }
 
-/* The second kernel comes after the first: when that has ended, or when its blocks let others start. */
-static CUresult follow(Row *row, const Kernel *first, const Kernel *second) {
-    int early = first->overlaps && second->overlaps;
-    Edge edge = {.from_port = early ? PROGRAMMATIC : 0, .type = early ? PROGRAMMATIC : 0};
+/* The second kernel starts as soon as the blocks of the first let others start. */
+static CUresult follow_early(Row *row, const Kernel *first, const Kernel *second) {
+    Edge edge = {.from_port = PROGRAMMATIC, .type = PROGRAMMATIC};
     return driver.cuGraphAddDependencies_v2(row->nodes, &first->node, &second->node, &edge, 1);
 }
 
-static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
+static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps, int overlaps) {
     void *pointers[row->widest + 1];
     CUresult result = driver.cuGraphCreate(&row->nodes, 0);
     for (int k = 0; k < row->count && !result; k++) {
         Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
         NodeParameters p = node_of(kernel, pointers);
-        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, NULL, 0, &p);
-        if (k && !result) result = follow(row, &row->kernels[k - 1], kernel);
+        Kernel *ahead = k ? kernel - 1 : NULL;
+        int early = ahead && overlaps && ahead->overlaps && kernel->overlaps;
+        int waits = ahead && !early;
+        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, waits ? &ahead->node : NULL, waits, &p);
+        if (early && !result) result = follow_early(row, ahead, kernel);
     }
     if (!result) result = driver.cuGraphInstantiateWithFlags(&row->exec, row->nodes, 0);
     return result;
@@ -424,7 +426,11 @@ static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUt
     CUresult result = 0;
     pthread_mutex_lock(&row->lock);
     if (!row->exec) {
-        result = make_graph(row, addresses, maps);
+        result = make_graph(row, addresses, maps, driver.cuGraphAddDependencies_v2 != NULL);
+        if (result) { /* without kernels that start early */
+            drop_graph(row);
+            result = make_graph(row, addresses, maps, 0);
+        }
     } else {
         for (int k = 0; k < row->count && !result; k++) {
             const Kernel *kernel = &row->kernels[k];

@@ -8,7 +8,8 @@
 static char notes[1 << 16];
 static int next_error, capturing, current = 1;
 static uint64_t nodes;
-static int graphs;
+static int graphs, refuses_edges;
+void fake_refuse_edges(int on) { refuses_edges = on; }
 
 const char *fake_notes(void) { return notes; }
 void fake_clear(void) { notes[0] = 0; }
@@ -81,7 +82,7 @@ int cuGraphAddKernelNode_v2(uint64_t *node, uint64_t graph, const uint64_t *afte
 }
 int cuGraphAddDependencies_v2(uint64_t graph, const uint64_t *from, const uint64_t *to, const unsigned char *edge,
                               size_t count) {
-    return note("edge", *to - *from, 100u * edge[0] + edge[2]);
+    return note("edge", *to - *from, 100u * edge[0] + edge[2]) + refuses_edges;
 }
 int cuGraphInstantiateWithFlags(uint64_t *exec, uint64_t graph, unsigned long long flags) { *exec = 11; return 0; }
 int cuGraphExecKernelNodeSetParams_v2(uint64_t exec, uint64_t node, const Node *p) {

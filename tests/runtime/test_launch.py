@@ -114,7 +114,7 @@ def test_a_graph_gets_new_addresses_where_they_changed(fake: Fake) -> None:
     first, second = kernel("a", 0), kernel("b", 0)
     run = fake.device.row([(first, (0, 1)), (second, (1, 2))], 3, graph=True)
     run(4, 16, 32, 48)
-    assert fake.notes[2:] == ["graph 0 0", "node 16 0", "node 32 0", "edge 1 0", "replay 11 4"]
+    assert fake.notes[2:] == ["graph 0 0", "node 16 0", "node 32 1", "replay 11 4"]
     run(4, 16, 32, 48)
     assert fake.notes == ["replay 11 4"]
     run(5, 80, 32, 48)
@@ -131,7 +131,15 @@ def test_kernels_that_wait_by_themselves_start_early(fake: Fake) -> None:
     fake.device.row(row, 2)(4, 16, 32)
     assert fake.notes[3:] == ["early 6 11", "launch 16 4", "early 6 11", "launch 32 4", "grid 30201 128", "launch 16 4"]
     fake.device.row(row, 2, graph=True)(4, 16, 32)
-    assert [n for n in fake.notes if n.startswith("edge")] == ["edge 1 101", "edge 1 0"]
+    assert fake.notes == ["graph 0 0", "node 16 0", "node 32 0", "edge 1 101", "node 16 1", "replay 11 4"]
+
+
+def test_a_driver_that_knows_no_early_starts(fake: Fake) -> None:
+    row = [(replace(kernel(name, 0), overlaps=True), (k,)) for k, name in enumerate("ab")]
+    run = fake.device.row(row, 2, graph=True)
+    fake.driver.fake_refuse_edges(1)
+    run(4, 16, 32)
+    assert fake.notes[-4:] == ["graph 0 0", "node 16 0", "node 32 1", "replay 11 4"]
 
 
 def test_a_graph_is_launched_plainly_while_someone_captures(fake: Fake) -> None:
@@ -152,7 +160,7 @@ def test_a_graph_that_fails_is_made_anew(fake: Fake) -> None:
         run(4, 48, 32)
     assert fake.notes[-2:] == ["set 48 97", "destroy 11 0"]
     run(4, 48, 32)
-    assert fake.notes == ["graph 0 0", "node 48 0", "node 32 0", "edge 1 0", "replay 11 4"]
+    assert fake.notes == ["graph 0 0", "node 48 0", "node 32 1", "replay 11 4"]
 
 
 def test_another_devices_context_is_entered_and_left(fake: Fake) -> None:
