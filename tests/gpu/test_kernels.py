@@ -39,9 +39,9 @@ LARGE = {
 
 def on_device(text: str) -> str:
     """The text with every value on the GPU."""
-    kinds = "bf16|f16|f32|f64|i8|i16|i32|i64|u8|bool"
-    text = re.sub(rf"\b((?:{kinds})\[[\d, ]*\])", r"\1@cuda:0", text)
-    return re.sub(rf"\b((?:{kinds})\([^%()]*\))", r"\1@cuda:0", text)
+    kinds = "bf16|f16|f32|f64|i64|i32|i16|i8|u64|u32|u16|u8|bool"
+    text = re.sub(rf"((?:{kinds})\[[\d, ]*\])", r"\1@cuda:0", text)
+    return re.sub(rf"((?:{kinds})\([^%()]*\))", r"\1@cuda:0", text)
 
 
 def tolerance(text: str) -> float:

@@ -130,7 +130,8 @@ def test_kernels_that_wait_by_themselves_start_early(fake: Fake) -> None:
     row = [(first, (0,)), (second, (1,)), (kernel("c", 0), (0,))]
     fake.device.row(row, 2)(4, 16, 32)
     assert fake.notes[3:] == ["early 6 11", "launch 16 4", "early 6 11", "launch 32 4", "grid 30201 128", "launch 16 4"]
-    fake.device.row(row, 2, graph=True)(4, 16, 32)
+    run = fake.device.row(row, 2, graph=True)
+    run(4, 16, 32)
     assert fake.notes == ["graph 0 0", "node 16 0", "node 32 0", "edge 1 101", "node 16 1", "replay 11 4"]
 
 
