@@ -4,8 +4,8 @@
    prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
 
    `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters); one that `overlaps` may start
-   before the kernel ahead of it has ended, for which it waits itself (griddepcontrol). A parameter is the number of an argument
-   (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides, box, swizzle, promotion,
+   before the kernel ahead of it has ended, for which it waits itself (griddepcontrol). A parameter is the number of an
+   argument (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides, box, swizzle, promotion,
    fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes without the innermost.
 
    Where an address is no multiple of 16, `misaligned(stream, address, ...)` is called instead, unless it is None. With
@@ -34,21 +34,6 @@ typedef struct CUgraph_st *CUgraph;
 typedef struct CUnode_st *CUgraphNode;
 typedef struct CUexec_st *CUgraphExec;
 typedef struct { _Alignas(64) uint64_t words[16]; } CUtensorMap;
-
-typedef struct {
-    int id;
-    char pad[4];
-    union { char bytes[64]; int allowed; } value;
-} CUlaunchAttribute;
-
-typedef struct {
-    unsigned grid[3], block[3], shared;
-    CUstream stream;
-    CUlaunchAttribute *attributes;
-    unsigned count;
-} CUlaunchConfig;
-
-enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 
 /* CUDA_KERNEL_NODE_PARAMS_v2 */
 typedef struct {

@@ -71,12 +71,6 @@ def test_a_launch_gets_its_addresses_and_bytes(fake: Fake) -> None:
     assert fake.notes == ["grid 30201 128", "launch 32 77"]
 
 
-def test_a_kernel_may_start_before_the_one_ahead_has_ended(fake: Fake) -> None:
-    waits = replace(kernel("b", 0), overlaps=True)
-    fake.device.row([(kernel("a", 0), (0,)), (waits, (1,))], 2)(77, 32, 64)
-    assert fake.notes[2:] == ["grid 30201 128", "launch 32 77", "grid 30201 128", "attribute 6 1", "launch 64 77"]
-
-
 def test_a_kernel_is_loaded_once_and_may_have_much_shared_memory(fake: Fake) -> None:
     large = kernel("a", 0, shared=100_000)
     fake.device.row([(large, (0,)), (large, (1,))], 2)(0, 16, 48)
