@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
 from fusec.codegen.cuda.scalars import Scalars, bare, offset_of
+from fusec.codegen.cuda.scores import as_indices, constants_of, over_places
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import literal
 from fusec.errors import LoweringError
@@ -24,9 +25,9 @@ _WARPGROUP = 128
 _MOST_CONSUMERS = 3
 _REGISTERS = {1: 210, 2: 210, 3: 150}
 """Of a consumer's thread, for scores, weights and results, by the number of consumers."""
-_OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column raw place first_key values
-staged begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale kStaged
-kSubtractsFirst"""
+_OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column raw place number first_key
+values staged begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale
+kStaged kSubtractsFirst"""
 
 
 def emit_hopper_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -40,6 +41,8 @@ class _Emitter(PlanWriter):
         self.roles = roles = attention_roles(kernel)
         self.mean = Buffer("mean", f32, (), (), "tile")
         stores = [replace(s, value=self._over_mean(s)) for s in roles.stores]
+        self.place = Buffer("place", f32, (), (), "tile")
+        self.loops = [self._cheaper(loop) for loop in roles.loops]
         super().__init__(kernel, _OWN_NAMES.split(), roles.query, roles.value, stores, {self.mean: "values[{}]"})
         self.target, self.pipeline = target, kernel.pipeline
         self.depth, self.values = columns_of(roles.depth), columns_of(roles.value)
@@ -48,7 +51,19 @@ class _Emitter(PlanWriter):
         self.symbols |= {roles.first_key: "first_key", roles.key.var: "place", roles.turn.var: "turn"}
         for head in roles.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
+        self.constants = self._find_constants()
         self._check(roles.query.extent, roles.key.extent)
+
+    def _cheaper(self, loop: KeyLoop) -> KeyLoop:
+        return replace(loop, score=over_places(as_indices(loop.score), self.roles.key.var, self.place))
+
+    def _find_constants(self) -> dict[ScalarExpr, str]:
+        """What is the same for all of a block's scores, by the member that holds it."""
+        roles = self.roles
+        varying = (roles.query.var, roles.key.var, roles.first_key)
+        tiles = (self.place, *(loop.raw for loop in self.loops))
+        parts = dict.fromkeys(x for loop in self.loops for x in constants_of(loop.score, varying, tiles))
+        return {part: self.names.unique("steady") for part in parts}
 
     def _check(self, rows: int, keys: int) -> None:
         if rows % _GROUP_ROWS or not 1 <= self.consumers <= _MOST_CONSUMERS or keys % 16 or keys > 256:
@@ -87,8 +102,8 @@ class _Emitter(PlanWriter):
         self._fetches("load_values(char* to, Barrier& full, int first_key, int column)", values)
         masked = next((n for n in range(len(roles.loops)) if n != roles.whole), roles.whole)
         limit = next((loop.limit for loop in roles.loops if loop.limit is not None), None)
-        self._score("score_masked", roles.loops[masked], limit)
-        self._score("score_whole", roles.loops[roles.whole], roles.loops[roles.whole].limit)
+        self._score("score_masked", self.loops[masked], limit)
+        self._score("score_whole", self.loops[roles.whole], roles.loops[roles.whole].limit)
         self._finish(outputs)
         self._send(staged)
         threads = _WARPGROUP * (self.consumers + 1)
@@ -160,6 +175,8 @@ class _Emitter(PlanWriter):
         heads = [i for i in roles.heads if i.extent > 1]
         line(f"int {', '.join(['turn', *(self.symbols[i.var] for i in heads)])};")
         line("int first, whole, part, last;")
+        if self.constants:
+            line(f"float {', '.join(self.constants.values())};")
         line()
         count, blocks = prod(i.extent for i in heads), roles.turn.extent
         group = min(self.pipeline.group, count) if self._uneven() else 0
@@ -174,6 +191,11 @@ class _Emitter(PlanWriter):
             ends = (loops[0].start, loops[roles.whole].start, loops[roles.whole].stop, loops[-1].stop)
             for name, end in zip(("first", "whole", "part", "last"), ends, strict=True):
                 line(f"{name} = {bare(self.index(end))};")
+            with self.names.scope():
+                roots = list(self.constants)
+                scalars = Scalars(self.style, self.names, self._reader({}), self.index, line, roots)
+                for part, name in self.constants.items():
+                    line(f"{name} = {bare(scalars.value(part))};")
 
     def _uneven(self) -> bool:
         """Whether blocks of queries walk over different numbers of keys."""
@@ -184,22 +206,27 @@ class _Emitter(PlanWriter):
         """The score at a row of the block and a place within a block of keys."""
         line = self.writer.line
         line()
-        head = f"float {name}(float raw, int row, int first_key, int place) const"
+        head = f"float {name}(float raw, int row, int first_key, int place, float number) const"
         with self.writer.block(head), self.names.scope():
             if limit is not None:
                 line(f"if (place >= {bare(self.index(limit))}) return -infinity;")
             if self.m.limit is not None and any(x.buffer.space == "parameter" for x in loads(loop.score)):
                 line(f"if (row >= {bare(self.index(self.m.limit))}) return raw;")
-            scalars = Scalars(self.style, self.names, self._reader(loop.raw), self.index, line, [loop.score])
+            held = {Buffer(name, f32, (), (), "tile"): part for part, name in self.constants.items()}
+            loaded: dict[ScalarExpr, ScalarExpr] = {part: Load(buffer, ()) for buffer, part in held.items()}
+            score = rewrite(loop.score, loaded.get)
+            known = {loop.raw: "raw", self.place: "number", **{buffer: buffer.name for buffer in held}}
+            scalars = Scalars(self.style, self.names, self._reader(known), self.index, line, [score])
             units = "" if loop.scale == self.scale else f" * {literal(loop.scale / self.scale, f32)}"
-            line(
-                f"return {scalars.value(loop.score)}{units};" if units else f"return {bare(scalars.value(loop.score))};"
-            )
+            value = scalars.value(score)
+            line(f"return {value}{units};" if units else f"return {bare(value)};")
 
-    def _reader(self, raw: Buffer) -> Callable[[Load], str]:
+    def _reader(self, known: Mapping[Buffer, str]) -> Callable[[Load], str]:
+        """The text of a load, ``known`` for tiles."""
+
         def read(load: Load) -> str:
-            if load.buffer is raw:
-                return "raw"
+            if load.buffer in known:
+                return known[load.buffer]
             flat = offset_of(load.buffer, load.index)
             if load.buffer.space != "parameter" or flat is None:
                 raise LoweringError(f"{load.buffer} read at loaded subscripts in a score")

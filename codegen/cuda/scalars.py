@@ -128,6 +128,8 @@ class Scalars:
         return f"{register_type(e.dtype)}({bare(text)})"
 
     def _cast(self, argument: ScalarExpr, dtype: DType) -> str:
+        if isinstance(argument, IndexValue) and dtype.name == "f32" and _is_small(argument):
+            return f"float({bare(self._index(argument.index))})"
         return self._round(self.value(argument), argument.dtype, dtype)
 
     def _round(self, text: str, source: DType, dtype: DType) -> str:
@@ -150,6 +152,9 @@ class Scalars:
         spelling = self._style.spelling(e.op, operand)
         if spelling is None:
             raise LoweringError(f"{e.op} of {operand} in CUDA C++")
+        inverse = _inverse(e.args[1]) if spelling is FAST["div"] else None
+        if inverse is not None:
+            return f"({self.value(e.args[0])} * {inverse})"
         args = [self.value(a) for a in e.args]
         if e.op in INTEGERS and operand.is_integer:
             return spelling.format(*args, type=register_type(operand))
@@ -160,6 +165,13 @@ class Scalars:
             return str(int(e.value.real))
         assert isinstance(e, IndexValue)
         return self._index(e.index)
+
+
+def _inverse(e: ScalarExpr) -> str | None:
+    """One over a constant; None where that is no normal float32 number."""
+    if isinstance(e, Const) and e.dtype.is_float and 2.0**-126 <= abs(float(e.value.real)) <= 2.0**126:
+        return literal(1.0 / float(e.value.real), e.dtype)
+    return None
 
 
 def _is_small(e: ScalarExpr) -> bool:

@@ -18,8 +18,8 @@
 //     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
 //     load_queries(to, full, column)          start the copy of kRows x 64 elements from a column
 //     load_keys(to, full, key, column), load_values(...)                            kKeys x 64
-//     score_masked(raw, row, key, place), score_whole(...)
-//                                             the score as the user changed it; -infinity where masked
+//     score_masked(raw, row, key, place, number), score_whole(...)
+//                                             the score as the user changed it; -infinity where masked. `number` is `place`
 //     finish(row, column, values, staged)     two neighbours of a row: stores what is not staged, packs what is
 //     send(from, row, column)                 starts the copy of 64 x 64 results out of shared memory
 //
@@ -155,10 +155,13 @@ struct Online {
     /// Scores to weights, not yet rounded; the running maximum and sum.
     template <bool kMasked>
     __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
+        int column = fragment_column();
+        float number = column;
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            int r = row + i / 2 % 2 * 8, place = i / 4 * 8 + fragment_column() + i % 2;
-            scores[i] = kMasked ? plan.score_masked(scores[i], r, key, place) : plan.score_whole(scores[i], r, key, place);
+            int r = row + i / 2 % 2 * 8, along = i / 4 * 8 + i % 2;
+            scores[i] = kMasked ? plan.score_masked(scores[i], r, key, column + along, number + along)
+                                : plan.score_whole(scores[i], r, key, column + along, number + along);
         }
         float highest[2] = {peak[0], peak[1]}, shift[2], sum[2] = {0, 0};
 #pragma unroll
