@@ -14,12 +14,13 @@ from fusec.errors import DimensionError
 from fusec.frontend.capture import Capture
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
 from fusec.ir.graph import Graph
-from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.index import Index, Symbol, most, symbol
 from fusec.runtime.structure import Result, result_of
 from fusec.specs import TensorSpec, checked_range, example
 
 Ranges = Mapping[str, tuple[int, int]]
 CaptureAt = Callable[[Bindings], Capture]
+Conditions = Callable[[Bindings, Ranges], None]
 
 FEW = 3
 """A range of fewer extents above 1 is compiled for each of them."""
@@ -51,28 +52,37 @@ def ranges_of(specs: Sequence[TensorSpec], given: Mapping[str, object] | None) -
     return {name: found[name] for name in names if name in found}
 
 
-def pieces(capture_at: CaptureAt, ranges: Ranges) -> list[Piece]:
-    """Captures the function at some extents, and cuts the ranges. DimensionError where no one graph serves them."""
+def pieces(capture_at: CaptureAt, ranges: Ranges, conditions: Conditions | None = None) -> list[Piece]:
+    """Captures the function at some extents, and cuts the ranges. DimensionError where no one graph serves them.
+
+    ``conditions(extents, ranges)`` raises DimensionError where the function, as it runs at the extents, asks something
+    that is not so in the ranges.
+    """
     if len(ranges) > MOST_SYMBOLS:
         raise DimensionError(f"{len(ranges)} named dimensions; at most {MOST_SYMBOLS} can have ranges")
-    return list(_pieces(capture_at, {}, ranges))
+    return list(_pieces(capture_at, {}, ranges, conditions or _no_conditions))
 
 
-def for_range(capture_at: CaptureAt, symbols: Sequence[Symbol]) -> Capture:
+def _no_conditions(extents: Bindings, ranges: Ranges) -> None:
+    """Nothing is known but the samples."""
+
+
+def for_range(capture_at: CaptureAt, symbols: Sequence[Symbol], conditions: Conditions | None = None) -> Capture:
     """A capture whose graph serves the symbols' ranges, which start at 2 or later. DimensionError if none does."""
     if len(symbols) > MOST_SYMBOLS:
         raise DimensionError(f"{len(symbols)} extents differ; at most {MOST_SYMBOLS} can be symbolic")
-    samples = _Samples(capture_at, {}, symbols)
+    samples = _Samples(capture_at, {}, symbols, conditions or _no_conditions)
+    samples.check({s.name: (s.lo or 1, most(s)) for s in symbols})
     return replace(samples.first, graph=samples.graph())
 
 
-def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges) -> Iterator[Piece]:
+def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges, conditions: Conditions) -> Iterator[Piece]:
     """The pieces where the dimensions ``known`` have these extents."""
     short = next((name for name, (low, high) in ranges.items() if high - max(low, 2) + 1 < FEW), None)
     if short is not None:
         rest = {name: ends for name, ends in ranges.items() if name != short}
         for extent in range(ranges[short][0], ranges[short][1] + 1):
-            yield from _pieces(capture_at, {**known, short: extent}, rest)
+            yield from _pieces(capture_at, {**known, short: extent}, rest, conditions)
         return
     exact = {name: (n, n) for name, n in known.items()}
     if not ranges:
@@ -80,13 +90,14 @@ def _pieces(capture_at: CaptureAt, known: Bindings, ranges: Ranges) -> Iterator[
         yield Piece(exact, capture.graph, capture)
         return
     symbols = [symbol(name, low, high) for name, (low, high) in ranges.items()]
-    samples = _Samples(capture_at, known, symbols)
+    samples = _Samples(capture_at, known, symbols, conditions)
     graph = samples.graph()
+    samples.check({name: (max(low, 2), high) for name, (low, high) in ranges.items()})
     odd = [s for s in symbols if s.lo == 1 and not samples.fits_one(s)]
     left = dict(ranges)
     for s in odd:
         del left[s.name]
-        yield from _pieces(capture_at, {**known, s.name: 1}, left)
+        yield from _pieces(capture_at, {**known, s.name: 1}, left, conditions)
         left[s.name] = (2, ranges[s.name][1])
     for cut in itertools.product(*(_cuts(s, s in odd) for s in symbols)):
         narrowed: dict[Symbol, Index] = {
@@ -106,7 +117,10 @@ def _cuts(s: Symbol, without_one: bool) -> list[tuple[int, int]]:
 
 
 class _Samples:
-    def __init__(self, capture_at: CaptureAt, known: Bindings, symbols: Sequence[Symbol]) -> None:
+    def __init__(
+        self, capture_at: CaptureAt, known: Bindings, symbols: Sequence[Symbol], conditions: Conditions
+    ) -> None:
+        self.conditions = conditions
         self.symbols = symbols
         self.capture_at = capture_at
         self.known = known
@@ -127,9 +141,15 @@ class _Samples:
     def graph(self) -> Graph:
         return generalise(self.samples, self.symbols)
 
+    def check(self, ranges: Ranges) -> None:
+        """DimensionError where the function, as it ran for the samples, runs otherwise somewhere in the ranges."""
+        exact = {name: (n, n) for name, n in self.known.items()}
+        self.conditions({**self.known, **self.grid[0]}, {**exact, **ranges})
+
     def fits_one(self, s: Symbol) -> bool:
         """Whether the graph is right where ``s`` is 1, too."""
         try:
+            self.check({o.name: (1, 1) if o is s else (max(o.lo or 1, 2), most(o)) for o in self.symbols})
             one = self.sample({**self.grid[0], s.name: 1})
             generalise([*self.samples, one], self.symbols)
         except DimensionError:

@@ -10,15 +10,15 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config, loading
-from fusec.ahead import Piece, for_range, pieces, ranges_of
+from fusec.ahead import Conditions, Piece, for_range, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
 from fusec.errors import CaptureError, FusecError
-from fusec.frontend.capture import Capture, Fallback, Library, ReferenceSource, flatten
+from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, ReferenceSource, flatten
 from fusec.ir.graph import Graph
 from fusec.ir.index import symbol
 from fusec.ir.parse import parse
-from fusec.ir.types import Dim
+from fusec.ir.types import Dim, dtype_of
 from fusec.passes.place import place
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
@@ -260,12 +260,28 @@ def compile(
 
     ranges = ranges_of(specs, dims)
     if ranges:
-        ranged = [variant(piece) for piece in pieces(capture_at, ranges)]
+        ranged = [variant(piece) for piece in pieces(capture_at, ranges, _conditions(function, specs, call, library))]
         return Compiled(name, library, placed, call, {}, None, ranged)
     compiled = Compiled(name, library, placed, call, {}, specialise)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
     return compiled
+
+
+def _conditions(
+    function: Callable[..., Any], specs: list[TensorSpec], call: CallSpec, library: Library
+) -> Conditions | None:
+    """What tells whether the function asks anything of extents beside the samples; None where the library can't."""
+    if library != "torch":
+        return None
+    arguments = [(spec.shape, dtype_of(spec.dtype)) for spec in specs]
+
+    def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
+        from fusec.frontend.torch_sizes import check_conditions
+
+        check_conditions(function, arguments, call.restore, extents, ranges)
+
+    return conditions
 
 
 def _variant(

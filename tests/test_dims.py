@@ -221,3 +221,25 @@ def test_torch_dimensions_and_modules(tmp_path: Path) -> None:
         loaded(torch.randn(2, 21, 16))
     with pytest.raises(ValueError, match="made of others"):
         fusec.TensorSpec((2 * dim, 3))
+
+
+def test_branches_between_the_samples_are_found() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Odd(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * (2 if x.shape[0] == 45 else 1)
+
+    model = Odd(4, 4)
+    with pytest.raises(
+        DimensionError, match=r"B can't be symbolic: .* unless Ne\(B, 45\), and with B = 45 it is not so"
+    ):
+        fusec.compile(model, fusec.TensorSpec(("B:1..64", 4)))
+    x = torch.randn(44, 4)
+    compiled = fusec.compile(model, fusec.TensorSpec(("B:1..44", 4)))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        jitted = fusec.jit(dynamic=True, fallback="error")(model)
+        for rows in (44, 46, 45):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(jitted(x), model(x))

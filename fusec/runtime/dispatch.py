@@ -332,7 +332,18 @@ class Dispatcher:
             args, kwargs = spec.restore(made)
             return self._capture(arrays.library, args, kwargs)
 
-        capture = self._symbolic(capture_at, symbols_in(shapes))
+        def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
+            from fusec.frontend.torch_sizes import check_conditions
+
+            named = [[n if isinstance(n, int) else str(n) for n in shape] for shape in shapes]
+            dtypes = [arrays.layout(leaf).type.dtype for leaf in leaves]
+            outer, _thread.capturing = _thread.capturing, True
+            try:
+                check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
+            finally:
+                _thread.capturing = outer
+
+        capture = self._symbolic(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)

@@ -13,8 +13,12 @@ Shapes = tuple[tuple[Dim, ...], ...]
 """The shape of each array of a call; a symbolic extent may be any in its symbol's range."""
 
 CaptureAt = Callable[[Mapping[str, int]], Capture]
-Symbolic = Callable[[CaptureAt, Sequence[Symbol]], Capture]
-"""From a capture at given extents to one whose graph serves the symbols' ranges. Raises what capture raises."""
+Conditions = Callable[[Mapping[str, int], Mapping[str, tuple[int, int]]], None]
+Symbolic = Callable[[CaptureAt, Sequence[Symbol], Conditions | None], Capture]
+"""From a capture at given extents to one whose graph serves the symbols' ranges. Raises what capture raises.
+
+The conditions raise DimensionError where what the function does at some extents is not what it does in the ranges.
+"""
 
 LEAST = 2
 """Where an extent is 1 arrays broadcast, so it is compiled for by itself."""

@@ -1,0 +1,96 @@
+"""What a PyTorch function asks of extents: a run on fake tensors with PyTorch's own symbolic sizes.
+
+Samples show what a function does at some extents. This tells the conditions under which it does the same at all
+others: each comparison of an extent that Python's control flow, or PyTorch itself, made on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from fusec.errors import DimensionError
+from fusec.ir.graph import Location
+from fusec.ir.types import DType
+
+_TORCH = str(Path(torch.__file__).parent)
+MOST_POINTS = 4096
+"""Sets of extents at which a condition is tried; of larger ranges, evenly spaced ones and the ends."""
+
+
+def check_conditions(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Sequence[int | str], DType]],
+    restore: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+    extents: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]],
+) -> None:
+    """DimensionError where the function, run at ``extents``, asked something that is not so in all of the ranges.
+
+    ``arguments`` are shapes, with names for symbolic extents, and dtypes. A function that PyTorch's symbolic sizes
+    can't follow is not judged.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    environment = ShapeEnv(specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    fakes: list[Any] = []
+    names: dict[Any, str] = {}
+    for shape, dtype in arguments:
+        real = torch.empty(
+            [extents[n] if isinstance(n, str) else n for n in shape], dtype=getattr(torch, dtype.long_name)
+        )
+        dynamic = [DimDynamic.DYNAMIC if isinstance(n, str) and n in ranges else DimDynamic.STATIC for n in shape]
+        fake = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
+        for n, size in zip(shape, fake.shape, strict=True):
+            if isinstance(size, torch.SymInt):
+                names[size.node.expr] = str(n)
+        fakes.append(fake)
+    try:
+        args, kwargs = restore(fakes)
+        with mode, torch.no_grad():
+            function(*args, **kwargs)
+    except Exception:  # not every function runs on symbolic sizes; the samples stand for it
+        return
+    for guard in environment.guards:
+        place = _place(guard)
+        if place is not None:
+            named = guard.expr.xreplace({s: sympy.Symbol(n, integer=True, positive=True) for s, n in names.items()})
+            _check(named, ranges, place)
+
+
+def _place(guard: Any) -> Location | None:
+    """Where the user's code asked; None for PyTorch's own questions, whose answers show in the graphs of samples."""
+    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    file, line = getattr(frame, "filename", None), getattr(frame, "lineno", None)
+    if not isinstance(file, str) or not isinstance(line, int) or file.startswith(_TORCH):
+        return None
+    return Location(file, line)
+
+
+def _check(condition: Any, ranges: Mapping[str, tuple[int, int]], place: Location) -> None:
+    symbols = sorted(condition.free_symbols, key=str)
+    if any(str(s) not in ranges for s in symbols):
+        return
+    each = max(2, int(MOST_POINTS ** (1 / max(len(symbols), 1))))
+    for values in product(*(_spread(*ranges[str(s)], each) for s in symbols)):
+        if not bool(condition.subs(dict(zip(symbols, values, strict=True)))):
+            found = ", ".join(f"{s} = {n}" for s, n in zip(symbols, values, strict=True))
+            raise DimensionError(
+                f"{', '.join(map(str, symbols))} can't be symbolic: the function does something else unless "
+                f"{condition}, and with {found} it is not so",
+                place,
+            )
+
+
+def _spread(low: int, high: int, count: int) -> list[int]:
+    """All of a range, or ``count`` of it with both ends."""
+    if high - low < count:
+        return list(range(low, high + 1))
+    return sorted({low + (high - low) * k // (count - 1) for k in range(count)})
