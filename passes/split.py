@@ -89,7 +89,7 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
         parts = max(-(-4 * units // max(tasks, 1)), most)
         if name in chains:
             return _Share(tasks, parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4))
-        return _Share(tasks, parts, 2 * units, tasks * BLOCK_ELEMENTS)
+        return _Share(tasks, parts, 2 * units if most else (units + 1) // 2, tasks * BLOCK_ELEMENTS)
 
     @rule(*_COMBINE)
     def side_by_side(r: Rewriter) -> Outcome:

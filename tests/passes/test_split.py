@@ -134,8 +134,8 @@ def test_parts_of_a_gpu_are_rows_that_a_block_holds() -> None:
 
 
 def test_columns_of_a_gpu_are_shared_among_blocks() -> None:
-    assert blocks([16384, 8192], [0]) == ["f32[4, 4096, 8192]", "f32[4, 8192]"]
-    assert blocks([16384, 65536], [0]) == ["f32[16384, 65536]"]
+    assert blocks([16384, 1024], [0]) == ["f32[32, 512, 1024]", "f32[32, 1024]"]
+    assert blocks([16384, 8192], [0]) == ["f32[16384, 8192]"]
 
 
 def test_few_columns_are_put_side_by_side() -> None:
