@@ -53,7 +53,10 @@ def test_plan_of_a_causal_mask() -> None:
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:
     text = emit_hopper_attention(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
-    assert "float score_whole(float raw, int row, int first_key, int place) const {\n        return raw;" in text
+    assert (
+        "float score_whole(float raw, int row, int first_key, int place, float number) const {\n        return raw;"
+        in text
+    )
 
 
 def test_window_is_masked_on_both_sides() -> None:
