@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fusec.cli.ahead import compile_to_file, run_file
 from fusec.cli.doctor import diagnose
 from fusec.cli.inspect import describe_file
 from fusec.errors import FusecError
@@ -31,6 +32,34 @@ def inspect(
     """Shows what is in a compiled file. Nothing in it is run; safe on a file you don't trust."""
     try:
         typer.echo(describe_file(file, graph=ir, kernels=kernels), nl=False)
+    except FusecError as error:
+        _fail(error)
+
+
+@app.command("compile")
+def compile_command(
+    function: Annotated[str, typer.Argument(help="module:function; a function, or a module with weights")],
+    spec: Annotated[list[str], typer.Option("--spec", help="an argument, such as 'x=f32[B:1..64, 512, 768]'")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="the file to write")],
+    target: Annotated[str | None, typer.Option(help="such as cpu:x86-64-v3 or cuda:sm_90; this machine's CPU")] = None,
+    c: Annotated[Path | None, typer.Option("--c", help="also write a C header and what it loads into a folder")] = None,
+) -> None:
+    """Compiles a function into a file that runs without its source and the compilers."""
+    try:
+        typer.echo(compile_to_file(function, spec, output, target, c))
+    except FusecError as error:
+        _fail(error)
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="a file that fusec compile wrote, from an author you trust")],
+    inputs: Annotated[list[Path], typer.Option("--inputs", help="an argument as .npy; again for each, in order")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="where to write the results, as .npz")] = None,
+) -> None:
+    """Calls a compiled file on arrays."""
+    try:
+        typer.echo(run_file(file, inputs, output))
     except FusecError as error:
         _fail(error)
 

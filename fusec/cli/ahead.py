@@ -1,0 +1,99 @@
+"""``fusec compile`` and ``fusec run``: a function to a file, and a file on arrays."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import FusecError
+from fusec.frontend.capture import flatten
+from fusec.loading import load
+from fusec.runtime.arrays import load_arrays
+from fusec.specs import named_specs
+
+
+def compile_to_file(name: str, specs: Sequence[str], output: Path, target: str | None, c_folder: Path | None) -> str:
+    """Compiles ``module:function`` for specs such as ``x=f32[B:1..64, 768]``, and says what was written.
+
+    FusecError for a name that is none, specs that do not fit its parameters, and what compiling raises.
+    """
+    import fusec
+
+    function = find_function(name)
+    try:
+        found = named_specs(specs)
+        called = function if inspect.isroutine(function) else getattr(function, "forward", function)
+        bound = inspect.signature(called).bind(**found)
+        compiled = fusec.compile(function, *bound.args, target=target, **bound.kwargs)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, FusecError):
+            raise
+        raise FusecError(f"{name}: {error}") from None
+    compiled.save(output)
+    lines = [f"{output}: {compiled.name}({', '.join(map(str, compiled.specs))}), {output.stat().st_size:,} bytes"]
+    lines += [f"{dim} from {low} to {high}" for dim, (low, high) in compiled.ranges.items()]
+    if c_folder is not None:
+        lines.append(f"C header: {compiled.export_c(c_folder)}")
+    return "\n".join(lines)
+
+
+def find_function(name: str) -> Any:
+    """What ``module:function`` names; the folder at hand is looked in first. FusecError where there is none."""
+    module, colon, path = name.partition(":")
+    if not colon or not module or not path:
+        raise FusecError(f"{name!r} is not a function's name; write it as module:function")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise FusecError(f"{name}: {error}") from None
+    if not callable(found):
+        raise FusecError(f"{name} is a {type(found).__name__}, which can't be called")
+    return found
+
+
+def run_file(path: Path, inputs: Sequence[Path], output: Path | None) -> str:
+    """Calls a compiled file on arrays from ``.npy`` files, in the order of its arguments; results go to ``.npz``."""
+    compiled = load(path)
+    arrays = load_arrays(compiled.library)
+    given = []
+    for source in inputs:
+        try:
+            array = np.load(source, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise FusecError(f"{source} can't be read as an array: {error}") from None
+        given.append(arrays.from_numpy(array, arrays_dtype(array)))
+    if len(given) != len(compiled.specs):
+        raise FusecError(f"{compiled.name} takes {len(compiled.specs)} arrays, {len(given)} were given")
+    args, kwargs = compiled.call_spec.restore(given)
+    results, _ = flatten((compiled(*args, **kwargs),), {}, arrays.is_array)
+    found = {f"result{k}": np.array(_as_numpy(arrays, result)) for k, result in enumerate(results)}
+    if output is not None:
+        np.savez(output, **found)  # type: ignore[arg-type]
+    return "\n".join(f"{name}: {a.dtype}{list(a.shape)}" for name, a in found.items())
+
+
+def arrays_dtype(array: np.ndarray[Any, Any]) -> Any:
+    """The element type of an array. FusecError for one that fusec does not have."""
+    from fusec.ir.types import dtype_of
+
+    try:
+        return dtype_of(array.dtype)
+    except KeyError as error:
+        raise FusecError(str(error.args[0])) from None
+
+
+def _as_numpy(arrays: Any, array: Any) -> np.ndarray[Any, Any]:
+    dtype, shape, data = arrays.to_bytes(array)
+    found = np.frombuffer(data, dtype.numpy).reshape(shape)
+    return found.astype(np.float32) if dtype.name == "bf16" else found
