@@ -73,17 +73,23 @@ class _Emitter(PlanWriter):
             aligned=True,
         )
 
+    @property
+    def _kind(self) -> str:
+        return self.dtype.name if self.dtype.bits == 16 else "tf32"
+
     # What is moved
 
     def _operand(self, load: Load, domain: tuple[Iter, Iter], side: int, part: int) -> Moved:
         """Boxes of 64 elements of memory's rows: ``part`` rows along K, or one of many where they run along M or N."""
         fetch = fetch_of(load, domain)
-        if fetch is None or load.dtype is not self.dtype or self.dtype.bits != 16:
+        if fetch is None or load.dtype is not self.dtype or self.k.extent * self.dtype.itemsize != ROW_BYTES:
             raise LoweringError(f"{load.buffer} can't be fetched by bulk copies")
         along_k = fetch.turned == (side == 1)
-        box = (part, BOX) if along_k else (self.k.extent, BOX)
+        if self.dtype.bits != 16 and not (along_k and self.dots[0].tf32):
+            raise LoweringError(f"{load.buffer} is not what tensor cores multiply")
+        box = (part if along_k else self.k.extent, ROW_BYTES // self.dtype.itemsize)
         place = {domain[side].var: ("row", "column")[side]}
-        return self.add_map(load, fetch, box, place)
+        return self.add_map(load, fetch, box, place, dtype=self._kind)
 
     def _output(self, s: Store) -> Moved | None:
         """How a result of 16 bits leaves through shared memory; None where it is stored from registers."""
@@ -101,7 +107,7 @@ class _Emitter(PlanWriter):
         def flag(name: str, value: bool) -> str:
             return f"{name} = {str(value).lower()}"
 
-        line(f"using Type = fusec::{self.dtype.name};")
+        line(f"using Type = fusec::{self._kind};")
         line(
             f"static constexpr int kTileM = {self.m.extent}, kTileN = {self.n.extent}, kStages = {self.kernel.stages};"
         )

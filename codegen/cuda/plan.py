@@ -59,10 +59,13 @@ class PlanWriter:
         self.maps: list[Moved] = []
         self.writer = Writer(1)
 
-    def add_map(self, load: Load, fetch: Fetch, box: tuple[int, int], places: dict[Symbol, str]) -> Moved:
+    def add_map(
+        self, load: Load, fetch: Fetch, box: tuple[int, int], places: dict[Symbol, str], dtype: str = ""
+    ) -> Moved:
+        """``box``: outer and inner extent of what is moved at a time. ``dtype``: what it is read as, if not its own."""
         whole = (*(1 for _ in fetch.block[:-2]), *box)
         parameter = self.kernel.parameters.index(load.buffer)
-        made = TensorMap(parameter, load.dtype.name, fetch.shape, fetch.strides, whole)
+        made = TensorMap(parameter, dtype or load.dtype.name, fetch.shape, fetch.strides, whole)
         known = next((m for m in self.maps if m.map == made and m.fetch == fetch), None)
         if known is not None:
             return known

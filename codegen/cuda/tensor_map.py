@@ -21,7 +21,7 @@ _ELEMENTS = {
     "f32": 7,
     "f64": 8,
 }
-_ELEMENTS |= {"bf16": 9, "i16": 1}
+_ELEMENTS |= {"bf16": 9, "i16": 1, "tf32": 11}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTION_256 = 3
 """CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion in cuda.h."""
@@ -32,7 +32,8 @@ class TensorMap:
     """A parameter's memory as a tensor of at most five axes, outermost first; ``box`` is moved at a time.
 
     strides: in elements, the last 1, the others a multiple of 16 bytes. swizzle: bytes of the rows that shared memory
-    permutes (0, 32, 64, 128). Reads outside ``shape`` give zeros, writes there don't happen.
+    permutes (0, 32, 64, 128). dtype ``tf32`` is f32, rounded as it is read. Reads outside ``shape`` give zeros, writes
+    there don't happen.
     """
 
     parameter: int
@@ -44,7 +45,7 @@ class TensorMap:
 
     def encoded(self) -> Parameter:
         """The launch's parameter: what the driver is asked to encode for an address."""
-        item = DTYPES[self.dtype].itemsize
+        item = DTYPES["f32" if self.dtype == "tf32" else self.dtype].itemsize
         return launch.TensorMap(
             self.parameter,
             _ELEMENTS[self.dtype],

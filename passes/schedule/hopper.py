@@ -85,23 +85,26 @@ class _Tile:
 _TILES = (
     _Tile(128, 256, 4, False, 0.97),
     _Tile(128, 128, 6, True, 0.93),
+    _Tile(128, 128, 6, False, 0.90),
     _Tile(128, 64, 8, True, 0.75),
 )
 _PAIRED = (_Tile(128, 128, 4, False, 0.92), _Tile(128, 64, 6, True, 0.80))
 """For two products of one left operand; the columns are those of each."""
 
-_DEPTH = 64
+_ROW_BYTES = 128
 _GROUP = 8
 _START = 6e-6
 """Seconds of a launch until the first product, and after the last."""
 _EPILOGUE, _READ = 2.2e-6, 3e-6
-"""Seconds from the last product of a tile of 128 by 256 to its last store, and what each tensor read there adds."""
+"""Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128, and what each tensor read there adds."""
 
 
 def hopper_candidates(
-    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1, reads: int = 0
+    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1, reads: int = 0, bits: int = 16
 ) -> list[HopperGemmSchedule]:
-    """Schedules for products of 16-bit operands, best predicted first; none on other cards, or for too little work.
+    """Schedules for products of operands of 16 bits, or of 32 that may be rounded to TF32, best predicted first.
+
+    None on other cards, or for too little work.
 
     ``reads``: tensors of the result's size that the epilogue reads.
     """
@@ -113,15 +116,16 @@ def hopper_candidates(
         rows, columns = ceil(m / tile.m), ceil(n / tile.n)
         cluster_m, cluster_n = (2, 1) if rows % 2 == 0 else (1, 2) if columns % 2 == 0 else (1, 1)
         pipeline = Pipeline(cluster_m, cluster_n, _GROUP, tile.turns)
-        seconds = _predict(batches * rows * columns, tile, k, products, reads, target)
-        found[HopperGemmSchedule(tile.m, tile.n, _DEPTH, tile.stages, pipeline, seconds + _START)] = seconds
+        seconds = _predict(batches * rows * columns, tile, k * bits // 16, products, reads, target)
+        depth = _ROW_BYTES * 8 // bits
+        found[HopperGemmSchedule(tile.m, tile.n, depth, tile.stages, pipeline, seconds + _START)] = seconds
     return sorted(found, key=found.__getitem__)
 
 
 def _predict(tiles: int, tile: _Tile, k: int, products: int, reads: int, target: GpuTarget) -> float:
     """Seconds: whole waves of tiles; all epilogues but the last are covered where consumers take turns."""
     multiply = 2.0 * tile.m * tile.n * products * k * target.units / (target.half_flops * tile.share)
-    epilogue = (_EPILOGUE + reads * _READ) * tile.m * tile.n / (128 * 256)
+    epilogue = (_EPILOGUE + reads * _READ) * tile.m * tile.n / (128 * (128 if tile.turns else 256))
     waves = ceil(tiles / target.units)
     if tile.turns:
         return waves * multiply + epilogue

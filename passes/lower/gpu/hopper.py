@@ -6,7 +6,7 @@ from fusec.errors import LoweringError
 from fusec.ir.graph import Op
 from fusec.ir.index import Expr, Index, Symbol, add, delinearize, mul, sub, symbol
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, contraction, epilogue_stores, operand_index
+from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
 from fusec.passes.schedule.hopper import HopperGemmSchedule
 from fusec.tile.fetch import fetch_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
@@ -29,7 +29,8 @@ class _HopperGemm:
         self.ops = frame.anchors("dot")
         self.axes = contraction(self.ops[0])
         kinds = {v.type.dtype for op in self.ops for v in op.operands}
-        if len(kinds) > 1 or not min(kinds, key=str).is_float or min(kinds, key=str).bits != 16:
+        self.tf32 = all(map(allows_tf32, self.ops))
+        if len(kinds) > 1 or not all(d.is_float and (d.bits == 16 or (d.bits == 32 and self.tf32)) for d in kinds):
             raise LoweringError(f"Hopper's products are of operands of 16 bits, not of {', '.join(map(str, kinds))}")
         self.dtype = accumulator_dtype(self.ops[0])
         axes, s = self.axes, schedule
@@ -64,7 +65,8 @@ class _HopperGemm:
             domain = (Iter(self.mi, s.m), Iter(self.ni, s.n))
             before += [Alloc(acc), Map(domain, acc, (self.mi, self.ni), Const(0.0, self.dtype))]
             right = self._operand(op, 1)
-            products.append(Dot(self.m, self.n, self.depth, accumulators[-1], left, right, False, _NO_REGISTERS))
+            dot = Dot(self.m, self.n, self.depth, accumulators[-1], left, right, False, _NO_REGISTERS, self.tf32)
+            products.append(dot)
         point = (
             *(delinearize(self.b, axes.batch) if axes.batch else ()),
             *(delinearize(self.i, axes.rows) if axes.rows else ()),
@@ -88,8 +90,11 @@ class _HopperGemm:
         index = operand_index(op, side, batch, free, inner)
         element = reindex(self.frame.inliner.at(op.operands[side], index), self.shift)
         domain = ((self.m, self.depth), (self.depth, self.n))[side]
-        if not isinstance(element, Load) or fetch_of(element, domain) is None:
+        fetch = fetch_of(element, domain) if isinstance(element, Load) else None
+        if not isinstance(element, Load) or fetch is None:
             raise LoweringError(f"{op.operands[side]} can't be fetched by bulk copies")
+        if element.dtype.bits == 32 and fetch.turned != (side == 1):
+            raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take 32 bits")
         return element
 
 

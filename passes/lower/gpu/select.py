@@ -175,7 +175,8 @@ class GpuSelector:
         result = frame.anchors("dot")[0].result.type.size
         used = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
         reads = sum(v in used and v.type.size >= result for v in frame.body.inputs)
-        found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads)
+        bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
+        found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads, bits)
         try:
             for schedule in found[:1]:
                 lower_hopper_gemm(frame.fresh(), schedule)

@@ -14,8 +14,10 @@ from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel, Pipeline
 
 
-def schedule(m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), turns: bool = False) -> HopperGemmSchedule:
-    return HopperGemmSchedule(m, n, 64, stages, Pipeline(*cluster, 4, turns))
+def schedule(
+    m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), turns: bool = False, k: int = 64
+) -> HopperGemmSchedule:
+    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, turns))
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Fixed(GpuSelector):
 
 
 def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> Kernel:
-    program = lower(graph, target, selector=Fixed(gpu_target(target), schedule=s)).program
+    program = lower(graph, target, tf32=True, selector=Fixed(gpu_target(target), schedule=s)).program
     (kernel,) = program.kernels
     return kernel
 
@@ -101,6 +103,8 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "wide_tile": (linear(256, 320, 512), schedule(256, 128, 4, (1, 2))),
     "tile_192": (linear(512, 320, 384), schedule(128, 192, 4, (2, 1), turns=True)),
     "clusters_beyond_the_end": (RESIDUAL.replace("256", "128"), TOGETHER),
+    "tf32": (linear(512, 512, 512, "f32"), schedule(128, 256, 4, (2, 1), k=32)),
+    "tf32_in_turns": (linear(300, 200, 260, "f32"), schedule(128, 128, 6, (2, 1), turns=True, k=32)),
     "half": (linear(512, 512, 512, "f16"), TOGETHER),
     "many_tiles": (linear(4096, 256, 2304), IN_TURNS),
     "odd_sizes": (linear(300, 200, 216), TOGETHER),

@@ -68,11 +68,12 @@ def test_two_products() -> None:
     ("text", "reason"),
     [
         (linear(128, 100, 128), "can't be fetched by bulk copies"),
-        (linear(128, 64, 128).replace("bf16", "f32"), "16 bits"),
+        (linear(128, 64, 128).replace("bf16", "f64"), "16 bits"),
         (linear(1, 64, 128), "can't be fetched by bulk copies"),
+        (product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512", "f32"), "does not lie along K"),
     ],
 )
 def test_refused(text: str, reason: str) -> None:
-    program = lower(parse(text), "cuda:sm_90", selector=Fixed(SM_90, schedule=TOGETHER)).program
+    program = lower(parse(text), "cuda:sm_90", tf32=True, selector=Fixed(SM_90, schedule=TOGETHER)).program
     assert not any(k.pipeline for k in program.kernels)
     assert any(reason in d.reason for d in program.declined)

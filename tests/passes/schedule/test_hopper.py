@@ -27,6 +27,10 @@ def test_best(shape: tuple[int, int, int], block: str) -> None:
     assert dict(first(*shape).describe())["block"] == block
 
 
+def test_a_single_tile_is_stored_by_both_consumers() -> None:
+    assert dict(first(512, 3072, 768).describe())["consumers"] == "together"
+
+
 def test_epilogues_that_read_run_under_products() -> None:
     found = hopper_candidates(1, 4096, 4096, 4096, SM_90, reads=1)
     assert dict(found[0].describe())["consumers"] == "in turns"
