@@ -35,6 +35,7 @@ def lowered(text: str, *, cuda: bool = True, triton: bool = True) -> Program:
 def test_a_module_of_two_languages() -> None:
     program = lowered(PRODUCT_AND_SOFTMAX)
     assert [k.language for k in program.kernels] == ["cuda", "triton"]
+    assert [("language", "cuda") in r.schedule for r in program.reports] == [True, False]
     module = compile_kernels(program.kernels, TARGET)
     assert isinstance(module, GpuModule)
     product, softmax = (k.name for k in program.kernels)

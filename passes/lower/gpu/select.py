@@ -74,7 +74,7 @@ class InCuda:
         return self.schedule.launch
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
-        return (*self.schedule.describe(), ("language", "cuda"))
+        return self.schedule.describe()
 
 
 AnySchedule = GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | InCuda
@@ -211,11 +211,13 @@ class GpuSelector:
         compute, memory = kernel.flops / rate, kernel.bytes / self.target.bandwidth
         limit = max(compute, memory, LAUNCH_SECONDS)
         bound = "launch" if limit == LAUNCH_SECONDS else "compute" if compute >= memory else "memory"
+        in_cuda = kernel.language == "cuda" or kernel.pipeline is not None
+        language: tuple[tuple[str, int | str], ...] = (("language", "cuda"),) if in_cuda else ()
         return KernelReport(
             kernel.name,
             kernel.kind,
             fused_ops(op),
-            lowered.schedule,
+            (*lowered.schedule, *language),
             kernel.flops,
             kernel.bytes,
             limit / 0.85,
