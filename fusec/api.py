@@ -13,7 +13,7 @@ from fusec import config, loading
 from fusec.ahead import Conditions, Piece, for_range, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, argument_of
-from fusec.errors import CaptureError, FusecError
+from fusec.errors import CaptureError, FusecError, TargetError
 from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, ReferenceSource, flatten
 from fusec.ir.graph import Graph
 from fusec.ir.index import symbol
@@ -260,6 +260,8 @@ def compile(
 
     ranges = ranges_of(specs, dims)
     if ranges:
+        if any(spec.device != "cpu" for spec in placed):
+            raise TargetError("ranges of extents are there for CPUs only; give integers, or names without ranges")
         ranged = [variant(piece) for piece in pieces(capture_at, ranges, _conditions(function, specs, call, library))]
         return Compiled(name, library, placed, call, {}, None, ranged)
     compiled = Compiled(name, library, placed, call, {}, specialise)

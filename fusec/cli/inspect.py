@@ -23,7 +23,7 @@ def describe_file(path: Path, *, graph: bool = False, kernels: bool = False) -> 
             ranges = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in piece["ranges"].items())
             lines += ["", *([f"for {ranges}"] if ranges else [])]
             lines.append(explain_program(program, [str(note) for note in piece["notes"]]))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
     if graph:
         lines += [contents.text(artifact.GRAPH)]

@@ -21,18 +21,24 @@ from fusec.ir.index import (
     delinearize,
     evaluate,
     floordiv,
+    is_at_least,
+    is_below,
+    last,
     linearize,
     maximum,
     minimum,
     mod,
+    most,
     mul,
     needs_int64,
     parse_index,
+    slope,
     sub,
     substitute,
     symbol,
     symbols_of,
 )
+from fusec.ir.index import product as index_product
 
 SYMBOLS = {
     "i": symbol("i", 0, 7),
@@ -253,3 +259,49 @@ def test_expressions_are_not_pickled() -> None:
 
     with pytest.raises(TypeError, match="saved as text"):
         pickle.dumps(symbol("a"))
+
+
+# symbols that end at an expression
+
+
+def test_reshapes_over_symbolic_extents_cancel() -> None:
+    b, s = symbol("B", 1, 64), symbol("S", 2, 512)
+    i, j, k = symbol("i", 0, b - 1), symbol("j", 0, s - 1), symbol("k", 0, 767)
+    flat = linearize((i, j, k), (b, s, 768))
+    assert delinearize(flat, (b, s, 768)) == (i, j, k)
+    assert delinearize(flat, (b * s, 768)) == (s * i + j, k)
+    row = symbol("r", 0, b * 12 * s - 1)
+    outer, head, inner = delinearize(row, (b, 12, s))
+    assert linearize((outer, head, inner), (b, 12, s)) is row
+
+
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(0, 400))
+def test_division_by_symbols_keeps_its_value(n: int, m: int, place: int) -> None:
+    b, s = symbol("B", 1, 9), symbol("S", 1, 7)
+    place %= n * m * 5
+    row = symbol("r", 0, b * s * 5 - 1)
+    values = {"B": n, "S": m, "r": place}
+    for e, wanted in (
+        (floordiv(row, s), place // m),
+        (mod(row, s), place % m),
+        (floordiv(row * 3 + s * 2, s), (place * 3 + m * 2) // m),
+        (mod(row + b * s, b * s), (place + n * m) % (n * m)),
+        (mul(floordiv(row, s * 5), s * 5) + mod(row, s * 5), place),
+        (minimum(row, b * s * 5 - 1), place),
+    ):
+        assert evaluate(e, values) == wanted
+
+
+def test_bounds_against_expressions() -> None:
+    b = symbol("B", 1, 64)
+    i = symbol("i", 0, b - 1)
+    assert is_below(i, b)
+    assert not is_below(i + 1, b)
+    assert is_at_least(b, 1)
+    assert not is_at_least(i, 1)
+    assert is_below(mod(i * 3, b), b)
+    assert (most(b * 3), last(b), last(0), index_product([2, b])) == (192, b - 1, 0, 2 * b)
+    assert slope(b * i + 3, i) is b
+    assert slope(i * i, i) is None
+    with pytest.raises(ValueError, match="no upper bound"):
+        most(symbol("n"))
