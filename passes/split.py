@@ -31,6 +31,9 @@ MOST_PARTS = 1 << 14
 LANES = 64
 """Columns that one task of a reduction over outer axes takes side by side."""
 
+NEAR_BITS = 1024
+"""Neighbouring columns that one block of a GPU takes side by side, in memory."""
+
 CHAIN_LANES = 16
 """The same at the least where a GPU's blocks are few and the rows are read more than once."""
 
@@ -61,8 +64,8 @@ class _Share:
 
 Shape = tuple[int, ...]
 Axes = tuple[int, ...]
-Sharing = Callable[[str, Shape, Axes], _Share]
-"""From the name of a reduction's result, its operand's shape and its axes to how it is shared."""
+Sharing = Callable[[str, Shape, Axes, int], _Share]
+"""From the name of a reduction's result, its operand's shape, axes and bits in memory to how it is shared."""
 
 
 def split_reductions(graph: Graph, threads: int) -> Graph:
@@ -70,7 +73,7 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
     if threads < 2:
         return graph
 
-    def share(name: str, shape: Shape, axes: Axes) -> _Share:
+    def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
         return _Share(_tasks(shape, axes), 8 * threads, threads, SERIAL_ELEMENTS)
 
     return _split(graph, share)
@@ -80,16 +83,16 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
     """The same for a GPU of so many multiprocessors: too few blocks would each read too much."""
     chains = chained(graph)
 
-    def share(name: str, shape: Shape, axes: Axes) -> _Share:
+    def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
         kept = prod(n for a, n in enumerate(shape) if a not in axes)
         if len(shape) - 1 in axes or not kept:
             tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
         else:
-            tasks, most = -(-kept // (CHAIN_LANES if name in chains else LANES)), 0
+            tasks, most = -(-kept // (CHAIN_LANES if name in chains else NEAR_BITS // max(bits, 8))), 0
         parts = max(-(-4 * units // max(tasks, 1)), most)
         if name in chains:
             return _Share(tasks, parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4))
-        return _Share(tasks, parts, 2 * units if most else (units + 1) // 2, tasks * BLOCK_ELEMENTS)
+        return _Share(tasks, parts, 2 * units if most else units, tasks * BLOCK_ELEMENTS)
 
     @rule(*_COMBINE)
     def side_by_side(r: Rewriter) -> Outcome:
@@ -152,7 +155,8 @@ def _in_parts(r: Rewriter, share: Sharing) -> Outcome:
     if not axes or not x.type.is_static:
         return None
     shape = x.type.static_shape
-    wish = share(r.op.result.name, shape, axes)
+    cast = r.producer(x, "cast")
+    wish = share(r.op.result.name, shape, axes, (cast.operands[0] if cast else x).type.dtype.bits)
     tasks = wish.tasks
     if x.type.size < wish.whole or tasks >= wish.enough:
         return None

@@ -134,7 +134,7 @@ def test_parts_of_a_gpu_are_rows_that_a_block_holds() -> None:
 
 
 def test_columns_of_a_gpu_are_shared_among_blocks() -> None:
-    assert blocks([16384, 1024], [0]) == ["f32[32, 512, 1024]", "f32[32, 1024]"]
+    assert blocks([16384, 1024], [0]) == ["f32[16, 1024, 1024]", "f32[16, 1024]"]
     assert blocks([16384, 8192], [0]) == ["f32[16384, 8192]"]
 
 
