@@ -45,18 +45,6 @@ struct Barrier {
             "r"(parity)
             : "memory");
     }
-
-    /// As `wait`, and sees what other blocks of the cluster wrote before they arrived.
-    __device__ void wait_cluster(u32 parity) {
-        asm volatile(
-            "{ .reg .pred done;\n"
-            "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-            "@done bra over;\n"
-            "bra again;\n"
-            "over: }" ::"r"(shared_address(this)),
-            "r"(parity)
-            : "memory");
-    }
 };
 
 /// A place in a ring of `kStages` buffers, and the parity of the round.
@@ -72,6 +60,7 @@ struct Ring {
         }
     }
 
+    /// As far as `steps` advances.
     __device__ void skip(int steps) {
         int place = stage + steps;
         parity ^= place / kStages & 1;

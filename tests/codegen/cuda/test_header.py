@@ -26,7 +26,6 @@ extern "C" __global__ void __launch_bounds__(128) everything(const __grid_consta
         load_tile_multicast(tile, &map, full, 3, 0, 0);
     }
     full.wait(0);
-    full.wait_cluster(0);
     full.arrive_at(cluster_rank() ^ 1);
     float d[COLUMNS / 2];
     u32 a[4] = {bf16::pack(1.0f, 2.0f), 0, 0, 0};
