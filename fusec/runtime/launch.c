@@ -4,9 +4,10 @@
    prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
 
    `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters); one that `overlaps` may start
-   before the kernel ahead of it has ended, for which it waits itself (griddepcontrol). A parameter is the number of an
-   argument (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides, box, swizzle, promotion,
-   fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes without the innermost.
+   before the kernel ahead of it has ended, for which it waits itself (griddepcontrol), but in a graph. A parameter is
+   the number of an argument (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides,
+   box, swizzle, promotion, fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes
+   without the innermost.
 
    Where an address is no multiple of 16, `misaligned(stream, address, ...)` is called instead, unless it is None. With
    `graph` the row is one CUDA graph, whose nodes get new addresses where they changed; while the stream is being
@@ -60,12 +61,7 @@ typedef struct {
     unsigned count;
 } LaunchConfig;
 
-/* CUgraphEdgeData */
-typedef struct {
-    unsigned char from_port, to_port, type, reserved[5];
-} Edge;
-
-enum { MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 48 * 1024, RELAXED = 2, STREAM_SERIALIZATION = 6, PROGRAMMATIC = 1 };
+enum { MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 48 * 1024, RELAXED = 2, STREAM_SERIALIZATION = 6 };
 
 static struct {
     CUresult (*cuInit)(unsigned);
@@ -88,7 +84,6 @@ static struct {
     CUresult (*cuStreamIsCapturing)(CUstream, int *);
     CUresult (*cuGraphCreate)(CUgraph *, unsigned);
     CUresult (*cuGraphAddKernelNode_v2)(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const NodeParameters *);
-    CUresult (*cuGraphAddDependencies_v2)(CUgraph, const CUgraphNode *, const CUgraphNode *, const Edge *, size_t);
     CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec *, CUgraph, unsigned long long);
     CUresult (*cuGraphExecKernelNodeSetParams_v2)(CUgraphExec, CUgraphNode, const NodeParameters *);
     CUresult (*cuGraphLaunch)(CUgraphExec, CUstream);
@@ -152,7 +147,6 @@ static PyObject *open_driver(PyObject *self, PyObject *args) {
     for (size_t i = 0; i < sizeof ENTRIES / sizeof *ENTRIES; i++)
         if (!(*ENTRIES[i].place = dlsym(library, ENTRIES[i].name)))
             return PyUnicode_FromFormat("the driver has no %s; it is too old", ENTRIES[i].name);
-    *(void **)&driver.cuGraphAddDependencies_v2 = dlsym(library, "cuGraphAddDependencies_v2"); /* since CUDA 12.3 */
     CUresult code = driver.cuInit(0);
     if (code) return PyUnicode_FromFormat("cuInit gave error %d", code);
     Py_INCREF(maker);
@@ -374,24 +368,15 @@ static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUte
     return result;
 }
 
-/* The second kernel starts as soon as the blocks of the first let others start. */
-static CUresult follow_early(Row *row, const Kernel *first, const Kernel *second) {
-    Edge edge = {.from_port = PROGRAMMATIC, .type = PROGRAMMATIC};
-    return driver.cuGraphAddDependencies_v2(row->nodes, &first->node, &second->node, &edge, 1);
-}
-
-static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps, int overlaps) {
+static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
     void *pointers[row->widest + 1];
     CUresult result = driver.cuGraphCreate(&row->nodes, 0);
     for (int k = 0; k < row->count && !result; k++) {
         Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
         NodeParameters p = node_of(kernel, pointers);
-        Kernel *ahead = k ? kernel - 1 : NULL;
-        int early = ahead && overlaps && ahead->overlaps && kernel->overlaps;
-        int waits = ahead && !early;
-        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, waits ? &ahead->node : NULL, waits, &p);
-        if (early && !result) result = follow_early(row, ahead, kernel);
+        const CUgraphNode *ahead = k ? &row->kernels[k - 1].node : NULL;
+        result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, ahead, k > 0, &p);
     }
     if (!result) result = driver.cuGraphInstantiateWithFlags(&row->exec, row->nodes, 0);
     return result;
@@ -411,11 +396,7 @@ static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUt
     CUresult result = 0;
     pthread_mutex_lock(&row->lock);
     if (!row->exec) {
-        result = make_graph(row, addresses, maps, driver.cuGraphAddDependencies_v2 != NULL);
-        if (result) { /* without kernels that start early */
-            drop_graph(row);
-            result = make_graph(row, addresses, maps, 0);
-        }
+        result = make_graph(row, addresses, maps);
     } else {
         for (int k = 0; k < row->count && !result; k++) {
             const Kernel *kernel = &row->kernels[k];

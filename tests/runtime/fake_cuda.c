@@ -8,8 +8,7 @@
 static char notes[1 << 16];
 static int next_error, capturing, current = 1;
 static uint64_t nodes;
-static int graphs, refuses_edges;
-void fake_refuse_edges(int on) { refuses_edges = on; }
+static int graphs;
 
 const char *fake_notes(void) { return notes; }
 void fake_clear(void) { notes[0] = 0; }
@@ -79,10 +78,6 @@ int cuGraphCreate(uint64_t *graph, unsigned flags) { graphs++; *graph = 9; retur
 int cuGraphAddKernelNode_v2(uint64_t *node, uint64_t graph, const uint64_t *after, size_t count, const Node *p) {
     *node = ++nodes;
     return note("node", *(uint64_t *)p->parameters[0], count);
-}
-int cuGraphAddDependencies_v2(uint64_t graph, const uint64_t *from, const uint64_t *to, const unsigned char *edge,
-                              size_t count) {
-    return note("edge", *to - *from, 100u * edge[0] + edge[2]) + refuses_edges;
 }
 int cuGraphInstantiateWithFlags(uint64_t *exec, uint64_t graph, unsigned long long flags) { *exec = 11; return 0; }
 int cuGraphExecKernelNodeSetParams_v2(uint64_t exec, uint64_t node, const Node *p) {
