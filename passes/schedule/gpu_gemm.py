@@ -85,12 +85,12 @@ _BLOCKS = (
 )
 
 _EXACT_BLOCKS = (
-    _Block(64, 64, 32, 8, 2, 0.5),
-    _Block(64, 64, 32, 4, 2, 0.5),
-    _Block(32, 64, 32, 4, 2, 0.35),
-    _Block(64, 32, 32, 4, 2, 0.35),
-    _Block(32, 32, 32, 4, 2, 0.25),
-    _Block(16, 32, 32, 4, 2, 0.15),
+    _Block(64, 64, 32, 8, 2, 0.12),
+    _Block(64, 64, 32, 4, 2, 0.22),
+    _Block(32, 64, 32, 4, 2, 0.13),
+    _Block(64, 32, 32, 4, 2, 0.12),
+    _Block(32, 32, 32, 4, 2, 0.10),
+    _Block(16, 32, 32, 4, 2, 0.08),
 )
 """f32 through plain arithmetic; ``rate`` is of its own peak."""
 
@@ -132,6 +132,10 @@ _L2 = 3.0
 """L2's bandwidth in units of memory's."""
 _AHEAD = 6.7e6
 """Bytes under way that keep the memory busy."""
+_NARROW_TF32 = 0.65
+"""What blocks of four warps keep of their rate where f32 goes through the matrix units 32 deep."""
+_ELEMENT = 0.025e-6
+"""Seconds for each element that a thread multiplies by itself, where few threads share a unit."""
 _SECOND = 0.85e-6
 """A second kernel, which starts while the first one ends."""
 _SPLITS = (1, 2, 3, 4, 6, 8, 16)
@@ -218,7 +222,8 @@ def _rate(p: Problem, s: GpuGemmSchedule) -> float:
         for b in (_EXACT_BLOCKS if p.exact else _BLOCKS)
         if (b.m, b.n, b.warps, b.turned, b.walkers > 0) == (s.m, s.n, s.launch.warps, s.turned, s.walkers > 0)
     ]
-    return next((b.rate for b in alike if b.k * 2 == s.k * p.item), alike[0].rate if alike else 0.5)
+    rate = next((b.rate for b in alike if b.k * 2 == s.k * p.item), alike[0].rate if alike else 0.5)
+    return rate * _NARROW_TF32 if p.item == 4 and not p.exact and s.launch.warps == 4 and s.k <= 32 else rate
 
 
 def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
@@ -243,7 +248,8 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     ahead = min(tiles, resident * target.units) * (s.m + s.n * p.products) * s.k * p.item
     supply = min(1.0, sqrt(ahead * min(steps, max(1, s.launch.stages - 1)) / _AHEAD))
     traffic = max(moved, loaded / _L2) / target.bandwidth / supply
-    return _LAUNCH + max(compute, traffic + _TILE - _EPILOGUE) + _finish(p, s.split, target)
+    arrival = traffic + _TILE - _EPILOGUE
+    return _LAUNCH + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)
 
 
 def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
@@ -256,7 +262,8 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     supply = min(1.0, sqrt(min(blocks, resident * target.units) * ahead / _AHEAD))
     traffic = moved / target.bandwidth / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
     arithmetic = 2.0 * moved / p.item * (vectors + 1) / target.single_flops * max(1.0, target.units / blocks)
-    return _LAUNCH + max(traffic, arithmetic) + _finish(p, s.split, target)
+    alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
+    return _LAUNCH + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
 
 
 def _finish(p: Problem, split: int, target: GpuTarget) -> float:

@@ -59,8 +59,6 @@ FEW = 128
 NEAR = 0.94
 """A product of Triton's that is predicted to take less than this of Hopper's own pipeline is taken before it: the
 pipeline keeps more of its speed where the card is at its limit of power."""
-_LARGE = 64 * 128
-"""Elements of a product for each unit from which plain tiles fill a card."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +124,11 @@ class GpuSelector:
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
                 hopper = self._hopper(frame, axes, products)
-                few = min(axes.m, axes.n) < FEW or not hopper
+                few = min(axes.m, axes.n) <= FEW or not hopper
                 ahead = few or predict(problem, found[0], self.target) < NEAR * hopper[0].seconds
                 here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
-                fills = axes.batches * axes.m * axes.n >= _LARGE * self.target.units
-                return [*tiled, *here] if fills and dtype.bits == 32 else [*here, *tiled]
+                apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
+                return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
                 size = attention_size(frame.fresh())
                 usable: list[AnySchedule] = [*self._hopper_attention(frame, size)]
