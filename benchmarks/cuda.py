@@ -8,6 +8,7 @@ before each.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -107,7 +108,7 @@ def naive_product(x: Any, w: Any, n: int) -> Call:
     """The product by a kernel whose threads compute an element each."""
     a, b, c = (cupy.from_dlpack(t) for t in (x, w, torch.empty(n, n, device="cuda")))
     kernel = cupy.RawKernel(NAIVE, "naive")
-    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+    stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
 
     def run() -> None:
         with stream:
@@ -198,7 +199,7 @@ def launches() -> list[Row]:
             start = time.perf_counter()
             for _ in range(200):
                 call()
-            best[name] = min(best.get(name, 1.0), (time.perf_counter() - start) / 200 * 1e6)
+            best[name] = min(best.get(name, math.inf), (time.perf_counter() - start) / 200 * 1e6)
             torch.cuda.synchronize()
     return [("host time a launch", best, "µs")]
 
@@ -218,8 +219,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for section in (singles, pointwise, from_host, launches):
-        rows += section()
-        print(table(rows[-4:]), flush=True)
+        made = section()
+        print(table(made), flush=True)
+        rows += made
     name = torch.cuda.get_device_name()
     text = f"# CUDA C++ kernels and host arrays on one {name}\n\n`python -m benchmarks.cuda`; medians.\n\n{table(rows)}"
     if options.out is not None:
