@@ -108,7 +108,7 @@ def naive_product(x: Any, w: Any, n: int) -> Call:
     """The product by a kernel whose threads compute an element each."""
     a, b, c = (cupy.from_dlpack(t) for t in (x, w, torch.empty(n, n, device="cuda")))
     kernel = cupy.RawKernel(NAIVE, "naive")
-    stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
 
     def run() -> None:
         with stream:

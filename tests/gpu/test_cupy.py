@@ -95,10 +95,10 @@ def test_the_callers_stream() -> None:
     wait = cp.RawKernel(SPIN, "wait")
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
-        wait((1,), (1,), (1,))
+        wait((1,), (1,), (np.int64(1),))
         double(x)  # memory of this stream is in the pool now
         stream.synchronize()
-        wait((1,), (1,), (1_000_000_000,))
+        wait((1,), (1,), (np.int64(1_000_000_000),))
         x.fill(3)
         y = double(x)
     assert not stream.done  # nothing waited for the device
