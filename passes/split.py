@@ -8,6 +8,8 @@ from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph, Op, Value
+from fusec.passes.fuse.attention import AttentionMatch, match_attention
+from fusec.passes.fuse.partition import Partition
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 SERIAL_ELEMENTS = 1 << 19
@@ -81,9 +83,11 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
 
 def split_for_blocks(graph: Graph, units: int) -> Graph:
     """The same for a GPU of so many multiprocessors: too few blocks would each read too much."""
-    chains = chained(graph)
+    chains, attended = chained(graph), _attended(graph)
 
     def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
+        if name in attended:
+            return _Share(1, 1, 1, prod(shape) + 1)
         kept = prod(n for a, n in enumerate(shape) if a not in axes)
         if len(shape) - 1 in axes or not kept:
             tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
@@ -100,6 +104,14 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
         return _side_by_side(r)
 
     return _split(rewrite(graph, (side_by_side,)), share)
+
+
+def _attended(graph: Graph) -> set[str]:
+    """Names of the results of reductions that are part of an attention, which shares its keys out by itself."""
+    partition = Partition(graph)
+    found = (match_attention(partition, op) for op in graph.ops if op.name == "dot")
+    ops = {op for match in found if isinstance(match, AttentionMatch) for op in match.ops}
+    return {op.result.name for op in ops if op.definition.kind == "reduce"}
 
 
 def _side_by_side(r: Rewriter) -> Outcome:

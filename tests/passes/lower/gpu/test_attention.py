@@ -96,3 +96,8 @@ def test_heads_too_wide_for_a_block_are_attended_to_in_pieces() -> None:
     program = lowered(sdpa(2, 2, 40, 40, size=4096))
     assert "attention" not in [r.kind for r in program.reports]
     assert any("heads of 4096 and 4096 elements do not fit a block" in d.reason for d in program.declined)
+
+
+def test_long_rows_of_scores_are_no_reduction_of_their_own() -> None:
+    program = lowered(sdpa(8, 2, 1, 65536))
+    assert [k.kind for k in program.kernels] == ["attention", "row"]
