@@ -63,38 +63,55 @@ def lower(
     if unknown or disable & _NEEDED:
         raise FusecError(f"can't disable {sorted(unknown or disable & _NEEDED)}; passes: {', '.join(PASS_NAMES)}")
     declined: list[Declined] = []
+    passes = graph_passes(target, threads=threads, tf32=tf32, log=declined.append)
     run = _Runner(disable, check)
     run.record("capture", graph)
-    # One spelling for each idea: composites opened, views composed, contractions as `dot`.
-    graph = run("canonicalize", lambda g: canonicalize(g, log=declined.append), graph)
-    # Scalars known now are constants; comparisons of indices that are decided are gone.
-    graph = run("fold", fold, graph)
-    # Equal work is done once.
-    graph = run("cse", cse, graph)
-    # Nothing is left that no output needs.
-    graph = run("dce", dce, graph)
-    # On a GPU a search is a reduction of places, and few elements are picked before all of them are computed.
-    graph = run("searches", lambda g: open_searches(gather_first(g)) if is_gpu(target) else g, graph)
-    # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
-    graph = run("precision", lambda g: precision(g, tf32=tf32 and is_gpu(target)), graph)
-    # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
-    graph = run("empty", drop_empty, graph)
-    # A reduction has rows for all cores (or blocks), or is small.
-    graph = run("split", lambda g: _split(g, target, threads), graph)
-    # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
-    graph = run("indices", check_indices, graph)
-    # Every output is memory of its own or a plain view; every operand of a library call is in memory.
-    graph = run("outputs", lambda g: dce(own_outputs(g)), graph)
-    # Every compute op is in exactly one `fused` op that one kernel family can lower.
+    for name in PASS_NAMES[:-1]:
+        graph = run(name, passes[name], graph)
     if "fuse" in disable:
         graph = one_by_one(graph)
-    graph = run("fuse", lambda g: fuse(g, declined.append, blocked=is_gpu(target)), graph)
+    graph = run("fuse", passes["fuse"], graph)
     chooser = selector or default_selector(target, threads)
     program = run.timed("lower", lambda: assemble(graph, target, chooser.lower, chooser.report, declined))
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
     return Lowered(run.stages, graph, program, run.seconds)
+
+
+def graph_passes(
+    target: str = "cpu",
+    *,
+    threads: int | None = None,
+    tf32: bool = False,
+    log: Callable[[Declined], None] = lambda declined: None,
+) -> dict[str, Callable[[Graph], Graph]]:
+    """The graph passes by name, in order. ``log`` hears of what was not rewritten or fused, and why."""
+    gpu = is_gpu(target)
+    return {
+        # One spelling for each idea: composites opened, views composed, contractions as `dot`.
+        "canonicalize": lambda g: canonicalize(g, log=log),
+        # Scalars known now are constants; comparisons of indices that are decided are gone.
+        "fold": fold,
+        # Equal work is done once.
+        "cse": cse,
+        # Nothing is left that no output needs.
+        "dce": dce,
+        # On a GPU a search is a reduction of places, and few elements are picked before all of them are computed.
+        "searches": lambda g: open_searches(gather_first(g)) if gpu else g,
+        # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
+        "precision": lambda g: precision(g, tf32=tf32 and gpu),
+        # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
+        "empty": drop_empty,
+        # A reduction has rows for all cores (or blocks), or is small.
+        "split": lambda g: _split(g, target, threads),
+        # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
+        "indices": check_indices,
+        # Every output is memory of its own or a plain view; every operand of a library call is in memory.
+        "outputs": lambda g: dce(own_outputs(g)),
+        # Every compute op is in exactly one `fused` op that one kernel family can lower.
+        "fuse": lambda g: fuse(g, log, blocked=gpu),
+    }
 
 
 def default_selector(target: str, threads: int | None = None) -> Selector | GpuSelector:

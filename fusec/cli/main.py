@@ -65,6 +65,23 @@ def run(
 
 
 @app.command()
+def opt(
+    file: Annotated[Path, typer.Argument(help="IR text, as str(graph) or FUSEC_DUMP writes it")],
+    passes: Annotated[str | None, typer.Option("-p", "--passes", help="names, by commas; all in order")] = None,
+    target: Annotated[str, typer.Option(help="what the passes are to prepare for, such as cuda:sm_90")] = "cpu",
+    print_after_all: Annotated[bool, typer.Option("--print-after-all", help="print the IR after each pass")] = False,
+) -> None:
+    """Runs graph passes on IR text and prints the result."""
+    from fusec.cli.opt import optimise_file
+
+    names = None if passes is None else [name.strip() for name in passes.split(",") if name.strip()]
+    try:
+        typer.echo(optimise_file(file, names, target, print_after_all=print_after_all), nl=False)
+    except FusecError as error:
+        _fail(error)
+
+
+@app.command()
 def doctor() -> None:
     """Says what this machine and installation can do; exit status 1 if something needed is missing."""
     text, healthy = diagnose()
