@@ -1,0 +1,101 @@
+"""Runs mutants, each in a process of its own, and says which of them no test noticed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from mutants.catalogue import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+_FAILED = 1
+"""pytest's exit code for tests that failed; others say that the run itself went wrong."""
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module from changed source, and leaves no byte code."""
+
+    def __init__(self, name: str, path: str, source: str) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        code = compile(self._source, self.path, "exec", dont_inherit=True)
+        assert isinstance(code, CodeType)
+        return code
+
+
+class _Finder:
+    """Stands before Python's finders for one module."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self._mutant.module:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Loader(name, spec.origin, mutated(self._mutant, Path(spec.origin).read_text()))
+        return spec
+
+
+def mutated(mutant: Mutant, source: str) -> str:
+    """The source with the change. ValueError where its place is not there once: the mutant is out of date."""
+    found = source.count(mutant.old)
+    if found != 1:
+        raise ValueError(f"mutant {mutant.name}: its text stands {found} times in {mutant.module}; bring it up to date")
+    return source.replace(mutant.old, mutant.new)
+
+
+def run_inside(mutant: Mutant) -> int:
+    """Runs the mutant's tests in this process, which has not imported fusec yet."""
+    import pytest
+
+    assert not any(name.startswith("fusec") for name in sys.modules), "fusec was imported before it was changed"
+    sys.meta_path.insert(0, _Finder(mutant))  # type: ignore[arg-type]
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *mutant.tests]))
+
+
+def survives(mutant: Mutant) -> str:
+    """Why the mutant counts as not noticed; empty where a test failed."""
+    with tempfile.TemporaryDirectory(prefix="fusec-mutant-") as cache:  # a mutant's kernels are for nobody else
+        environment = {**os.environ, "FUSEC_CACHE_DIR": cache}
+        command = [sys.executable, "-m", "tests.mutants", "--inside", mutant.name]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == _FAILED and " failed" in done.stdout:
+        return ""
+    if done.returncode == 0:
+        return "all tests passed"
+    return f"the run ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-400:]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="mutants to run; all by default")
+    parser.add_argument("--inside", choices=[m.name for m in MUTANTS], help="run this one here")
+    options = parser.parse_args(arguments)
+    by_name = {mutant.name: mutant for mutant in MUTANTS}
+    if options.inside:
+        return run_inside(by_name[options.inside])
+    unknown = set(options.names) - set(by_name)
+    if unknown:
+        parser.error(f"no mutant {', '.join(sorted(unknown))}")
+    left = 0
+    for name in options.names or by_name:
+        start = time.perf_counter()
+        why = survives(by_name[name])
+        print(f"{name:<40} {why or 'caught'} ({time.perf_counter() - start:.0f} s)", flush=True)
+        left += bool(why)
+    print(f"{left} of {len(options.names or by_name)} were not noticed" if left else "all were noticed")
+    return 1 if left else 0

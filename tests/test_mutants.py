@@ -1,0 +1,30 @@
+"""A few of the mutants (all: ``python -m tests.mutants``), and that every mutant still applies."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from mutants.catalogue import MUTANTS, Mutant
+from mutants.run import mutated, survives
+
+pytest.importorskip("torch")
+QUICK = ("attention_hides_an_output", "wrong_output_strides", "windows_of_the_wrong_axis")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_applies(mutant: Mutant) -> None:
+    spec = find_spec(mutant.module)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text()
+    compile(mutated(mutant, source), spec.origin, "exec")
+    with pytest.raises(ValueError, match="up to date"):
+        mutated(mutant, source.replace(mutant.old, ""))
+    assert all((Path(__file__).parents[1] / test).exists() for test in mutant.tests)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_mutant_is_noticed(name: str) -> None:
+    assert survives(next(mutant for mutant in MUTANTS if mutant.name == name)) == ""

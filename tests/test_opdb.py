@@ -1,0 +1,71 @@
+"""A quick slice of PyTorch's own samples; all of them: ``python -m tests.opdb``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("expecttest")  # which PyTorch's own test helpers import
+
+from opdb.families import chosen_ops, name_of
+from opdb.known import KNOWN
+from opdb.run import run_row, verdict
+
+OPS: dict[str, tuple[str, Any]] = {name_of(op): (family, op) for family, op in chosen_ops()}
+FORWARD = {
+    "add": 4,
+    "remainder": 3,
+    "maximum": 3,
+    "where": 3,
+    "nn.functional.gelu": 3,
+    "sum": 5,
+    "var.unbiased": 1,
+    "amax": 3,
+    "transpose": 3,
+    "cat": 4,
+    "__getitem__": 6,
+    "as_strided": 3,
+    "matmul": 6,
+    "nn.functional.linear": 3,
+    "softmax": 4,
+    "nn.functional.cross_entropy": 3,
+    "nn.functional.layer_norm": 3,
+    "nn.functional.scaled_dot_product_attention": 4,
+}
+"""Samples of each op."""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward(name: str, dtype: str) -> None:
+    family, op = OPS[name]
+    row = run_row(family, op, dtype, "forward", FORWARD[name])
+    assert row.states.total()
+    assert verdict([row]) == []
+    assert set(row.states) <= {"compiled", "library"}
+
+
+@pytest.mark.parametrize("name", ["maximum", "softmax", "amax", "nn.functional.silu", "exp"])
+def test_special_values(name: str) -> None:
+    family, op = OPS[name]
+    assert verdict([run_row(family, op, "f32", "specials", 2)]) == []
+
+
+@pytest.mark.parametrize("name", ["nn.functional.gelu", "softmax", "nn.functional.layer_norm", "matmul"])
+@pytest.mark.parametrize("check", ["dynamo", "gradients"])
+def test_through_torch_compile(name: str, check: str) -> None:
+    family, op = OPS[name]
+    row = run_row(family, op, "f32", check, 1)
+    assert verdict([row]) == []
+    assert set(row.states) == {"compiled"}
+
+
+def test_what_is_known_names_a_row() -> None:
+    for key in KNOWN:
+        name, dtype, check = key.split()
+        assert name in OPS
+        assert (dtype, check) in {
+            (d, c) for d in ("f32", "bf16") for c in ("forward", "specials", "dynamo", "gradients")
+        }
