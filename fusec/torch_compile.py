@@ -301,10 +301,9 @@ def gathering() -> Iterator[list[CompiledGraph]]:
 
 def original_of(function: Any) -> Any:
     """What ``torch.compile`` was given to make ``function``; None where it did not make it."""
-    module = function.__dict__.get("_orig_mod") if isinstance(function, torch.nn.Module) else None
     if isinstance(function, torch._dynamo.eval_frame.OptimizedModule):
         return function._orig_mod
-    return module or getattr(function, "_torchdynamo_orig_callable", None)
+    return getattr(function, "_torchdynamo_orig_callable", None)
 
 
 def explain_compiled(original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> str:

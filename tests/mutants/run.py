@@ -73,7 +73,7 @@ def survives(mutant: Mutant) -> str:
         environment = {**os.environ, "FUSEC_CACHE_DIR": cache}
         command = [sys.executable, "-m", "tests.mutants", "--inside", mutant.name]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == _FAILED and " failed" in done.stdout:
+    if done.returncode == _FAILED and "\nFAILED " in done.stdout:
         return ""
     if done.returncode == 0:
         return "all tests passed"

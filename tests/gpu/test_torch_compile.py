@@ -1,0 +1,113 @@
+"""``torch.compile(backend="fusec")`` on a CUDA device: forward, backward, attention, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fusec import torch_compile  # noqa: E402
+from fusec.torch_compile import CompiledGraph, gathering  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, backend=torch_compile.backend)
+
+
+def kinds(graphs: list[CompiledGraph]) -> list[str]:
+    return [report.kind for graph in graphs for exe in graph.executables for report in exe.program.reports]
+
+
+def ran_compiled(graphs: list[CompiledGraph]) -> bool:
+    called = [graph for graph in graphs if graph.parts]
+    return bool(called) and not any(graph.cuts or graph.eager_calls for graph in called)
+
+
+def block(dtype: Any) -> Any:
+    layers = [torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.LayerNorm(256), torch.nn.Linear(256, 64)]
+    return torch.nn.Sequential(*layers).to("cuda", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_module(dtype: Any) -> None:
+    module, x = block(dtype), torch.randn(96, 128, device="cuda", dtype=dtype)
+    with torch.no_grad(), gathering() as graphs:
+        found, expected = compiled(module)(x), module(x)
+    loose = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(found, expected, **loose or {"rtol": 1e-3, "atol": 1e-3})
+    assert ran_compiled(graphs)
+    assert "gemm" in kinds(graphs)
+
+
+def test_attention_as_a_user_writes_it() -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        i, j = torch.arange(200, device="cuda")[:, None], torch.arange(200, device="cuda")[None, :]
+        scores = (q @ k.transpose(-1, -2) * 0.125).masked_fill(j > i, float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    q, k, v = (torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    with torch.no_grad(), gathering() as graphs:
+        torch.testing.assert_close(compiled(attend)(q, k, v), attend(q, k, v), rtol=2e-2, atol=2e-2)
+    assert kinds(graphs) == ["attention"]
+
+
+def test_gradients() -> None:
+    module, x = block(torch.float32), torch.randn(96, 128, device="cuda", requires_grad=True)
+    inputs = [x, *module.parameters()]
+    expected = torch.autograd.grad(module(x).square().sum(), inputs)
+    with gathering() as graphs:
+        found = torch.autograd.grad(compiled(module)(x).square().sum(), inputs)
+    for mine, eager in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-3, atol=1e-3 * float(eager.abs().max()))
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
+    assert ran_compiled(graphs)
+
+
+def test_gradients_of_attention() -> None:
+    inputs = [torch.randn(2, 4, 128, 64, device="cuda", requires_grad=True) for _ in range(3)]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sin()
+
+    expected = torch.autograd.grad(attend(*inputs).square().sum(), inputs)
+    found = torch.autograd.grad(compiled(attend)(*inputs).square().sum(), inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_random_numbers_are_the_librarys() -> None:
+    def f(x: Any) -> Any:
+        return torch.nn.functional.dropout(x, 0.5, training=True) * 2 + torch.rand_like(x)
+
+    x = torch.randn(64, 64, device="cuda")
+    with torch.no_grad():
+        torch.manual_seed(7)
+        expected = f(x)
+        torch.manual_seed(7)
+        torch.testing.assert_close(compiled(f)(x), expected)
+
+
+def test_inputs_changed_in_place_and_sizes_that_change() -> None:
+    def f(x: Any) -> Any:
+        x.mul_(2)
+        return torch.softmax(x, -1)
+
+    fast = compiled(f)
+    with torch.no_grad():
+        for rows in (3, 7, 64):
+            mine = torch.randn(rows, 100, device="cuda")
+            eager = mine.clone()
+            torch.testing.assert_close(fast(mine), f(eager))
+            torch.testing.assert_close(mine, eager)
