@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import cache
 from pathlib import Path
 
 LOG_SUBJECTS = ("fuse", "tune", "cache", "compile", "recompile", "code")
@@ -59,15 +58,20 @@ def logger(subject: str) -> logging.Logger:
     return logging.getLogger(f"fusec.{subject}")
 
 
-@cache
+class _Lines(logging.StreamHandler):  # type: ignore[type-arg]
+    """fusec's own handler, so that it is added once."""
+
+
 def configure_logging() -> None:
-    """Turns on, once, the subjects named by FUSEC_LOGS. A name that is not one is warned about."""
+    """Turns on the subjects named by FUSEC_LOGS. A name that is not one is warned about."""
     wanted = {s.strip() for s in os.environ.get("FUSEC_LOGS", "").split(",")} - {""}
     if not wanted:
         return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
     root = logging.getLogger("fusec")
+    if any(isinstance(handler, _Lines) for handler in root.handlers):
+        return
+    handler = _Lines()
+    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
     root.addHandler(handler)
     for subject in LOG_SUBJECTS if "all" in wanted else wanted & set(LOG_SUBJECTS):
         logging.getLogger(f"fusec.{subject}").setLevel(logging.DEBUG)

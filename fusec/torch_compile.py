@@ -33,6 +33,7 @@ from fusec.runtime.executable import Executable
 
 Kind = Literal["inference", "forward", "backward"]
 log = config.logger("compile")
+_OPTIONS = ("tune", "cache", "precision")
 _CUTS = 16
 """Nodes of one graph that may be run by PyTorch between compiled parts; beyond, the whole graph runs so."""
 
@@ -46,11 +47,12 @@ _listeners: list[list[CompiledGraph]] = []
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """A compiled graph of Dynamo's: called with its inputs it gives the tuple of its outputs.
 
-    Options (``torch.compile(..., options={...})``) are ``tune`` and ``cache``, as for :func:`fusec.jit`.
+    Options (``torch.compile(..., options={...})``) are ``tune``, ``cache`` and ``precision``, as for :func:`fusec.jit`.
     """
-    unknown = set(options.get("options") or {}) - {"tune", "cache"}
+    unknown = set(options.get("options") or {}) - set(_OPTIONS)
     if unknown:
-        raise FusecError(f"backend 'fusec' has no option {', '.join(sorted(unknown))}; its options are tune and cache")
+        known = ", ".join(_OPTIONS)
+        raise FusecError(f"backend 'fusec' has no option {', '.join(sorted(unknown))}; its options are {known}")
     chosen = Options(**(options.get("options") or {}))
     kind: Kind = "forward" if _wants_gradient(module) else "inference"
     if kind == "inference":

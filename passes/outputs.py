@@ -117,7 +117,7 @@ def own_outputs(graph: Graph) -> Graph:
 
     for op in graph.ops:
         if is_call(op):
-            operands = tuple(v if _in_memory(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
+            operands = tuple(v if _is_operand(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
             ops.append(op if operands == op.operands else replace(op, operands=operands))
         else:
             ops.append(op)
@@ -126,6 +126,16 @@ def own_outputs(graph: Graph) -> Graph:
             value if _is_output_memory(value, port, producers, strides, indices) else copied(value, ops, port.strides)
         )
     return graph.with_ops(ops, outputs)
+
+
+def _is_operand(
+    value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], indices: set[Value]
+) -> bool:
+    """True for what a library call can be given as it lies. PyTorch has no tensors that run backwards."""
+    if not _in_memory(value, producers, strides, indices):
+        return False
+    view = strided_view(value, producers, strides)
+    return view is None or not any(isinstance(s, int) and s < 0 for s in view.strides)
 
 
 def _in_memory(

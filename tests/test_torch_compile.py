@@ -229,6 +229,12 @@ def test_a_node_that_cannot_be_captured_is_run_between_parts(made: Made) -> None
     assert not graph.eager_calls
 
 
+def test_a_library_call_on_a_flipped_tensor() -> None:
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(lambda x: x.flip(0).cumsum(0))(x), x.flip(0).cumsum(0))
+
+
 def test_empty_graphs_and_no_tensors() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(lambda: torch.arange(5) * 2)(), torch.arange(5) * 2)

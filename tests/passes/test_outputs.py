@@ -55,6 +55,18 @@ def test_copies_are_made_where_no_view_will_do(body: str, returns: str, copied: 
     check(text)
 
 
+def test_a_library_call_is_given_nothing_that_runs_backwards() -> None:
+    text = """
+        graph @f(%x: f32[4, 6]) {
+          %v = slice(%x) {starts=[3, 0], stops=[-1, 6], steps=[-1, 1]} : f32[4, 6]
+          %w = slice(%x) {starts=[0, 0], stops=[4, 6], steps=[2, 1]} : f32[2, 6]
+          %y = extern(%v, %w) {target="aten.max.other", arguments="($0, $1), {}"} : f32[4, 6]
+          return %y
+        }
+    """
+    assert copies(text) == ["v"]
+
+
 def test_views_of_inputs_with_strides() -> None:
     text = """graph @g(%x: f32[4, 6] strides=[1, 4]) {
         %y = permute(%x) {permutation=[1, 0]} : f32[6, 4]
