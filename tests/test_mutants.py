@@ -22,7 +22,7 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     compile(mutated(mutant, source), spec.origin, "exec")
     with pytest.raises(ValueError, match="up to date"):
         mutated(mutant, source.replace(mutant.old, ""))
-    assert all((Path(__file__).parents[1] / test).exists() for test in mutant.tests)
+    assert all((Path(__file__).parents[1] / test.split("::")[0]).exists() for test in mutant.tests)
 
 
 @pytest.mark.parametrize("name", QUICK)
