@@ -44,6 +44,14 @@ def _scaled_sum(e: Emitter, x: Value, product: Value, beta: Scalar, alpha: Scala
     return e.emit("add", x, product)
 
 
+def _add_summed_products(
+    e: Emitter, x: Value, batch1: Value, batch2: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> Value:
+    """addbmm: the products of all batches, added up."""
+    product = e.emit("einsum", batch1, batch2, attributes=EinsumAttributes("bij,bjk->ik"))
+    return _scaled_sum(e, x, product, beta, alpha)
+
+
 def _einsum(e: Emitter, equation: str, tensors: Sequence[Value], *, path: Sequence[int] | None = None) -> Value:
     ranks = [t.type.rank for t in tensors]
     explicit = explicit_equation(equation, ranks)
@@ -88,6 +96,7 @@ CONTRACTIONS: dict[str, Lowering] = {
     "addmm": _addmm,
     "addmv": _add_product,
     "baddbmm": _add_product,
+    "addbmm": _add_summed_products,
     "einsum": _einsum,
     "outer": _outer,
 }

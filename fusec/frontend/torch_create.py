@@ -51,6 +51,13 @@ def _copied(e: Emitter, x: Value, *_: Any, **__: Any) -> Value:
     return e.emit("copy", x) if x.type.dtype == e.out.dtype else e.cast(x, e.out.dtype)
 
 
+def _overwritten(e: Emitter, x: Value, src: Value, non_blocking: bool = False) -> Value:
+    """copy: ``src`` in the dtype and shape of ``x``."""
+    if src.type.device != e.out.device:
+        raise Declined(f"it moves data from {src.type.device} to {e.out.device}")
+    return e.emit("copy", e.broadcast(e.cast(src, e.out.dtype), e.out.shape))
+
+
 def _arange(e: Emitter, start: Scalar, end: Scalar | None = None, step: Scalar = 1, **_: Any) -> Value:
     first: Scalar = 0 if end is None else start
     return _progression(e, first, step, e.out.dtype)
@@ -128,6 +135,7 @@ CREATIONS: dict[str, Lowering] = {
     "new_full": _new_full,
     "scalar_tensor": _scalar_tensor,
     **dict.fromkeys(("clone", "to", "_to_copy", "contiguous", "lift_fresh_copy", "type_as"), _copied),
+    "copy": _overwritten,
     "arange": _arange,
     "linspace": _linspace,
     "eye": _eye,

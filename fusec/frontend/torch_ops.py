@@ -16,6 +16,7 @@ from fusec.frontend.torch_elementwise import ELEMENTWISE
 from fusec.frontend.torch_nn import NETWORK
 from fusec.frontend.torch_reduce import REDUCTIONS
 from fusec.frontend.torch_views import VIEWS
+from fusec.frontend.torch_windows import WINDOWS
 from fusec.ir.graph import Value
 
 Lowering = Callable[..., Value | Sequence[Value]]
@@ -27,6 +28,7 @@ VALUES: dict[str, Lowering] = {
     **CREATIONS,
     **DATA,
     **NETWORK,
+    **WINDOWS,
 }
 
 __all__ = ["VALUES", "VIEWS"]

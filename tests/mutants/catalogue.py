@@ -200,7 +200,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "products_of_other_left_sides_join",
-        "fusec.passes.fuse.fuse",
+        ("tests/passes/fuse/test_rows.py",),
         "        and other.operands[0] is op.operands[0]\n",
         "        and other.operands[1] is not op.operands[1]\n",
         (

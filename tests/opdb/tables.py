@@ -19,15 +19,15 @@ _TITLES = {
     "forward": "Forward samples, each captured and compiled",
     "specials": "The same with ±0, ±inf, NaN, denormals and ±1e4 among the values",
     "dynamo": "The first sample of each op through `torch.compile`",
-    "gradients": "Gradients through `torch.compile`, two samples of each op",
+    "gradients": "Gradients through `torch.compile`, the first sample of each op",
 }
 
 
-def as_markdown(rows: Sequence[Row], seconds: float) -> str:
+def as_markdown(rows: Sequence[Row]) -> str:
     """One table for each check, then what ran through the library and what is known to differ."""
     parts = [
         "# PyTorch's own samples (`op_db`)\n",
-        f"torch {torch.__version__}, CPU; `python -m tests.opdb --write`, {seconds / 60:.0f} minutes. Values against "
+        f"torch {torch.__version__}, CPU; `python -m tests.opdb --write` (`--merge` puts runs together). Values against "
         "float64 (at most twice eager's error), dtypes, shapes, strides, aliasing, signs of zeros.\n",
         "*compiled*: all of it in kernels of fusec. *library*: a call in it runs through PyTorch, and that is said. "
         "*refused*: the sample runs as written, and that is said. *wrong*: something differs from eager.\n",

@@ -1,0 +1,63 @@
+"""``im2col`` and average pooling by views: the captured graph computes what eager does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_harness import check
+
+torch.manual_seed(0)
+IMAGE = torch.randn(2, 3, 7, 9)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": (2, 3), "stride": (1, 2)},
+        {"kernel_size": 2, "dilation": (2, 3), "padding": (1, 2)},
+        {"kernel_size": (7, 1)},
+    ],
+)
+@pytest.mark.parametrize("image", [IMAGE, IMAGE[0]])
+def test_columns_of_windows(arguments, image):
+    check(lambda x: F.unfold(x, **arguments), image)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extern"),
+    [
+        ({"kernel_size": 2}, 0),
+        ({"kernel_size": (3, 2), "stride": (1, 2), "padding": (1, 0)}, 0),
+        ({"kernel_size": 3, "padding": 1, "divisor_override": 5}, 0),
+        ({"kernel_size": 3, "padding": 1, "count_include_pad": False}, 1),
+        ({"kernel_size": 2, "ceil_mode": True}, 1),
+    ],
+)
+def test_average_pooling(arguments, extern):
+    check(lambda x: F.avg_pool2d(x, **arguments), IMAGE, extern=extern)
+
+
+def test_average_pooling_of_halves():
+    check(lambda x: F.avg_pool2d(x, 3), IMAGE.bfloat16())
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, float("inf")])
+def test_distances(p):
+    check(lambda x, y: torch.cdist(x, y, p=p), torch.randn(2, 4, 5), torch.randn(2, 3, 5))
+
+
+def test_distances_of_nothing():
+    check(torch.cdist, torch.randn(4, 0), torch.randn(3, 0))
+
+
+@pytest.mark.parametrize(("offset", "dims"), [(0, (0, 1)), (1, (2, 0)), (-2, (1, 2))])
+def test_a_diagonal_is_written(offset, dims):
+    x = torch.randn(4, 5, 6)
+    source = torch.randn(x.diagonal(offset, *dims).shape)
+    check(lambda a, b: torch.diagonal_scatter(a, b, offset, *dims), x, source)
+
+
+def test_products_of_all_batches_added_up():
+    check(lambda m, a, b: torch.addbmm(m, a, b, beta=0.5, alpha=2), *map(torch.randn, [(4, 6), (3, 4, 5), (3, 5, 6)]))
