@@ -27,7 +27,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """One table for each check, then what ran through the library and what is known to differ."""
     parts = [
         "# PyTorch's own samples (`op_db`)\n",
-        f"torch {torch.__version__}, CPU; `python -m tests.opdb --write` (`--merge` puts runs together). Values against "
+        f"torch {torch.__version__}, CPU; `python -m tests.opdb --write` (runs put together). Values against "
         "float64 (at most twice eager's error), dtypes, shapes, strides, aliasing, signs of zeros.\n",
         "*compiled*: all of it in kernels of fusec. *library*: a call in it runs through PyTorch, and that is said. "
         "*refused*: the sample runs as written, and that is said. *wrong*: something differs from eager.\n",
