@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from mutants.catalogue import MUTANTS, Mutant
-from mutants.run import mutated, survives
+from mutants.run import mutated, source_of, survives
 
 pytest.importorskip("torch")
 QUICK = ("attention_hides_an_output", "wrong_output_strides", "windows_of_the_wrong_axis")
@@ -15,11 +14,9 @@ QUICK = ("attention_hides_an_output", "wrong_output_strides", "windows_of_the_wr
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_applies(mutant: Mutant) -> None:
-    spec = find_spec(mutant.module)
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).read_text()
-    compile(mutated(mutant, source), spec.origin, "exec")
+    path = source_of(mutant)
+    source = path.read_text()
+    compile(mutated(mutant, source), path, "exec")
     with pytest.raises(ValueError, match="up to date"):
         mutated(mutant, source.replace(mutant.old, ""))
     assert all((Path(__file__).parents[1] / test.split("::")[0]).exists() for test in mutant.tests)

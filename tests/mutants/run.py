@@ -50,6 +50,13 @@ class _Finder:
         return spec
 
 
+def source_of(mutant: Mutant) -> Path:
+    """The file of the mutant's module."""
+    _, top, *rest = mutant.module.split(".")
+    folder = ROOT / top if top in ("passes", "codegen") else ROOT / "fusec" / top
+    return folder.joinpath(*rest).with_suffix(".py")
+
+
 def mutated(mutant: Mutant, source: str) -> str:
     """The source with the change. ValueError where its place is not there once: the mutant is out of date."""
     found = source.count(mutant.old)
