@@ -89,6 +89,13 @@ def _nan_maximum(a, b):
 @triton.jit
 def _nan_minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _tf32(x):
+    # Tensor cores cut digits off: round to the nearest number of 10 digits before.
+    rounded = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
 """
 
 
@@ -366,6 +373,8 @@ class _Emitter:
         name = self.names[s.accumulator.buffer]
         kind = "ieee" if exact else "tf32"
         precision = "" if half else f', input_precision="{kind}"'
+        if not half and not exact:
+            a, b = f"_tf32({a})", f"_tf32({b})"
         if s.fresh:
             self.line(f"{name} = tl.dot({a}, {b}{precision})")
         else:
