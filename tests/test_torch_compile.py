@@ -79,6 +79,14 @@ def test_a_module_runs_in_compiled_kernels_and_follows_its_weights(made: Made) -
     assert not made[0].captures[0].notes
 
 
+def test_a_long_product() -> None:
+    """Longer than any tile, and no multiple of one."""
+    a, b = torch.randn(130, 9001), torch.randn(9001, 150)
+    with torch.no_grad():
+        found = compiled(torch.matmul)(a, b)
+    torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-3)
+
+
 def test_views_of_inputs_come_out_as_views() -> None:
     def f(x: Any) -> Any:
         return x.t(), x[1:], x + 1, x.view(-1)

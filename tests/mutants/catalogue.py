@@ -199,21 +199,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/passes/fuse/test_gemm.py::test_products_of_one_operand_are_one_kernel",),
     ),
     Mutant(
-        "products_of_other_left_sides_join",
-        ("tests/passes/fuse/test_rows.py",),
-        "        and other.operands[0] is op.operands[0]\n",
-        "        and other.operands[1] is not op.operands[1]\n",
-        (
-            "tests/passes/fuse/test_gemm.py",
-            "tests/passes/fuse/test_attention.py",
-        ),
+        "products_of_other_shapes_join",
+        "fusec.passes.fuse.fuse",
+        "        and other.result.type == op.result.type\n",
+        "        and True\n",
+        ("tests/passes/fuse/test_gemm.py::test_products_of_different_shapes_stay_apart",),
     ),
     Mutant(
         "product_forgets_its_last_tile",
         "fusec.passes.lower.gemm",
         "steps = ceildiv(extents.k, s.tile_k)",
         "steps = floordiv(extents.k, s.tile_k)",
-        ("tests/passes/fuse/test_gemm.py",),
+        ("tests/test_torch_compile.py::test_a_long_product",),
     ),
     Mutant(
         "epilogue_hides_an_output",
@@ -246,10 +243,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        "windows_of_the_wrong_axis",
+        "windows_in_another_order",
         "fusec.passes.canonicalize.windows",
-        "axis=first + free.index(windows.axis)))",
-        "axis=first))",
+        "wanted = [place[k] for k in names if k in place]",
+        "wanted = [place[k] for k in sorted(names) if k in place]",
         ("tests/passes/canonicalize/test_windows.py",),
     ),
     Mutant(
@@ -257,13 +254,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.passes.canonicalize.windows",
         "        if axis in contract:\n",
         "        if False:\n",
-        ("tests/passes/canonicalize/test_windows.py",),
-    ),
-    Mutant(
-        "repeated_batch_taken_for_free",
-        "fusec.passes.canonicalize.windows",
-        "return all((own[k] == 1) if k in axes else (own[k] == wide[k]) for k in range(len(wide)))",
-        "return all((own[k] == 1) for k in axes)",
         ("tests/passes/canonicalize/test_windows.py",),
     ),
     # The kernels
