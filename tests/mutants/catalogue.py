@@ -213,16 +213,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/test_torch_compile.py::test_a_long_product",),
     ),
     Mutant(
-        "epilogue_hides_an_output",
-        "fusec.passes.fuse.partition",
-        "            if value in self.outputs:\n                return True\n",
-        "            if value in self.outputs:\n                return False\n",
-        (
-            "tests/passes/fuse/test_gemm.py",
-            "tests/passes/fuse/test_maps.py",
-        ),
-    ),
-    Mutant(
         "rows_of_other_axes_join",
         "fusec.passes.fuse.fuse",
         "if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:",
