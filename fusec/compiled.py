@@ -196,6 +196,17 @@ class Compiled:
             texts.append(head + explain_program(variant.executable.program, variant.notes))
         return "\n".join(texts)
 
+    def write_report(self, path: str | PathLike[str]) -> None:
+        """Writes one HTML page that needs no network: the graph before and after fusion, what each pass changed, each
+        kernel's source beside the user's lines, a roofline plot, and what was not fused and why.
+
+        ArtifactError where a named dimension has no range, or the page can't be written.
+        """
+        from fusec.page.gather import gather_compiled  # needs the passes, for the texts
+        from fusec.page.write import write_page
+
+        write_page(gather_compiled(self), path)
+
     def __repr__(self) -> str:
         return f"<fusec compiled {self.name}({', '.join(map(str, self.specs))})>"
 

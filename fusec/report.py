@@ -31,7 +31,7 @@ def explain_program(
     parts: list[RenderableType] = [Text(_summary(program), style="bold")]
     if program.reports:
         parts.append(_kernel_table(program, measured))
-        parts += [Text(line) for report in _launched(program) for line in _fused_lines(report)]
+        parts += [Text(line) for report in launched(program) for line in _fused_lines(report)]
     parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
     parts += _section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
     parts += _section("packed once, and again when the weights change", _pack_lines(program))
@@ -49,7 +49,7 @@ def render(content: RenderableType) -> str:
 
 
 def _summary(program: Program) -> str:
-    reports = _launched(program)
+    reports = launched(program)
     ops = sum(len(report.fused) for report in reports)
     calls = sum(isinstance(step, Call) and bool(step.results) for step in program.steps)
     library = f", {_count(calls, 'library call')}" if calls else ""
@@ -60,7 +60,7 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
-def _launched(program: Program) -> list[KernelReport]:
+def launched(program: Program) -> list[KernelReport]:
     """The reports in the order of the launches."""
     by_name = {report.kernel: report for report in program.reports}
     names = dict.fromkeys(step.group or step.kernel for step in program.steps if isinstance(step, Launch))
@@ -72,7 +72,7 @@ def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
     columns = ["kernel", "kind", "tiles", "flops", "bytes", "predicted"]
     for column in [*columns, *(["measured"] if measured is not None else []), "limit", "of the limit"]:
         table.add_column(column, justify="left" if column in ("kernel", "kind", "tiles") else "right")
-    for report in _launched(program):
+    for report in launched(program):
         row = [
             report.kernel,
             report.kind,

@@ -119,7 +119,7 @@ def _piece(compiled: Compiled, variant: Variant, store: _Store) -> tuple[Json, d
         "constants": {name: store.add(*plain.to_bytes(array)) for name, array in constants.items()},
     }
     members = {artifact.GRAPH: (variant.graph_text + "\n").encode()}
-    members |= _texts(variant, program, executable.digests)
+    members |= texts_of(variant, program, executable.digests)
     members[artifact.PROGRAM] = json.dumps(_with_short_paths(program_to_json(program)), indent=1).encode()
     members[artifact.CODE] = _code(executable.module)
     return record, members
@@ -181,7 +181,7 @@ def _output(program: Program, k: int) -> Json:
     }
 
 
-def _texts(variant: Variant, program: Program, digests: Mapping[str, str]) -> dict[str, bytes]:
+def texts_of(variant: Variant, program: Program, digests: Mapping[str, str]) -> dict[str, bytes]:
     """IR after each pass, and the tile IR and source of each kernel whose text is that of its machine code."""
     lowered = run_passes(parse(variant.graph_text), program.target, Options(program.target))
     members = {f"stages/{n:02d}_{name}.ir": text.encode() for n, (name, text) in enumerate(lowered.stages.items())}

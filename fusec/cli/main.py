@@ -11,6 +11,8 @@ from fusec.cli.ahead import compile_to_file, run_file
 from fusec.cli.doctor import diagnose
 from fusec.cli.inspect import describe_file
 from fusec.errors import FusecError
+from fusec.page.gather import gather_file
+from fusec.page.write import write_page
 from fusec.runtime.cache import default_cache
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fuses plain PyTorch and NumPy code into kernels.")
@@ -28,9 +30,17 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="a file that Compiled.save wrote")],
     ir: Annotated[bool, typer.Option("--ir", help="also print the graph")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="also print the kernels' tile IR")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="write one HTML page instead: graphs, passes, kernels, roofline")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(help="the folder of the function's source, for the page")] = None,
 ) -> None:
     """Shows what is in a compiled file. Nothing in it is run; safe on a file you don't trust."""
     try:
+        if html is not None:
+            write_page(gather_file(file, source), html)
+            typer.echo(f"{html}: {html.stat().st_size:,} bytes")
+            return
         typer.echo(describe_file(file, graph=ir, kernels=kernels), nl=False)
     except FusecError as error:
         _fail(error)

@@ -1,0 +1,1 @@
+"""A compiled function as one HTML page that needs nothing else."""

@@ -1,0 +1,161 @@
+"""The page itself. Every text that comes from a file or a user is escaped, and the page may load nothing."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+
+from fusec.errors import ArtifactError, ParseError, TypeRuleError
+from fusec.ir.graph import Location
+from fusec.ir.parse import parse
+from fusec.page.gather import Gathered, KernelText, Part
+from fusec.page.picture import picture
+from fusec.page.roofline import roofline
+from fusec.report import explain_program, launched
+from fusec.runtime.program import KernelReport, Launch, Pack
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def write_page(gathered: Gathered, path: str | PathLike[str]) -> None:
+    """Writes the page. ArtifactError where it can't be written."""
+    try:
+        Path(path).write_text(page(gathered), encoding="utf-8")
+    except OSError as error:
+        raise ArtifactError(f"can't write {path}: {error}") from None
+
+
+def page(gathered: Gathered) -> str:
+    """The HTML text."""
+    title = _text(gathered.name)
+    body = [f"<h1>{title}</h1>", "<p>" + "<br>".join(map(_text, gathered.facts)) + "</p>"]
+    for part in gathered.parts:
+        body += _part(gathered, part)
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f"<title>{title}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>",
+            *body,
+            f"<script>\n{_resource('page.js')}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _part(gathered: Gathered, part: Part) -> list[str]:
+    lines = [f"<h2>for {_text(part.ranges)}</h2>"] if part.ranges else []
+    lines.append(f'<pre class="report">{_text(explain_program(part.program, part.notes))}</pre>')
+    for heading, stage in (("Before fusion", "capture"), ("After fusion", "fuse")):
+        lines.append(f"<h2>{heading}</h2>")
+        lines.append(_graph(part.stages.get(stage, "")))
+    plot = roofline(part.program.target, launched(part.program))
+    if plot:
+        lines += ["<h2>Roofline</h2>", f'<div class="frame plot">{plot}</div>']
+        lines.append("<p>Dots: rates that the cost model predicts. Rings: its limit for the kernel.</p>")
+    lines += ["<h2>Kernels</h2>", *_kernels(gathered, part)]
+    lines += ["<h2>Not fused, and why</h2>", *_declined(part)]
+    return [*lines, "<h2>Passes</h2>", *_passes(part)]
+
+
+def _graph(text: str) -> str:
+    try:
+        drawn = picture(parse(text))
+    except (ParseError, TypeRuleError) as error:
+        return f"<p>No picture: {_text(str(error))}</p>"
+    hint = "drag to move, wheel to zoom, double-click for the whole"
+    return f'<div class="frame zoom" tabindex="0"><span class="hint">{hint}</span>{_plain(drawn)}</div>'
+
+
+def _kernels(gathered: Gathered, part: Part) -> list[str]:
+    texts = {kernel.name: kernel for kernel in part.kernels}
+    lines = []
+    for report in launched(part.program):
+        lines.append(f'<details class="kernel-text"><summary>{_text(report.kernel)} ({_text(report.kind)})</summary>')
+        lines.append(f'<div class="beside"><div>{_users_lines(gathered, report)}</div><div>')
+        own = [texts[name] for name in _kernels_of(part, report.kernel) if name in texts]
+        lines += [_kernel_text(kernel) for kernel in own]
+        lines.append("</div></div></details>" if own else "<p>Its text was not kept.</p></div></div></details>")
+    return lines
+
+
+def _kernels_of(part: Part, group: str) -> list[str]:
+    """The kernels of a report's launches, and those that pack weights for them."""
+    packs = re.compile(rf"{re.escape(group)}_pack\d+")
+    named = [
+        step.kernel
+        for step in part.program.steps
+        if (isinstance(step, Pack) and packs.fullmatch(step.kernel))
+        or (isinstance(step, Launch) and (step.group or step.kernel) == group)
+    ]
+    return list(dict.fromkeys(named))
+
+
+def _users_lines(gathered: Gathered, report: KernelReport) -> str:
+    by_line: dict[Location | None, list[str]] = {}
+    for name, location in report.fused:
+        by_line.setdefault(location, []).append(name)
+    rows = []
+    for location, names in by_line.items():
+        where = location.short if location is not None else "-"
+        code = gathered.line(location) if location is not None else ""
+        shown = f"<pre>{_text(code)}</pre>" if code else ""
+        rows.append(f"<tr><th>{_text(where)}</th><td>{shown}{_text(', '.join(names))}</td></tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _kernel_text(kernel: KernelText) -> str:
+    tile = f"<details open><summary>{_text(kernel.name)}: tile IR</summary><pre>{_text(kernel.tile)}</pre></details>"
+    if not kernel.source:
+        return tile
+    head = f"{_text(kernel.name)}.{_text(kernel.language)}"
+    return f"{tile}<details><summary>{head}</summary><pre>{_text(kernel.source)}</pre></details>"
+
+
+def _declined(part: Part) -> list[str]:
+    rows = []
+    for declined in dict.fromkeys(part.program.declined):
+        where = declined.location.short if declined.location is not None else "-"
+        rows.append(f"<tr><th>{_text(where)}</th><td>{_text(declined.rule)}</td><td>{_text(declined.reason)}</td></tr>")
+    return [f"<table>{''.join(rows)}</table>"] if rows else ["<p>Nothing was declined.</p>"]
+
+
+def _passes(part: Part) -> list[str]:
+    """What each pass changed, as a difference of IR texts; the first and the last stages whole."""
+    lines = []
+    stages = list(part.stages.items())
+    for (_, before), (name, after) in zip([("", ""), *stages], stages):
+        if name in ("capture", "schedule", "tile"):
+            lines.append(f"<details><summary>{_text(name)}</summary><pre>{_text(after)}</pre></details>")
+        elif before.rstrip() == after.rstrip():
+            lines.append(f'<p class="same">{_text(name)}: no change</p>')
+        else:
+            changes = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
+            added, removed = (sum(line.startswith(sign) for line in changes) for sign in "+-")
+            head = f"{_text(name)}: {added} lines added, {removed} removed"
+            lines.append(f'<details class="diff"><summary>{head}</summary><pre>{_diff(changes)}</pre></details>')
+    return lines
+
+
+def _diff(changes: Sequence[str]) -> str:
+    styles = {"+": "ins", "-": "del", "@": "b"}
+    return "\n".join(
+        f"<{style}>{_text(line)}</{style}>" if (style := styles.get(line[:1])) else _text(line) for line in changes
+    )
+
+
+def _text(text: str) -> str:
+    return escape(_plain(text))
+
+
+def _plain(text: str) -> str:
+    """No control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _resource(name: str) -> str:
+    return files("fusec.page").joinpath(name).read_text(encoding="utf-8")
