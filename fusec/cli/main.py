@@ -91,6 +91,23 @@ def opt(
         _fail(error)
 
 
+@app.command("bench")
+def bench_command(
+    function: Annotated[str, typer.Argument(help="module:function; a function, or a module with weights")],
+    spec: Annotated[list[str], typer.Option("--spec", help="an argument, such as 'x=f32[64, 512]'")],
+    seconds: Annotated[float, typer.Option(help="how long each way is called", min=0.0)] = 1.0,
+    target: Annotated[str | None, typer.Option(help="what fusec compiles for")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, times in seconds, memory in bytes")] = False,
+) -> None:
+    """Times a function as written, by fusec and by torch.compile, on random data, and compares their results."""
+    from fusec.cli.bench import bench
+
+    try:
+        typer.echo(bench(function, spec, seconds=seconds, as_json=as_json, target=target).rstrip())
+    except FusecError as error:
+        _fail(error)
+
+
 @app.command()
 def doctor() -> None:
     """Says what this machine and installation can do; exit status 1 if something needed is missing."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chromium import told
 
 import fusec
-from tests.page.chromium import told
 
 
 @pytest.fixture(scope="module")

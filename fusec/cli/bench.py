@@ -1,0 +1,263 @@
+"""``fusec bench``: a function as written, by fusec and by torch.compile, on random data."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fusec.cli.ahead import find_function
+from fusec.errors import FusecError
+from fusec.frontend.capture import Library, flatten
+from fusec.ir.types import DType, dtype_of
+from fusec.report import render
+from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.dispatch import library_of
+from fusec.specs import TensorSpec, named_specs
+
+_RESET_PEAK = "5"
+"""What, written to /proc/self/clear_refs, makes the peak of resident memory start anew (man 5 proc)."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One way to run the function; times in seconds, memory in bytes, None where it can't be told here.
+
+    first: the first call, with compiling. median, low, high: of later calls, the 10th and 90th percentile.
+    memory: what a call needs beyond what was there before. error: the largest difference from the function as
+    written, relative to that one's largest value. failed: why there is nothing of these.
+    """
+
+    name: str
+    first: float = 0.0
+    median: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    memory: int | None = None
+    error: float | None = None
+    failed: str = ""
+
+
+def bench(name: str, specs: Sequence[str], *, seconds: float, as_json: bool, target: str | None = None) -> str:
+    """A table, or JSON, of each way to run ``module:function`` for specs such as ``x=f32[64, 256]``.
+
+    A named dimension has its largest extent. Each way is called for about ``seconds``. FusecError for a name that
+    is none, and for specs that do not fit.
+    """
+    function = find_function(name)
+    try:
+        named = named_specs(specs)
+        inspect.signature(getattr(function, "forward", function)).bind(**named)
+    except (TypeError, ValueError) as error:
+        raise FusecError(f"{name}: {error}") from None
+    library = library_of(function, (), {})
+    if library is None:
+        raise FusecError(f"{name}: can't tell whether torch or NumPy is meant: it names neither")
+    arguments = _arguments(named, library)
+    results = measure_all(function, arguments, library, seconds, target)
+    if as_json:
+        return json.dumps({"function": name, "specs": list(specs), "results": [asdict(r) for r in results]}, indent=1)
+    return _table(name, specs, results)
+
+
+def _arguments(named: dict[str, TensorSpec], library: Library) -> dict[str, Any]:
+    extents: dict[str, int] = {}
+    for spec in named.values():
+        extents |= {dim: high for dim, _, high in spec.ranges}
+    missing = sorted(frozenset[str]().union(*(spec.names for spec in named.values())) - extents.keys())
+    if missing:
+        raise FusecError(f"give {', '.join(missing)} an extent, or a range whose end is taken: 'B:1..64'")
+    arrays, random = load_arrays(library), np.random.default_rng(0)
+    made = {}
+    for key, spec in named.items():
+        dtype = dtype_of(spec.dtype)
+        shape = [extents[n] if isinstance(n, str) else n for n in spec.shape]
+        array = arrays.from_numpy(_random(random, dtype, shape), dtype)
+        made[key] = array if spec.device == "cpu" else arrays.place(array, spec.device)
+    return made
+
+
+def _random(random: np.random.Generator, dtype: DType, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Normal numbers; integers of 0 and 1, which are valid indices wherever there are two elements."""
+    found: np.ndarray[Any, Any] = random.integers(0, 2, shape)
+    if dtype.kind in ("float", "complex"):
+        found = random.standard_normal(shape)
+    return found.astype(dtype.numpy)
+
+
+def measure_all(
+    function: Any, arguments: dict[str, Any], library: Library, seconds: float, target: str | None = None
+) -> list[Measured]:
+    """The function as written, compiled by fusec, and for PyTorch by torch.compile."""
+    from fusec.api import jit
+
+    ways: list[tuple[str, Callable[[], Any]]] = [
+        ("as written", lambda: function),
+        ("fusec", lambda: jit(function, target=target, fallback="error")),  # type: ignore[call-overload]
+    ]
+    if library == "torch":
+        ways.append(("torch.compile", lambda: _torch_compiled(function)))
+    results: list[Measured] = []
+    expected: list[np.ndarray[Any, Any]] | None = None
+    for number, (name, make) in enumerate(ways):
+        if sys.stderr.isatty():
+            print(f"{name} ({number + 1} of {len(ways)})", file=sys.stderr)
+        try:
+            with _inference(library):
+                measured, outputs = _measure(name, make(), arguments, load_arrays(library), seconds)
+        except Exception as error:  # whatever a compiler or its toolchain raises is a line of the table
+            results.append(Measured(name, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"))
+            continue
+        results.append(measured if expected is None else _with_error(measured, outputs, expected))
+        expected = outputs if expected is None else expected
+    return results
+
+
+def _torch_compiled(function: Any) -> Any:
+    import torch
+
+    return torch.compile(function, dynamic=False)
+
+
+def _inference(library: Library) -> Any:
+    if library != "torch":
+        return nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def _measure(
+    name: str, function: Callable[..., Any], arguments: dict[str, Any], arrays: Arrays, seconds: float
+) -> tuple[Measured, list[np.ndarray[Any, Any]]]:
+    synchronise = _synchroniser(arguments)
+    given = {key: _copy(array) for key, array in arguments.items()}  # a function may change its arguments
+
+    def call() -> Any:
+        result = function(**given)
+        synchronise()
+        return result
+
+    start = time.perf_counter()
+    leaves, _ = flatten((call(),), {}, arrays.is_array)
+    first = time.perf_counter() - start
+    outputs = [_as_numpy(arrays, leaf) for leaf in leaves]
+    del leaves
+    call()
+    memory = _peak_memory(call, arguments)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    tenths = quantiles(times, n=10)
+    return Measured(name, first, tenths[4], tenths[0], tenths[8], memory), outputs
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if hasattr(array, "clone") else array.copy()
+
+
+def _synchroniser(arguments: dict[str, Any]) -> Callable[[], None]:
+    if not any(_on_gpu(array) for array in arguments.values()):
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
+def _on_gpu(array: Any) -> bool:
+    return str(getattr(array, "device", "cpu")).startswith("cuda")
+
+
+def _peak_memory(call: Callable[[], Any], arguments: dict[str, Any]) -> int | None:
+    """Bytes that a call takes at its peak: of the GPU's memory as torch counts it, or of resident memory."""
+    if any(_on_gpu(array) for array in arguments.values()):
+        import torch
+
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return int(torch.cuda.max_memory_allocated() - before)
+    gc.collect()
+    try:
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        before = _status("VmHWM")
+        call()
+        return max(0, _status("VmHWM") - before)
+    except (OSError, StopIteration):
+        return None
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def _as_numpy(arrays: Arrays, array: Any) -> np.ndarray[Any, Any]:
+    dtype, shape, data = arrays.to_bytes(array)
+    found = np.frombuffer(data, dtype.numpy).reshape(shape)
+    return found if dtype.kind == "complex" else found.astype(np.float64)
+
+
+def _with_error(measured: Measured, found: Sequence[Any], expected: Sequence[Any]) -> Measured:
+    if [a.shape for a in found] != [b.shape for b in expected]:
+        return Measured(measured.name, failed="its results have other shapes than those of the function as written")
+    return Measured(**{**asdict(measured), "error": max(map(_difference, found, expected), default=0.0)})
+
+
+def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The largest difference relative to the largest value; infinite where NaNs or infinities are elsewhere."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(found[~finite], expected[~finite], equal_nan=True):
+        return float("inf")
+    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
+    worst = float(np.abs(found[finite] - expected[finite]).max(initial=0.0)) / scale
+    return worst if worst == worst else float("inf")
+
+
+def _table(name: str, specs: Sequence[str], results: Sequence[Measured]) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "latency", "10 % to 90 %", "calls/s", "speed-up", "peak memory", "difference", "first call"):
+        table.add_column(column, justify="right" if column else "left")
+    base = next((r.median for r in results if not r.failed), 0.0)
+    for r in results:
+        if r.failed:
+            continue
+        table.add_row(
+            r.name,
+            _time(r.median),
+            f"{_time(r.low)} to {_time(r.high)}",
+            f"{1 / r.median:,.0f}",
+            f"{base / r.median:.2f} x",
+            "-" if r.memory is None else f"{r.memory / 2**20:,.1f} MiB",
+            "-" if r.error is None else f"{r.error:.1e}",
+            _time(r.first),
+        )
+    failures = [Text(f"{r.name} failed: {r.failed}") for r in results if r.failed]
+    return render(Group(Text(f"{name}  {'  '.join(specs)}"), table, *failures))
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds * 1e6:.1f} µs"
+        if seconds < 1e-3
+        else f"{seconds * 1e3:.2f} ms"
+        if seconds < 1
+        else f"{seconds:.2f} s"
+    )
