@@ -42,6 +42,7 @@ def test_logs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     root = logging.getLogger("fusec")
     handlers, levels = list(root.handlers), {s: config.logger(s).level for s in config.LOG_SUBJECTS}
     monkeypatch.setenv("FUSEC_LOGS", "recompile, fuse,nonsense")
+    root.handlers.clear()  # another test may have turned logging on
     try:
         config.configure_logging()
         jitted = fusec.jit(fallback="error", cache=False)(lambda x: np.tanh(x) * 13.25)
