@@ -50,6 +50,10 @@ struct Tiled {
     static constexpr int kSteps = (Plan::kK + Plan::kTileK - 1) / Plan::kTileK;
     static constexpr int kFragmentsM = Plan::kThreadM / kFragment, kFragmentsN = Plan::kThreadN / kFragment;
 
+    // Where registers are to spare, sums of 128 products are added up, whose error does not grow with K as one sum's does.
+    static constexpr bool kInBlocks = Plan::kThreadM * Plan::kThreadN <= 32;
+    static constexpr int kBlockSteps = 128 / Plan::kTileK > 1 ? 128 / Plan::kTileK : 1;
+
     /// How a block's threads share one operand's part of a step, `kExtent` places along M or N of `kWhole`.
     template <bool kAlongK, int kVector, bool kComputed, int kExtent, int kWhole, int kStride, int kStrideK>
     struct Share {
@@ -134,6 +138,16 @@ struct Tiled {
                     load<kFragment>(from + Plan::kTileK * kLeftRow + column + k * kRightRow + f * kLanesN * kFragment);
         };
         T sums[Plan::kThreadM][Plan::kThreadN] = {};
+        T totals[kInBlocks ? Plan::kThreadM : 1][kInBlocks ? Plan::kThreadN : 1] = {};
+        auto end_block = [&] {
+#pragma unroll
+            for (int i = 0; i < Plan::kThreadM; ++i)
+#pragma unroll
+                for (int j = 0; j < Plan::kThreadN; ++j) {
+                    totals[i][j] += sums[i][j];
+                    sums[i][j] = T(0);
+                }
+        };
         wait_for_all_steps_but<Plan::kStages - 2>();
         __syncthreads();
         read(shared, 0, 0);
@@ -157,6 +171,8 @@ struct Tiled {
                         sums[i][j] += a[k % 2][i / kFragment][i % kFragment] * b[k % 2][j / kFragment][j % kFragment];
                     }
             }
+            if constexpr (kInBlocks)
+                if ((step + 1) % kBlockSteps == 0 || step + 1 == kSteps) end_block();
         }
 
 #pragma unroll
@@ -168,7 +184,12 @@ struct Tiled {
                 const int at = column0 + column + f * kLanesN * kFragment;
                 Vec<T, kFragment> four;
 #pragma unroll
-                for (int j = 0; j < kFragment; ++j) four[j] = sums[i][f * kFragment + j];
+                for (int j = 0; j < kFragment; ++j) {
+                    if constexpr (kInBlocks)
+                        four[j] = totals[i][f * kFragment + j];
+                    else
+                        four[j] = sums[i][f * kFragment + j];
+                }
                 if (Plan::kN % kFragment == 0) {
                     if (Plan::kN % Plan::kTileN == 0 || at < Plan::kN) plan.template finish<kFragment>(batch, at_row, at, four);
                 } else {
