@@ -26,7 +26,7 @@ from fusec.frontend.capture import Library, flatten
 from fusec.ir.types import DType, dtype_of
 from fusec.report import render
 from fusec.runtime.arrays import Arrays, load_arrays
-from fusec.runtime.dispatch import library_of
+from fusec.runtime.dispatch import JitFunction, library_of
 from fusec.specs import TensorSpec, named_specs
 
 _RESET_PEAK = "5"
@@ -58,6 +58,15 @@ def bench(name: str, specs: Sequence[str], *, seconds: float, as_json: bool, tar
     A named dimension has its largest extent. Each way is called for about ``seconds``. FusecError for a name that
     is none, and for specs that do not fit.
     """
+    function, arguments, library = random_call(name, specs)
+    results = measure_all(function, arguments, library, seconds, target)
+    if as_json:
+        return json.dumps({"function": name, "specs": list(specs), "results": [asdict(r) for r in results]}, indent=1)
+    return _table(name, specs, results)
+
+
+def random_call(name: str, specs: Sequence[str]) -> tuple[Any, dict[str, Any], Library]:
+    """The function of a name, random arguments for it, and their library. See :func:`bench`."""
     function = find_function(name)
     try:
         named = named_specs(specs)
@@ -67,11 +76,7 @@ def bench(name: str, specs: Sequence[str], *, seconds: float, as_json: bool, tar
     library = library_of(function, (), {})
     if library is None:
         raise FusecError(f"{name}: can't tell whether torch or NumPy is meant: it names neither")
-    arguments = _arguments(named, library)
-    results = measure_all(function, arguments, library, seconds, target)
-    if as_json:
-        return json.dumps({"function": name, "specs": list(specs), "results": [asdict(r) for r in results]}, indent=1)
-    return _table(name, specs, results)
+    return function, _arguments(named, library), library
 
 
 def _arguments(named: dict[str, TensorSpec], library: Library) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def measure_all(
 
     ways: list[tuple[str, Callable[[], Any]]] = [
         ("as written", lambda: function),
-        ("fusec", lambda: jit(function, target=target, fallback="error")),  # type: ignore[call-overload]
+        ("fusec", lambda: jit(target=target)(function)),
     ]
     if library == "torch":
         ways.append(("torch.compile", lambda: _torch_compiled(function)))
@@ -118,13 +123,22 @@ def measure_all(
             print(f"{name} ({number + 1} of {len(ways)})", file=sys.stderr)
         try:
             with _inference(library):
-                measured, outputs = _measure(name, make(), arguments, load_arrays(library), seconds)
+                made = make()
+                measured, outputs = _measure(name, made, arguments, load_arrays(library), seconds)
+                _refuse_eager(made)
         except Exception as error:  # whatever a compiler or its toolchain raises is a line of the table
             results.append(Measured(name, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"))
             continue
         results.append(measured if expected is None else _with_error(measured, outputs, expected))
         expected = outputs if expected is None else expected
     return results
+
+
+def _refuse_eager(function: Any) -> None:
+    """FusecError for a function of ours whose calls ran as written."""
+    jitted = getattr(function, "_fusec", function)
+    if isinstance(jitted, JitFunction) and jitted.dispatcher.eager_calls:
+        raise FusecError(f"its calls ran as written: {next(iter(jitted.dispatcher.eager_calls))}")
 
 
 def _torch_compiled(function: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -108,6 +108,25 @@ def bench_command(
         _fail(error)
 
 
+@app.command("bisect")
+def bisect_command(
+    what: Annotated[str, typer.Argument(help="module:function, or the folder of a reproducer")],
+    spec: Annotated[list[str] | None, typer.Option("--spec", help="an argument, such as 'x=f32[64, 512]'")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="write a reproducer into this folder")] = None,
+    tolerance: Annotated[float | None, typer.Option(help="allowed difference, relative to the largest value")] = None,
+) -> None:
+    """Finds the pass or kernel that makes a wrong answer; exit status 1 if there is one."""
+    from fusec.cli.bisect import bisect_command as search
+
+    try:
+        text, right = search(what, spec or [], output, tolerance)
+    except FusecError as error:
+        _fail(error)
+    typer.echo(text, nl=False)
+    if not right:
+        raise typer.Exit(1)
+
+
 @app.command()
 def doctor() -> None:
     """Says what this machine and installation can do; exit status 1 if something needed is missing."""
@@ -141,6 +160,6 @@ def cache_clear() -> None:
     typer.echo(f"{count} entries removed")
 
 
-def _fail(error: FusecError) -> None:
+def _fail(error: FusecError) -> NoReturn:
     typer.echo(f"error: {error}", err=True)
     raise typer.Exit(1)

@@ -1,0 +1,177 @@
+"""Finds the pass or the kernel that makes a wrong answer, with the reference interpreter as the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fusec import config
+from fusec.build import compile_module, kernel_digests, target_of
+from fusec.ir.attributes import ExternAttributes, FusedAttributes
+from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.interpret import interpret
+from fusec.ir.types import contiguous_strides, dtype_of
+from fusec.passes.fuse.partition import one_by_one
+from fusec.passes.lower.program import assemble
+from fusec.passes.pipeline import PASS_NAMES, default_selector, graph_passes
+from fusec.reproducer import Reproducer
+from fusec.runtime.arrays import load_arrays
+from fusec.runtime.calls import bind_call
+from fusec.runtime.code import Scope
+from fusec.runtime.executable import Executable
+
+Array = np.ndarray[Any, Any]
+TOLERANCE = {"f64": 1e-9, "c128": 1e-9, "f32": 1e-4, "c64": 1e-4, "f16": 1e-2, "bf16": 4e-2}
+"""The difference, relative to the largest value of a result, from which on it counts as wrong, by dtype."""
+
+
+def bisect(reproducer: Reproducer, tolerance: float | None = None) -> tuple[str, bool]:
+    """What is found, as lines of text, and whether all is right.
+
+    The graph after each pass is interpreted in float64 and held against the captured graph; then the compiled program;
+    then each kernel alone, on inputs that the interpreter computed. FUSEC_DISABLE_PASS leaves passes out.
+    """
+    search = _Search(reproducer, tolerance)
+    expected = search.interpret(reproducer.graph, reproducer.inputs)
+    disabled = config.disabled_passes()
+    lines: list[str] = []
+    target = target_of(reproducer.graph)
+    graph = reproducer.graph
+    passes = graph_passes(target)
+    for name in PASS_NAMES:
+        before, step = graph, passes[name]
+        if name == "fuse" and name in disabled:
+            before, step, name = one_by_one(graph), passes["fuse"], "fuse (one op each)"
+        elif name in disabled:
+            continue
+        try:
+            graph = step(before)
+        except Exception as error:  # a pass that fails is what is looked for
+            return _told(lines, f"pass {name} fails: {type(error).__name__}: {error}"), False
+        wrong = search.difference(search.interpret(graph, reproducer.inputs), expected, graph)
+        if wrong:
+            return _told(lines, f"pass {name} makes a wrong graph: {wrong}", _advice(name)), False
+        lines.append(f"ok  after {name}")
+    wrong = search.run(graph, reproducer.inputs, expected)
+    if not wrong:
+        return _told(lines, "ok  the compiled program", "nothing is wrong for these inputs"), True
+    lines.append(f"the compiled program is wrong: {wrong}")
+    return _told(lines, *search.kernels(graph)), False
+
+
+def _told(lines: Sequence[str], *last: str) -> str:
+    return "\n".join([*lines, *(line for line in last if line)]) + "\n"
+
+
+def _advice(name: str) -> str:
+    return (
+        "" if name in ("empty", "indices", "outputs") else f"FUSEC_DISABLE_PASS={name} leaves it out until it is fixed"
+    )
+
+
+class _Search:
+    def __init__(self, reproducer: Reproducer, tolerance: float | None) -> None:
+        self.library = reproducer.library
+        self.inputs = reproducer.inputs
+        self.arrays = load_arrays(reproducer.library)
+        self.tolerance = tolerance
+
+    def interpret(self, graph: Graph, inputs: Sequence[Array], *, exact: bool = True) -> list[Array]:
+        return interpret(graph, inputs, float64=exact, extern=self._extern)
+
+    def _extern(self, attributes: ExternAttributes, operands: Sequence[Array]) -> list[Array]:
+        """A library call, in the dtypes that it was captured with where they are not wider here."""
+        given = [self.arrays.from_numpy(np.array(a, order="C"), dtype_of(a.dtype)) for a in operands]
+        return [self.as_numpy(result) for result in bind_call(attributes, self.library)(*given)]
+
+    def as_numpy(self, array: Any) -> Array:
+        dtype, shape, data = self.arrays.to_bytes(array)
+        return np.frombuffer(data, dtype.numpy).reshape(shape)
+
+    def run(self, graph: Graph, inputs: Sequence[Array], expected: Sequence[Array]) -> str:
+        """Compiles a graph of kernels and runs it; what is wrong with its results, or nothing."""
+        target = target_of(graph)
+        chooser = default_selector(target)
+        try:
+            program = assemble(graph, target, chooser.lower, chooser.report)
+            executable = Executable(program, compile_module(program), self.library, kernel_digests(program))
+            ports = zip(graph.inputs, graph.input_ports, inputs, strict=True)
+            results = executable(*(self._laid_out(value, port, array) for value, port, array in ports))
+        except Exception as error:  # a kernel that does not compile or run is what is looked for
+            return f"{type(error).__name__}: {error}"
+        return self.difference([self.as_numpy(result) for result in results], expected, graph)
+
+    def _laid_out(self, value: Value, port: Port, array: Array) -> Any:
+        """An array of the library with the strides of a port, on the value's device."""
+        source = self.arrays.from_numpy(np.array(array, value.type.dtype.numpy, order="C"), value.type.dtype)
+        if value.type.device != "cpu":
+            source = self.arrays.place(source, value.type.device)
+        strides = port.strides
+        if strides is None or strides == contiguous_strides(value.type.static_shape):
+            return source
+        scope = Scope()
+        laid = eval(self.arrays.allocate(scope, value.type, strides), dict(scope.objects))
+        copy = self.arrays.copy_into(scope, "target", "source")
+        eval(copy, {**scope.objects, "target": laid, "source": source})
+        return laid
+
+    def kernels(self, graph: Graph) -> list[str]:
+        """A line for each kernel that gives a wrong result for right inputs."""
+        values = [*graph.inputs, *(result for op in graph.ops for result in op.results)]
+        every = replace(graph, outputs=tuple(values), output_ports=())
+        known = dict(zip(values, self.interpret(every, self.inputs, exact=False), strict=True))
+        ports = dict(zip(graph.inputs, graph.input_ports, strict=True))
+        lines = []
+        for op in graph.ops:
+            if not isinstance(op.attributes, FusedAttributes):
+                continue
+            operands = tuple(dict.fromkeys(op.operands))
+            alone = Graph(graph.name, operands, op.results, (op,), tuple(ports.get(v, Port()) for v in operands))
+            given = [known[v] for v in operands]
+            wrong = self.run(alone, given, self.interpret(alone, given))
+            if wrong:
+                lines.append(f"kernel {op.attributes.body.name} ({op.attributes.kind}) is wrong: {wrong}")
+                lines += [f"    {place}" for place in _places(op)]
+        return lines or ["each kernel is right by itself: the fault is in how they follow one another or share memory"]
+
+    def difference(self, found: Sequence[Array], expected: Sequence[Array], graph: Graph) -> str:
+        """What the first wrong result is, or nothing."""
+        for number, (a, b, value) in enumerate(zip(found, expected, graph.outputs, strict=True)):
+            wrong = self._wrong(np.asarray(a), np.asarray(b), value)
+            if wrong:
+                return f"result {number} ({value}: {value.type}) {wrong}"
+        return ""
+
+    def _wrong(self, found: Array, expected: Array, value: Value) -> str:
+        dtype = value.type.dtype
+        if found.shape != expected.shape:
+            return f"has shape {found.shape}, right is {expected.shape}"
+        if dtype.kind not in ("float", "complex"):
+            count = int(np.count_nonzero(found != expected))
+            return f"differs at {count} of {found.size} elements" if count else ""
+        wide = np.complex128 if dtype.kind == "complex" else np.float64
+        # Rounding to the dtype on both sides: what float64 holds may be an infinity in the dtype.
+        a, b = (x.astype(dtype.numpy).astype(wide) for x in (found, expected))
+        finite = np.isfinite(b)
+        if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+            return "has NaN or infinity where the right one has none, or none where it has"
+        scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
+        worst = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+        allowed = self.tolerance if self.tolerance is not None else TOLERANCE.get(dtype.name, 1e-4)
+        return (
+            f"is off by {worst / scale:.2g} of its largest value ({allowed:.2g} is allowed)"
+            if worst > allowed * scale
+            else ""
+        )
+
+
+def _places(op: Op) -> list[str]:
+    assert isinstance(op.attributes, FusedAttributes)
+    found: dict[str, list[str]] = {}
+    for inner in op.attributes.body.ops:
+        if inner.location is not None:
+            found.setdefault(inner.location.short, []).append(inner.name)
+    return [f"{place}: {', '.join(names)}" for place, names in found.items()]
