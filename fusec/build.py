@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -81,15 +81,16 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     anonymous, locations = without_locations(graph)
     disabled = config.disabled_passes()
     asked = repr(replace(options, target=target, cache=True))
-    key = content_key(
-        print_graph(anonymous),
-        library,
-        repr(machine),
-        asked,
-        repr(sorted(disabled)),
-        config.gpu_language(),
-        *versions(),
-    )
+    made_from = {
+        "graph": content_key(print_graph(anonymous)),
+        "library": library,
+        "machine": repr(machine),
+        "options": asked,
+        "passes left out": ", ".join(sorted(disabled)),
+        "GPU language": config.gpu_language(),
+        "versions": " ".join(versions()),
+    }
+    key = content_key(*made_from.values())
     with _table_lock:
         known = _built.get(key)
         lock = _locks.get(key)
@@ -100,7 +101,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     with lock:
         known = _built.get(key)
         if known is None or not _same_places(known, locations):
-            known = _built[key] = _build(graph, library, target, options, key, locations)
+            known = _built[key] = _build(graph, library, target, options, key, locations, made_from)
     return known
 
 
@@ -161,7 +162,15 @@ def _same_places(built: Built, locations: list[Location]) -> bool:
     return {place for place in fused if place is not None} <= set(locations)
 
 
-def _build(graph: Graph, library: Library, target: str, options: Options, key: str, locations: list[Location]) -> Built:
+def _build(
+    graph: Graph,
+    library: Library,
+    target: str,
+    options: Options,
+    key: str,
+    locations: list[Location],
+    made_from: Mapping[str, str],
+) -> Built:
     disk = default_cache() if options.cache and config.dump_dir() is None else None
     if disk is None:
         return _compile(graph, library, target, options)
@@ -173,7 +182,7 @@ def _build(graph: Graph, library: Library, target: str, options: Options, key: s
         if found is not None:
             return found
         made = _compile(graph, library, target, options)
-        _to_disk(disk, key, made, locations)
+        _to_disk(disk, key, made, locations, made_from)
     return made
 
 
@@ -346,7 +355,7 @@ def _from_disk(disk: DiskCache, key: str, library: Library, locations: list[Loca
     return Built(executable, True, {"load": time.perf_counter() - start})
 
 
-def _to_disk(disk: DiskCache, key: str, built: Built, locations: list[Location]) -> None:
+def _to_disk(disk: DiskCache, key: str, built: Built, locations: list[Location], made_from: Mapping[str, str]) -> None:
     executable = built.executable
     program = program_to_json(executable.program, locations)
     if len(program["locations"]) > len(locations):
@@ -357,7 +366,7 @@ def _to_disk(disk: DiskCache, key: str, built: Built, locations: list[Location])
     except (OSError, FusecError) as error:
         log.warning("%s: the machine code can't be saved: %s", key[:12], error)
         return
-    record = json.dumps({"program": program, "digests": dict(executable.digests)})
+    record = json.dumps({"program": program, "digests": dict(executable.digests), "made_from": dict(made_from)})
     disk.store(key, Entry(record, module))
     log.info("%s: stored", key[:12])
 

@@ -160,6 +160,44 @@ def cache_clear() -> None:
     typer.echo(f"{count} entries removed")
 
 
+@cache_app.command("why")
+def cache_why(
+    key: Annotated[str, typer.Argument(help="a key that cache ls or FUSEC_LOGS=cache shows, or its beginning")],
+) -> None:
+    """Says what a cached program was made from, and how that differs from the entries most like it."""
+    from fusec.cli.cache import why
+
+    try:
+        typer.echo(why(default_cache(), key), nl=False)
+    except FusecError as error:
+        _fail(error)
+
+
+@cache_app.command("export")
+def cache_export(file: Annotated[Path, typer.Argument(help="the zip file to write")]) -> None:
+    """Writes every cached program into one file."""
+    from fusec.cli.cache import export_entries
+
+    try:
+        typer.echo(f"{export_entries(default_cache(), file)} programs in {file}")
+    except FusecError as error:
+        _fail(error)
+
+
+@cache_app.command("import")
+def cache_import(
+    file: Annotated[Path, typer.Argument(help="what cache export wrote, from an author you trust")],
+) -> None:
+    """Adds the programs of a file to the cache. They are machine code, which later calls run."""
+    from fusec.cli.cache import import_entries
+
+    try:
+        added, known = import_entries(default_cache(), file)
+    except FusecError as error:
+        _fail(error)
+    typer.echo(f"{added} programs added, {known} were there")
+
+
 def _fail(error: FusecError) -> NoReturn:
     typer.echo(f"error: {error}", err=True)
     raise typer.Exit(1)

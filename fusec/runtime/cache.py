@@ -75,6 +75,28 @@ class DiskCache:
             os.utime(path)
         return entry
 
+    def read(self, key: str) -> bytes | None:
+        """An entry as it lies on disk, or None where there is none that is whole."""
+        try:
+            data = self._path(key).read_bytes()
+        except OSError:
+            return None
+        return data if self.is_whole(data) else None
+
+    @staticmethod
+    def is_whole(data: bytes) -> bool:
+        """Whether bytes are an entry with the right hash."""
+        return _decode(data) is not None
+
+    def write(self, key: str, data: bytes) -> None:
+        """Puts an entry that :meth:`read` gave under its key. CacheError where it can't be written."""
+        path = self._path(key)
+        try:
+            self._make(path.parent)
+            write_whole(path, data)
+        except OSError as error:
+            raise CacheError(f"can't write to the cache: {error}") from None
+
     def discard(self, key: str) -> None:
         """Removes an entry, such as one whose machine code does not load."""
         with contextlib.suppress(OSError):
