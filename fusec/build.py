@@ -417,11 +417,11 @@ def _source_files() -> Iterable[Path]:
 
 def _log_fusion(program: Program) -> None:
     fuse = config.logger("fuse")
-    for report in program.reports:
-        fuse.info("%s: %s kernel of %d ops", report.kernel, report.kind, len(report.fused))
     for declined in program.declined:
         where = f" at {declined.location}" if declined.location else ""
-        fuse.info("declined %s%s: %s", declined.rule, where, declined.reason)
+        fuse.info("not fused: %s%s: %s", declined.rule, where, declined.reason)
+    for report in program.reports:
+        fuse.info("%s: %s kernel of %d ops", report.kernel, report.kind, len(report.fused))
 
 
 _dump_lock = threading.Lock()

@@ -139,6 +139,22 @@ class Plan:
     reason: str = ""
 
 
+def _what_differs(new: Any, old: Any) -> list[str]:
+    """How a signature (library, structure, layouts, mode) differs from another, in words."""
+    (library, spec, layouts, mode), (old_library, old_spec, old_layouts, old_mode) = new, old
+    if library != old_library:
+        return [f"arrays of {library}, before of {old_library}"]
+    found = [] if spec == old_spec else ["arguments of another structure, or other values of those that are no arrays"]
+    for number, (a, b) in enumerate(zip(layouts, old_layouts)):
+        if a.type != b.type:
+            found.append(f"array {number} is {a.type}, was {b.type}")
+        elif a.strides != b.strides:
+            found.append(f"array {number} has strides {a.strides}, had {b.strides}")
+        elif a.flags != b.flags:
+            found.append(f"array {number} has flags {a.flags}, had {b.flags}")
+    return found if mode == old_mode else [*found, f"mode {mode}, was {old_mode}"]
+
+
 class Dispatcher:
     """The plans of one function. Safe to call from many threads."""
 
@@ -241,7 +257,8 @@ class Dispatcher:
         if not self._plans:
             log.info("%s: first call", self._name)
         elif not known:
-            log.info("%s: new signature (%d plans so far)", self._name, self._count)
+            nearest = min((_what_differs(key, other) for other in self._plans), key=len)
+            log.info("%s: new signature (%d plans so far): %s", self._name, self._count, "; ".join(nearest))
         else:
             why = getattr(known[-1].capture and known[-1].capture.environment, "why_changed", lambda: "")()
             log.info("%s: %s", self._name, why or "a tensor that it reads has changed its layout")
