@@ -10,6 +10,7 @@ from functools import cached_property
 
 from fusec.codegen.cuda.module import MAGIC as CUDA_MAGIC
 from fusec.codegen.cuda.module import CudaModule
+from fusec.codegen.cuda.source import KernelSource, ModuleSource
 from fusec.codegen.launches import KernelFunction, Launches
 from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, CodegenError, LoweringError
@@ -90,16 +91,15 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     TargetError where a compiler is missing.
     """
     parts: list[Part] = []
-    in_cuda = [k for k in kernels if is_cuda(k) and _is_said_in_cuda(k, target)]
-    names = {k.name for k in in_cuda}
-    in_triton = [_for_any_address(k) if k.unaligned else k for k in kernels if k.name not in names]
+    said = _said_in_cuda(kernels, target)
+    in_triton = [_for_any_address(k) if k.unaligned else k for k in kernels if k.name not in said]
     narrow: list[Kernel] = []
-    if in_cuda:
-        from fusec.codegen.cuda.build import compile_kernels as compile_cuda
+    if said:
+        from fusec.codegen.cuda.build import arch_of, compile_sources
 
-        module = compile_cuda(in_cuda, target)
+        module = compile_sources(ModuleSource(tuple(said.values()), arch_of(target)), target)
         parts.append(module)
-        narrow = [k for k in in_cuda if not module.takes_any_address(k.name)]
+        narrow = [k for k in kernels if k.name in said and not module.takes_any_address(k.name)]
     if in_triton or narrow:
         from fusec.codegen.triton.build import compile_kernels as compile_triton
 
@@ -108,16 +108,19 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     return parts[0] if len(parts) == 1 else GpuModule(target, tuple(parts))
 
 
-def _is_said_in_cuda(kernel: Kernel, target: GpuTarget) -> bool:
-    if kernel.pipeline is not None and kernel.unaligned is None:
-        return True
-    from fusec.codegen.cuda.emit import emit_kernel
+def _said_in_cuda(kernels: Sequence[Kernel], target: GpuTarget) -> dict[str, KernelSource]:
+    """The kernels that are to be written in CUDA C++, by name, without those that Triton says instead."""
+    said: dict[str, KernelSource] = {}
+    for kernel in kernels:
+        if is_cuda(kernel):
+            from fusec.codegen.cuda.emit import emit_kernel
 
-    try:
-        emit_kernel(kernel, target)
-    except LoweringError:
-        return False
-    return True
+            try:
+                said[kernel.name] = emit_kernel(kernel, target)
+            except LoweringError:
+                if kernel.pipeline is not None and kernel.unaligned is None:
+                    raise
+    return said
 
 
 def _for_any_address(kernel: Kernel) -> Kernel:

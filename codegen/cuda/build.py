@@ -22,7 +22,11 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> CudaModule:
     Raises LoweringError for a kernel that this generator can't say, CodegenError where NVRTC fails on one, TargetError
     where NVRTC is missing or does not know the target.
     """
-    source = module_source(kernels, target)
+    return compile_sources(module_source(kernels, target), target)
+
+
+def compile_sources(source: ModuleSource, target: GpuTarget) -> CudaModule:
+    """Compiles kernels that have been written; errors as :func:`compile_kernels`."""
     units = every(source.kernels)
     with ThreadPoolExecutor(_THREADS) as pool:
         cubins = list(pool.map(lambda k: compile_source(k.text, source.arch, k.name, k.shapes), units))

@@ -149,7 +149,7 @@ def _matrix(
     free = [a for a in range(value.type.rank) if a not in batch and a not in inner]
     shape, steps, offset = value.type.static_shape, fixed(view.strides), fixed([view.offset])[0]
     groups = (batch, inner, free) if turned else (batch, free, inner)
-    axes = [_joined([(shape[a], steps[a]) for a in group]) for group in groups]
+    axes = [joined([(shape[a], steps[a]) for a in group]) for group in groups]
     if any(axis is None for axis in axes):
         return None
     kept = [axis for axis, group in zip(axes, groups) if axis is not None and (group or group is not batch)]
@@ -159,9 +159,10 @@ def _matrix(
     return Matrix(operands.index(view.base), sizes, strides, offset)
 
 
-def _joined(axes: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Axes walked through as one: its extent and stride; None where the strides don't allow it."""
-    size, step = 1, 1
+def joined(axes: Sequence[tuple[int, int]], step: int = 1) -> tuple[int, int] | None:
+    """Axes walked through as one: its extent and stride, ``step`` for one of a single element; None where the strides
+    don't allow it."""
+    size = 1
     for extent, stride in reversed([a for a in axes if a[0] != 1]):
         if size == 1:
             size, step = extent, stride

@@ -13,6 +13,7 @@ from fusec.ir.types import contiguous_strides
 from fusec.passes.lower.attention import Elements, attention_in, find_elements
 from fusec.passes.lower.frame import Frame, address_step
 from fusec.passes.lower.gemm import contraction
+from fusec.passes.lower.gpu.library import joined
 from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.outputs import same_layout
@@ -170,20 +171,8 @@ def _read(frame: Frame, element: ScalarExpr, symbols: list[Symbol], sizes: list[
 def _four(read: _Read, operands: tuple[Value, ...], split: int, batches: int) -> Matrix | None:
     """The operand with its outer axes joined to two: the first ``split`` of them, and the rest."""
     axes = list(zip(read.sizes, read.strides, strict=True))
-    outer = [_joined(axes[:split]), _joined(axes[split:batches])]
+    outer = [joined(axes[:split], 0), joined(axes[split:batches], 0)]
     if outer[0] is None or outer[1] is None:
         return None
     sizes, strides = zip(*[outer[0], outer[1], *axes[batches:]])
     return Matrix(operands.index(read.value), sizes, strides, read.offset)
-
-
-def _joined(axes: list[tuple[int, int]]) -> tuple[int, int] | None:
-    size, step = 1, 0
-    for extent, stride in reversed([a for a in axes if a[0] != 1]):
-        if size == 1:
-            size, step = extent, stride
-        elif stride == size * step:
-            size *= extent
-        else:
-            return None
-    return size, step

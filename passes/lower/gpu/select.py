@@ -175,25 +175,12 @@ class GpuSelector:
         reads = sum(v in used and v.type.size >= result for v in frame.body.inputs)
         bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
         found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads, bits)
-        try:
-            for schedule in found[:1]:
-                lower_hopper_gemm(frame.fresh(), schedule)
-        except LoweringError:
-            return []
-        return found
+        return found if _can_be_lowered(frame, found) else []
 
     def _hopper_attention(self, frame: Frame, size: AttentionSize) -> list[HopperAttentionSchedule]:
-        """As ``_hopper``, for attention; schedules that take more registers than there are, are left out."""
-        if not self.cuda:
-            return []
-        found = []
-        for schedule in hopper_attention_candidates(size, self.target):
-            try:
-                lower_hopper_attention(frame.fresh(), schedule)
-            except LoweringError:
-                continue
-            found.append(schedule)
-        return found
+        """As ``_hopper``, for attention."""
+        found = hopper_attention_candidates(size, self.target) if self.cuda else []
+        return found if _can_be_lowered(frame, found) else []
 
     def lower(self, frame: Frame) -> LoweredGroup | Pieces:
         """The group by the best predicted schedule."""
@@ -222,6 +209,16 @@ class GpuSelector:
             limit,
             bound,
         )
+
+
+def _can_be_lowered(frame: Frame, found: Sequence[AnySchedule]) -> bool:
+    """Whether the group fits a family, told by its first schedule: what is refused does not depend on sizes."""
+    try:
+        for schedule in found[:1]:
+            lower_with(frame.fresh(), schedule)
+    except LoweringError:
+        return False
+    return True
 
 
 def alternative_text(schedule: AnySchedule) -> str:

@@ -11,22 +11,14 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from hopper_attention_cases import CASES, IN_TURNS, LONG, THREE, RefusedError, causal, lowered, plain, soft_window  # noqa: E402
 
-from fusec.codegen.cuda import nvrtc  # noqa: E402
 from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
-from fusec.errors import LoweringError, TargetError  # noqa: E402
+from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
+from fusec.errors import LoweringError  # noqa: E402
 from fusec.passes.schedule.hopper import HopperAttentionSchedule  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
 
 SM_90 = gpu_target("cuda:sm_90")
-
-
-def has_nvrtc() -> bool:
-    try:
-        nvrtc.load_nvrtc()
-    except TargetError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")

@@ -10,23 +10,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, Fixed, linear, lowered, product, schedule
 
-from fusec.codegen.cuda import nvrtc
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
-from fusec.errors import TargetError
+from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
 from fusec.target.gpu import gpu_target
 
 SM_90 = gpu_target("cuda:sm_90")
-
-
-def has_nvrtc() -> bool:
-    try:
-        nvrtc.load_nvrtc()
-    except TargetError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
