@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -23,13 +23,15 @@ from torch import fx
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
 from fusec import config
+from fusec.ahead import for_range
 from fusec.build import Options, build
-from fusec.errors import FusecError
-from fusec.frontend.capture import Capture
+from fusec.errors import DimensionError, FusecError
+from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.executable import Executable
+from fusec.torch_symbols import SizedGraph, sizes_of
 
 Kind = Literal["inference", "forward", "backward"]
 log = config.logger("compile")
@@ -213,10 +215,39 @@ class CompiledGraph:
 
     def _part(self, module: fx.GraphModule) -> Callable[..., Any]:
         module.meta["fusec_name"] = self.name if not self.parts else f"{self.name}_{len(self.parts)}"
+        compile_capture = partial(_compile, options=self.options)
+        try:
+            sizes = sizes_of(module)
+        except DimensionError as error:
+            log.info("%s: each size is compiled by itself: %s", self.name, error)
+            sizes = None
+        if sizes is not None:
+            return self._sized_part(SizedGraph(module, sizes), compile_capture)
         capture: Any = capture_graph
-        part = Dispatcher(module, partial(_compile, options=self.options), name=self.name, capture=capture)
+        part = Dispatcher(module, compile_capture, name=self.name, capture=capture)
         self.parts.append(part)
         return lambda *args: part(args, {})
+
+    def _sized_part(self, graph: SizedGraph, compile_capture: Callable[[Capture], Executable]) -> Callable[..., Any]:
+        """A graph with symbolic sizes, compiled for ranges of them where that can be, else for each size."""
+        sizes, together = graph.sizes, graph.together
+        part = Dispatcher(
+            graph,
+            compile_capture,
+            name=self.name,
+            capture=_capture_sized,
+            symbolic=lambda capture_at, symbols, _: for_range(capture_at, symbols),
+            openings=sizes.openings,
+        )
+        self.parts.append(part)
+        kept = sizes.kept
+
+        def call(*args: Any) -> Any:
+            given = tuple([args[k] for k in kept])
+            result = part(given, {})
+            return result if together is None else together(result, *given)
+
+        return call
 
     @property
     def captures(self) -> list[Capture]:
@@ -244,6 +275,8 @@ class CompiledGraph:
                 texts.append(explain_program(plan.executable.program, [*plan.capture.notes, *self._cut_notes()]))
             else:
                 texts.append(f"{self.name} runs as written: {plan.reason}\n")
+        closed = dict.fromkeys(reason for part in self.parts for reason in part.closed)
+        texts += [f"not compiled for a range of sizes: {reason}\n" for reason in closed]
         eager = "".join(f"    {n} × {reason}\n" for reason, n in self.eager_calls.items())
         return "\n".join(texts) + (f"calls that ran as written\n{eager}" if eager else "")
 
@@ -268,6 +301,14 @@ class _Later(torch.nn.Module):
 
 def _call_module(module: torch.nn.Module, *args: Any) -> Any:
     return module(*args)
+
+
+def _capture_sized(
+    graph: SizedGraph, args: Sequence[Any], kwargs: dict[str, Any], *, fallback: Fallback = "eager"
+) -> Capture:
+    capture = capture_graph(graph.module, graph.arguments(*args), kwargs, fallback=fallback)
+    rebuild = capture.rebuild
+    return replace(capture, rebuild=lambda outputs: graph.without(rebuild(outputs)))
 
 
 def _compile(capture: Capture, options: Options) -> Executable:

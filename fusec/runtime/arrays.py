@@ -73,8 +73,13 @@ class Arrays(Protocol):
     def check(self, scope: Scope, arrays: Sequence[Any], variables: Sequence[str]) -> str:
         """A test that the variables hold arrays of the same layouts as ``arrays``, in the mode of now."""
 
-    def check_kind(self, scope: Scope, array: Any, variable: str, symbolic: Sequence[bool]) -> str:
-        """A test that the variable holds a row-major array like ``array``, save for the extents of symbolic axes."""
+    def check_kind(
+        self, scope: Scope, array: Any, variable: str, symbolic: Sequence[bool], row_major: bool = True
+    ) -> str:
+        """A test that the variable holds an array like ``array``, save for the extents of symbolic axes.
+
+        Its strides are row-major, or not looked at.
+        """
 
     def address(self, scope: Scope, variable: str) -> str:
         """The address of the first element."""

@@ -65,7 +65,9 @@ class CupyArrays:
     def stream(self, scope: Scope, device: int) -> str:
         return f"{scope.bind(cupy.cuda.get_current_stream, 'current_stream')}().ptr"
 
-    def check_kind(self, scope: Scope, array: Any, variable: str, symbolic: Sequence[bool]) -> str:
+    def check_kind(
+        self, scope: Scope, array: Any, variable: str, symbolic: Sequence[bool], row_major: bool = True
+    ) -> str:
         raise FusecError("symbolic extents are there on CPUs only")
 
     def address(self, scope: Scope, variable: str) -> str:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from fusec.config import logger, verifies
-from fusec.errors import CaptureError, FusecError
+from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError
 from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, Node, Static, Structure, flatten
-from fusec.ir.index import Symbol
+from fusec.ir.index import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays
 from fusec.runtime.code import Scope
-from fusec.runtime.dynamic import ROOM, Shapes, Symbolic, is_open, open_shapes, symbols_in
+from fusec.runtime.dynamic import Opening, Openings, Symbolic, is_open, openings, symbols_in
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
 
@@ -30,8 +30,8 @@ RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
 
 _RECENT = 4
-OPEN_ATTEMPTS = 6
-"""Calls of one kind, told apart by extents, after which further ones are compiled for their extents alone."""
+OPEN_FAILURES = 6
+"""Ranges of extents that are tried for one function and that no graph serves, after which none is tried any more."""
 
 LIBRARIES: tuple[Library, ...] = ("torch", "cupy", "numpy")
 """By whose arrays decide where several libraries' are among the arguments."""
@@ -167,9 +167,13 @@ class Dispatcher:
         name: str = "",
         capture: CaptureFunction | None = None,
         symbolic: Symbolic | None = None,
+        openings: Openings = openings,
     ) -> None:
         self.function = function
         self._symbolic = symbolic
+        self._openings = openings
+        self.closed: list[str] = []
+        self._without_kernel: set[str] = set()
         self._seen: dict[Hashable, list[tuple[Layout, ...]]] = {}
         self._open: tuple[Plan, ...] = ()
         self._capture_function = capture
@@ -318,33 +322,36 @@ class Dispatcher:
         layouts = tuple(arrays.layout(leaf) for leaf in leaves)
         kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
         seen = self._seen.setdefault((arrays.library, spec, kinds, arrays.mode()), [])
-        if layouts not in seen:
-            seen.append(layouts)
-        if len(seen) < 2 or len(seen) > OPEN_ATTEMPTS or any(x.type.device != "cpu" for x in layouts):
+        seen[:] = [*(known for known in seen if known != layouts), layouts]
+        if any(x.type.device != "cpu" for x in layouts):
             return None
-        for room in (ROOM, 1):
-            shapes = open_shapes(seen, room)
-            if shapes is None:
-                return None
+        for opening in self._openings(seen):
+            if len(self.closed) >= OPEN_FAILURES or str(opening) in self._without_kernel:
+                continue
             try:
-                return self._open_plan(shapes, arrays, leaves, spec)
+                return self._open_plan(opening, arrays, leaves, spec)
             except Exception as error:  # the function itself may refuse an extent that no call has had
+                self.closed.append(f"{error}")
                 log.info("%s: not for a range of extents: %s", self._name, error)
+                if isinstance(error, LoweringError | CodegenError):
+                    self._without_kernel.add(str(opening))
         return None
 
-    def _open_plan(self, shapes: Shapes, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
+    def _open_plan(self, opening: Opening, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
         assert self._symbolic is not None
+        shapes = opening.shapes
 
         def capture_at(extents: Mapping[str, int]) -> Capture:
             made = []
-            for leaf, shape in zip(leaves, shapes, strict=True):
+            for number, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
                 if not is_open(shape):
                     made.append(leaf)
                     continue
-                exact = [extents[n.name] if isinstance(n, Symbol) else n for n in shape]
                 scope = Scope()
-                type = arrays.layout(leaf).type.with_shape(exact)
-                expression = arrays.allocate(scope, type, contiguous_strides(type.static_shape))
+                type = arrays.layout(leaf).type.with_shape([evaluate(n, extents) for n in shape])
+                steps = opening.steps.get(number)
+                strides = [evaluate(n, extents) for n in steps] if steps else contiguous_strides(type.static_shape)
+                expression = arrays.allocate(scope, type, strides)
                 made.append(eval(expression, dict(scope.objects)))
             args, kwargs = spec.restore(made)
             return self._capture(arrays.library, args, kwargs)
@@ -365,7 +372,7 @@ class Dispatcher:
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, spec, leaves, eager, shapes)
+        entry = compiled_entry(executable, capture, spec, leaves, eager, opening)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
         log.info("%s: compiled for %s", self._name, ranges)
         return Plan(entry, capture, executable)

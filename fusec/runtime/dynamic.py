@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fusec.frontend.capture import Capture
 from fusec.ir.index import Symbol, symbol
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.runtime.arrays import Layout
+from fusec.runtime.code import spell, spell_tuple, variable_of
 
 Shapes = tuple[tuple[Dim, ...], ...]
 """The shape of each array of a call; a symbolic extent may be any in its symbol's range."""
@@ -25,6 +27,40 @@ LEAST = 2
 
 ROOM = 4
 """How many times the largest extent seen the range of a symbol reaches, where the function allows that."""
+
+
+ATTEMPTS = 6
+"""Calls of one kind, told apart by extents, after which further ones are compiled for their extents alone."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Shapes that one program is to serve. ``steps``: strides of the arrays, by number, that are not row-major."""
+
+    shapes: Shapes
+    steps: Mapping[int, tuple[Dim, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Which extents are symbolic, whatever their ranges."""
+        return f"{self.shapes} {dict(self.steps)}"
+
+
+Openings = Callable[[Sequence[Sequence[Layout]]], Iterator[Opening]]
+"""From the layouts of all calls of one kind, this one last, to what may be tried, the best first."""
+
+
+def reach(extent: int, room: int = ROOM) -> int:
+    """How far a range goes in which this is the largest extent seen."""
+    return extent if room == 1 else 1 << (room * extent - 1).bit_length()
+
+
+def openings(seen: Sequence[Sequence[Layout]]) -> Iterator[Opening]:
+    """What the extents that changed from call to call suggest."""
+    if 2 <= len(seen) <= ATTEMPTS:
+        for room in (ROOM, 1):
+            shapes = open_shapes(seen, room)
+            if shapes is not None:
+                yield Opening(shapes)
 
 
 def open_shapes(seen: Sequence[Sequence[Layout]], room: int = ROOM) -> Shapes | None:
@@ -48,34 +84,38 @@ def open_shapes(seen: Sequence[Sequence[Layout]], room: int = ROOM) -> Shapes | 
                 continue
             if min(values) < LEAST:
                 return None
-            top = max(values) if room == 1 else 1 << (room * max(values) - 1).bit_length()
-            shape.append(symbols.setdefault(values, symbol(f"s{len(symbols)}", LEAST, top)))
+            made = symbol(f"s{len(symbols)}", LEAST, reach(max(values), room))
+            shape.append(symbols.setdefault(values, made))
         shapes.append(tuple(shape))
     return tuple(shapes) if symbols else None
 
 
 def symbols_in(shapes: Shapes) -> list[Symbol]:
-    """Each symbol once, in order of appearance."""
+    """Each symbol once, in order of appearance; every one is an extent by itself somewhere."""
     return list(dict.fromkeys(n for shape in shapes for n in shape if isinstance(n, Symbol)))
 
 
 def is_open(shape: Sequence[Dim]) -> bool:
     """Whether an extent is symbolic."""
-    return any(isinstance(n, Symbol) for n in shape)
+    return any(not isinstance(n, int) for n in shape)
 
 
-def shape_tests(shapes: Shapes, variables: Sequence[str]) -> list[str]:
-    """Tests, in generated code, that the shapes of variables fit: numbers, ranges, and equal extents."""
+def opening_tests(opening: Opening, variables: Sequence[str]) -> list[str]:
+    """Tests in generated code that arrays fit: ranges, after which each symbol has its variable, numbers, strides."""
+    given = list(zip(opening.shapes, variables, strict=True))
+    places = [
+        (extent, f"{variable}.shape[{axis}]")
+        for shape, variable in given
+        if is_open(shape)
+        for axis, extent in enumerate(shape)
+    ]
     first: dict[Symbol, str] = {}
-    tests: list[str] = []
-    for shape, variable in zip(shapes, variables, strict=True):
-        for axis, extent in enumerate(shape if is_open(shape) else ()):
-            place = f"{variable}.shape[{axis}]"
-            if not isinstance(extent, Symbol):
-                tests.append(f"{place} == {extent}")
-            elif extent in first:
-                tests.append(f"{place} == {first[extent]}")
-            else:
-                first[extent] = place
-                tests.append(f"{extent.lo} <= {place} <= {extent.hi}")
+    for extent, place in places:
+        if isinstance(extent, Symbol):
+            first.setdefault(extent, place)
+    tests = [f"{s.lo} <= ({variable_of(s)} := {place}) <= {s.hi}" for s, place in first.items()]
+    tests += [f"{place} == {spell(extent)}" for extent, place in places if place not in first.values()]
+    for number, strides in opening.steps.items():
+        if is_open(opening.shapes[number]):
+            tests.append(f"{variables[number]}.stride() == {spell_tuple(strides)}")
     return tests

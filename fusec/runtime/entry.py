@@ -16,10 +16,9 @@ from fusec.frontend.capture import (
     Static,
     Structure,
 )
-from fusec.ir.index import Symbol
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope, make_function
-from fusec.runtime.dynamic import Shapes, is_open, shape_tests
+from fusec.runtime.dynamic import Opening, is_open, opening_tests
 from fusec.runtime.executable import Executable
 
 MISS = object()
@@ -108,11 +107,11 @@ def compiled_entry(
     spec: CallSpec,
     leaves: Sequence[Any],
     eager: Callable[..., Any],
-    shapes: Shapes | None = None,
+    opening: Opening | None = None,
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
 
-    ``shapes`` are those of the leaves where some extents are symbolic.
+    ``opening`` holds the shapes of the leaves where some extents are symbolic.
 
     ``eager(args, kwargs)`` takes over where a changed input shares memory with another.
     """
@@ -121,7 +120,7 @@ def compiled_entry(
     writer = _EntryWriter(scope)
     writer.call(spec)
     writer.unless(f"{scope.bind(capture.environment.holds, 'holds')}()")
-    inputs = _check_arrays(writer, arrays, leaves, capture.sources, shapes)
+    inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
     writer.lines += _clashes(executable, scope, inputs, eager)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
     result = _plain_result(capture.rebuild, written.results)
@@ -173,17 +172,20 @@ def _check_arrays(
     arrays: Arrays,
     leaves: Sequence[Any],
     sources: Sequence[Source],
-    shapes: Shapes | None = None,
+    opening: Opening | None = None,
 ) -> list[str]:
     """Fetches what is taken by reference, tests all layouts, and returns the variable of each source."""
     scope = writer.scope
-    given = list(zip(leaves, writer.leaves, shapes or [()] * len(leaves), strict=True))
+    shapes = opening.shapes if opening is not None else [()] * len(leaves)
+    given = list(zip(leaves, writer.leaves, shapes, strict=True))
     examples = [leaf for leaf, _, shape in given if not is_open(shape)]
     variables = [variable for _, variable, shape in given if not is_open(shape)]
-    for leaf, variable, shape in given:
+    for number, (leaf, variable, shape) in enumerate(given):
         if is_open(shape):
-            writer.unless(arrays.check_kind(scope, leaf, variable, [isinstance(n, Symbol) for n in shape]))
-    for test in shape_tests(shapes, writer.leaves) if shapes is not None else ():
+            assert opening is not None
+            symbolic = [not isinstance(n, int) for n in shape]
+            writer.unless(arrays.check_kind(scope, leaf, variable, symbolic, number not in opening.steps))
+    for test in opening_tests(opening, writer.leaves) if opening is not None else ():
         writer.unless(test)
     inputs: list[str] = []
     fetches: list[str] = []

@@ -113,15 +113,18 @@ class NumpyArrays:
     def stream(self, scope: Scope, device: int) -> str:
         return "0"  # NumPy has no streams: the default one
 
-    def check_kind(self, scope: Scope, array: Array, variable: str, symbolic: Sequence[bool]) -> str:
+    def check_kind(
+        self, scope: Scope, array: Array, variable: str, symbolic: Sequence[bool], row_major: bool = True
+    ) -> str:
         kind, dtype = scope.bind(np.ndarray, "ndarray"), scope.bind(array.dtype, f"dtype_{array.dtype.name}")
         tests = [
             f"type({variable}) is {kind}",
             f"{variable}.dtype == {dtype}",
             f"{variable}.ndim == {array.ndim}",
-            f"{variable}.flags.c_contiguous",
             f"{variable}.flags.aligned",
         ]
+        if row_major:
+            tests.append(f"{variable}.flags.c_contiguous")
         if not array.flags.writeable:
             tests.append(f"not {variable}.flags.writeable")
         return " and ".join(tests)

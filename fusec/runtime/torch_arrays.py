@@ -123,17 +123,20 @@ class TorchArrays:
         scope.bind(guards, "guards")
         return f"{mode} and {scope.bind(guards.check, 'same_layout')}({', '.join(variables)})"
 
-    def check_kind(self, scope: Scope, array: torch.Tensor, variable: str, symbolic: Sequence[bool]) -> str:
+    def check_kind(
+        self, scope: Scope, array: torch.Tensor, variable: str, symbolic: Sequence[bool], row_major: bool = True
+    ) -> str:
         if _TensorGuards is None:
             raise FusecError("this version of PyTorch has no guards for changing extents")
-        open_strides = [any(symbolic[axis + 1 :]) for axis in range(array.dim())]
+        open_strides = [not row_major or any(symbolic[axis + 1 :]) for axis in range(array.dim())]
         guards = _TensorGuards(
             array,
             dynamic_dims_sizes=[[None if s else n for n, s in zip(array.shape, symbolic, strict=True)]],
             dynamic_dims_strides=[[None if s else n for n, s in zip(array.stride(), open_strides, strict=True)]],
         )
         scope.bind(guards, "guards")
-        return f"{scope.bind(guards.check, 'same_kind')}({variable}) and {variable}.is_contiguous()"
+        same = f"{scope.bind(guards.check, 'same_kind')}({variable})"
+        return f"{same} and {variable}.is_contiguous()" if row_major else same
 
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data_ptr()"

@@ -191,7 +191,7 @@ def _gradients(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) ->
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in outputs]
     given = torch.autograd.grad(outputs, [t for t in inputs if t.requires_grad], weights, allow_unused=True)
-    return [g for g in given if g is not None]
+    return [torch.zeros_like(g) if g._is_zerotensor() else g for g in given if g is not None]
 
 
 # Comparing

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,24 @@ def run_jobs(wanted: list[tuple[Any, ...]], workers: int, limit: int | None) -> 
                     row = future.result()
                 except BrokenProcessPool:
                     break
+                except Exception as error:  # of the check itself: it costs one row, and fails the run
+                    row = _lost(job, f"{type(error).__name__}: {error}")
                 left.remove(job)
                 yield row
             else:
                 return
         job = left.pop(0)  # the oldest unfinished one is the one that crashed, or was beside it
-        name = name_of([op for _, op in chosen_ops()][job[1]])
-        yield Row(job[0], name, job[2], job[3], Counter(wrong=1), Counter({"wrong: the process crashed": 1}))
+        yield _lost(job, "the process crashed")
+
+
+def _lost(job: tuple[Any, ...], reason: str) -> Row:
+    family, place, dtype, check = job
+    name = name_of([op for _, op in chosen_ops()][place])
+    return Row(family, name, dtype, check, Counter(wrong=1), Counter({f"wrong: {reason}": 1}))
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {f.name: getattr(row, f.name) for f in fields(row)}
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -187,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows.sort(key=lambda row: (CHECKS.index(row.check), NAMES.index(row.family), row.op, row.dtype))
     problems = verdict(rows)
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        options.json.write_text(json.dumps([_record(row) for row in rows], indent=1))
     from opdb.tables import as_markdown
 
     text = as_markdown(rows)
