@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fusec.api import release_memory as release_memory
     from fusec.api import trace as trace
     from fusec.loading import load as load
+    from fusec.tracing import profile as profile
 
 __all__ = [
     "Compiled",
@@ -32,17 +33,18 @@ __all__ = [
     "load",
     "lower",
     "parse",
+    "profile",
     "release_memory",
     "trace",
 ]
 
-_WITHOUT_COMPILER = ("load",)
+_WITHOUT_COMPILER = {"load": "fusec.loading", "profile": "fusec.tracing"}
 
 
 def __getattr__(name: str) -> object:
     """The public functions are imported on first use, so that ``import fusec`` costs next to nothing."""
     if name in __all__:
-        home = import_module("fusec.loading" if name in _WITHOUT_COMPILER else "fusec.api")
+        home = import_module(_WITHOUT_COMPILER.get(name, "fusec.api"))
         value = globals()[name] = getattr(home, name)
         return value
     raise AttributeError(f"module 'fusec' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fusec import config
+from fusec import config, tracing
 from fusec.errors import ArtifactError, CodegenError, FusecError, LoweringError, TargetError
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Graph, Location, Value
@@ -97,11 +97,14 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
         if lock is None:
             lock = _locks[key] = threading.Lock()
     if known is not None and _same_places(known, locations):
+        tracing.instant("built before in this process", "cache", key=key[:12])
         return known
     with lock:
         known = _built.get(key)
         if known is None or not _same_places(known, locations):
-            known = _built[key] = _build(graph, library, target, options, key, locations, made_from)
+            with tracing.span(f"compile {graph.name}", "compile", target=target, key=key[:12]) as span:
+                known = _built[key] = _build(graph, library, target, options, key, locations, made_from)
+                span.note(from_cache=known.from_cache)
     return known
 
 
@@ -182,14 +185,16 @@ def _build(
         if found is not None:
             return found
         made = _compile(graph, library, target, options)
-        _to_disk(disk, key, made, locations, made_from)
+        with tracing.span("cache store", "cache", key=key[:12]):
+            _to_disk(disk, key, made, locations, made_from)
     return made
 
 
 def _compile(graph: Graph, library: Library, target: str, options: Options) -> Built:
     lowered = run_passes(graph, target, options)
     start = time.perf_counter()
-    module = compile_module(lowered.program)
+    with tracing.span("build kernels", "compile", kernels=len(lowered.program.kernels)):
+        module = compile_module(lowered.program)
     seconds = {**lowered.seconds, "codegen": time.perf_counter() - start}
     executable = Executable(lowered.program, module, library, kernel_digests(lowered.program))
     _log_fusion(lowered.program)
@@ -283,14 +288,16 @@ def compile_module(program: Program) -> Module:
     if not program.kernels:
         return NoKernels()
     if is_gpu(program.target):
-        from fusec.codegen.gpu import compile_kernels as compile_for_gpu
+        with tracing.span("import compilers", "compile"):
+            from fusec.codegen.gpu import compile_kernels as compile_for_gpu
 
         try:
             on_gpu: Module = compile_for_gpu(program.kernels, gpu_target(program.target))
         except CodegenError as error:
             raise CodegenError(str(error), _line_of(program, str(error))) from error
         return on_gpu
-    from fusec.codegen.tvm.build import compile_kernels
+    with tracing.span("import TVM", "compile"):
+        from fusec.codegen.tvm.build import compile_kernels
 
     module: Module = compile_kernels(program.kernels, cpu_target(program.target))
     return module
@@ -338,6 +345,13 @@ def target_of(graph: Graph) -> str:
 
 
 def _from_disk(disk: DiskCache, key: str, library: Library, locations: list[Location]) -> Built | None:
+    with tracing.span("cache lookup", "cache", key=key[:12]) as span:
+        found = _loaded(disk, key, library, locations)
+        span.note(found=found is not None)
+        return found
+
+
+def _loaded(disk: DiskCache, key: str, library: Library, locations: list[Location]) -> Built | None:
     start = time.perf_counter()
     entry = disk.load(key)
     if entry is None:

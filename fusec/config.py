@@ -6,6 +6,8 @@ FUSEC_LOGS           subjects to log on stderr, separated by commas: fuse, tune,
                      or all
 FUSEC_DISABLE_PASS   graph passes to leave out, separated by commas
 FUSEC_GPU_LANGUAGE   triton or cuda: write GPU kernels in this language where it can say them (default: the best)
+FUSEC_TRACE          file that gets a Chrome trace of compiling and of calls; what is in it stays
+FUSEC_NVTX           1: NVTX ranges around calls and kernels; 0: none (default: where Nsight watches the process)
 FUSEC_VERIFY         1: check the IR after every pass
 """
 
@@ -48,6 +50,18 @@ def gpu_language() -> str:
     return given
 
 
+def trace_file() -> Path | None:
+    """Where to write a Chrome trace, or None."""
+    given = os.environ.get("FUSEC_TRACE")
+    return Path(given).expanduser() if given else None
+
+
+def nvtx() -> bool:
+    """Whether calls have NVTX ranges. Nsight's tools name their library in NVTX_INJECTION64_PATH."""
+    given = os.environ.get("FUSEC_NVTX", "")
+    return given != "0" if given else bool(os.environ.get("NVTX_INJECTION64_PATH"))
+
+
 def verifies() -> bool:
     return os.environ.get("FUSEC_VERIFY", "") not in ("", "0")
 
@@ -56,6 +70,11 @@ def logger(subject: str) -> logging.Logger:
     """The logger ``fusec.<subject>``."""
     assert subject in LOG_SUBJECTS, subject
     return logging.getLogger(f"fusec.{subject}")
+
+
+def root_logger() -> logging.Logger:
+    """The logger of all of fusec, for warnings that belong to no subject."""
+    return logging.getLogger("fusec")
 
 
 class _Lines(logging.StreamHandler):  # type: ignore[type-arg]
@@ -67,7 +86,7 @@ def configure_logging() -> None:
     wanted = {s.strip() for s in os.environ.get("FUSEC_LOGS", "").split(",")} - {""}
     if not wanted:
         return
-    root = logging.getLogger("fusec")
+    root = root_logger()
     if any(isinstance(handler, _Lines) for handler in root.handlers):
         return
     handler = _Lines()

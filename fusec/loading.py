@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
 
+from fusec import tracing
 from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError, FusecError
 from fusec.frontend.capture import Library
@@ -29,6 +30,8 @@ from fusec.specs import TensorSpec
 
 MOST_PIECES = 1000
 
+tracing.start_from_environment()
+
 
 def load(path: str | PathLike[str]) -> Compiled:
     """The function that :meth:`Compiled.save` wrote. It runs native code: load only files whose author you trust.
@@ -36,6 +39,11 @@ def load(path: str | PathLike[str]) -> Compiled:
     All that is used of the file is checked before. Raises ArtifactError for a file that is damaged, of another format,
     or for another machine. Its weights are mapped: leave the file as it is while the function is in use.
     """
+    with tracing.span(f"load {fspath(path)}", "load"):
+        return _checked(path)
+
+
+def _checked(path: str | PathLike[str]) -> Compiled:
     contents = artifact.read(path)
     missing = contents.requirements.missing()
     if missing:

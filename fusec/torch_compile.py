@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
-from fusec import config
+from fusec import config, tracing
 from fusec.ahead import for_range
 from fusec.build import Options, build
 from fusec.errors import DimensionError, FusecError
@@ -40,6 +40,7 @@ _CUTS = 16
 """Nodes of one graph that may be run by PyTorch between compiled parts; beyond, the whole graph runs so."""
 
 config.configure_logging()
+tracing.start_from_environment()
 _numbers = count()
 _graphs: WeakSet[CompiledGraph] = WeakSet()
 _lock = threading.Lock()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from fusec import tracing
 from fusec.errors import FusecError
 from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph, Op
@@ -20,7 +21,9 @@ from fusec.passes.fuse.fuse import fuse
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.gathers import gather_first
 from fusec.passes.indices import check_indices
+from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
 from fusec.passes.lower.select import Selector
 from fusec.passes.outputs import own_outputs
@@ -72,7 +75,12 @@ def lower(
         graph = one_by_one(graph)
     graph = run("fuse", passes["fuse"], graph)
     chooser = selector or default_selector(target, threads)
-    program = run.timed("lower", lambda: assemble(graph, target, chooser.lower, chooser.report, declined))
+
+    def choose(frame: Frame) -> LoweredGroup | Pieces:
+        with tracing.span(f"schedule {frame.name}", "compile"):
+            return chooser.lower(frame)
+
+    program = run.timed("lower", lambda: assemble(graph, target, choose, chooser.report, declined))
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
@@ -146,7 +154,8 @@ class _Runner:
 
     def timed(self, name: str, step: Callable[[], T]) -> T:
         start = time.perf_counter()
-        result = step()
+        with tracing.span(f"pass {name}", "compile"):
+            result = step()
         self.seconds[name] = time.perf_counter() - start
         return result
 

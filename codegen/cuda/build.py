@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from fusec import tracing
 from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.module import CudaModule
-from fusec.codegen.cuda.nvrtc import compile_source
-from fusec.codegen.cuda.source import ModuleSource, every
+from fusec.codegen.cuda.nvrtc import Cubin, compile_source
+from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.errors import CodegenError, TargetError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -29,12 +30,19 @@ def compile_sources(source: ModuleSource, target: GpuTarget) -> CudaModule:
     """Compiles kernels that have been written; errors as :func:`compile_kernels`."""
     units = every(source.kernels)
     with ThreadPoolExecutor(_THREADS) as pool:
-        cubins = list(pool.map(lambda k: compile_source(k.text, source.arch, k.name, k.shapes), units))
+        cubins = list(pool.map(lambda k: _compile(k, source.arch), units))
     for unit, cubin in zip(units, cubins, strict=True):
         if unit.shared > target.shared_memory:
             needed = f"{unit.shared} bytes of shared memory, {target.name} has {target.shared_memory}"
             raise CodegenError(f"{unit.name} needs {needed}: {cubin.log}")
     return CudaModule(target, source, {u.name: c for u, c in zip(units, cubins, strict=True)})
+
+
+def _compile(kernel: KernelSource, arch: str) -> Cubin:
+    with tracing.span(f"nvrtc {kernel.name}", "compile", target=arch) as span:
+        cubin = compile_source(kernel.text, arch, kernel.name, kernel.shapes)
+        span.note(registers=cubin.registers, spills=cubin.spills)
+        return cubin
 
 
 def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:

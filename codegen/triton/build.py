@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusec import tracing
 from fusec.codegen.triton.module import Binary, TritonModule
 from fusec.codegen.triton.source import KernelSource, LoadedSource, load_source, module_source, signature_of
 from fusec.errors import CodegenError
@@ -50,7 +51,8 @@ def compile_one(loaded: LoadedSource, kernel: KernelSource, target: GpuTarget, *
         if kernel.registers and target.backend == "cuda":
             options["maxnreg"] = kernel.registers
         try:
-            compiled = triton.compile(text, target=device, options=options)
+            with tracing.span(f"triton {kernel.name}", "compile", target=target.name, stages=stages, aligned=aligned):
+                compiled = triton.compile(text, target=device, options=options)
         except Exception as error:
             reason = str(error).strip()[-600:]
             message = f"Triton can't compile {kernel.name} for {target.name}: {reason}\n{kernel.text}"

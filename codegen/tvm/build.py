@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from fusec import tracing
 from fusec.codegen.tvm import parallel, tir
 from fusec.codegen.tvm.emit import emit_kernel
 from fusec.codegen.tvm.module import CompiledModule
@@ -33,11 +34,15 @@ def compile_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> CompiledMod
 
     Raises LoweringError for a kernel that the backend can't express, CodegenError where LLVM fails.
     """
-    functions = {kernel.name: emit_kernel(kernel, target) for kernel in kernels}
+    functions = {}
+    for kernel in kernels:
+        with tracing.span(f"emit {kernel.name}", "compile", language="tvm"):
+            functions[kernel.name] = emit_kernel(kernel, target)
     if len(functions) != len(kernels):
         raise CodegenError("two kernels of one module have the same name")
     try:
-        module = _run_llvm(functions, llvm_target(target))
+        with tracing.span(f"llvm {', '.join(functions)}", "compile", target=target.name):
+            module = _run_llvm(functions, llvm_target(target))
     except Exception as error:
         names = ", ".join(functions)
         raise CodegenError(f"compiling {names} for {target.name} failed: {str(error).strip()[-400:]}") from error

@@ -117,6 +117,9 @@ class Arrays(Protocol):
     def stopwatch(self, device: int | None) -> Stopwatch:
         """Times steps on a CUDA device, or for None on the CPU."""
 
+    def profiler(self) -> Any:
+        """The library's module whose ``_is_profiler_enabled`` says whether its profiler is on; None where none does."""
+
     def watch(self, array: Any) -> Watch | None:
         """Remembers the array's memory and contents as of now; None where nothing tells when they change."""
 

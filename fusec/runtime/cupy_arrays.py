@@ -115,6 +115,9 @@ class CupyArrays:
     def stopwatch(self, device: int | None) -> Stopwatch:
         return Stopwatch(_mark, _seconds_between)
 
+    def profiler(self) -> None:
+        return None
+
     def watch(self, array: Array) -> Watch | None:
         return None
 

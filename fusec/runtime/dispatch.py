@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec import tracing
 from fusec.config import logger, verifies
 from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError
 from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, Node, Static, Structure, flatten
@@ -286,7 +287,8 @@ class Dispatcher:
         outer, _thread.capturing = _thread.capturing, True
         try:
             capture = self._capture_function or load_capture(library)
-            return capture(self.function, args, kwargs, fallback=self.fallback)
+            with tracing.span(f"capture {self._name}", "compile", library=library):
+                return capture(self.function, args, kwargs, fallback=self.fallback)
         finally:
             _thread.capturing = outer
 

@@ -30,6 +30,8 @@ KernelLookup = Callable[[str], Callable[..., Any]]
 PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
 """From a Pack step to the function of its root inputs that gives the packed memory and its address."""
 CallMaker = Callable[[Call], Callable[..., Sequence[Any]]]
+Mark = Callable[[int, list[str]], list[str]]
+"""From a step's number and its lines to the lines that take their place."""
 RowMaker = Callable[[Sequence[tuple[str, Sequence[int]]], int], Callable[..., None]]
 """From launches (a kernel, and which of the addresses are its own) and the number of addresses to one function of a
 stream and the addresses."""
@@ -78,7 +80,7 @@ class ProgramWriter:
     """Writes the lines of one program into a scope.
 
     ``inputs[k]`` is the variable of graph input ``k``. After :meth:`write`, ``results`` are the variables of the
-    graph's outputs. With ``clock`` (a name bound in the scope) the time after every step is appended to ``times``.
+    graph's outputs. ``mark`` puts more around the lines of each step; kernels are then launched one by one.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class ProgramWriter:
         parts: Parts,
         scope: Scope,
         inputs: Sequence[str],
-        clock: str | None = None,
+        mark: Mark | None = None,
     ) -> None:
         self.lines: list[str] = []
         self.results: list[str] = []
@@ -96,7 +98,7 @@ class ProgramWriter:
         self._arrays = arrays
         self._parts = parts
         self._scope = scope
-        self._clock = clock
+        self._mark = mark
         self._variables: dict[int, str] = {}
         self._addresses: dict[int, str] = {}
         for slot, variable in zip(program.inputs, inputs, strict=True):
@@ -109,14 +111,17 @@ class ProgramWriter:
     def write(self) -> ProgramWriter:
         self._read_sizes()
         self._write_scratch()
+        number = 0
         for at_once, steps in groupby(self._program.steps, self._goes_in_a_row):
             if at_once:
                 self._write_row([step for step in steps if isinstance(step, Launch)])
                 continue
             for step in steps:
+                start = len(self.lines)
                 self._write_step(step)
-                if self._clock is not None:
-                    self.lines.append(f"times.append({self._clock}())")
+                if self._mark is not None:
+                    self.lines[start:] = self._mark(number, self.lines[start:])
+                number += 1
         self._write_results()
         return self
 
@@ -132,7 +137,7 @@ class ProgramWriter:
 
     def _goes_in_a_row(self, step: Step) -> bool:
         """Whether a step can be launched together with its neighbours: its blocks and addresses are all it needs."""
-        at_once = self._parts.row is not None and self._clock is None
+        at_once = self._parts.row is not None and self._mark is None
         return at_once and isinstance(step, Launch) and not self._sizes[step.kernel]
 
     # What needs an array object, what only memory

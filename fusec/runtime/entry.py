@@ -126,6 +126,9 @@ def compiled_entry(
     result = _plain_result(capture.rebuild, written.results)
     if result is None:
         result = f"{scope.bind(capture.rebuild, 'rebuild')}([{', '.join(written.results)}])"
+    watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
+    rebuild = scope.bind(capture.rebuild, "rebuild")
+    writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched})")
     lines = [*writer.lines, *written.lines, f"return {result}"]
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,9 +16,10 @@ from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, make_function
-from fusec.runtime.emit import Parts, ProgramWriter, RowMaker, pack_sources, root_of
+from fusec.runtime.emit import Mark, Parts, ProgramWriter, RowMaker, pack_sources, root_of
 from fusec.runtime.packing import Packer
 from fusec.runtime.program import Call, Launch, Pack, Program
+from fusec.runtime.watch import watch_test, watched_runner
 
 
 class Module(Protocol):
@@ -62,7 +64,7 @@ class Executable:
         return tuple(k for k in range(len(self.program.inputs)) if k not in self.fixed)
 
     def write(
-        self, scope: Scope, inputs: Sequence[str], clock: str | None = None, arrays: Arrays | None = None
+        self, scope: Scope, inputs: Sequence[str], mark: Mark | None = None, arrays: Arrays | None = None
     ) -> ProgramWriter:
         """The lines of the program, for code in which these variables hold the free inputs."""
         variables = dict(zip(self.free_inputs, inputs, strict=True))
@@ -70,7 +72,7 @@ class Executable:
             self._kernel, self._packer, self._call, self._placed, self.packed, self._row_maker(), self.device or 0
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
-        return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, clock).write()
+        return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, mark).write()
 
     @cached_property
     def device(self) -> int | None:
@@ -103,16 +105,30 @@ class Executable:
 
     @cached_property
     def _run(self) -> Callable[..., list[Any]]:
-        return self.runner()
+        return self.runner(watchable=True)
 
-    def runner(self, arrays: Arrays | None = None) -> Callable[..., list[Any]]:
-        """The function from free inputs to outputs; ``arrays`` allocate its memory in place of the library's own."""
+    @cached_property
+    def watched(self) -> Callable[..., list[Any]]:
+        """The function from free inputs to outputs for calls that a trace or a profiler looks at."""
+        return watched_runner(self)
+
+    def watch_test(self, scope: Scope) -> str:
+        """The condition under which :attr:`watched` is to be called in place of the program's lines."""
+        return watch_test(scope, self.arrays.profiler())
+
+    def runner(self, arrays: Arrays | None = None, *, watchable: bool = False) -> Callable[..., list[Any]]:
+        """The function from free inputs to outputs; ``arrays`` allocate its memory in place of the library's own.
+
+        ``watchable``: traces and profilers see its calls.
+        """
         scope = Scope()
         names = [f"i{k}" for k in self.free_inputs]
         written = self.write(scope, names, arrays=arrays)
-        return make_function(
-            self.program.name, names, [*written.lines, f"return [{', '.join(written.results)}]"], scope
-        )
+        lines = [*written.lines, f"return [{', '.join(written.results)}]"]
+        if watchable:
+            own = scope.bind(weakref.ref(self), "program")  # which keeps this function
+            lines.insert(0, f"if {self.watch_test(scope)}: return {own}().watched({', '.join(names)})")
+        return make_function(self.program.name, names, lines, scope)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         if len(inputs) != len(self.free_inputs):
@@ -130,7 +146,7 @@ class Executable:
         watch = self.arrays.stopwatch(self.device)
         clock = scope.bind(watch.mark, "clock")
         names = [f"i{k}" for k in self.free_inputs]
-        written = self.write(scope, names, clock)
+        written = self.write(scope, names, lambda _, lines: [*lines, f"times.append({clock}())"])
         lines = [f"times = [{clock}()]", *written.lines, "return times"]
         run = make_function("profiled", names, lines, scope)
         run(*inputs)

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from fusec import tracing
 from fusec.errors import DeviceError, TargetError
 from fusec.ir.types import fixed
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.code import Scope
-from fusec.runtime.emit import ProgramWriter
+from fusec.runtime.emit import Mark, ProgramWriter
 from fusec.runtime.executable import Executable
+from fusec.runtime.watch import Watcher
 
 STREAMS = 4
 """Chunks on their way: one goes in, one is computed, one goes out, and one is ready. With 3 an H200's link waits."""
@@ -65,17 +67,29 @@ class HostExecutable(Executable):
         return load_arrays("numpy")
 
     def write(
-        self, scope: Scope, inputs: Sequence[str], clock: str | None = None, arrays: Arrays | None = None
+        self, scope: Scope, inputs: Sequence[str], mark: Mark | None = None, arrays: Arrays | None = None
     ) -> ProgramWriter:
         """One call of :meth:`run`, in the form of a program's lines."""
         run = scope.bind(self.run, f"run_{self.program.name}")
         lines = [f"made = {run}([{', '.join(inputs)}])"]
-        if clock is not None:
-            lines.append(f"times += [{clock}()] * {len(self.program.steps)}")
+        if mark is not None:
+            for number in range(len(self.program.steps)):
+                lines = mark(number, lines)
         return _Written(lines, [f"made[{k}]" for k in range(len(self.program.outputs))])  # type: ignore[return-value]
 
+    @cached_property
+    def watched(self) -> Callable[..., list[Any]]:
+        """The call as one range, in it the ranges of the program's own calls, chunk by chunk."""
+        watcher = Watcher(self.program, "numpy", None)
+
+        def call(*inputs: Any) -> list[Any]:
+            with watcher.call():
+                return self.run(inputs)
+
+        return call
+
     def __call__(self, *inputs: Any) -> list[Any]:
-        return self.run(inputs)
+        return self.watched(*inputs) if tracing.watched else self.run(inputs)
 
     @cached_property
     def _pipeline(self) -> _Pipeline:

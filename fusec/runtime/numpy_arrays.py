@@ -181,6 +181,9 @@ class NumpyArrays:
     def stopwatch(self, device: int | None) -> Stopwatch:
         return Stopwatch()
 
+    def profiler(self) -> None:
+        return None
+
     def watch(self, array: Array) -> Watch | None:
         return None
 

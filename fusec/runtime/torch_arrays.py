@@ -192,6 +192,9 @@ class TorchArrays:
     def stopwatch(self, device: int | None) -> Stopwatch:
         return Stopwatch() if device is None else Stopwatch(_mark, _seconds_between, _hold)
 
+    def profiler(self) -> Any:
+        return torch.autograd.profiler
+
     def watch(self, array: torch.Tensor) -> Watch | None:
         return _InferenceWatch(array) if array.is_inference() else _Watch(array)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fusec import tracing
 from fusec.errors import FusecError
 from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
@@ -42,7 +43,9 @@ class CpuMeasure:
         for candidate in candidates:
             if results and time.monotonic() > stop:
                 break
-            result, run = self._measure(op.attributes.body, candidate, data, wanted, stop)
+            with tracing.span(f"measure {candidate.kernel.name}", "tune") as span:
+                result, run = self._measure(op.attributes.body, candidate, data, wanted, stop)
+                span.note(seconds=result.seconds, reason=result.reason)
             results.append(result)
             if wanted is None and run is not None:
                 wanted = [o.astype(np.float64) for o in run.outputs]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusec import tracing
 from fusec.errors import DeviceError, FusecError
 from fusec.ir.attributes import DotAttributes
 from fusec.ir.graph import Graph, Port
@@ -92,7 +93,9 @@ class GpuMeasure:
         for number, alternative in enumerate(alternatives):
             if number and time.monotonic() > stop:
                 break
-            run, reason = self._built(frame, alternative, inputs, number, agreements, oracle is not None)
+            with tracing.span(f"try {alternative.text}", "tune", group=frame.name) as span:
+                run, reason = self._built(frame, alternative, inputs, number, agreements, oracle is not None)
+                span.note(reason=reason)
             runs.append(run)
             reasons.append(reason)
             done()
