@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusec.codegen.cuda.attention import emit_hopper_attention
 from fusec.codegen.cuda.blocks import emit_blocks
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
+from fusec.codegen.cuda.mma import emit_mma_gemm, is_mma
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.tiled import emit_tiled_gemm, is_tiled
 from fusec.errors import LoweringError
@@ -19,6 +20,8 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_blocks(kernel)
         case "gemm" if kernel.pipeline is not None:
             return emit_hopper_gemm(kernel, target)
+        case "gemm" if is_mma(kernel):
+            return emit_mma_gemm(kernel)
         case "gemm" if is_tiled(kernel):
             return emit_tiled_gemm(kernel)
         case "attention" if kernel.pipeline is not None:

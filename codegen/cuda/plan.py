@@ -39,6 +39,7 @@ class PlanWriter:
 
     names: that the header and the plan use themselves. m, n: a tile's rows and columns, ``row`` and ``column`` in C++.
     products: tiles that an epilogue reads, as C++ with a place for 0 or 1: the first or the second of two neighbours.
+    pairs: two neighbours may be moved at once, as addresses are multiples of 16 bytes.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class PlanWriter:
         n: Iter,
         stores: Sequence[Store],
         products: Mapping[Buffer, str],
+        *,
+        pairs: bool = True,
     ) -> None:
-        self.kernel, self.m, self.n = kernel, m, n
+        self.kernel, self.m, self.n, self.pairs = kernel, m, n, pairs
         self.stores, self.products = stores, products
         self.names = Names([kernel.name, *names])
         self.buffers = {b: self.names.unique(b.name) for b in kernel.parameters}
@@ -110,14 +113,14 @@ class PlanWriter:
     def _read_pairs(self) -> dict[Load, str]:
         """Loads of two neighbours at once."""
         found: dict[Load, str] = {}
-        if self._odd:
+        if self._odd or not self.pairs:
             return found
         for load in dict.fromkeys(x for s in self.stores for x in loads(s.value)):
             flat = offset_of(load.buffer, load.index) if load.buffer.space == "parameter" else None
             step = step_of(flat, self.n.var, 2) if flat is not None else None
             if flat is not None and step is not None and step.along == 1 and step.multiple % 2 == 0:
                 name = self.names.unique(f"{load.buffer.name}_pair")
-                where = self._address(self.buffers[load.buffer], self.index(flat))
+                where = self.address(self.buffers[load.buffer], self.index(flat))
                 self.writer.line(f"const Vec<{memory_type(load.dtype)}, 2> {name} = load<2>({where});")
                 found[load] = name
         return found
@@ -152,8 +155,8 @@ class PlanWriter:
         kind, name = memory_type(s.target.dtype), self.buffers[s.target]
         low, high = (_stored(x, unrounded(s).dtype, s.target.dtype) for x in (low, high))
         step = step_of(flat, self.n.var, 2)
-        if not self._odd and step is not None and step.along == 1 and step.multiple % 2 == 0:
-            where = self._address(name, self.index(flat))
+        if self.pairs and not self._odd and step is not None and step.along == 1 and step.multiple % 2 == 0:
+            where = self.address(name, self.index(flat))
             self.writer.line(f"store<2>({where}, Vec<{kind}, 2>{{{{{low}, {high}}}}});")
             return
         self.writer.line(f"{name}[{bare(self.index(flat))}] = {low};")
@@ -161,28 +164,31 @@ class PlanWriter:
         guard = f"if (column + 1 < {bare(self.index(self.n.limit))}) " if self._odd and self.n.limit is not None else ""
         self.writer.line(f"{guard}{name}[{beside}] = {high};")
 
-    def _address(self, name: str, offset: str) -> str:
+    def address(self, name: str, offset: str) -> str:
         return name if offset == "0" else f"{name} + {offset}"
 
     def index(self, e: Index) -> str:
         return spell_index(e, self.symbols)
 
-    def results(self, outputs: Sequence[Moved | None]) -> None:
-        """Two neighbours of each result: packed into ``staged`` where a bulk copy will take it, else stored."""
-        self.leave_outside(sum(m is not None for m in outputs))
+    def results(self, staged: Sequence[object]) -> None:
+        """Two neighbours of each result: packed into ``staged`` where that is true, else stored."""
+        self.leave_outside(sum(map(bool, staged)))
         pairs = self._read_pairs()
         found = [self._values(lane, pairs) for lane in range(2)]
         number = 0
-        for k, (store, moved) in enumerate(zip(self.stores, outputs, strict=True)):
+        for k, (store, packed) in enumerate(zip(self.stores, staged, strict=True)):
             low, high = (bare(r[k]) for r in found)
-            if moved is not None:
+            if packed:
                 self.writer.line(f"staged[{number}] = {store.target.dtype.name}::pack({low}, {high});")
                 number += 1
             else:
                 self._store_pair(store, low, high)
 
-    def text(self, header: str, body: str, threads: int, cluster: int = 1) -> str:
-        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``. cluster: blocks in it."""
+    def text(self, header: str, body: str, threads: int, cluster: int = 1, together: int = 1) -> str:
+        """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``.
+
+        cluster: blocks in it. ``together``: blocks that are to share a unit.
+        """
         outputs = self.kernel.parameters[len(self.kernel.parameters) - self.kernel.outputs :]
         parameters = []
         for buffer, name in self.buffers.items():
@@ -190,7 +196,7 @@ class PlanWriter:
             parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
         parameters += [f"const __grid_constant__ TensorMap {m.name}" for m in self.maps]
         given = [*self.buffers.values(), *(f"&{m.name}" for m in self.maps)]
-        together = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
+        clustered = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
         lines = [
             f'#include "{header}"',
             '#include "scalar.cuh"',
@@ -200,7 +206,7 @@ class PlanWriter:
             *self.writer.lines,
             "};",
             "",
-            f'extern "C" __global__ void {together}__launch_bounds__({threads}, 1)',
+            f'extern "C" __global__ void {clustered}__launch_bounds__({threads}, {together})',
             f"{self.kernel.name}({_wrapped(parameters)}) {{",
             f"    {body}(Plan{{{_wrapped(given)}}});",
             "}",

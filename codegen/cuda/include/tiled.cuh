@@ -17,25 +17,10 @@
 // Shared memory holds [K][M] and [K][N]: a thread reads four neighbours at once, a warp's threads 4 x 8 fragments of
 // 4 x 4 that lie side by side, so that no two of them meet in a bank. Operands that run along K are turned on the way.
 #pragma once
+#include "copy.cuh"
 #include "scalar.cuh"
 
 namespace fusec {
-
-/// Starts a copy of kBytes (4, 8 or 16) into shared memory; zeros where not `inside`.
-template <int kBytes>
-__device__ inline void copy_async(void* to, const void* from, bool inside) {
-    const u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
-    const int bytes = inside ? kBytes : 0;
-    if constexpr (kBytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes));
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(bytes));
-}
-__device__ inline void copies_end_step() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kSteps>
-__device__ inline void wait_for_all_steps_but() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kSteps) : "memory");
-}
 
 template <typename Plan>
 struct Tiled {

@@ -21,6 +21,7 @@ from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
 from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
+from fusec.passes.lower.gpu.mma import lower_mma_gemm
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.tiled import lower_tiled_gemm
 from fusec.passes.lower.gpu.wide import lower_wide_row
@@ -49,6 +50,7 @@ from fusec.passes.schedule.hopper import (
     hopper_attention_candidates,
     hopper_candidates,
 )
+from fusec.passes.schedule.mma import MmaGemmSchedule, mma_candidates
 from fusec.passes.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
@@ -75,8 +77,10 @@ class InCuda:
         return self.schedule.describe()
 
 
-AnySchedule = GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | InCuda
-_IN_CUDA = (HopperGemmSchedule, HopperAttentionSchedule, TiledGemmSchedule, InCuda)
+AnySchedule = (
+    GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | MmaGemmSchedule | InCuda
+)
+_IN_CUDA = (HopperGemmSchedule, HopperAttentionSchedule, TiledGemmSchedule, MmaGemmSchedule, InCuda)
 
 
 @dataclass
@@ -110,7 +114,8 @@ class GpuSelector:
                 products = len(frame.anchors("dot"))
                 tiled = self._tiled(frame, axes, products)
                 if not self.triton or not dtype.is_float or dtype.bits == 64:
-                    only: list[AnySchedule] = [*self._hopper(frame, axes, products), *tiled]
+                    mma = self._mma(frame, axes, products)
+                    only: list[AnySchedule] = [*self._hopper(frame, axes, products), *mma, *tiled]
                     return self._only(only, f"matrix product of {dtype}")
                 read = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
                 walks = len(frame.body.outputs) == 1 and all(
@@ -127,6 +132,9 @@ class GpuSelector:
                 few = min(axes.m, axes.n) <= FEW or not hopper
                 ahead = few or predict(problem, found[0], self.target) < NEAR * hopper[0].seconds
                 here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
+                mma = self._mma(frame, axes, products)
+                seconds = predict(problem, found[0], self.target)
+                here = _with_mma(here, mma, hopper[0].seconds if hopper and not ahead else seconds)
                 apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
@@ -177,6 +185,14 @@ class GpuSelector:
         found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads, bits)
         return found if _can_be_lowered(frame, found) else []
 
+    def _mma(self, frame: Frame, axes: Contraction, products: int) -> list[MmaGemmSchedule]:
+        """Schedules for warps' tensor core instructions, which take operands as they lie."""
+        if not self.cuda:
+            return []
+        bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
+        found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, bits)
+        return found if _can_be_lowered(frame, found) else []
+
     def _hopper_attention(self, frame: Frame, size: AttentionSize) -> list[HopperAttentionSchedule]:
         """As ``_hopper``, for attention."""
         found = hopper_attention_candidates(size, self.target) if self.cuda else []
@@ -209,6 +225,13 @@ class GpuSelector:
             limit,
             bound,
         )
+
+
+def _with_mma(others: list[AnySchedule], mma: list[MmaGemmSchedule], seconds: float) -> list[AnySchedule]:
+    """Both, those of the way that is predicted to be faster first; the best others are predicted to take ``seconds``."""
+    if mma and mma[0].seconds < seconds:
+        return [*mma[:2], *others[:2], *mma[2:], *others[2:]]
+    return [*others[:2], *mma[:2], *others[2:], *mma[2:]]
 
 
 def _can_be_lowered(frame: Frame, found: Sequence[AnySchedule]) -> bool:
@@ -260,7 +283,7 @@ def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     lowered = _lower_with(frame, schedule)
     launch = schedule.launch
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
-    if isinstance(schedule, TiledGemmSchedule | InCuda):
+    if isinstance(schedule, TiledGemmSchedule | MmaGemmSchedule | InCuda):
         kernel = replace(kernel, language="cuda")
     if isinstance(schedule, HopperGemmSchedule | HopperAttentionSchedule):
         kernel = replace(kernel, pipeline=schedule.pipeline)
@@ -273,6 +296,8 @@ def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
             return lower_hopper_gemm(frame, schedule)
         case TiledGemmSchedule():
             return lower_tiled_gemm(frame, schedule)
+        case MmaGemmSchedule():
+            return lower_mma_gemm(frame, schedule)
         case InCuda():
             return _lower_with(frame, schedule.schedule)
         case HopperAttentionSchedule():

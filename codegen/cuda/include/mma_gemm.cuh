@@ -1,0 +1,193 @@
+// A matrix product by warps' tensor core instructions (sm_80 and later): steps along K are copied into shared memory
+// several ahead, warps read fragments of the next 32 bytes of K under the products of the last.
+//
+// A kernel's own part is a struct `Plan`:
+//
+//     using Type                             bf16, f16 or tf32
+//     kTileM, kTileN, kTileK, kStages        what a block computes, a step along K, and steps in shared memory
+//     kWarpM, kWarpN                         what a warp computes, powers of two; kWarpN a multiple of 32
+//     kM, kN, kK, kBatches, kGroup           extents; rows of tiles walked together
+//     kProducts                              products of one left operand with several right ones
+//     using Left, Right                      `InRows`: how the operands lie in memory
+//     kLeftTurned, kRightTurned              whether rows of memory run along M or N, not along K
+//     left(batch, row, k), right(product, batch, k, column)      an element's address, or its value
+//     kStaged                                results of 16 bits that leave eight neighbours at a time
+//     finish(batch, row_tile, column_tile, row, column, values, staged)
+//                                            two neighbours in a row: stores what is not staged, packs what is
+//     send(output, batch, row_tile, column_tile, row, column, eight)
+//                                            stores eight neighbours
+//
+// In `finish` and `send`, `row` and `column` are places within the tile; in `left` and `right` they are the whole's.
+#pragma once
+#include "mma.cuh"
+#include "rows.cuh"
+
+namespace fusec {
+
+template <typename T>
+struct InMemory {
+    using type = T;
+};
+template <>
+struct InMemory<tf32> {
+    using type = float;
+};
+
+template <typename Plan>
+struct MmaGemm {
+    using Type = typename Plan::Type;
+    using T = typename InMemory<Type>::type;
+    static constexpr int kItem = sizeof(T), kSubsteps = Plan::kTileK * kItem / 32;
+    static constexpr int kWarpsM = Plan::kTileM / Plan::kWarpM, kWarpsN = Plan::kTileN / Plan::kWarpN;
+    static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+    static constexpr int kFragmentsM = Plan::kWarpM / 16, kFragmentsN = Plan::kWarpN / 16;
+    static constexpr int kSteps = (Plan::kK + Plan::kTileK - 1) / Plan::kTileK;
+    static_assert(kSubsteps % 2 == 0, "fragments are read into two places in turn");
+
+    template <typename Memory, bool kTurned, int kExtent>
+    using Tile = TileOfRows<T, Memory, kTurned ? Plan::kTileK : kExtent, kTurned ? kExtent : Plan::kTileK,
+                            kSwapOf<Type, kTurned>, kThreads>;
+    using LeftTile = Tile<typename Plan::Left, Plan::kLeftTurned, Plan::kTileM>;
+    using RightTile = Tile<typename Plan::Right, Plan::kRightTurned, Plan::kTileN>;
+    static constexpr int kStage = LeftTile::kBytes + Plan::kProducts * RightTile::kBytes;
+    static constexpr int kShared = Plan::kStages * kStage;
+
+    /// What a step's fragments are.
+    struct Step {
+        u32 a[kFragmentsM][4], b[Plan::kProducts][kFragmentsN][4];
+    };
+
+    __device__ static void run(const Plan& plan) {
+        extern __shared__ __align__(128) char memory[];
+        constexpr int kRowTiles = (Plan::kM + Plan::kTileM - 1) / Plan::kTileM;
+        constexpr int kColumnTiles = (Plan::kN + Plan::kTileN - 1) / Plan::kTileN;
+        const int batch = blockIdx.x / (kRowTiles * kColumnTiles), tile = blockIdx.x % (kRowTiles * kColumnTiles);
+        const int group = tile / (Plan::kGroup * kColumnTiles), within = tile % (Plan::kGroup * kColumnTiles);
+        const int rows = minimum(kRowTiles - group * Plan::kGroup, Plan::kGroup);
+        const int row_tile = group * Plan::kGroup + within % rows, column_tile = within / rows;
+        const int row0 = row_tile * Plan::kTileM, column0 = column_tile * Plan::kTileN;
+
+        auto left_element = [&](int row, int column) {
+            return Plan::kLeftTurned ? plan.left(batch, column, row) : plan.left(batch, row, column);
+        };
+        auto right_element = [&](int product) {
+            return [&plan, batch, product](int row, int column) {
+                return Plan::kRightTurned ? plan.right(product, batch, row, column) : plan.right(product, batch, column, row);
+            };
+        };
+        LeftTile left(Plan::kLeftTurned ? 0 : row0, Plan::kLeftTurned ? row0 : 0, left_element);
+        RightTile right[Plan::kProducts];
+#pragma unroll
+        for (int p = 0; p < Plan::kProducts; ++p)
+            right[p] = RightTile(Plan::kRightTurned ? 0 : column0, Plan::kRightTurned ? column0 : 0, right_element(p));
+        auto fetch_left = [&](int step, int stage) {
+            if (step >= kSteps) return;
+            left.fetch(memory + stage * kStage, left_element);
+            left.move(Plan::kLeftTurned ? Plan::kTileK : 0, Plan::kLeftTurned ? 0 : Plan::kTileK);
+        };
+        auto fetch_right = [&](int step, int stage) {
+            if (step >= kSteps) return;
+#pragma unroll
+            for (int p = 0; p < Plan::kProducts; ++p) {
+                right[p].fetch(memory + stage * kStage + LeftTile::kBytes + p * RightTile::kBytes, right_element(p));
+                right[p].move(Plan::kRightTurned ? Plan::kTileK : 0, Plan::kRightTurned ? 0 : Plan::kTileK);
+            }
+        };
+#pragma unroll
+        for (int step = 0; step < Plan::kStages - 1; ++step) {
+            fetch_left(step, step);
+            fetch_right(step, step);
+            copies_end_step();
+        }
+
+        const int warp = warp_id(), warp_row = warp % kWarpsM * Plan::kWarpM, warp_column = warp / kWarpsM * Plan::kWarpN;
+        const Fragments<Type, Plan::kLeftTurned, LeftTile::kRowBytes, true> a(warp_row);
+        const Fragments<Type, Plan::kRightTurned, RightTile::kRowBytes, false> b(warp_column);
+        const u32 shared = shared_address(memory);
+        Step steps[2];
+        auto read = [&](int stage, int k, Step& into) {
+            const u32 from = shared + stage * kStage;
+#pragma unroll
+            for (int i = 0; i < kFragmentsM; ++i) a.read(into.a[i], from, i, k);
+#pragma unroll
+            for (int p = 0; p < Plan::kProducts; ++p)
+#pragma unroll
+                for (int j = 0; j < kFragmentsN; ++j)
+                    b.read(into.b[p][j], from + LeftTile::kBytes + p * RightTile::kBytes, j, k);
+        };
+        float sums[Plan::kProducts][kFragmentsM][2 * kFragmentsN][4] = {};
+        auto multiply = [&](const Step& s, int first, int last) {
+#pragma unroll
+            for (int p = 0; p < Plan::kProducts; ++p)
+#pragma unroll
+                for (int i = first; i < last; ++i)
+#pragma unroll
+                    for (int each = 0; each < 2 * kFragmentsN; ++each) {
+                        const int j = i % 2 ? 2 * kFragmentsN - 1 - each : each;  // an operand is used twice in a row
+                        multiply_add<Type>(sums[p][i][j], s.a[i], s.b[p][j / 2] + j % 2 * 2);
+                    }
+        };
+        wait_for_all_steps_but<Plan::kStages - 2>();
+        __syncthreads();
+        read(0, 0, steps[0]);
+        int stage = 0;
+        for (int step = 0; step < kSteps; ++step) {
+            const int ahead = step + Plan::kStages - 1, freed = stage == 0 ? Plan::kStages - 1 : stage - 1;
+#pragma unroll
+            for (int k = 0; k < kSubsteps; ++k) {
+                if (k == 0) fetch_left(ahead, freed);
+                if (k == 1) {
+                    fetch_right(ahead, freed);
+                    copies_end_step();
+                }
+                multiply(steps[k % 2], 0, kFragmentsM / 2);
+                if (k == kSubsteps - 1) {  // the next step's first fragments are read under this one's last products
+                    wait_for_all_steps_but<Plan::kStages - 2>();
+                    __syncthreads();
+                    stage = stage + 1 == Plan::kStages ? 0 : stage + 1;
+                }
+                read(stage, (k + 1) % kSubsteps, steps[(k + 1) % 2]);
+                multiply(steps[k % 2], kFragmentsM / 2, kFragmentsM);
+            }
+        }
+
+        constexpr int kStaged = Plan::kStaged;
+#pragma unroll
+        for (int i = 0; i < kFragmentsM; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + i * 16 + half * 8 + accumulator_row();
+#pragma unroll
+                for (int first = 0; first < 2 * kFragmentsN; first += 4) {
+                    u32 staged[kStaged > 0 ? kStaged : 1][4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        float values[Plan::kProducts][2];
+                        u32 packed[kStaged > 0 ? kStaged : 1];
+#pragma unroll
+                        for (int p = 0; p < Plan::kProducts; ++p) {
+                            values[p][0] = sums[p][i][first + j][2 * half];
+                            values[p][1] = sums[p][i][first + j][2 * half + 1];
+                        }
+                        const int column = warp_column + (first + j) * 8 + accumulator_column();
+                        plan.finish(batch, row_tile, column_tile, row, column, values, packed);
+#pragma unroll
+                        for (int o = 0; o < kStaged; ++o) staged[o][j] = packed[o];
+                    }
+#pragma unroll
+                    for (int o = 0; o < kStaged; ++o) {
+                        turn_words(staged[o]);
+                        const Vec<u32, 4> eight{{staged[o][0], staged[o][1], staged[o][2], staged[o][3]}};
+                        plan.send(o, batch, row_tile, column_tile, row, warp_column + (first + lane_id() % 4) * 8, eight);
+                    }
+                }
+            }
+    }
+};
+
+template <typename Plan>
+__device__ void mma_gemm(const Plan& plan) {
+    MmaGemm<Plan>::run(plan);
+}
+
+}  // namespace fusec

@@ -1,0 +1,84 @@
+"""How a product's operands lie in memory, for kernels that copy rows of them into shared memory (``rows.cuh``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.codegen.cuda.layout import is_vector, vector_step
+from fusec.codegen.cuda.scalars import offset_of
+from fusec.errors import LoweringError
+from fusec.ir.index import coefficient
+from fusec.tile.nodes import Iter
+from fusec.tile.scalar import Load, ScalarExpr, loads
+
+_COPIES = (16, 8, 4)
+"""Bytes that one copy moves."""
+_MOST_STRIDE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class InRows:
+    """An operand ``value`` over a free axis (M or N) and K.
+
+    ``turned``: rows of memory run along the free axis, not along K. stride: elements from row to row, -1 where that
+    varies. vector: neighbours in a row that are copied at once; 0 where elements are computed or read one by one.
+    """
+
+    value: ScalarExpr
+    free: Iter
+    inner: Iter
+    turned: bool
+    stride: int
+    vector: int
+
+    @property
+    def rows(self) -> int:
+        return self.inner.extent if self.turned else self.free.extent
+
+    @property
+    def columns(self) -> int:
+        return self.free.extent if self.turned else self.inner.extent
+
+    @property
+    def copies_sixteen_bytes(self) -> bool:
+        return isinstance(self.value, Load) and self.vector * self.value.dtype.itemsize > _COPIES[-1]
+
+    def text(self) -> str:
+        """The type that says so in C++."""
+        return f"InRows<{self.rows}, {self.columns}, {self.stride}, {self.vector}>"
+
+
+def in_rows(value: ScalarExpr, free: Iter, inner: Iter, *, vectors: bool) -> InRows:
+    """How ``value`` is brought. Without ``vectors`` addresses are multiples of their element alone."""
+    flat = offset_of(value.buffer, value.index) if isinstance(value, Load) else None
+    if not isinstance(value, Load) or flat is None:
+        return InRows(value, free, inner, _runs_along(value, free) > _runs_along(value, inner), -1, 0)
+    step = vector_step(value, free, 1)
+    turned = step is not None and step.along == 1 and not is_vector(value, inner, 1)
+    row, column = (inner, free) if turned else (free, inner)
+    stride = coefficient(flat, row.var)
+    even = stride is not None and 0 <= stride <= _MOST_STRIDE
+    return InRows(value, free, inner, turned, int(stride or 0) if even else -1, _vector(value, column, vectors))
+
+
+def _vector(value: Load, column: Iter, vectors: bool) -> int:
+    item = value.dtype.itemsize
+    for size in _COPIES if vectors else (item,) if item in _COPIES else ():
+        if size % item == 0 and is_vector(value, column, size // item):
+            return size // item
+    return 0
+
+
+def _runs_along(value: ScalarExpr, axis: Iter) -> int:
+    """Loads whose neighbours along the axis are neighbours in memory."""
+    steps = [vector_step(x, axis, 1) for x in loads(value) if x.buffer.space == "parameter"]
+    return sum(s is not None and s.along == 1 for s in steps)
+
+
+def alike(operands: list[InRows]) -> InRows:
+    """What holds for all operands, where one copy loop brings them. LoweringError where some are turned, some not."""
+    first = operands[0]
+    if any((x.turned, x.rows, x.columns) != (first.turned, first.rows, first.columns) for x in operands):
+        raise LoweringError("operands of one product turned in different ways")
+    stride = first.stride if all(x.stride == first.stride for x in operands) else -1
+    return InRows(first.value, first.free, first.inner, first.turned, stride, min(x.vector for x in operands))

@@ -1,0 +1,112 @@
+"""Schedules of products by warps' tensor core instructions (sm_80 and later), best predicted first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from fusec.passes.schedule.gpu import Launch
+from fusec.target.gpu import GpuTarget
+
+
+@dataclass(frozen=True)
+class MmaGemmSchedule:
+    """A block computes ``m`` by ``n`` of the result in steps of ``k``, ``stages`` of them in shared memory.
+
+    A warp has ``warp_m`` by ``warp_n`` of the result. seconds: what the cost model says of a product.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    warp_m: int
+    warp_n: int
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.m * self.n // (self.warp_m * self.warp_n), self.stages)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("warp", f"{self.warp_m}x{self.warp_n}"),
+            ("stages", self.stages),
+        )
+
+
+_TILES = (
+    (128, 256, 128, 3, 64, 64, 0.97),
+    (256, 128, 128, 3, 64, 64, 0.96),
+    (128, 256, 64, 4, 64, 64, 0.94),
+    (128, 128, 128, 3, 64, 64, 0.92),
+    (128, 128, 64, 4, 64, 64, 0.88),
+    (128, 64, 128, 3, 64, 32, 0.76),
+    (64, 128, 128, 3, 32, 64, 0.76),
+    (64, 64, 128, 3, 32, 32, 0.60),
+    (32, 64, 128, 4, 16, 32, 0.40),
+)
+"""Rows, columns, bytes of a step, stages, a warp's rows and columns; the share of the instructions' rate that is reached
+with many tiles. On an H200, 4096³ in bf16: 505, 499, 486, 476, 451, 394, 396 TFLOP/s."""
+
+_RATES = {90: 0.66, 100: 0.33}
+"""Of a card's rate of half products, what these instructions reach where there are others that are faster."""
+_MOST_RESULTS = 64 * 64
+"""Elements of the results that a warp keeps in registers."""
+_START, _TILE = 6e-6, 2.5e-6
+"""Seconds of a launch, and of a tile until its first products and after its last, where nothing runs beside it."""
+_SOLO = 0.7
+"""The share of its rate that one block of four warps reaches alone on a unit."""
+_NARROW = 0.85
+"""What products of 32 bits keep of the half of the rate that they have."""
+_L2 = 3.0
+"""L2's bandwidth in units of memory's."""
+_WARPS = 8
+"""Warps of a unit whose registers hold results of that size."""
+
+
+def mma_candidates(
+    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1, bits: int = 16
+) -> list[MmaGemmSchedule]:
+    """Schedules for products of operands of 16 bits, or of 32 that may be rounded to TF32, best predicted first.
+
+    None for cards before sm_80 and others than NVIDIA's.
+    """
+    if target.backend != "cuda" or not isinstance(target.arch, int) or target.arch < 80 or bits > 32:
+        return []
+    if not batches * m * n * k:
+        return []
+    found: dict[MmaGemmSchedule, float] = {}
+    for rows, columns, step, stages, warp_m, warp_n, share in _TILES:
+        if warp_m * warp_n * products > _MOST_RESULTS or (rows > 32 and rows >= 2 * max(m, 32)):
+            continue
+        item = bits // 8
+        step_bytes = (rows + products * columns) * step
+        fitting = min(stages, target.shared_memory // step_bytes)
+        if fitting < 2:
+            continue
+        s = MmaGemmSchedule(rows, columns, step // item, fitting, warp_m, warp_n)
+        seconds = _predict(batches, m, n, k, s, products, item, share, target)
+        found[replace(s, seconds=seconds)] = seconds
+    return sorted(found, key=found.__getitem__)
+
+
+def _predict(
+    batches: int, m: int, n: int, k: int, s: MmaGemmSchedule, products: int, item: int, share: float, target: GpuTarget
+) -> float:
+    """Seconds: each unit works through its tiles, as many at a time as its registers and shared memory hold."""
+    assert isinstance(target.arch, int)
+    tiles = batches * ceil(m / s.m) * ceil(n / s.n)
+    shared = s.stages * (s.m + products * s.n) * s.k * item
+    resident = max(1, min(target.shared_memory // shared, _WARPS // s.launch.warps))
+    each = ceil(tiles / target.units)
+    beside = min(each, resident)
+    rate = target.half_flops * _RATES.get(target.arch, 1.0) * share / target.units
+    if item == 4:
+        rate *= _NARROW / 2
+    if beside == 1 and s.launch.warps < _WARPS:
+        rate *= _SOLO
+    multiply = each * 2.0 * s.m * s.n * products * k / rate + ceil(each / resident) * _TILE
+    moved = item * (tiles * (s.m + products * s.n) * k / _L2 + m * n * batches)
+    return _START + max(multiply, moved / target.bandwidth)

@@ -1,0 +1,91 @@
+"""Products by warps' tensor core instructions: what they say, and that they compile without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper_cases import SWIGLU, linear, product
+from mma_cases import CASES, SMALL, SQUARE, WIDE, Fixed, lowered
+
+from fusec.codegen.cuda.build import compile_kernels
+from fusec.codegen.cuda.mma import emit_mma_gemm
+from fusec.codegen.cuda.nvrtc import has_nvrtc
+from fusec.ir.parse import parse
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.mma import MmaGemmSchedule
+from fusec.target.gpu import gpu_target
+
+SM_80 = gpu_target("cuda:sm_80")
+EVERYWHERE = ("square", "tn", "tf32_tn", "odd_everything", "swiglu")
+"""Compiled for other cards than sm_80, too: each kind of fragment."""
+
+
+def compiles(name: str, target: str) -> None:
+    text, schedule = CASES[name]
+    module = compile_kernels([lowered(parse(text), schedule, target)], gpu_target(target))
+    for cubin in module.cubins.values():
+        assert cubin.code.startswith(b"\x7fELF")
+        assert cubin.spills <= 64
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_without_the_card(name: str) -> None:
+    compiles(name, "cuda:sm_80")
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
+@pytest.mark.parametrize("target", ["cuda:sm_86", "cuda:sm_89", "cuda:sm_90", "cuda:sm_100"])
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_compiles_for_other_cards(name: str, target: str) -> None:
+    compiles(name, target)
+
+
+def test_plan() -> None:
+    source = emit_mma_gemm(lowered(parse(linear(1024, 512, 768)), SQUARE))
+    assert (source.grid, source.threads, source.shared) == ((48, 1, 1), 128, 49152)
+    assert not source.tensor_maps
+    assert "__launch_bounds__(128, 2)" in source.text
+    assert "using Left = InRows<1024, 512, 512, 8>;" in source.text
+    assert "kLeftTurned = false, kRightTurned = false" in source.text
+    assert "const Vec<bf16, 2> b_pair = load<2>(b + (column + column_tile * 128));" in source.text
+    assert "tanh" in source.text
+
+
+def test_what_is_not_aligned_is_read_one_by_one() -> None:
+    source = emit_mma_gemm(lowered(parse(linear(130, 131, 136)), SQUARE))
+    assert "using Left = InRows<130, 131, 131, 0>;" in source.text
+    assert "bf16 left(int batch, int row, int k) const {\n        return x[k + row * 131];" in source.text
+    assert source.unaligned is not None
+    assert "store(reinterpret_cast" in source.text
+    assert "store(reinterpret_cast" not in source.unaligned.text
+    assert "load<2>" not in source.unaligned.text
+
+
+def test_turned_operands_run_along_their_memory() -> None:
+    text = product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512")
+    source = emit_mma_gemm(lowered(parse(text), WIDE))
+    assert "kLeftTurned = true, kRightTurned = true" in source.text
+    assert "using Right = InRows<256, 512, 512, 8>;" in source.text
+
+
+def test_narrow_copies() -> None:
+    assert "InRows<130, 132, 132, 4>" in emit_mma_gemm(lowered(parse(linear(130, 132, 136)), SMALL)).text
+    assert "InRows<130, 134, 134, 2>" in emit_mma_gemm(lowered(parse(linear(130, 134, 136)), SMALL)).text
+
+
+def test_two_products() -> None:
+    source = emit_mma_gemm(lowered(parse(SWIGLU), MmaGemmSchedule(128, 64, 32, 3, 64, 32)))
+    assert "kProducts = 2" in source.text
+    assert "if (product == 0) {\n            return g" in source.text
+
+
+@pytest.mark.parametrize("dtype", ["f64", "i32"])
+def test_refused(dtype: str) -> None:
+    text = product("96, 64", "64, 128", "contract=[1]x[0]", "96, 128", dtype)
+    program = lower(parse(text), "cuda:sm_80", tf32=True, selector=Fixed(SM_80, schedule=SQUARE)).program
+    assert any(f"tensor cores multiply no {dtype}" in d.reason for d in program.declined)
