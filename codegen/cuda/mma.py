@@ -1,4 +1,4 @@
-"""Matrix products by warps' tensor core instructions: a plan for ``mma_gemm.cuh`` with the kernel's own epilogue in it."""
+"""Products by warps' tensor core instructions: a plan for ``mma_gemm.cuh`` with the kernel's own epilogue in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fusec.tile.scalar import Load, ScalarExpr, reindex
 _GROUP = 8
 _EIGHT = 8
 """Neighbours of a row that leave together."""
-_OWN_NAMES = """Plan Type Left Right batch row_tile column_tile row column k product values staged output eight left right
-finish send mma_gemm InRows kTileM kTileN kTileK kStages kWarpM kWarpN kM kN kK kBatches kGroup kProducts kStaged
+_OWN_NAMES = """Plan Type Left Right batch row_tile column_tile row column k product values staged output eight left
+right finish send mma_gemm InRows kTileM kTileN kTileK kStages kWarpM kWarpN kM kN kK kBatches kGroup kProducts kStaged
 kLeftTurned kRightTurned"""
 
 

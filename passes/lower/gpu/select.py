@@ -50,7 +50,7 @@ from fusec.passes.schedule.hopper import (
     hopper_attention_candidates,
     hopper_candidates,
 )
-from fusec.passes.schedule.mma import MmaGemmSchedule, mma_candidates
+from fusec.passes.schedule.mma import MmaGemmSchedule, has_faster, mma_candidates
 from fusec.passes.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
@@ -77,9 +77,7 @@ class InCuda:
         return self.schedule.describe()
 
 
-AnySchedule = (
-    GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | MmaGemmSchedule | InCuda
-)
+AnySchedule = GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | MmaGemmSchedule | InCuda
 _IN_CUDA = (HopperGemmSchedule, HopperAttentionSchedule, TiledGemmSchedule, MmaGemmSchedule, InCuda)
 
 
@@ -134,7 +132,7 @@ class GpuSelector:
                 here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
                 mma = self._mma(frame, axes, products)
                 seconds = predict(problem, found[0], self.target)
-                here = _with_mma(here, mma, hopper[0].seconds if hopper and not ahead else seconds)
+                here = _with_mma(here, mma, 0.0 if has_faster(self.target) else seconds)
                 apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
@@ -228,7 +226,7 @@ class GpuSelector:
 
 
 def _with_mma(others: list[AnySchedule], mma: list[MmaGemmSchedule], seconds: float) -> list[AnySchedule]:
-    """Both, those of the way that is predicted to be faster first; the best others are predicted to take ``seconds``."""
+    """Both, first those that are predicted to be faster; ``seconds`` are of the best others."""
     if mma and mma[0].seconds < seconds:
         return [*mma[:2], *others[:2], *mma[2:], *others[2:]]
     return [*others[:2], *mma[:2], *others[2:], *mma[2:]]

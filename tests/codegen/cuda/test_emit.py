@@ -16,8 +16,10 @@ from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
-from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector
 from fusec.passes.pipeline import lower
+from fusec.passes.schedule.tiled import TiledGemmSchedule
 from fusec.target.gpu import gpu_target
 
 CARD = gpu_target("cuda:sm_90")
@@ -71,8 +73,15 @@ def test_a_product_has_its_sizes_by_name() -> None:
     assert "load<kCount>(b + column)" in text
 
 
+class InPlainArithmetic(GpuSelector):
+    def candidates(self, frame: Frame) -> list[AnySchedule]:
+        return [s for s in super().candidates(frame) if isinstance(s, TiledGemmSchedule)]
+
+
 def test_computed_operands_are_members() -> None:
-    text = emitted(linear(130, 200, 100, "bf16")).text
+    selector = InPlainArithmetic(CARD, cuda=True, triton=False)
+    (kernel,) = lower(parse(linear(130, 200, 100, "bf16")), "cuda:sm_90", selector=selector).program.kernels
+    text = emit_kernel(kernel, CARD).text
     assert "kLeftComputed = true, kRightComputed = true" in text
     assert "return float(x[k + row * 200]);" in text
 
