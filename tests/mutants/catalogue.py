@@ -213,6 +213,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/test_torch_compile.py::test_a_long_product",),
     ),
     Mutant(
+        "epilogue_hides_an_output",
+        "fusec.passes.fuse.partition",
+        "            if value in self.outputs:\n                return True\n",
+        "            if value in self.outputs:\n                return False\n",
+        (
+            "tests/passes/fuse/test_gemm.py::test_an_operand_that_is_an_output_is_made_once_before_the_product",
+            "tests/passes/fuse/test_attention.py::test_scores_that_are_also_an_output",
+        ),
+    ),
+    Mutant(
         "rows_of_other_axes_join",
         "fusec.passes.fuse.fuse",
         "if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:",
@@ -244,6 +254,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.passes.canonicalize.windows",
         "        if axis in contract:\n",
         "        if False:\n",
+        ("tests/passes/canonicalize/test_windows.py",),
+    ),
+    Mutant(
+        "repeated_batch_taken_for_free",
+        "fusec.passes.canonicalize.windows",
+        "return all((own[k] == 1) if k in axes else (own[k] == wide[k]) for k in range(len(wide)))",
+        "return all((own[k] == 1) for k in axes)",
         ("tests/passes/canonicalize/test_windows.py",),
     ),
     # The kernels

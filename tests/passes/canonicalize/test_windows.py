@@ -112,6 +112,22 @@ def test_batched_windows_keep_their_batch() -> None:
     assert [op.name for op in graph.ops] == ["dot", "windows"]
 
 
+@pytest.mark.parametrize(
+    ("source", "repeated"),
+    [("f32[4, 1]", "f32[5, 4, 3]"), ("f32[1, 3]", "f32[5, 4, 3]"), ("f32[1, 1, 1]", "f32[5, 4, 3]")],
+    ids=["along what is summed over", "along its own axis", "along all"],
+)
+def test_an_operand_that_repeats_along_more_than_the_batch_is_left(source: str, repeated: str) -> None:
+    text = f"""
+    graph @g(%a: {source}, %b: f32[5, 3, 8]) {{
+      %r = broadcast(%a) : {repeated}
+      %c = dot(%r, %b) {{contract=[2]x[1], batch=[0]x[0]}} : f32[5, 4, 8]
+      return %c
+    }}
+    """
+    assert unchanged(applying(*WINDOW_RULES), text) == []
+
+
 DECLINED = [
     (
         "dot(%a, %w) {contract=[0]x[2]} : f32[10, 20, 981]",

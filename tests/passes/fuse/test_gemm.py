@@ -91,6 +91,18 @@ def test_prologues(text: str) -> None:
     one_kernel(text)
 
 
+def test_an_operand_that_is_an_output_is_made_once_before_the_product() -> None:
+    run = check(
+        """graph @kept(%x: f32[7, 5], %w: f32[5, 9]) {
+            %a = tanh(%x) : f32[7, 5]
+            %y = dot(%a, %w) {contract=[1]x[0]} : f32[7, 9]
+            return %y, %a
+        }""",
+        slack=4,
+    )
+    assert group_kinds(run.lowered) == ["map", "gemm"]
+
+
 @pytest.mark.parametrize(
     "dot",
     [
