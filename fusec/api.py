@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, TypeVar, overload
@@ -21,9 +22,10 @@ from fusec.ir.parse import parse
 from fusec.ir.types import Dim, dtype_of
 from fusec.passes.place import place
 from fusec.report import explain_program
-from fusec.runtime.dispatch import Dispatcher, JitFunction, JitModule, library_of, needs_autograd
+from fusec.runtime.dispatch import Dispatcher, library_of, needs_autograd
 from fusec.runtime.dynamic import Symbolic
 from fusec.runtime.executable import Executable
+from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.specs import TensorSpec, example, placement, spec_of
@@ -58,7 +60,7 @@ def jit(
     *,
     target: str | None = None,
     dynamic: bool | None = None,
-    static: object = None,
+    static: str | Iterable[str] = (),
     precision: Precision = "ieee",
     tune: Tune = False,
     fallback: Fallback = "eager",
@@ -73,7 +75,7 @@ def jit(
     *,
     target: str | None = None,
     dynamic: bool | None = None,
-    static: object = None,
+    static: str | Iterable[str] = (),
     precision: Precision = "ieee",
     tune: Tune = False,
     fallback: Fallback = "eager",
@@ -96,9 +98,12 @@ def jit(
     mantissa, several times faster); ``"ieee"`` keeps f32, whatever PyTorch's own switches say.
 
     With ``dynamic=True``, when a call differs from an earlier one in extents alone, a program is compiled that serves
-    ranges of them; where no one graph does, each set of extents has its own, as without. ``static`` is for later.
+    ranges of them; where no one graph does, each set of extents has its own, as without.
+
+    static: the names of parameters whose PyTorch tensors are weights: what kernels need packed is packed once, and
+    again when a tensor has changed or another one comes. (Arguments that are no arrays are static anyway.) ValueError
+    for a name that is no parameter.
     """
-    _refuse_unknown(static=static)
     symbolic = for_range if dynamic else None
     if tune not in (False, "quick", "full"):
         raise ValueError(f"tune={tune!r}; it is False, 'quick' or 'full'")
@@ -106,8 +111,8 @@ def jit(
         raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
     options = Options(target, tune, cache, _known_precision(precision))
     if function is None:
-        return lambda f: _jit(f, options, fallback, graph, symbolic)
-    return _jit(function, options, fallback, graph, symbolic)
+        return lambda f: _jit(f, options, fallback, graph, symbolic, static)
+    return _jit(function, options, fallback, graph, symbolic, static)
 
 
 def _known_precision(precision: Precision) -> Precision:
@@ -116,13 +121,14 @@ def _known_precision(precision: Precision) -> Precision:
     return precision
 
 
-def _refuse_unknown(**options: object) -> None:
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise FusecError(f"{name}={value!r} is not there yet: every call is compiled for its exact layout")
-
-
-def _jit(function: Any, options: Options, fallback: Fallback, graph: bool, symbolic: Symbolic | None) -> Any:
+def _jit(
+    function: Any,
+    options: Options,
+    fallback: Fallback,
+    graph: bool,
+    symbolic: Symbolic | None,
+    static: str | Iterable[str],
+) -> Any:
     if not callable(function):
         raise TypeError(f"fusec.jit compiles functions and modules, not {type(function).__name__}")
     if isinstance(function, JitFunction):
@@ -134,8 +140,22 @@ def _jit(function: Any, options: Options, fallback: Fallback, graph: bool, symbo
     compile_capture = _compile_with(options, graph)
     nn = sys.modules.get("torch.nn")
     if nn is not None and isinstance(function, nn.Module):
-        return JitModule(function, compile_capture, fallback, symbolic)
-    return JitFunction(function, compile_capture, fallback, symbolic)
+        names = _parameter_names(function.forward, static)
+        return JitModule(function, compile_capture, fallback, symbolic, names)
+    return JitFunction(function, compile_capture, fallback, symbolic, _parameter_names(function, static))
+
+
+def _parameter_names(function: Callable[..., Any], names: str | Iterable[str]) -> frozenset[str]:
+    """The names, all of them the function's parameters. ValueError for others."""
+    found = frozenset([names] if isinstance(names, str) else names)
+    if not found:
+        return found
+    parameters = inspect.signature(function).parameters
+    unknown = sorted(found - parameters.keys())
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ValueError(f"static= names {', '.join(unknown)}; {name} takes {', '.join(parameters)}")
+    return found
 
 
 def _compile_with(options: Options, graph: bool = False) -> Callable[[Capture], Executable]:
@@ -328,9 +348,10 @@ def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) 
     jitted = function if isinstance(function, JitFunction) else getattr(function, "_fusec", None)
     eager = jitted.dispatcher.eager_calls if isinstance(jitted, JitFunction) else {}
     plain = _plain(function)
+    static = jitted.dispatcher.static if isinstance(jitted, JitFunction) else frozenset[str]()
     positional, named, library = _examples(plain, args, kwargs)
     try:
-        capture = _dispatcher(plain).capture(positional, named)
+        capture = _dispatcher(plain, static=static).capture(positional, named)
     except CaptureError as error:
         return f"{getattr(plain, '__name__', plain)} runs as written: {error}\n" + _eager_lines(eager)
     compile_capture = jitted.dispatcher.compile if isinstance(jitted, JitFunction) else _compile_with(Options())
@@ -373,11 +394,11 @@ def _called(function: Any) -> Any:
     return types.MethodType(method, function)
 
 
-def _dispatcher(function: Any, fallback: Fallback = "eager") -> Dispatcher:
+def _dispatcher(function: Any, fallback: Fallback = "eager", static: frozenset[str] = frozenset()) -> Dispatcher:
     def refuse(capture: Capture) -> Any:
         raise AssertionError("this dispatcher only captures")
 
-    return Dispatcher(function, refuse, fallback=fallback)
+    return Dispatcher(function, refuse, fallback=fallback, static=static)
 
 
 def _is_argument(value: object) -> bool:

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fusec  # noqa: E402
-from fusec.errors import CaptureError, DataDependentError, FusecError  # noqa: E402
+from fusec.errors import CaptureError, DataDependentError  # noqa: E402
 
 SCALE = 2.0
 
@@ -492,8 +492,8 @@ def test_options_are_checked() -> None:
         fusec.jit(tune="hard")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="'ieee' or 'tf32'"):
         fusec.jit(precision="fast")  # type: ignore[call-overload]
-    with pytest.raises(FusecError, match="static"):
-        fusec.jit(static="x")
+    with pytest.raises(ValueError, match="static= names y; <lambda> takes x"):
+        fusec.jit(static="y")(lambda x: x)
     with pytest.raises(TypeError, match="not int"):
         fusec.jit(3)  # type: ignore[call-overload]
 
@@ -526,3 +526,61 @@ def test_trace_lower_and_kernels() -> None:
     other = fusec.lower(graph, target="cpu:x86-64-v3")
     assert other.program.target == "cpu:x86-64-v3"
     assert "float32x8" in other.kernels[0].source
+
+
+# Weights among the arguments
+
+
+def test_static_arguments_are_packed_once_and_again_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec.runtime.packing import Packer
+
+    packed: list[int] = []
+    pack = Packer.pack
+
+    def counting(self: Packer, sources: Any) -> Any:
+        packed.append(len(sources))
+        return pack(self, sources)
+
+    monkeypatch.setattr(Packer, "pack", counting)
+
+    def dense(x: Any, weights: Any) -> Any:
+        for w in weights:
+            x = torch.relu(torch.nn.functional.linear(x, w))
+        return x
+
+    fast = fusec.jit(static="weights")(dense)
+    x, weights = torch.randn(4, 32), [torch.randn(32, 32), torch.randn(32, 32)]
+    for _ in range(3):
+        same(fast(x, weights), dense(x, weights))
+    assert len(packed) == 2
+    weights[1].mul_(2)
+    same(fast(x, weights=weights), dense(x, weights))
+    same(fast(x, weights), dense(x, weights))
+    weights = [torch.randn(32, 32), weights[1]]
+    same(fast(x, weights), dense(x, weights))
+    assert "pack" in fusec.explain(fast, x, weights)
+    assert len(packed) == 4
+    fusec.jit(dense)(x, weights)
+    assert len(packed) == 4
+
+
+def test_static_arguments_of_modules_methods_and_rests() -> None:
+    class Layer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
+        def forward(self, x: Any, w: Any) -> Any:
+            return x @ w
+
+        @fusec.jit(static=["w"])
+        def method(self, x: Any, w: Any) -> Any:
+            return x @ w
+
+    def rest(x: Any, *ws: Any) -> Any:
+        return x @ ws[0] @ ws[1]
+
+    x, w = torch.randn(3, 8), torch.randn(8, 8)
+    layer = Layer()
+    for jitted in (fusec.jit(static="w")(layer), layer.method):
+        same(jitted(x, w), x @ w)
+        assert [port.role for port in plans(jitted)[0].capture.graph.input_ports] == ["argument", "parameter"]
+    jitted = fusec.jit(static="ws")(rest)
+    same(jitted(x, w, w + 1), rest(x, w, w + 1))
+    assert [p.role for p in plans(jitted)[0].capture.graph.input_ports] == ["argument", "parameter", "parameter"]

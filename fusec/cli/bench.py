@@ -26,7 +26,8 @@ from fusec.frontend.capture import Library, flatten
 from fusec.ir.types import DType, dtype_of
 from fusec.report import render
 from fusec.runtime.arrays import Arrays, load_arrays
-from fusec.runtime.dispatch import JitFunction, library_of
+from fusec.runtime.dispatch import library_of
+from fusec.runtime.jit import JitFunction
 from fusec.specs import TensorSpec, named_specs
 
 _RESET_PEAK = "5"

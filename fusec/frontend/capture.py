@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from fusec.ir.graph import Graph
@@ -144,6 +145,49 @@ def flatten(
     structure = tuple(structure_of(a, is_tensor, leaves) for a in args)
     named = tuple((name, structure_of(a, is_tensor, leaves)) for name, a in kwargs.items())
     return leaves, CallSpec(structure, named)
+
+
+def with_static(capture: Capture, leaves: frozenset[int]) -> Capture:
+    """The capture with the array leaves of these numbers taken for weights: what is packed from them is kept."""
+    ports = tuple(
+        replace(port, role="parameter") if isinstance(source, ArgumentSource) and source.index in leaves else port
+        for port, source in zip(capture.graph.input_ports, capture.sources, strict=True)
+    )
+    return replace(capture, graph=replace(capture.graph, input_ports=ports))
+
+
+def leaves_of_parameters(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    is_tensor: Callable[[Any], bool],
+    names: frozenset[str],
+) -> frozenset[int]:
+    """The numbers of the tensor leaves in the arguments of these parameters."""
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL] or [""]
+    found: set[int] = set()
+    leaves: list[Any] = []
+    for k, value in enumerate(args):
+        _add_leaves(value, positional[k].name if k < len(positional) else rest[0], is_tensor, names, leaves, found)
+    for name, value in kwargs.items():
+        _add_leaves(value, name, is_tensor, names, leaves, found)
+    return frozenset(found)
+
+
+def _add_leaves(
+    value: Any,
+    name: str,
+    is_tensor: Callable[[Any], bool],
+    names: frozenset[str],
+    leaves: list[Any],
+    found: set[int],
+) -> None:
+    before = len(leaves)
+    structure_of(value, is_tensor, leaves)
+    if name in names:
+        found.update(range(before, len(leaves)))
 
 
 def structure_of(value: Any, is_tensor: Callable[[Any], bool], leaves: list[Any]) -> Structure:

@@ -18,7 +18,18 @@ import numpy as np
 from fusec import tracing
 from fusec.config import logger, verifies
 from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError
-from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, Node, Static, Structure, flatten
+from fusec.frontend.capture import (
+    CallSpec,
+    Capture,
+    Fallback,
+    Library,
+    Node,
+    Static,
+    Structure,
+    flatten,
+    leaves_of_parameters,
+    with_static,
+)
 from fusec.ir.index import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays
@@ -169,9 +180,11 @@ class Dispatcher:
         capture: CaptureFunction | None = None,
         symbolic: Symbolic | None = None,
         openings: Openings = openings,
+        static: frozenset[str] = frozenset(),
     ) -> None:
         self.function = function
-        self._symbolic = symbolic
+        self.static = static
+        self.symbolic = symbolic
         self._openings = openings
         self.closed: list[str] = []
         self._without_kernel: set[str] = set()
@@ -288,9 +301,14 @@ class Dispatcher:
         try:
             capture = self._capture_function or load_capture(library)
             with tracing.span(f"capture {self._name}", "compile", library=library):
-                return capture(self.function, args, kwargs, fallback=self.fallback)
+                made = capture(self.function, args, kwargs, fallback=self.fallback)
         finally:
             _thread.capturing = outer
+        if not self.static:
+            return made
+        called = self.function.forward if _is_torch_module(self.function) else self.function
+        is_array = load_arrays(library).is_array
+        return with_static(made, leaves_of_parameters(called, args, kwargs, is_array, self.static))
 
     def _make(
         self,
@@ -319,7 +337,7 @@ class Dispatcher:
 
     def _make_open(self, key: Hashable, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
-        if self._symbolic is None or needs_autograd(arrays.library, leaves):
+        if self.symbolic is None or needs_autograd(arrays.library, leaves):
             return None
         layouts = tuple(arrays.layout(leaf) for leaf in leaves)
         kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
@@ -340,7 +358,7 @@ class Dispatcher:
         return None
 
     def _open_plan(self, opening: Opening, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
-        assert self._symbolic is not None
+        assert self.symbolic is not None
         shapes = opening.shapes
 
         def capture_at(extents: Mapping[str, int]) -> Capture:
@@ -369,7 +387,7 @@ class Dispatcher:
             finally:
                 _thread.capturing = outer
 
-        capture = self._symbolic(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
+        capture = self.symbolic(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)
@@ -434,118 +452,3 @@ def _statics(part: Structure) -> list[Any]:
     if isinstance(part, Node):
         return [value for inner in part.parts for value in _statics(inner)]
     return []
-
-
-class JitFunction:
-    """A function that compiles itself for each signature it is called with. Made by :func:`fusec.jit`.
-
-    Its ``__dict__`` holds what the function's has, and nothing of ours: a capture of a caller looks into it.
-    """
-
-    __slots__ = ("__dict__", "__weakref__", "_dispatch", "dispatcher")
-
-    def __init__(
-        self, function: Callable[..., Any], compile: Compile, fallback: Fallback, symbolic: Symbolic | None = None
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self.dispatcher = Dispatcher(function, compile, fallback=fallback, symbolic=symbolic)
-        self._dispatch = self.dispatcher.__call__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._dispatch(args, kwargs)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A method: each instance has plans of its own, which live as long as it does."""
-        if instance is None:
-            return self
-        table = getattr(instance, "__dict__", None)
-        if not isinstance(table, dict):  # a class, or an instance with slots only
-            return types.MethodType(self, instance)
-        bound = table.get(_BOUND)
-        if bound is None:
-            bound = table.setdefault(_BOUND, BoundMethods())
-        return bound.method(self, instance)
-
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined]
-
-    def __repr__(self) -> str:
-        return f"<fusec.jit {self.dispatcher.function!r}>"
-
-
-_BOUND = "_fusec_bound"
-
-
-class BoundMethods:
-    """The compiled methods of one instance, kept in its ``__dict__``. A copy of the instance starts without any."""
-
-    def __init__(self) -> None:
-        self._methods: dict[int, tuple[JitFunction, JitFunction]] = {}
-
-    def method(self, jitted: JitFunction, instance: Any) -> JitFunction:
-        """The function bound to the instance; made on first use."""
-        known = self._methods.get(id(jitted))
-        if known is None:
-            dispatcher = jitted.dispatcher
-            bound = types.MethodType(dispatcher.function, instance)
-            made = JitFunction(bound, dispatcher.compile, dispatcher.fallback)
-            known = self._methods.setdefault(id(jitted), (jitted, made))
-        return known[1]
-
-    def __deepcopy__(self, memo: object) -> BoundMethods:
-        return BoundMethods()
-
-    def __copy__(self) -> BoundMethods:
-        return BoundMethods()
-
-    def __reduce__(self) -> tuple[type[BoundMethods], tuple[()]]:
-        return BoundMethods, ()
-
-
-class JitModule:
-    """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training.
-
-    A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one.
-    """
-
-    def __init__(self, module: Any, compile: Compile, fallback: Fallback, symbolic: Symbolic | None = None) -> None:
-        self.__dict__["_fusec"] = JitFunction(module, compile, fallback, symbolic)
-        self.__dict__["_module"] = module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fusec._dispatch(args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        module = self.__dict__["_module"]
-        value = getattr(module, name)
-        if isinstance(value, types.MethodType) and value.__self__ is module:
-            return _returning(self, value)
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_module"], name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["_module"], name)
-
-    def __dir__(self) -> list[str]:
-        return dir(self.__dict__["_module"])
-
-    def __repr__(self) -> str:
-        return f"fusec.jit({self.__dict__['_module']!r})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> JitModule:
-        import copy
-
-        dispatcher = self._fusec.dispatcher
-        module = copy.deepcopy(self.__dict__["_module"], memo)
-        return JitModule(module, dispatcher.compile, dispatcher.fallback)
-
-
-def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        return wrapper if result is method.__self__ else result
-
-    return call

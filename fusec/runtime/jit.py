@@ -1,0 +1,139 @@
+"""What :func:`fusec.jit` returns: functions, methods and modules that go through a dispatcher."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from fusec.frontend.capture import Fallback
+from fusec.runtime.dispatch import Compile, Dispatcher
+from fusec.runtime.dynamic import Symbolic
+
+
+class JitFunction:
+    """A function that compiles itself for each signature it is called with. Made by :func:`fusec.jit`.
+
+    Its ``__dict__`` holds what the function's has, and nothing of ours: a capture of a caller looks into it.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_dispatch", "dispatcher")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        compile: Compile,
+        fallback: Fallback,
+        symbolic: Symbolic | None = None,
+        static: frozenset[str] = frozenset(),
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.dispatcher = Dispatcher(function, compile, fallback=fallback, symbolic=symbolic, static=static)
+        self._dispatch = self.dispatcher.__call__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._dispatch(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method: each instance has plans of its own, which live as long as it does."""
+        if instance is None:
+            return self
+        table = getattr(instance, "__dict__", None)
+        if not isinstance(table, dict):  # a class, or an instance with slots only
+            return types.MethodType(self, instance)
+        bound = table.get(_BOUND)
+        if bound is None:
+            bound = table.setdefault(_BOUND, BoundMethods())
+        return bound.method(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<fusec.jit {self.dispatcher.function!r}>"
+
+
+_BOUND = "_fusec_bound"
+
+
+class BoundMethods:
+    """The compiled methods of one instance, kept in its ``__dict__``. A copy of the instance starts without any."""
+
+    def __init__(self) -> None:
+        self._methods: dict[int, tuple[JitFunction, JitFunction]] = {}
+
+    def method(self, jitted: JitFunction, instance: Any) -> JitFunction:
+        """The function bound to the instance; made on first use."""
+        known = self._methods.get(id(jitted))
+        if known is None:
+            dispatcher = jitted.dispatcher
+            bound = types.MethodType(dispatcher.function, instance)
+            made = JitFunction(bound, dispatcher.compile, dispatcher.fallback, dispatcher.symbolic, dispatcher.static)
+            known = self._methods.setdefault(id(jitted), (jitted, made))
+        return known[1]
+
+    def __deepcopy__(self, memo: object) -> BoundMethods:
+        return BoundMethods()
+
+    def __copy__(self) -> BoundMethods:
+        return BoundMethods()
+
+    def __reduce__(self) -> tuple[type[BoundMethods], tuple[()]]:
+        return BoundMethods, ()
+
+
+class JitModule:
+    """An ``nn.Module`` whose calls are compiled. Everything else is the module's own: attributes, methods, training.
+
+    A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        compile: Compile,
+        fallback: Fallback,
+        symbolic: Symbolic | None = None,
+        static: frozenset[str] = frozenset(),
+    ) -> None:
+        self.__dict__["_fusec"] = JitFunction(module, compile, fallback, symbolic, static)
+        self.__dict__["_module"] = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fusec._dispatch(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__["_module"]
+        value = getattr(module, name)
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            return _returning(self, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_module"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["_module"], name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__dict__["_module"])
+
+    def __repr__(self) -> str:
+        return f"fusec.jit({self.__dict__['_module']!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitModule:
+        import copy
+
+        dispatcher = self._fusec.dispatcher
+        module = copy.deepcopy(self.__dict__["_module"], memo)
+        return JitModule(module, dispatcher.compile, dispatcher.fallback, dispatcher.symbolic, dispatcher.static)
+
+
+def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return wrapper if result is method.__self__ else result
+
+    return call
