@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -13,13 +14,14 @@ from typing import Any, TypeVar, overload
 from fusec import config, loading
 from fusec.ahead import Conditions, Piece, for_range, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
-from fusec.compiled import Compiled, Variant, argument_of
+from fusec.compiled import Compiled, Variant, WeightNames, argument_of
 from fusec.errors import CaptureError, FusecError, TargetError
 from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, ReferenceSource, flatten
 from fusec.ir.graph import Graph
 from fusec.ir.index import symbol
 from fusec.ir.parse import parse
 from fusec.ir.types import Dim, dtype_of
+from fusec.loading import Weights
 from fusec.passes.place import place
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, library_of, needs_autograd
@@ -276,7 +278,8 @@ def compile(
 
     def variant(piece: Piece) -> Variant:
         executable = replace(build(piece.graph, library, options).executable, graph=graph)
-        return _variant(piece, executable, placed, shared if freeze else None)
+        made = _variant(piece, executable, placed, shared if freeze else None)
+        return replace(made, names=_weight_names(function, piece.capture)) if freeze else made
 
     ranges = ranges_of(specs, dims)
     if ranges:
@@ -325,9 +328,30 @@ def _variant(
     return Variant(executable, arguments, layouts, capture.rebuild, str(piece.graph), capture.notes, piece.ranges)
 
 
-def load(path: str | PathLike[str]) -> Compiled:
+_CONSTANT = re.compile(r"constant\d*")
+"""What the frontends call an array that only the function's own code holds."""
+
+
+def _weight_names(function: Callable[..., Any], capture: Capture) -> WeightNames:
+    """What may be left out of a file, by graph input: a module's state, or what has a path in the user's code."""
+    sources = [(k, s) for k, s in enumerate(capture.sources) if isinstance(s, ReferenceSource)]
+    nn = sys.modules.get("torch.nn")
+    owner = getattr(function, "__self__", function)
+    if nn is None or not isinstance(owner, nn.Module):
+        return WeightNames({k: (s.path,) for k, s in sources if not _CONSTANT.fullmatch(s.path)})
+    state = owner.state_dict(keep_vars=True)
+    found: dict[int, tuple[str, ...]] = {}
+    for k, source in sources:
+        tensor = source.fetch()
+        names = tuple(name for name, held in state.items() if held is tensor)
+        if names:
+            found[k] = names
+    return WeightNames(found, frozenset(state).difference(*found.values()))
+
+
+def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compiled:
     """See :func:`fusec.loading.load`, which ``fusec.load`` is."""
-    return loading.load(path)
+    return loading.load(path, weights=weights)
 
 
 def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) -> str:

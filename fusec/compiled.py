@@ -19,6 +19,16 @@ from fusec.specs import TensorSpec
 Fetch = Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class WeightNames:
+    """What a function's weights are called. ``of``: by graph input, the names that one goes by, the best first.
+    ``others``: names in its module's state that the graph does not read.
+    """
+
+    of: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, eq=False)
 class Variant:
     """One set of extents, or ranges of them, compiled.
@@ -35,6 +45,7 @@ class Variant:
     graph_text: str
     notes: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    names: WeightNames = field(default_factory=WeightNames)
 
     def serves(self, bindings: Mapping[str, int]) -> bool:
         return all(low <= bindings[name] <= high for name, (low, high) in self.ranges.items())
@@ -167,11 +178,15 @@ class Compiled:
             )
         return (self.specialised({}),)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the compiled function to a file for :func:`fusec.load`. ArtifactError where it can't be saved."""
+    def save(self, path: str | PathLike[str], *, weights: bool = True) -> None:
+        """Writes the compiled function to a file for :func:`fusec.load`. ArtifactError where it can't be saved.
+
+        Without ``weights`` those that have names (a module's state, arrays in variables and attributes) are left out,
+        and given to :func:`fusec.load`.
+        """
         from fusec.saving import save  # needs the passes, for the texts
 
-        save(self, path)
+        save(self, path, weights=weights)
 
     def export_c(self, folder: str | PathLike[str]) -> Path:
         """Writes a C header, weights and shared objects into a folder; gives the header's path.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
@@ -12,10 +13,10 @@ import numpy as np
 
 from fusec import tracing
 from fusec.compiled import Compiled, Variant
-from fusec.errors import ArtifactError, FusecError
+from fusec.errors import ArtifactError, FusecError, SignatureError
 from fusec.frontend.capture import Library
 from fusec.ir.index import symbol
-from fusec.ir.types import Dim, DType, fixed, u8
+from fusec.ir.types import Dim, DType, dtype_of, fixed, u8
 from fusec.runtime import artifact
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.artifact import piece_folder
@@ -29,15 +30,24 @@ from fusec.runtime.structure import call_from_json, result_from_json
 from fusec.specs import TensorSpec
 
 MOST_PIECES = 1000
+_MOST_LISTED = 8
+"""Weights that one error names."""
+
+Weights = Mapping[str, Any] | str | PathLike[str]
+"""Arrays by name, such as a module's ``state_dict()``, or the path of a safetensors file."""
 
 tracing.start_from_environment()
 
 
-def load(path: str | PathLike[str]) -> Compiled:
+def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compiled:
     """The function that :meth:`Compiled.save` wrote. It runs native code: load only files whose author you trust.
 
     All that is used of the file is checked before. Raises ArtifactError for a file that is damaged, of another format,
     or for another machine. Its weights are mapped: leave the file as it is while the function is in use.
+
+    ``weights``: for a file that was saved without them, arrays by name (a ``state_dict()``) or the path of a
+    safetensors file. They are copied or packed now. SignatureError that lists those which are missing, of another
+    shape or dtype, or that the function's module does not have.
     """
     with tracing.span(f"load {fspath(path)}", "load"):
         return _checked(path)
@@ -49,7 +59,9 @@ def _checked(path: str | PathLike[str]) -> Compiled:
     if missing:
         raise ArtifactError(f"{contents.path}: {missing}")
     try:
-        return _load(contents)
+        return _load(contents, weights)
+    except SignatureError as error:
+        raise SignatureError(f"{contents.path}: {error}") from None
     except ArtifactError as error:
         text = str(error)
         raise ArtifactError(text if text.startswith(str(contents.path)) else f"{contents.path}: {text}") from None
@@ -57,7 +69,7 @@ def _checked(path: str | PathLike[str]) -> Compiled:
         raise ArtifactError(f"{contents.path}: its records do not fit together: {error!r:.300}") from None
 
 
-def _load(contents: artifact.Contents) -> Compiled:
+def _load(contents: artifact.Contents, weights: Weights | None) -> Compiled:
     manifest = contents.manifest
     library = _library(manifest["library"])
     records = manifest["pieces"]
@@ -75,7 +87,8 @@ def _load(contents: artifact.Contents) -> Compiled:
         from fusec.runtime import launch  # for GPUs alone
 
         launch.offer_build(str(manifest.get("launcher")), contents.read(artifact.LAUNCHER))
-    reader = _Reader(library, load_arrays(library), specs, stored, members)
+    given = _given(manifest, load_arrays(library), weights)
+    reader = _Reader(library, load_arrays(library), specs, stored, members, given)
     variants = [reader.variant(record, piece_folder(k), ranges) for k, record in enumerate(records)]
     name = str(manifest["name"])
     if ranges:
@@ -91,6 +104,69 @@ def _library(name: object) -> Library:
     raise ArtifactError(f"there is no array library {name!r}")
 
 
+def _given(manifest: Json, arrays: Arrays, weights: Weights | None) -> dict[str, Any]:
+    """The weights that the file was saved without, by its names for them. SignatureError for what does not fit."""
+    needed = {str(name): (type_from_json(entry["type"]), entry["also"]) for name, entry in manifest["weights"].items()}
+    if weights is None:
+        if needed:
+            raise SignatureError(
+                f"it was saved without its {len(needed)} weights ({_listed(needed)}); "
+                "give them: fusec.load(..., weights=module.state_dict() or 'model.safetensors')"
+            )
+        return {}
+    if not needed:
+        raise SignatureError("its weights are inside; load it without weights=")
+    offered = weights if isinstance(weights, Mapping) else read_safetensors(weights, arrays)
+    names = {name: next((n for n in (name, *also) if n in offered), None) for name, (_, also) in needed.items()}
+    known = {n for name, (_, also) in needed.items() for n in (name, *also)} | set(map(str, manifest["others"]))
+    problems: list[str] = []
+    missing = [name for name, found in names.items() if found is None]
+    if missing:
+        problems.append(f"missing: {_listed(missing)}")
+    found = {name: _as_array(arrays, offered[other], other) for name, other in names.items() if other is not None}
+    wrong = []
+    for name, array in found.items():
+        type, here = needed[name][0], arrays.layout(array).type
+        if (here.dtype, here.shape) != (type.dtype, type.shape):
+            wrong.append(f"{name} is {here.dtype}{list(here.shape)}, needed is {type.dtype}{list(type.shape)}")
+    if wrong:
+        problems.append(f"of another kind: {_listed(wrong)}")
+    unexpected = sorted(set(map(str, offered)) - known)
+    if unexpected:
+        problems.append(f"not the module's: {_listed(unexpected)}")
+    if problems:
+        raise SignatureError(f"the weights do not fit; {'; '.join(problems)}")
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+    return ", ".join(listed[:_MOST_LISTED]) + more
+
+
+def _as_array(arrays: Arrays, value: Any, name: str) -> Any:
+    """The weight as an array of the file's library."""
+    if isinstance(value, np.ndarray) and not arrays.is_array(value):
+        return arrays.from_numpy(np.ascontiguousarray(value), dtype_of(value.dtype))
+    if not arrays.is_array(value):
+        raise SignatureError(f"weight {name} is a {type(value).__name__}, and no array of {arrays.library} or NumPy")
+    return value.detach() if arrays.library == "torch" else value
+
+
+def read_safetensors(path: str | PathLike[str], arrays: Arrays) -> dict[str, Any]:
+    """The arrays of a safetensors file, mapped. SignatureError for one that is damaged, or is no such file."""
+    try:
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return {
+            name: arrays.from_numpy(array, dtype)
+            for name, (dtype, array) in artifact.decode_weights(memoryview(mapped)).items()
+        }
+    except (OSError, ValueError, ArtifactError) as error:
+        raise SignatureError(f"the weights {path} can't be read as safetensors: {error}") from None
+
+
 Stored = Mapping[str, tuple[DType, np.ndarray[Any, Any]]]
 
 
@@ -103,7 +179,9 @@ class _Reader:
     specs: Sequence[TensorSpec]
     stored: Stored
     members: Mapping[str, bytes]
+    given: Mapping[str, Any] = field(default_factory=dict)
     made: dict[object, Any] = field(default_factory=dict)
+    frozen: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def variant(self, record: Json, folder: str, whole: Mapping[str, tuple[int, int]]) -> Variant:
         ranges = {name: (s.lo or 1, int(str(s.hi))) for name, s in symbols_from_json(record["ranges"]).items()}
@@ -118,11 +196,14 @@ class _Reader:
         packed = {int(slot): self.packed(program, int(slot), name) for slot, name in record["packed"].items()}
         constants = {str(key): self.stored[name][1] for key, name in record["constants"].items()}
         layouts = self.layouts(ranges)
-        _check(program, arguments, fixed_inputs, layouts, weights)
+        given = {int(k): str(name) for k, name in record["given"].items()}
+        _check(program, arguments, fixed_inputs | given.keys(), layouts, weights)
         module = load_module(self.members[folder + artifact.CODE])
         executable = Executable(
             program, module, self.library, digests, fixed_inputs, weights, packed, bool(record["graph"])
         )
+        if given:
+            executable = executable.freeze({k: self.given_weight(program, k, given[k]) for k in given}, self.frozen)
         graph = self.members[folder + artifact.GRAPH].decode()
         notes = tuple(map(str, record["notes"]))
         return Variant(executable, arguments, layouts, result.rebuild(constants), graph, notes, ranges)
@@ -141,6 +222,17 @@ class _Reader:
         key = (name, slot.strides)
         if key not in self.made:
             self.made[key] = _laid_out(self.arrays, self.arrays.from_numpy(array, dtype), fixed(slot.strides))
+        return self.made[key]
+
+    def given_weight(self, program: Program, number: int, name: str) -> Any:
+        slot = program.slots[program.inputs[number]]
+        array = self.given[name]
+        here = self.arrays.layout(array).type
+        if (here.dtype, here.shape) != (slot.type.dtype, slot.type.shape):
+            raise ArtifactError(f"weight {name} is {here}, the program has {slot.type}")
+        key = ("given", name, slot.strides)
+        if key not in self.made:
+            self.made[key] = _laid_out(self.arrays, array, fixed(slot.strides))
         return self.made[key]
 
     def packed(self, program: Program, number: int, name: str) -> Block:

@@ -21,10 +21,11 @@ from fusec.runtime import artifact, launch
 from fusec.runtime.arrays import load_arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
+from fusec.runtime.emit import pack_sources
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.host import HostExecutable
 from fusec.runtime.isa import host_architecture, required_features
-from fusec.runtime.program import Program
+from fusec.runtime.program import Pack, Program
 from fusec.runtime.serial import (
     Json,
     dims_to_json,
@@ -58,15 +59,19 @@ class _Store:
         return artifact.encode_weights(dict(ordered))
 
 
-def save(compiled: Compiled, path: str | PathLike[str]) -> None:
-    """Writes a compiled function of fixed shapes or of ranges. ArtifactError where it can't be written."""
+def save(compiled: Compiled, path: str | PathLike[str], *, weights: bool = True) -> None:
+    """Writes a compiled function of fixed shapes or of ranges. ArtifactError where it can't be written.
+
+    Without ``weights`` those that have names are left out.
+    """
     variants = compiled.complete
     target = variants[0].executable.program.target
     store = _Store()
     members: dict[str, bytes] = {}
     records = []
     for number, variant in enumerate(variants):
-        record, found = _piece(compiled, variant, store)
+        given = {} if weights else _given(compiled, variant)
+        record, found = _piece(compiled, variant, store, given)
         records.append(record)
         members |= {piece_folder(number) + name: data for name, data in found.items()}
     manifest = {
@@ -79,6 +84,8 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
         "inputs": [_spec_to(spec, compiled.ranges) for spec in compiled.specs],
         "outputs": [_output(variants[-1].executable.program, k) for k in range(records[-1]["result"]["outputs"])],
         "call": call_to_json(compiled.call_spec),
+        "weights": {} if weights else _weights_needed(variants),
+        "others": [] if weights else sorted(frozenset[str]().union(*(v.names.others for v in variants))),
         "pieces": records,
     }
     members[artifact.WEIGHTS] = store.encode()
@@ -89,8 +96,32 @@ def save(compiled: Compiled, path: str | PathLike[str]) -> None:
     artifact.write(path, manifest, members)
 
 
-def _piece(compiled: Compiled, variant: Variant, store: _Store) -> tuple[Json, dict[str, bytes]]:
-    """The record of one variant, and its members."""
+def _given(compiled: Compiled, variant: Variant) -> Mapping[int, str]:
+    """The names of the weights that are left out, by graph input. ArtifactError where there is none."""
+    fixed = variant.executable.fixed
+    given = {k: names[0] for k, names in variant.names.of.items() if k in fixed}
+    if not given:
+        raise ArtifactError(
+            f"{compiled.name} has no weights that could be given at load: it reads none, or was loaded from a file"
+        )
+    return given
+
+
+def _weights_needed(variants: Sequence[Variant]) -> Json:
+    """Each weight's type, and what else it is called, by its name."""
+    found: dict[str, Json] = {}
+    for variant in variants:
+        program = variant.executable.program
+        for k, (name, *others) in variant.names.of.items():
+            if k in variant.executable.fixed:
+                found[name] = {"type": type_to_json(program.slots[program.inputs[k]].type), "also": others}
+    return found
+
+
+def _piece(
+    compiled: Compiled, variant: Variant, store: _Store, given: Mapping[int, str]
+) -> tuple[Json, dict[str, bytes]]:
+    """The record of one variant, and its members. ``given``: the weights that are left out, by graph input."""
     executable = variant.executable
     arrays, program = executable.arrays, executable.program
     if isinstance(executable, HostExecutable):
@@ -104,18 +135,21 @@ def _piece(compiled: Compiled, variant: Variant, store: _Store) -> tuple[Json, d
     if any(leaf.shape is not None for leaf in result.leaves) and variant.ranges:
         raise ArtifactError(f"{compiled.name} returns a view of a result, which a file for ranges can't hold; copy it")
     plain = load_arrays("numpy")
+    without = {program.inputs[k] for k in given}
+    made_of = {s.arguments[-1]: pack_sources(program, s) for s in program.steps if isinstance(s, Pack)}
+    weights = {slot: array for slot, array in executable.weights.items() if slot not in without}
+    packed = {slot: block for slot, block in executable.packed.items() if without.isdisjoint(made_of.get(slot, ()))}
     record = {
         "ranges": {name: list(ends) for name, ends in variant.ranges.items()},
         "result": {**result_to_json(result), "outputs": len(program.outputs)},
         "arguments": list(variant.arguments),
-        "fixed": sorted(executable.fixed),
+        "fixed": sorted(executable.fixed - given.keys()),
+        "given": {str(k): name for k, name in given.items()},
         "digests": dict(executable.digests),
         "notes": list(variant.notes),
         "graph": executable.graph,
-        "weights": {str(slot): store.add(*arrays.to_bytes(array)) for slot, array in executable.weights.items()},
-        "packed": {
-            str(slot): store.add(u8, (block.size,), block.tobytes()) for slot, block in executable.packed.items()
-        },
+        "weights": {str(slot): store.add(*arrays.to_bytes(array)) for slot, array in weights.items()},
+        "packed": {str(slot): store.add(u8, (block.size,), block.tobytes()) for slot, block in packed.items()},
         "constants": {name: store.add(*plain.to_bytes(array)) for name, array in constants.items()},
     }
     members = {artifact.GRAPH: (variant.graph_text + "\n").encode()}

@@ -18,7 +18,15 @@ from fusec.runtime.arrays import load_arrays
 from fusec.specs import named_specs
 
 
-def compile_to_file(name: str, specs: Sequence[str], output: Path, target: str | None, c_folder: Path | None) -> str:
+def compile_to_file(
+    name: str,
+    specs: Sequence[str],
+    output: Path,
+    target: str | None,
+    c_folder: Path | None,
+    *,
+    weights: bool = True,
+) -> str:
     """Compiles ``module:function`` for specs such as ``x=f32[B:1..64, 768]``, and says what was written.
 
     FusecError for a name that is none, specs that do not fit its parameters, and what compiling raises.
@@ -35,7 +43,7 @@ def compile_to_file(name: str, specs: Sequence[str], output: Path, target: str |
         if isinstance(error, FusecError):
             raise
         raise FusecError(f"{name}: {error}") from None
-    compiled.save(output)
+    compiled.save(output, weights=weights)
     lines = [f"{output}: {compiled.name}({', '.join(map(str, compiled.specs))}), {output.stat().st_size:,} bytes"]
     lines += [f"{dim} from {low} to {high}" for dim, (low, high) in compiled.ranges.items()]
     if c_folder is not None:
@@ -62,9 +70,12 @@ def find_function(name: str) -> Any:
     return found
 
 
-def run_file(path: Path, inputs: Sequence[Path], output: Path | None) -> str:
-    """Calls a compiled file on arrays from ``.npy`` files, in the order of its arguments; results go to ``.npz``."""
-    compiled = load(path)
+def run_file(path: Path, inputs: Sequence[Path], output: Path | None, weights: Path | None = None) -> str:
+    """Calls a compiled file on arrays from ``.npy`` files, in the order of its arguments; results go to ``.npz``.
+
+    ``weights`` is a safetensors file, for a compiled file that was written without.
+    """
+    compiled = load(path, weights=weights)
     arrays = load_arrays(compiled.library)
     given = []
     for source in inputs:

@@ -46,6 +46,9 @@ def _head(contents: artifact.Contents) -> list[str]:
     lines += [f"{name} from {low} to {high}" for name, (low, high) in manifest["dims"].items()]
     lines += [f"input {k}: {_array(entry, symbols)}" for k, entry in enumerate(manifest["inputs"])]
     lines += [f"output {k}: {_array(entry, symbols)}{_aliasing(entry)}" for k, entry in enumerate(manifest["outputs"])]
+    lines += [
+        f"weight {name}: {type_from_json(entry['type'])}, given at load" for name, entry in manifest["weights"].items()
+    ]
     lines.append(f"sha256 of {len(contents.sizes) - 1} members checked:")
     lines += [f"    {size:>12,}  {name}" for name, size in contents.sizes.items() if "/" not in name]
     return lines

@@ -53,10 +53,11 @@ def compile_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="the file to write")],
     target: Annotated[str | None, typer.Option(help="such as cpu:x86-64-v3 or cuda:sm_90; this machine's CPU")] = None,
     c: Annotated[Path | None, typer.Option("--c", help="also write a C header and what it loads into a folder")] = None,
+    weights: Annotated[bool, typer.Option(help="without: they are given to fusec run, or at load")] = True,
 ) -> None:
     """Compiles a function into a file that runs without its source and the compilers."""
     try:
-        typer.echo(compile_to_file(function, spec, output, target, c))
+        typer.echo(compile_to_file(function, spec, output, target, c, weights=weights))
     except FusecError as error:
         _fail(error)
 
@@ -66,10 +67,11 @@ def run(
     file: Annotated[Path, typer.Argument(help="a file that fusec compile wrote, from an author you trust")],
     inputs: Annotated[list[Path], typer.Option("--inputs", help="an argument as .npy; again for each, in order")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="where to write the results, as .npz")] = None,
+    weights: Annotated[Path | None, typer.Option(help="a safetensors file, for one compiled with --no-weights")] = None,
 ) -> None:
     """Calls a compiled file on arrays."""
     try:
-        typer.echo(run_file(file, inputs, output))
+        typer.echo(run_file(file, inputs, output, weights))
     except FusecError as error:
         _fail(error)
 

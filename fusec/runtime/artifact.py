@@ -34,7 +34,7 @@ from fusec.runtime.isa import host_architecture, host_features
 from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 GRAPH = "graph.ir"
@@ -342,7 +342,7 @@ def encode_weights(weights: Mapping[str, tuple[DType, Sequence[int], bytes]]) ->
 
 
 def decode_weights(data: memoryview) -> dict[str, tuple[DType, np.ndarray[Any, Any]]]:
-    """The arrays of :func:`encode_weights`, in its memory where they are aligned. ArtifactError for damage."""
+    """The arrays of a safetensors file, in its memory where they are aligned. ArtifactError for damage."""
     types = {safe: DTYPES[name] for name, safe in _SAFE_NAMES.items()}
     try:
         length = int.from_bytes(data[:8], "little")
@@ -350,6 +350,8 @@ def decode_weights(data: memoryview) -> dict[str, tuple[DType, np.ndarray[Any, A
         body = data[8 + length :]
         found = {}
         for name, entry in header.items():
+            if name == "__metadata__":
+                continue
             dtype = types[entry["dtype"]]
             start, stop = entry["data_offsets"]
             if not 0 <= start <= stop <= len(body):

@@ -306,7 +306,8 @@ class Dispatcher:
             _thread.capturing = outer
         if not self.static:
             return made
-        called = self.function.forward if _is_torch_module(self.function) else self.function
+        called: Any = self.function
+        called = called.forward if _is_torch_module(called) else called
         is_array = load_arrays(library).is_array
         return with_static(made, leaves_of_parameters(called, args, kwargs, is_array, self.static))
 
