@@ -50,10 +50,10 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
     shape or dtype, or that the function's module does not have.
     """
     with tracing.span(f"load {fspath(path)}", "load"):
-        return _checked(path)
+        return _checked(path, weights)
 
 
-def _checked(path: str | PathLike[str]) -> Compiled:
+def _checked(path: str | PathLike[str], weights: Weights | None) -> Compiled:
     contents = artifact.read(path)
     missing = contents.requirements.missing()
     if missing:
