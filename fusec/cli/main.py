@@ -34,9 +34,19 @@ def inspect(
         Path | None, typer.Option(help="write one HTML page instead: graphs, passes, kernels, roofline")
     ] = None,
     source: Annotated[Path | None, typer.Option(help="the folder of the function's source, for the page")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="write an ONNX file instead, for Netron")] = None,
+    stage: Annotated[str, typer.Option(help="the pass after which the ONNX file shows the graph")] = "fuse",
+    piece: Annotated[int, typer.Option(help="which of the file's pieces the ONNX file shows", min=0)] = 0,
+    model_explorer: Annotated[Path | None, typer.Option(help="write Model Explorer's JSON instead")] = None,
 ) -> None:
     """Shows what is in a compiled file. Nothing in it is run; safe on a file you don't trust."""
     try:
+        if onnx is not None or model_explorer is not None:
+            from fusec.cli.export import export_file
+
+            typer.echo("\n".join(export_file(file, onnx, model_explorer, stage, piece)))
+            if html is None:
+                return
         if html is not None:
             write_page(gather_file(file, source), html)
             typer.echo(f"{html}: {html.stat().st_size:,} bytes")
@@ -82,13 +92,20 @@ def opt(
     passes: Annotated[str | None, typer.Option("-p", "--passes", help="names, by commas; all in order")] = None,
     target: Annotated[str, typer.Option(help="what the passes are to prepare for, such as cuda:sm_90")] = "cpu",
     print_after_all: Annotated[bool, typer.Option("--print-after-all", help="print the IR after each pass")] = False,
+    onnx: Annotated[Path | None, typer.Option(help="also write the result as an ONNX file, for Netron")] = None,
+    model_explorer: Annotated[Path | None, typer.Option(help="also write it as Model Explorer's JSON")] = None,
 ) -> None:
     """Runs graph passes on IR text and prints the result."""
     from fusec.cli.opt import optimise_file
 
     names = None if passes is None else [name.strip() for name in passes.split(",") if name.strip()]
     try:
-        typer.echo(optimise_file(file, names, target, print_after_all=print_after_all), nl=False)
+        text, graph = optimise_file(file, names, target, print_after_all=print_after_all)
+        if onnx is not None or model_explorer is not None:
+            from fusec.cli.export import export_graph
+
+            export_graph(graph, onnx, model_explorer)
+        typer.echo(text, nl=False)
     except FusecError as error:
         _fail(error)
 

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusec.errors import FusecError, ParseError
+from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.verify import verify
 from fusec.passes.pipeline import PASS_NAMES, graph_passes
 
 
-def optimise_file(path: Path, passes: Sequence[str] | None, target: str, *, print_after_all: bool = False) -> str:
-    """The IR of a file after graph passes (all, where ``passes`` is None), each result verified.
+def optimise_file(
+    path: Path, passes: Sequence[str] | None, target: str, *, print_after_all: bool = False
+) -> tuple[str, Graph]:
+    """The IR of a file after graph passes (all, where ``passes`` is None), each result verified: text, and the graph.
 
     With ``print_after_all`` the IR after each pass stands below a comment with its name, the text as read first.
     FusecError for a pass that is none, or a text that is no graph: its line and column are in the message.
@@ -34,4 +37,4 @@ def optimise_file(path: Path, passes: Sequence[str] | None, target: str, *, prin
         graph = table[name](graph)
         verify(graph, name)
         shown.append(f"// after {name}\n{graph}")
-    return "\n".join(part.rstrip() + "\n" for part in (shown if print_after_all else [str(graph)]))
+    return "\n".join(part.rstrip() + "\n" for part in (shown if print_after_all else [str(graph)])), graph

@@ -79,3 +79,33 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(app, ["doctor"])
     assert result.exit_code == 1
     assert "no  cache" in result.stdout
+
+
+def test_exports_for_viewers(saved: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model, explorer = tmp_path / "f.onnx", tmp_path / "f.json"
+    result = run(app, ["inspect", str(saved), "--onnx", str(model), "--model-explorer", str(explorer)])
+    assert result.exit_code == 0, result.output
+    assert "f.onnx: waves after fuse" in result.stdout
+    assert len(onnx.load(model).functions) == 1
+    assert [graph["id"] for graph in json.loads(explorer.read_text())["graphs"]] == ["before fusion", "after fusion"]
+    result = run(app, ["inspect", str(saved), "--onnx", str(model), "--stage", "capture"])
+    assert result.exit_code == 0
+    assert len(onnx.load(model).functions) == 0
+    for wrong, said in ((["--stage", "tile"], "has no stage 'tile'"), (["--piece", "1"], "there is no 1")):
+        result = run(app, ["inspect", str(saved), "--onnx", str(model), *wrong])
+        assert result.exit_code == 1
+        assert said in result.stderr
+
+
+def test_opt_exports_its_result(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    text, model, explorer = tmp_path / "g.ir", tmp_path / "g.onnx", tmp_path / "g.json"
+    text.write_text(str(fusec.trace(lambda x: np.sin(x) * 2, np.ones((3, 4), np.float32))))
+    result = run(app, ["opt", str(text), "--onnx", str(model), "--model-explorer", str(explorer)])
+    assert result.exit_code == 0, result.output
+    assert [f.domain for f in onnx.load(model).functions] == ["fusec.kernels"]
+    assert len(json.loads(explorer.read_text())["graphs"]) == 1
+    result = run(app, ["opt", str(text), "--onnx", str(tmp_path / "none" / "g.onnx")])
+    assert result.exit_code == 1
+    assert "can't write" in result.stderr

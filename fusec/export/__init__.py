@@ -1,0 +1,1 @@
+"""Graphs for other programs' viewers: ONNX (Netron) and Model Explorer."""
