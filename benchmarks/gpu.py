@@ -53,6 +53,19 @@ def epilogue_gelu(x: Any, w: Any, b: Any) -> Any:
     return torch._addmm_activation(b, x, w.t(), use_gelu=True)
 
 
+def relu_linear(x: Any, w: Any) -> Any:
+    return F.linear(F.relu(x), w)
+
+
+def norm_linear(x: Any, g: Any, w: Any) -> Any:
+    return F.linear(Llama.norm(x, g), w)
+
+
+def int8_linear(x: Any, w: Any, s: Any) -> Any:
+    """Weights of 8 bits with a scale for each row of them."""
+    return F.linear(x, w.to(x.dtype) * s)
+
+
 def swiglu(x: Any, gate: Any, up: Any, down: Any) -> Any:
     return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
@@ -212,6 +225,30 @@ def _linear(m: int, k: int, n: int, unit: str = "TFLOP/s") -> Work:
     )
 
 
+def _prologues() -> list[Work]:
+    """Products whose operands are computed: 14336 columns of 4096."""
+    k, n = 4096, 14336
+
+    def weights() -> Any:
+        return rand(n, k, scale=k**-0.5)
+
+    def coded() -> tuple[Any, Any]:
+        scales = torch.rand(n, 1, device="cuda", dtype=BF16) / k
+        return torch.randint(-127, 128, (n, k), device="cuda", dtype=torch.int8), scales
+
+    def work(name: str, function: Function, m: int, arguments: Callable[[], tuple[Any, ...]], item: int = 2) -> Work:
+        large = m >= 512
+        amount = 2.0 * m * k * n if large else 2.0 * (m * k + m * n) + item * k * n
+        unit = "TFLOP/s" if large else "GB/s"
+        return Work(f"{name} {m}×{k}×{n}", function, arguments, amount, unit, autotuned=False)
+
+    return [
+        *(work("rmsnorm+linear", norm_linear, m, lambda m=m: (rand(m, k), rand(k), weights())) for m in (1, 16, 8192)),
+        *(work("relu+linear", relu_linear, m, lambda m=m: (rand(m, k), weights())) for m in (16, 8192)),
+        *(work("int8 weights", int8_linear, m, lambda m=m: (rand(m, k), *coded()), 1) for m in (1, 16, 128)),
+    ]
+
+
 def _swiglu(m: int, unit: str) -> Work:
     d, h = 4096, 14336
     amount = 6.0 * m * d * h if unit == "TFLOP/s" else 6.0 * d * h
@@ -266,6 +303,7 @@ def works() -> list[Work]:
         _linear(1, 4096, 14336, "GB/s"),
         _swiglu(16, "GB/s"),
         _swiglu(8192, "TFLOP/s"),
+        *_prologues(),
         _attention(4, 16, 4096, 128, False),
         _attention(4, 16, 4096, 128, True),
         _attention(4, 32, 4096, 64, True),

@@ -34,6 +34,7 @@ from fusec.ir.index import (
     Symbol,
     bounds,
     needs_int64,
+    symbol,
     symbols_of,
 )
 from fusec.ir.types import DType
@@ -138,6 +139,7 @@ class _Emitter:
         self.domain: tuple[Iter, ...] = ()
         self.outer: set[Symbol] = set()
         self.passing = False
+        self.fetches = False
 
     # Text
 
@@ -177,15 +179,31 @@ class _Emitter:
             raise LoweringError(f"{self.kernel.name} does not start with a grid")
         for buffer in self.kernel.parameters:
             self.names[buffer] = self.unique(f"{buffer.name}_ptr")
-        if self.overlaps:
-            self.line("_begin()")
         sizes = self._grid(grid)
+        if self.overlaps:
+            self._ahead(grid)
+            self.line("_begin()")
         if self.kernel.kind == "row":
             self._read_ahead(grid.body)
         self.block(grid.body)
         names = [*(self.names[b] for b in self.kernel.parameters), *self.descriptors.values()]
         head = f"@triton.jit\ndef {self.kernel.name}({', '.join(names)}):"
         return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes, tuple(self.descriptors))
+
+    def _ahead(self, grid: Grid) -> None:
+        """Asks the cache for what the block reads first, while it waits for the kernel ahead of it."""
+        outer = dict(self.made)
+        for run in grid.ahead if self.describes else ():
+            rows, item = run.rows.extent, run.first.dtype.itemsize
+            pieces = max(p for p in _powers(max(1, 32 * self.kernel.warps // rows)) if run.size % (16 * p) == 0)
+            piece = symbol("piece", 0, pieces - 1)
+            self.domain = (run.rows, Iter(piece, pieces))
+            where = self.pointer(run.first.buffer, run.first.index)
+            if pieces > 1:
+                where += f" + {self.index(piece * (run.size // pieces // item))}"
+            self.line(f"_ahead(tl.broadcast_to({where}, [{rows}, {pieces}]), {run.size // pieces})")
+        self.domain = ()
+        self.made = outer
 
     def _read_ahead(self, block: Block) -> None:
         """Starts the loads of a block before its first reduction, whose barrier none of them would cross.
@@ -293,6 +311,7 @@ class _Emitter:
         shape = ", ".join(str(i.extent) for i in s.domain)
         dtype = type_name(s.target.dtype)
         copied = isinstance(s.value, Load) and s.value.buffer.space == "parameter" and s.value.dtype is s.target.dtype
+        self.fetches = self.kernel.kind == "gemm" and len(s.domain) == 2
         text = self._read(s.value) if isinstance(s.value, Load) and copied else self.scalar(s.value)
         if self._is_number(s.value):
             self.line(f"{name} = tl.full([{shape}], {text}, {dtype})")
@@ -300,6 +319,7 @@ class _Emitter:
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}])")
         else:
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}]).to({dtype})")
+        self.fetches = False
         self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -425,7 +445,7 @@ class _Emitter:
 
     def _describe(self, load: Load, domain: tuple[Iter, Iter]) -> tuple[str, str, Fetch] | None:
         """The descriptor's name, the coordinates of the block, and how it lies there."""
-        if not self.describes or not load.dtype.is_float or load.dtype.bits > 32:
+        if not self.describes or load.dtype.bits > 32 or load.dtype.name == "bool":
             return None
         fetch = fetch_of(load, domain)
         if fetch is None:
@@ -515,6 +535,10 @@ class _Emitter:
         """A load. ``whole``: at every point of the domain, with zeros beyond its limits."""
         if load.buffer.space == "tile":
             return self._tile(load)
+        if self.fetches:
+            fetched = self._fetch(load, (self.domain[0], self.domain[1]))
+            if fetched is not None:
+                return fetched
         pointer = self.pointer(load.buffer, load.index)
         used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
         gathers = any(not isinstance(i, int | Expr) for i in load.index)
@@ -620,6 +644,10 @@ class _Emitter:
         if isinstance(e.args[0], IndexValue):
             text = f"tl.cast({argument}, {type_name(e.dtype)})"  # a loop's variable is no tensor in the interpreter
         half = e.dtype.is_float and e.dtype.bits < 32
+        source = e.args[0].dtype
+        if half and not source.is_float:  # eight bits are exact in any float type; others are rounded twice, as eager's
+            wide = f"({argument}).to(tl.float32)"
+            return wide if source.bits <= 8 else f"{wide}.to({type_name(e.dtype)}).to(tl.float32)"
         return f"{text}.to(tl.float32)" if half else text
 
     def _apply(self, e: Apply) -> str:
@@ -648,6 +676,14 @@ class _Emitter:
             return text
         half = e.dtype.is_float and e.dtype.bits < 32
         return f"tl.cast({text}, {'tl.float32' if half else type_name(e.dtype)})"
+
+
+def _powers(most: int) -> Iterator[int]:
+    """The powers of two up to ``most``."""
+    power = 1
+    while power <= most:
+        yield power
+        power *= 2
 
 
 def _changed(block: Block) -> Iterator[Buffer]:

@@ -85,7 +85,12 @@ def _statement(statement: Statement, depth: int) -> list[str]:
     pad = _INDENT * depth
     match statement:
         case Grid():
-            return _braces(f"grid ({_domain(statement.iters)})", statement.body, depth)
+            ahead = [
+                f"{_INDENT * (depth + 1)}ahead {r.size} bytes from {print_scalar(r.first)} over ({_domain((r.rows,))})"
+                for r in statement.ahead
+            ]
+            head, *rest = _braces(f"grid ({_domain(statement.iters)})", statement.body, depth)
+            return [head, *ahead, *rest]
         case Loop():
             step = f", step {statement.step}" if statement.step != 1 else ""
             head = f"for {statement.var} in {_index(statement.start)}..{_index(statement.stop)}{step}"

@@ -19,6 +19,7 @@ from fusec.passes.fuse.grow import (
     seed_reduction,
 )
 from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph, fused_op
+from fusec.passes.fuse.prologue import grow_prologues
 from fusec.passes.lower.attention import Elements, attention_in, find_elements
 from fusec.passes.lower.frame import Frame
 from fusec.runtime.program import Declined
@@ -34,8 +35,8 @@ def fuse(graph: Graph, log: Log | None = None, *, blocked: bool = False) -> Grap
     """Groups ops into ``fused`` ops of kind attention, gemm, row and map.
 
     ``log`` receives every fusion that was considered and declined. ``blocked``: the target reads a product's operands
-    by asynchronous copies, once for each block of the result, so what makes an operand is not computed on the way;
-    what an epilogue reads is, where it is cheap.
+    by asynchronous copies, once for each block of the result, so what makes an operand is computed on the way only
+    where that pays; what an epilogue reads is, where it is cheap.
     """
     note: Log = log or (lambda declined: None)
     partition = Partition(graph)
@@ -111,6 +112,7 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
         if not op.attributes.lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         if blocked:
+            grow_prologues(partition, group, log)
             leave_to_readers(partition, group)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         grow_producers(partition, group, _at_least(op.result.type.most, cheap=blocked), outside)

@@ -113,3 +113,56 @@ def test_nothing_to_multiply(m: int, k: int, n: int) -> None:
     x, w = random(m, k), random(k, n)
     found = fusec.jit(torch.matmul, fallback="error", cache=False)(x, w)
     assert torch.equal(found, torch.matmul(x, w))
+
+
+def dequantised(x: Any, w: Any, s: Any) -> Any:
+    return torch.nn.functional.linear(x, w.to(x.dtype) * s)
+
+
+def activated(x: Any, w: Any) -> Any:
+    return torch.relu(x) @ w
+
+
+def narrowed(x: Any, w: Any) -> Any:
+    return (x * 0.5).to(w.dtype) @ w
+
+
+def divided(x: Any, w: Any) -> Any:
+    """Neither operand is zero where what it is made from is."""
+    return (3 / (x * x + 1)) @ (2 + torch.tanh(w))
+
+
+def accurate(function: Any, *args: Any) -> None:
+    wanted = function(*(a.double() if a.is_floating_point() else a for a in args))
+    found = fusec.jit(function, fallback="error", cache=False)(*args)
+    assert found.isfinite().equal(wanted.isfinite())
+    kept = wanted.isfinite()
+    mine, eager = error(found[kept], wanted[kept]), error(function(*args)[kept], wanted[kept])
+    assert mine <= 2 * eager + 1e-6, (mine, eager)
+
+
+@pytest.mark.parametrize("m", [1, 3, 16, 130, 500])
+@pytest.mark.parametrize(("k", "n"), [(4096, 1024), (333, 257)])
+def test_weights_of_eight_bits(m: int, k: int, n: int) -> None:
+    w = torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8)
+    accurate(dequantised, random(m, k), w, random(n, 1, scale=1e-2))
+    accurate(dequantised, random(m, k, dtype=torch.float16), w.t().contiguous().t(), random(n, 1, dtype=torch.float16))
+    accurate(dequantised, random(m, k)[:, 1:], w[:, 1:], random(n, 1))
+
+
+@pytest.mark.parametrize("m", [1, 5, 257])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("k", "n"), [(256, 512), (77, 131)])
+def test_operands_made_on_their_way(m: int, k: int, n: int, dtype: Any) -> None:
+    x, w = random(m, k, dtype=dtype), random(k, n, dtype=dtype, scale=k**-0.5)
+    accurate(activated, x, w)
+    accurate(divided, x, w)
+    if dtype != torch.float32:
+        accurate(narrowed, random(m, k, dtype=torch.float32), w)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_no_numbers_pass_through_what_makes_an_operand(value: float) -> None:
+    x, w = random(20, 200), random(200, 96)
+    x[3, 7] = value
+    accurate(activated, x, w)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, bounds, floordiv, minimum, mod, mul, sub, symbol
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.ir.types import DType, bool_
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.passes.lower.gpu.ahead import matrix_ahead
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemmSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Run, Statement
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
+
+FEW_ROWS = 64
+"""Rows or columns of a result whose product takes as long as its matrix takes to come from memory."""
 
 _NO_REGISTERS = RegisterTile(0, 0)
 """A GPU's accumulators are laid out by its compiler."""
@@ -66,14 +71,25 @@ class _Gemm:
                 for p, x in enumerate(totals)
             ]
             iters = (Iter(self.pid, tiles), Iter(self.part, s.split), products.batch)
-            grid = Grid(iters, (*before, loop, *parts))
+            grid = Grid(iters, (*before, loop, *parts), self._ahead())
             return products.finish(grid, partials, s.split, s.describe())
         body = (*before, loop, *self._stores(totals))
         if s.walkers and s.walkers < tiles:
             walker = symbol("walker", 0, s.walkers - 1)
             walk = Loop(self.pid, walker, tiles, s.walkers, body)
             return self.frame.finish("gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe())
-        return self.frame.finish("gemm", (Grid((Iter(self.pid, tiles), products.batch), body),), s.describe())
+        grid = Grid((Iter(self.pid, tiles), products.batch), body, self._ahead())
+        return self.frame.finish("gemm", (grid,), s.describe())
+
+    def _ahead(self) -> tuple[Run, ...]:
+        """The first of the larger operands' blocks, where the memory's speed is all that counts."""
+        s, axes = self.schedule, self.products.axes
+        if min(axes.m, axes.n) > FEW_ROWS:
+            return ()
+        side, block = (1, s.n) if axes.n >= axes.m else (0, s.m)
+        start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
+        shift: dict[Symbol, Index] = {self.products.i: self.row0, self.products.j: self.column0}
+        return tuple(r for op in self.products.ops for r in matrix_ahead(self.products, op, side, block, start, shift))
 
     def _multiply(self) -> tuple[list[Load], list[Statement], Loop]:
         """The accumulators, what sets them up, and the loop over the block's share of K."""
@@ -128,15 +144,24 @@ class _Gemm:
         element = reindex(self.products.element(op, side), self.shift)
         if isinstance(element, Load):
             return element, []
-        return self._prologue(element, op.operands[side].type.dtype.name, side)
+        return self._prologue(element, op.operands[side].type.dtype, side)
 
-    def _prologue(self, element: ScalarExpr, dtype: str, side: int) -> tuple[Load, list[Statement]]:
-        if not loads(element):
+    def _prologue(self, element: ScalarExpr, dtype: DType, side: int) -> tuple[Load, list[Statement]]:
+        """The tile lies as the largest of what it is made from does. Beyond the end of K it is zero."""
+        read = loads(element)
+        if not read:
             raise LoweringError("an operand that is no memory")
-        free, kind = (self.m, self.n)[side], element.dtype
-        rows, columns = (free, self.depth) if (side == 0) != self.schedule.turned else (self.depth, free)
-        shape = (rows.extent, columns.extent)
-        tile = Buffer(self.frame.unique(("left", "right")[side]), kind, shape, (shape[1], 1), "tile")
-        where = (rows.var, columns.var)
-        value = element if element.dtype.name == dtype else Apply("cast", (element,), kind)
-        return Load(tile, where), [Alloc(tile), Map((rows, columns), tile, where, value)]
+        free = (self.m, self.n)[side]
+        largest = max(read, key=lambda x: x.buffer.most * (address_step(x, self.ki) is not None))
+        along = address_step(largest, self.ki) == 1 or address_step(largest, free.var) != 1
+        domain = (free, self.depth) if along else (self.depth, free)
+        shape = (domain[0].extent, domain[1].extent)
+        tile = Buffer(self.frame.unique(("left", "right")[side]), dtype, shape, (shape[1], 1), "tile")
+        where = (domain[0].var, domain[1].var)
+        if self.depth.limit is not None:
+            live = Apply("lt", (IndexValue(self.ki), IndexValue(self.depth.limit)), bool_)
+            element = Apply(
+                "select", (live, element, Const(0.0 if dtype.is_float else 0, element.dtype)), element.dtype
+            )
+        value = element if element.dtype == dtype else Apply("cast", (element,), dtype)
+        return Load(tile, where), [Alloc(tile), Map(domain, tile, where, value)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.types import DType, bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.passes.lower.gpu.ahead import matrix_ahead
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemvSchedule
-from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
+from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Run, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
 
 
@@ -77,10 +78,16 @@ class _Gemv:
                 )
                 code += stores
         if partials is None:
-            grid = Grid((Iter(self.pid, self.blocks), products.batch), tuple(code))
+            grid = Grid((Iter(self.pid, self.blocks), products.batch), tuple(code), self._ahead(start))
             return self.frame.finish("gemm", (grid,), s.describe())
-        grid = Grid((Iter(self.pid, self.blocks), Iter(self.part, s.split), products.batch), tuple(code))
+        iters = (Iter(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
+        grid = Grid(iters, tuple(code), self._ahead(start))
         return products.finish(grid, partials, s.split, s.describe())
+
+    def _ahead(self, start: Index) -> tuple[Run, ...]:
+        shift: dict[Symbol, Index] = {self.line: self.line0, self.vector: 0}
+        ops, lines = self.products.ops, self.schedule.lines
+        return tuple(r for op in ops for r in matrix_ahead(self.products, op, self.side, lines, start, shift))
 
     def _sums(self, product: int, vector: int) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)

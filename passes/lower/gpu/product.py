@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusec.ir.graph import Op
+from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, delinearize, substitute, symbol
 from fusec.ir.types import contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup
@@ -14,6 +14,17 @@ from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr
 
 FINISH_ELEMENTS = 512
 """Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
+
+
+def epilogue_inputs(frame: Frame) -> list[Value]:
+    """What a group reads besides the operands of its products and what makes these."""
+    operands = {v for dot in frame.anchors("dot") for v in dot.operands}
+    above = set(operands)
+    for op in reversed(frame.body.ops):
+        if op.name != "dot" and not above.isdisjoint(op.results):
+            above.update(op.operands)
+    read = {v for o in frame.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
+    return [v for v in frame.body.inputs if v in read]
 
 
 class Products:

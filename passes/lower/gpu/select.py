@@ -13,6 +13,7 @@ from fusec.ir.graph import Op, Value
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
+from fusec.passes.lower.gpu.apart import operands_first
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.gemv import lower_gemv, reads_across
@@ -22,6 +23,7 @@ from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.mma import lower_mma_gemm
+from fusec.passes.lower.gpu.product import epilogue_inputs
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.tiled import lower_tiled_gemm
 from fusec.passes.lower.gpu.wide import lower_wide_row
@@ -94,10 +96,29 @@ class GpuSelector:
         """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
         library's products. LoweringError when no family fits."""
         assert isinstance(frame.op.attributes, FusedAttributes)
-        schedules = {alternative_text(s): s for s in self.candidates(frame)}
-        own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
+        own = self._own(frame)
         library = attention_alternatives if frame.op.attributes.kind == "attention" else library_alternatives
         return [*own[:1], *library(frame), *own[1:]]
+
+    def _own(self, frame: Frame) -> list[Alternative]:
+        """The alternatives of kernels of ours alone, the best predicted first."""
+        assert isinstance(frame.op.attributes, FusedAttributes)
+        apart = operands_first(frame) if frame.op.attributes.kind == "gemm" else []
+        if apart and not self._computes_operands(frame):
+            return apart
+        try:
+            schedules = {alternative_text(s): s for s in self.candidates(frame)}
+        except LoweringError:
+            if apart:
+                return apart
+            raise
+        own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
+        return [*own[:1], *apart, *own[1:]]
+
+    def _computes_operands(self, frame: Frame) -> bool:
+        """Whether kernels that compute operands on their way in reach the matrix units' speed: Triton's do."""
+        dtype = frame.anchors("dot")[0].operands[0].type.dtype
+        return self.triton or not dtype.is_float or dtype.bits > 16
 
     def candidates(self, frame: Frame) -> list[AnySchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
@@ -115,10 +136,8 @@ class GpuSelector:
                     mma = self._mma(frame, axes, products)
                     only: list[AnySchedule] = [*self._hopper(frame, axes, products), *mma, *tiled]
                     return self._only(only, f"matrix product of {dtype}")
-                read = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
-                walks = len(frame.body.outputs) == 1 and all(
-                    v.type.size < op.result.type.size for v in frame.body.inputs if v in read
-                )
+                read = epilogue_inputs(frame)
+                walks = len(frame.body.outputs) == 1 and all(v.type.size < op.result.type.size for v in read)
                 exact = dtype.bits == 32 and not allows_tf32(op)
                 extents = (axes.batches, axes.m, axes.n, axes.k)
                 across = reads_across(frame)
@@ -177,8 +196,7 @@ class GpuSelector:
         if not self.cuda:
             return []
         result = frame.anchors("dot")[0].result.type.size
-        used = {v for o in frame.body.ops if o.name != "dot" for v in o.operands}
-        reads = sum(v in used and v.type.size >= result for v in frame.body.inputs)
+        reads = sum(v.type.size >= result for v in epilogue_inputs(frame))
         bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
         found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads, bits)
         return found if _can_be_lowered(frame, found) else []
@@ -198,7 +216,7 @@ class GpuSelector:
 
     def lower(self, frame: Frame) -> LoweredGroup | Pieces:
         """The group by the best predicted schedule."""
-        return lower_with(frame, self.candidates(frame)[0])
+        return self._own(frame)[0].lower(frame)
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""

@@ -13,6 +13,17 @@ def linear(m: int, k: int, n: int, dtype: str, activation: str = "gelu(%h) {appr
 }}"""
 
 
+def int8(m: int, k: int, n: int) -> str:
+    """Weights of 8 bits, scaled down to about one."""
+    return f"""graph @int8(%x: bf16[{m}, {k}], %w: i8[{n}, {k}], %s: bf16[{n}, 1]) {{
+  %a = cast(%w) : bf16[{n}, {k}]
+  %t = mul(%s, bf16({1 / k})) : bf16[{n}, 1]
+  %b = mul(%a, %t) : bf16[{n}, {k}]
+  %y = linear(%x, %b) : bf16[{m}, {n}]
+  return %y
+}}"""
+
+
 def sdpa(q: tuple[int, ...], k: tuple[int, ...], dtype: str, causal: bool = False, grouped: bool = False) -> str:
     qs, ks = list(q), list(k)
     flags = f"causal={str(causal).lower()}, scale=none, grouped={str(grouped).lower()}"
@@ -258,6 +269,42 @@ CASES: dict[str, str] = {
   %c = linear(%x, %v) : f16[65, 64]
   return %a, %b, %c
 }""",
+    "computed_left": """graph @g(%x: bf16[130, 200], %w: bf16[100, 200]) {
+  %a = relu(%x) : bf16[130, 200]
+  %y = linear(%a, %w) : bf16[130, 100]
+  return %y
+}""",
+    "computed_both_odd": """graph @g(%x: f16[20, 37], %w: f16[37, 100]) {
+  %q = mul(%x, %x) : f16[20, 37]
+  %p = sub(%q, f16(100.0)) : f16[20, 37]
+  %a = div(f16(100.0), %p) : f16[20, 37]
+  %e = tanh(%w) : f16[37, 100]
+  %f = add(%e, f16(2.0)) : f16[37, 100]
+  %g = mul(%f, f16(0.25)) : f16[37, 100]
+  %y = matmul(%a, %g) : f16[20, 100]
+  return %y
+}""",
+    "narrowed": """graph @g(%x: f32[40, 96], %w: bf16[64, 96]) {
+  %s = mul(%x, f32(0.0625)) : f32[40, 96]
+  %a = cast(%s) : bf16[40, 96]
+  %y = linear(%a, %w) : bf16[40, 64]
+  return %y
+}""",
+    "int8_weights": int8(5, 208, 112),
+    "int8_weights_odd": int8(20, 201, 77),
+    "int8_weights_one_row": int8(1, 300, 77),
+    "int8_weights_side_by_side": """graph @g(%x: bf16[3, 96], %w: i8[64, 96], %v: i8[64, 96], %s: bf16[64, 1]) {
+  %p = cast(%w) : bf16[64, 96]
+  %q = cast(%v) : bf16[64, 96]
+  %u = mul(%s, bf16(0.015625)) : bf16[64, 1]
+  %r = mul(%p, %u) : bf16[64, 96]
+  %t = mul(%q, %u) : bf16[64, 96]
+  %a = linear(%x, %r) : bf16[3, 64]
+  %b = linear(%x, %t) : bf16[3, 64]
+  %c = silu(%a) : bf16[3, 64]
+  %d = mul(%c, %b) : bf16[3, 64]
+  return %d
+}""",
     "attention": sdpa((2, 3, 130, 64), (2, 3, 200, 64), "bf16"),
     "attention_f32": sdpa((1, 2, 70, 32), (1, 2, 70, 32), "f32"),
     "attention_causal": sdpa((1, 2, 300, 64), (1, 2, 300, 64), "f16", causal=True),
@@ -305,6 +352,8 @@ CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule]] = {
         linear(1, 200, 130, "bf16", "silu(%h)"),
         GpuGemmSchedule(16, 64, 64, 2, 1, 0, _LAUNCH, 1, True),
     ),
+    "cut_computed_turned_parts": (int8(5, 208, 112), GpuGemmSchedule(16, 64, 32, 2, 2, 0, _LAUNCH, 1, True)),
+    "cut_computed_walkers": (CASES["computed_left"], GpuGemmSchedule(64, 64, 64, 2, 1, 2, _LAUNCH, 2)),
     "cut_vectors_parts": (linear(2, 700, 77, "bf16", "silu(%h)"), GpuGemvSchedule(4, 64, 2, 3, _LAUNCH)),
 }
 """Products with a schedule of their own: few elements are enough to see each way of cutting one up."""

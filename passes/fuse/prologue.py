@@ -1,0 +1,87 @@
+"""What makes a product's operand on a GPU, computed on the operand's way into the matrix units where that pays."""
+
+from __future__ import annotations
+
+from fusec.ir.attributes import DotAttributes
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import most, product
+from fusec.passes.fuse.grow import Log, grow_producers
+from fusec.passes.fuse.partition import Group, Partition
+from fusec.runtime.program import Declined
+
+RULE = "prologue into gemm"
+
+_FLOPS_A_BYTE = 170
+"""Multiply-adds (times two) that a GPU's matrix units do in the time that its memory moves a byte."""
+
+_SLOWER = 0.25
+"""The share of its time that a product loses where an operand comes through registers."""
+
+_SCALAR_FLOPS = 12
+"""What an elementwise operation costs, in flops of the matrix units, beside the products of its element."""
+
+_LAUNCH_BYTES = 8 << 20
+"""What the memory moves while a kernel starts."""
+
+
+def grow_prologues(partition: Partition, group: Group, log: Log) -> None:
+    """Absorbs the elementwise ops that make operands which only this group reads, where that costs less than memory."""
+    for value in dict.fromkeys(v for anchor in group.anchors for v in anchor.operands):
+        chain = _chain(partition, group, value)
+        if not chain:
+            continue
+        reason = _obstacle(partition, group, value, chain)
+        if reason:
+            log(Declined(RULE, reason, chain[-1].location))
+        else:
+            grow_producers(partition, group, chain.__contains__, [value])
+
+
+def _chain(partition: Partition, group: Group, value: Value) -> list[Op]:
+    """The elementwise ops, in graph order, that make the operand and serve nothing but the group."""
+    found: set[Op] = set()
+    for op in reversed(partition.graph.ops):
+        if op in partition.owner or op in partition.free or op.definition.kind != "elementwise":
+            continue
+        consumers = partition.compute_consumers(op)
+        own = any(op.result in partition.sources_of(value) for c in consumers if c in group.anchors)
+        if partition.escapes(op) or op.result in partition.stored or not consumers:
+            continue
+        if all(c in found or c in group.ops for c in consumers) and (own or any(c in found for c in consumers)):
+            found.add(op)
+    return sorted(found, key=partition.order.__getitem__)
+
+
+def _obstacle(partition: Partition, group: Group, value: Value, chain: list[Op]) -> str:
+    """Why the chain is a kernel of its own; empty where it is computed in the product's."""
+    read = dict.fromkeys(v for op in chain for v in partition.sources(op) if partition.producers.get(v) not in chain)
+    for source in read:
+        made = partition.producers.get(source)
+        if made is not None and made.definition.kind == "reduce":
+            return f"{source} is a reduction, whose kernel makes the operand, too"
+    size, times = value.type.most, _times(group, value)
+    moved = sum(v.type.most_bytes for v in read) + value.type.most_bytes
+    flops = sum(max(1, op.definition.flops) * op.result.type.most for op in chain)
+    inside = _SLOWER * 2 * size * times + _SCALAR_FLOPS * flops * (times / 128)
+    apart = _FLOPS_A_BYTE * (moved + _LAUNCH_BYTES)
+    if inside <= apart:
+        return ""
+    return f"each element of {value} meets {times} others: that is more to compute than {moved} bytes take to move"
+
+
+def _times(group: Group, value: Value) -> int:
+    """With how many elements of the other operands each of this one's is multiplied."""
+    total = 0
+    for anchor in group.anchors:
+        attributes = anchor.attributes
+        assert isinstance(attributes, DotAttributes)
+        for side in (0, 1):
+            if anchor.operands[side] is value:
+                shape = anchor.operands[1 - side].type.shape
+                taken = (
+                    (attributes.rhs_batch, attributes.rhs_contract),
+                    (attributes.lhs_batch, attributes.lhs_contract),
+                )
+                axes = {*taken[side][0], *taken[side][1]}
+                total += most(product(n for a, n in enumerate(shape) if a not in axes))
+    return total

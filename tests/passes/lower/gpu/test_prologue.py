@@ -1,0 +1,140 @@
+"""Operands of products that are computed on their way in, in the tile IR's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from programs import Run, check
+
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.apart import TEXT
+from fusec.passes.lower.gpu.select import GpuSelector, lower_with
+from fusec.passes.lower.pieces import Pieces
+from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule, Launch
+from fusec.target.gpu import gpu_target
+
+TARGET = gpu_target("cuda:sm_90")
+LAUNCH = Launch(4, 2)
+EVERY = [
+    GpuGemmSchedule(16, 32, 16, 2, 1, 0, LAUNCH),
+    GpuGemmSchedule(16, 32, 16, 2, 1, 0, LAUNCH, 1, True),
+    GpuGemmSchedule(16, 32, 16, 2, 3, 0, LAUNCH),
+    GpuGemmSchedule(16, 32, 16, 2, 1, 1, LAUNCH, 2),
+    GpuGemvSchedule(2, 16, 2, 1, Launch(4, 1)),
+    GpuGemvSchedule(4, 16, 1, 3, Launch(4, 1)),
+]
+
+INT8 = """graph @dequantised(%x: bf16[3, 50], %w: i8[45, 50], %s: bf16[45, 1]) {
+  %a = cast(%w) : bf16[45, 50]
+  %b = mul(%a, %s) : bf16[45, 50]
+  %y = linear(%x, %b) : bf16[3, 45]
+  return %y
+}"""
+
+GROUPED = """graph @grouped(%x: f16[3, 48], %w: i8[45, 48], %s: f16[45, 3]) {
+  %a = cast(%w) : f16[45, 48]
+  %g = reshape(%a) : f16[45, 3, 16]
+  %t = reshape(%s) : f16[45, 3, 1]
+  %b = mul(%g, %t) : f16[45, 3, 16]
+  %c = reshape(%b) : f16[45, 48]
+  %y = linear(%x, %c) : f16[3, 45]
+  return %y
+}"""
+
+GATED = """graph @gated(%x: f32[19, 50], %g: f32[19, 50], %w: f32[50, 45]) {
+  %a = silu(%x) : f32[19, 50]
+  %b = mul(%a, %g) : f32[19, 50]
+  %y = matmul(%b, %w) : f32[19, 45]
+  return %y
+}"""
+
+NOT_ZERO_AT_ZERO = """graph @both(%x: f32[5, 37], %w: f32[37, 9]) {
+  %q = mul(%x, %x) : f32[5, 37]
+  %p = sub(%q, f32(100.0)) : f32[5, 37]
+  %a = div(f32(100.0), %p) : f32[5, 37]
+  %e = exp(%w) : f32[37, 9]
+  %y = matmul(%a, %e) : f32[5, 9]
+  return %y
+}"""
+
+USED_TWICE = """graph @twice(%x: f32[19, 45], %w: f32[45, 45]) {
+  %a = tanh(%x) : f32[19, 45]
+  %h = matmul(%a, %w) : f32[19, 45]
+  %y = add(%h, %a) : f32[19, 45]
+  return %y
+}"""
+
+BATCHED = """graph @batched(%x: f32[3, 19, 50], %s: f32[3, 1, 50], %w: f32[3, 50, 45]) {
+  %a = mul(%x, %s) : f32[3, 19, 50]
+  %y = matmul(%a, %w) : f32[3, 19, 45]
+  return %y
+}"""
+
+SWIGLU = """graph @swiglu(%x: f32[3, 50], %w: i8[40, 50], %v: i8[40, 50]) {
+  %n = neg(%x) : f32[3, 50]
+  %p = cast(%w) : f32[40, 50]
+  %q = cast(%v) : f32[40, 50]
+  %a = linear(%n, %p) : f32[3, 40]
+  %b = linear(%n, %q) : f32[3, 40]
+  %c = silu(%a) : f32[3, 40]
+  %y = mul(%c, %b) : f32[3, 40]
+  return %y
+}"""
+
+GRAPHS = {
+    "int8": INT8,
+    "int8 by groups": GROUPED,
+    "gated": GATED,
+    "not zero at zero": NOT_ZERO_AT_ZERO,
+    "used twice": USED_TWICE,
+    "batched": BATCHED,
+    "side by side": SWIGLU,
+}
+
+
+@dataclass
+class With(GpuSelector):
+    schedule: GpuGemmSchedule | GpuGemvSchedule | None = None
+
+    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+        return super().lower(frame) if self.schedule is None else lower_with(frame, self.schedule)
+
+
+@dataclass
+class Apart(GpuSelector):
+    """Computes the operands of products first."""
+
+    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+        apart = [a for a in self.alternatives(frame) if a.text == TEXT]
+        return apart[0].lower(frame) if apart else super().lower(frame)
+
+
+def run(text: str, selector: GpuSelector) -> Run:
+    return check(text, target=TARGET.name, selector=selector, slack=4)
+
+
+FEW_ROWS = ("int8", "int8 by groups", "side by side")
+"""Graphs of so few rows that each can be a vector of its own."""
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [(n, s) for n in GRAPHS for s in EVERY if n in FEW_ROWS or isinstance(s, GpuGemmSchedule)],
+)
+def test_one_kernel_computes_operands(name: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
+    kinds = run(GRAPHS[name], With(TARGET, schedule=schedule)).kernels
+    assert kinds == ["gemm"] * (2 if schedule.split > 1 else 1)
+
+
+@pytest.mark.parametrize("name", list(GRAPHS))
+def test_operands_first(name: str) -> None:
+    kinds = run(GRAPHS[name], Apart(TARGET)).kernels
+    assert kinds[-1] == "gemm"
+    assert set(kinds[:-1]) == {"map"}
+
+
+def test_products_that_only_bulk_copies_feed_have_their_operands_first() -> None:
+    text = GATED.replace("f32", "bf16").replace("50", "64").replace("45", "48")
+    kinds = run(text, GpuSelector(TARGET, cuda=True, triton=False)).kernels
+    assert kinds == ["map", "gemm"]
