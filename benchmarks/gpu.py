@@ -1,7 +1,8 @@
 """GPU table: plain PyTorch compiled by fusec against eager, torch.compile and the libraries' own kernels.
 
-``python -m benchmarks.gpu [--only NAME,...] [--peers NAME,...] [--rounds N] [--out FILE]``. Peers are called in turn
-in one process, the L2 cache holds other memory before each call, and the median of the times on the device is shown.
+``python -m benchmarks.gpu [--only NAME,...] [--peers NAME,...] [--tuned quick|full] [--rounds N] [--out FILE]``. Peers
+are called in turn in one process, the L2 cache holds other memory before each call, and the median of the times on the
+device is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 import fusec
 
 Function = Callable[..., Any]
+Tune = Literal[False, "quick", "full"]
 BF16 = torch.bfloat16
 
 
@@ -375,8 +377,10 @@ class Clock:
         return seconds / calls
 
 
-def peers_of(work: Work, wanted: set[str]) -> dict[str, Function]:
+def peers_of(work: Work, wanted: set[str], tuned: Tune) -> dict[str, Function]:
     found: dict[str, Function] = {"fusec": fusec.jit(work.function, fallback="error"), "eager": work.function}
+    if tuned:
+        found["fusec tuned"] = fusec.jit(work.function, fallback="error", tune=tuned)
     if work.unit == "µs a call":
         found["fusec graph"] = fusec.jit(work.function, fallback="error", graph=True)
     if "compile" in wanted:
@@ -397,12 +401,12 @@ def first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
-def measure(work: Work, wanted: set[str], rounds: int, clock: Clock) -> dict[str, Any]:
+def measure(work: Work, wanted: set[str], rounds: int, clock: Clock, tuned: Tune = False) -> dict[str, Any]:
     args = work.arguments()
     row: dict[str, Any] = {"name": work.name, "unit": work.unit, "notes": []}
     calls: dict[str, Callable[[], Any]] = {}
     with torch.no_grad():
-        for name, function in peers_of(work, wanted).items():
+        for name, function in peers_of(work, wanted, tuned).items():
             try:
                 start = time.perf_counter()
                 function(*args)
@@ -440,6 +444,7 @@ def copy_bandwidth(clock: Clock) -> float:
 
 NAMES = (
     "fusec",
+    "fusec tuned",
     "fusec graph",
     "eager",
     "torch.compile",
@@ -468,6 +473,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="parts of names of works, separated by commas")
     parser.add_argument("--peers", default="compile,autotune,library", help="compile, autotune, library")
+    parser.add_argument("--tuned", default=False, choices=("quick", "full"), help="fusec with tune= beside its default")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument(
         "--out", default="", help="file for the table (default: $OUT/gpu.md, or benchmarks/results/gpu.md)"
@@ -489,7 +495,7 @@ def main() -> None:
         if options.only and not any(part in work.name for part in options.only.split(",")):
             continue
         try:
-            rows.append(measure(work, wanted, options.rounds, clock))
+            rows.append(measure(work, wanted, options.rounds, clock, options.tuned))
         except Exception as error:
             rows.append({"name": work.name, "unit": work.unit, "notes": [f"failed: {str(error)[:300]}"]})
             traceback.print_exc(limit=-6)

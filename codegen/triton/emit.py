@@ -192,18 +192,19 @@ class _Emitter:
 
     def _ahead(self, grid: Grid) -> None:
         """Asks the cache for what the block reads first, while it waits for the kernel ahead of it."""
-        outer = dict(self.made)
         for run in grid.ahead if self.describes else ():
             rows, item = run.rows.extent, run.first.dtype.itemsize
             pieces = max(p for p in _powers(max(1, 32 * self.kernel.warps // rows)) if run.size % (16 * p) == 0)
             piece = symbol("piece", 0, pieces - 1)
-            self.domain = (run.rows, Iter(piece, pieces))
-            where = self.pointer(run.first.buffer, run.first.index)
-            if pieces > 1:
-                where += f" + {self.index(piece * (run.size // pieces // item))}"
-            self.line(f"_ahead(tl.broadcast_to({where}, [{rows}, {pieces}]), {run.size // pieces})")
+            self.domain = ()
+            self.line(f"if {self.index(grid.iters[0].var)} < {run.points}:")
+            with self.indented():
+                self.domain = (run.rows, Iter(piece, pieces))
+                where = self.pointer(run.first.buffer, run.first.index)
+                if pieces > 1:
+                    where += f" + {self.index(piece * (run.size // pieces // item))}"
+                self.line(f"_ahead(tl.broadcast_to({where}, [{rows}, {pieces}]), {run.size // pieces})")
         self.domain = ()
-        self.made = outer
 
     def _read_ahead(self, block: Block) -> None:
         """Starts the loads of a block before its first reduction, whose barrier none of them would cross.

@@ -38,11 +38,15 @@ class Iter:
 
 @dataclass(frozen=True)
 class Run:
-    """``size`` neighbouring bytes of a parameter from ``first`` on, a multiple of 16, for each of ``rows``."""
+    """``size`` neighbouring bytes of a parameter from ``first`` on, a multiple of 16, for each of ``rows``.
+
+    It is asked for at the first ``points`` of the grid's first iterator.
+    """
 
     rows: Iter
     first: Load
     size: int
+    points: int
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
     match statement:
         case Grid():
             ahead = [
-                f"{_INDENT * (depth + 1)}ahead {r.size} bytes from {print_scalar(r.first)} over ({_domain((r.rows,))})"
+                f"{_INDENT * (depth + 1)}ahead {r.size} bytes from {print_scalar(r.first)} over ({_domain((r.rows,))}), "
+                f"{r.points} points"
                 for r in statement.ahead
             ]
             head, *rest = _braces(f"grid ({_domain(statement.iters)})", statement.body, depth)

@@ -55,9 +55,9 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (Run(Iter(i, 4), load(X, i, 0), 24), "24 bytes of x are asked for ahead, which is no multiple of 16"),
-        (Run(Iter(i, 4), load(X, i + 1, 0), 32), r"subscript .* of x reaches \[1, 4\], its extent is 4"),
-        (Run(Iter(i, 4), load(X, i, j), 32), "j of j is not bound"),
+        (Run(Iter(i, 4), load(X, i, 0), 24, 2), "24 bytes of x are asked for ahead, which is no multiple of 16"),
+        (Run(Iter(i, 4), load(X, i + 1, 0), 32, 2), r"subscript .* of x reaches \[1, 4\], its extent is 4"),
+        (Run(Iter(i, 4), load(X, i, j), 32, 2), "j of j is not bound"),
     ],
 )
 def test_what_is_asked_for_ahead_lies_in_memory(run: Run, message: str) -> None:

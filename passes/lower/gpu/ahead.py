@@ -11,8 +11,8 @@ from fusec.passes.lower.gpu.product import Products
 from fusec.tile.nodes import Iter, Run
 from fusec.tile.scalar import Load, loads, reindex
 
-AHEAD = 32 << 10
-"""Bytes that a block asks for."""
+AHEAD, TOTAL = 32 << 10, 8 << 20
+"""Bytes that a block asks for, and all of them together: what the memory moves in about 2 µs."""
 
 MOST_ROWS = 256
 """Runs that it asks for; one that is shorter than a line of the cache would ask for all of it."""
@@ -48,4 +48,5 @@ def matrix_ahead(
     else:
         return ()
     first = reindex(load, {**shift, **place})
-    return (Run(rows, first, size),) if size >= _LINE and isinstance(first, Load) else ()
+    points = TOTAL // max(size * rows.extent, 1)
+    return (Run(rows, first, size, points),) if size >= _LINE and points and isinstance(first, Load) else ()
