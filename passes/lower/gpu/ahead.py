@@ -11,7 +11,7 @@ from fusec.passes.lower.gpu.product import Products
 from fusec.tile.nodes import Iter, Run
 from fusec.tile.scalar import Load, loads, reindex
 
-AHEAD, TOTAL = 32 << 10, 8 << 20
+AHEAD, TOTAL = 32 << 10, 0
 """Bytes that a block asks for, and all of them together: what the memory moves in about 2 µs."""
 
 MOST_ROWS = 256

@@ -104,21 +104,17 @@ class GpuSelector:
         """The alternatives of kernels of ours alone, the best predicted first."""
         assert isinstance(frame.op.attributes, FusedAttributes)
         apart = operands_first(frame) if frame.op.attributes.kind == "gemm" else []
-        if apart and not self._computes_operands(frame):
-            return apart
         try:
-            schedules = {alternative_text(s): s for s in self.candidates(frame)}
+            found = self.candidates(frame)
         except LoweringError:
             if apart:
                 return apart
             raise
+        schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
-        return [*own[:1], *apart, *own[1:]]
-
-    def _computes_operands(self, frame: Frame) -> bool:
-        """Whether kernels that compute operands on their way in reach the matrix units' speed: Triton's do."""
-        dtype = frame.anchors("dot")[0].operands[0].type.dtype
-        return self.triton or not dtype.is_float or dtype.bits > 16
+        plain = bool(apart) and isinstance(found[0], TiledGemmSchedule) and _is_half(frame.anchors("dot")[0])
+        first = 0 if plain else 1  # matrix units multiply what plain arithmetic computes on its way far faster
+        return [*own[:first], *apart, *own[first:]]
 
     def candidates(self, frame: Frame) -> list[AnySchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
@@ -258,6 +254,11 @@ def _can_be_lowered(frame: Frame, found: Sequence[AnySchedule]) -> bool:
     except LoweringError:
         return False
     return True
+
+
+def _is_half(dot: Op) -> bool:
+    dtype = dot.operands[0].type.dtype
+    return dtype.is_float and dtype.bits == 16
 
 
 def alternative_text(schedule: AnySchedule) -> str:

@@ -9,9 +9,10 @@ from programs import Run, check
 
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.apart import TEXT
-from fusec.passes.lower.gpu.select import GpuSelector, lower_with
+from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector, lower_with
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule, Launch
+from fusec.passes.schedule.tiled import TiledGemmSchedule
 from fusec.target.gpu import gpu_target
 
 TARGET = gpu_target("cuda:sm_90")
@@ -134,7 +135,16 @@ def test_operands_first(name: str) -> None:
     assert set(kinds[:-1]) == {"map"}
 
 
-def test_products_that_only_bulk_copies_feed_have_their_operands_first() -> None:
-    text = GATED.replace("f32", "bf16").replace("50", "64").replace("45", "48")
-    kinds = run(text, GpuSelector(TARGET, cuda=True, triton=False)).kernels
-    assert kinds == ["map", "gemm"]
+@dataclass
+class Plain(GpuSelector):
+    """Has plain arithmetic alone for products whose operands are computed."""
+
+    def candidates(self, frame: Frame) -> list[AnySchedule]:
+        found = super().candidates(frame)
+        return [s for s in found if isinstance(s, TiledGemmSchedule)] if any(frame.anchors("dot")) else found
+
+
+def test_halves_are_made_first_where_plain_arithmetic_would_multiply_them() -> None:
+    half = GATED.replace("f32", "f16")
+    assert run(GATED, Plain(TARGET, cuda=True, triton=False)).kernels == ["gemm"]
+    assert run(half, Plain(TARGET, cuda=True, triton=False)).kernels == ["map", "gemm"]
