@@ -23,7 +23,18 @@ import torch
 import fusec
 from fusec.runtime import host
 
-from .gpu import add_rmsnorm, layernorm_gelu, rand, silu_mul, softmax
+from .gpu import (
+    add_rmsnorm,
+    attention,
+    causal_attention,
+    changed_attention,
+    flex_changed,
+    layernorm_gelu,
+    rand,
+    sdpa,
+    silu_mul,
+    softmax,
+)
 
 Call = Callable[[], Any]
 Row = tuple[str, dict[str, float], str]
@@ -139,6 +150,29 @@ def pointwise() -> list[Row]:
     return rows
 
 
+def attentions() -> list[Row]:
+    """Attention in bf16 as plain code, against cuDNN's; scores changed by hand, against FlexAttention."""
+    rows = []
+    for b, h, n, d in ((4, 16, 4096, 128), (1, 16, 16384, 128), (4, 32, 4096, 64), (1, 32, 16384, 64)):
+        for causal in (False, True):
+            q, k, v = (rand(b, h, n, d) for _ in range(3))
+            fast = compiled(causal_attention if causal else attention)
+            library = sdpa("CUDNN_ATTENTION", causal)
+            calls: dict[str, Call] = {
+                "cuDNN": lambda f=library, a=(q, k, v): f(*a),
+                "fusec": lambda f=fast, a=(q, k, v): f(*a),
+            }
+            flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
+            rates = {peer: flops / t * 1e-12 for peer, t in device_times(calls).items()}
+            rows.append((f"attention D{d} {'causal' if causal else 'full'} B{b} H{h} N{n}", rates, "TFLOP/s"))
+    q, k, v = (rand(4, 16, 4096, 128) for _ in range(3))
+    fast, flex = compiled(changed_attention), flex_changed()
+    calls = {"FlexAttention": lambda: flex(q, k, v), "fusec": lambda: fast(q, k, v)}
+    flops = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
+    rates = {peer: flops / t * 1e-12 for peer, t in device_times(calls).items()}
+    return [*rows, ("ALiBi, soft cap, window 1024, D128 B4 H16 N4096", rates, "TFLOP/s")]
+
+
 def from_host() -> list[Row]:
     """64 products of 2048×2048 float32 with one matrix, from and to NumPy arrays."""
     batch, n = 64, 2048
@@ -218,7 +252,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
-    for section in (singles, pointwise, from_host, launches):
+    for section in (attentions, singles, pointwise, from_host, launches):
         made = section()
         print(table(made), flush=True)
         rows += made

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
-from fusec.codegen.cuda.scalars import Scalars, bare, offset_of
-from fusec.codegen.cuda.scores import as_indices, constants_of, over_places
+from fusec.codegen.cuda.scalars import bare
+from fusec.codegen.cuda.score_plan import SCORE_NAMES, ScorePlan
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import literal
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, symbols_of
+from fusec.ir.index import symbols_of
 from fusec.ir.types import f32
 from fusec.target.gpu import GpuTarget
-from fusec.tile.attention import KeyLoop, Operand, attention_roles, columns_of
+from fusec.tile.attention import Operand, attention_roles, columns_of
 from fusec.tile.fetch import fetch_of
 from fusec.tile.nodes import Iter, Kernel, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, rewrite
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 _GROUP_ROWS = 64
 _WARPGROUP = 128
 _MOST_CONSUMERS = 3
 _REGISTERS = {1: 210, 2: 210, 3: 150}
 """Of a consumer's thread, for scores, weights and results, by the number of consumers."""
-_OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column raw place number first_key
-values staged begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale
-kStaged kSubtractsFirst"""
+_OWN_NAMES = """Plan Type TensorMap Barrier attention plan fusec to from full row column first_key values staged
+begin block head turn first whole part last kDepth kValues kKeys kConsumers kStages kTurns kScale
+kHeads kBlocks kWalks kLazy kStaged kSubtractsFirst"""
 
 
 def emit_hopper_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -41,29 +40,22 @@ class _Emitter(PlanWriter):
         self.roles = roles = attention_roles(kernel)
         self.mean = Buffer("mean", f32, (), (), "tile")
         stores = [replace(s, value=self._over_mean(s)) for s in roles.stores]
-        self.place = Buffer("place", f32, (), (), "tile")
-        self.loops = [self._cheaper(loop) for loop in roles.loops]
-        super().__init__(kernel, _OWN_NAMES.split(), roles.query, roles.value, stores, {self.mean: "values[{}]"})
+        super().__init__(
+            kernel,
+            [*_OWN_NAMES.split(), *SCORE_NAMES.split()],
+            roles.query,
+            roles.value,
+            stores,
+            {self.mean: "values[{}]"},
+        )
         self.target, self.pipeline = target, kernel.pipeline
         self.depth, self.values = columns_of(roles.depth), columns_of(roles.value)
         self.consumers = roles.query.extent // _GROUP_ROWS
-        self.scale = roles.loops[roles.whole].scale
         self.symbols |= {roles.first_key: "first_key", roles.key.var: "place", roles.turn.var: "turn"}
         for head in roles.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
-        self.constants = self._find_constants()
+        self.scores = ScorePlan(self, roles)
         self._check(roles.query.extent, roles.key.extent)
-
-    def _cheaper(self, loop: KeyLoop) -> KeyLoop:
-        return replace(loop, score=over_places(as_indices(loop.score), self.roles.key.var, self.place))
-
-    def _find_constants(self) -> dict[ScalarExpr, str]:
-        """What is the same for all of a block's scores, by the member that holds it."""
-        roles = self.roles
-        varying = (roles.query.var, roles.key.var, roles.first_key)
-        tiles = (self.place, *(loop.raw for loop in self.loops))
-        parts = dict.fromkeys(x for loop in self.loops for x in constants_of(loop.score, varying, tiles))
-        return {part: self.names.unique("steady") for part in parts}
 
     def _check(self, rows: int, keys: int) -> None:
         if rows % _GROUP_ROWS or not 1 <= self.consumers <= _MOST_CONSUMERS or keys % 16 or keys > 256:
@@ -100,10 +92,8 @@ class _Emitter(PlanWriter):
         self._fetches("load_queries(char* to, Barrier& full, int column)", queries)
         self._fetches("load_keys(char* to, Barrier& full, int first_key, int column)", keys)
         self._fetches("load_values(char* to, Barrier& full, int first_key, int column)", values)
-        masked = next((n for n in range(len(roles.loops)) if n != roles.whole), roles.whole)
-        limit = next((loop.limit for loop in roles.loops if loop.limit is not None), None)
-        self._score("score_masked", self.loops[masked], limit)
-        self._score("score_whole", self.loops[roles.whole], roles.loops[roles.whole].limit)
+        self.scores.rows()
+        self.scores.functions()
         self._finish(outputs)
         self._send(staged)
         threads = _WARPGROUP * (self.consumers + 1)
@@ -111,7 +101,7 @@ class _Emitter(PlanWriter):
             kernel.name,
             self.text("attention.cuh", "attention", threads),
             tuple(x.dtype.name for x in kernel.parameters),
-            (prod(i.extent for i in roles.heads) * roles.turn.extent, 1, 1),
+            (self._blocks(), 1, 1),
             threads,
             self._shared(),
             tensor_maps=tuple(m.map for m in self.maps),
@@ -155,9 +145,12 @@ class _Emitter(PlanWriter):
 
     def _constants(self, staged: bool) -> None:
         roles, line = self.roles, self.writer.line
+        heads = prod(i.extent for i in roles.heads)
         flags = {
             "kTurns": self.pipeline.turns and self.consumers == 2,
+            "kWalks": self.pipeline.walks,
             "kStaged": staged,
+            "kLazy": self.scores.depends_on_products_alone,
             "kSubtractsFirst": any(loop.subtracts_first for loop in roles.loops),
             "kMaskedBefore": roles.whole > 0,
             "kMaskedAfter": roles.whole < len(roles.loops) - 1,
@@ -165,8 +158,9 @@ class _Emitter(PlanWriter):
         line(f"using Type = fusec::{roles.queries.load.dtype.name};")
         line(f"static constexpr int kDepth = {self.depth}, kValues = {self.values}, kKeys = {roles.key.extent};")
         line(f"static constexpr int kConsumers = {self.consumers}, kStages = {self.kernel.stages};")
+        line(f"static constexpr int kHeads = {heads}, kBlocks = {roles.turn.extent};")
         line(f"static constexpr bool {', '.join(f'{k} = {str(v).lower()}' for k, v in flags.items())};")
-        line(f"static constexpr float kScale = {literal(self.scale, f32)};")
+        line(f"static constexpr float kScale = {literal(self.scores.scale, f32)};")
         line()
 
     def _places(self) -> None:
@@ -175,13 +169,12 @@ class _Emitter(PlanWriter):
         heads = [i for i in roles.heads if i.extent > 1]
         line(f"int {', '.join(['turn', *(self.symbols[i.var] for i in heads)])};")
         line("int first, whole, part, last;")
-        if self.constants:
-            line(f"float {', '.join(self.constants.values())};")
+        self.scores.members()
         line()
-        count, blocks = prod(i.extent for i in heads), roles.turn.extent
-        group = min(self.pipeline.group, count) if self._uneven() else 0
+        count = prod(i.extent for i in heads)
+        group = min(self.pipeline.group, count) if self._uneven() and not self.pipeline.walks else 0
         with self.writer.block("void begin(int block)"):
-            line(f"const HeadAndTurn at = head_and_turn<{count}, {blocks}, {group}>(block);")
+            line(f"const HeadAndTurn at = head_and_turn<kHeads, kBlocks, {group}>(block);")
             line("turn = at.turn;")
             step = count
             for i in heads:
@@ -192,48 +185,12 @@ class _Emitter(PlanWriter):
             for name, end in zip(("first", "whole", "part", "last"), ends, strict=True):
                 line(f"{name} = {bare(self.index(end))};")
             with self.names.scope():
-                roots = list(self.constants)
-                scalars = Scalars(self.style, self.names, self._reader({}), self.index, line, roots)
-                for part, name in self.constants.items():
-                    line(f"{name} = {bare(scalars.value(part))};")
+                self.scores.begin()
 
     def _uneven(self) -> bool:
         """Whether blocks of queries walk over different numbers of keys."""
         turn = self.roles.turn.var
         return any(turn in symbols_of(e) for loop in self.roles.loops for e in (loop.start, loop.stop))
-
-    def _score(self, name: str, loop: KeyLoop, limit: Index | None) -> None:
-        """The score at a row of the block and a place within a block of keys."""
-        line = self.writer.line
-        line()
-        head = f"float {name}(float raw, int row, int first_key, int place, float number) const"
-        with self.writer.block(head), self.names.scope():
-            if limit is not None:
-                line(f"if (place >= {bare(self.index(limit))}) return -infinity;")
-            if self.m.limit is not None and any(x.buffer.space == "parameter" for x in loads(loop.score)):
-                line(f"if (row >= {bare(self.index(self.m.limit))}) return raw;")
-            held = {Buffer(name, f32, (), (), "tile"): part for part, name in self.constants.items()}
-            loaded: dict[ScalarExpr, ScalarExpr] = {part: Load(buffer, ()) for buffer, part in held.items()}
-            score = rewrite(loop.score, loaded.get)
-            known = {loop.raw: "raw", self.place: "number", **{buffer: buffer.name for buffer in held}}
-            scalars = Scalars(self.style, self.names, self._reader(known), self.index, line, [score])
-            units = "" if loop.scale == self.scale else f" * {literal(loop.scale / self.scale, f32)}"
-            value = scalars.value(score)
-            line(f"return {value}{units};" if units else f"return {bare(value)};")
-
-    def _reader(self, known: Mapping[Buffer, str]) -> Callable[[Load], str]:
-        """The text of a load, ``known`` for tiles."""
-
-        def read(load: Load) -> str:
-            if load.buffer in known:
-                return known[load.buffer]
-            flat = offset_of(load.buffer, load.index)
-            if load.buffer.space != "parameter" or flat is None:
-                raise LoweringError(f"{load.buffer} read at loaded subscripts in a score")
-            text = f"{self.buffers[load.buffer]}[{bare(self.index(flat))}]"
-            return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
-
-        return read
 
     def _finish(self, outputs: list[Moved | None]) -> None:
         self.writer.line()
@@ -241,8 +198,12 @@ class _Emitter(PlanWriter):
         with self.writer.block(head), self.names.scope():
             self.results(outputs)
 
+    def _blocks(self) -> int:
+        heads, turns = prod(i.extent for i in self.roles.heads), self.roles.turn.extent
+        return min(self.target.units, heads * -(-turns // 2)) if self.pipeline.walks else heads * turns
+
     def _shared(self) -> int:
         """Bytes, as ``AttentionLayout`` counts them."""
         deep, wide = -(-self.depth // BOX), -(-self.values // BOX)
-        queries = max(deep, wide) * self.roles.query.extent
+        queries = (deep + wide if self.pipeline.walks else max(deep, wide)) * self.roles.query.extent
         return ALIGNMENT + (queries + self.kernel.stages * (deep + wide) * self.roles.key.extent) * ROW_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.codegen.cuda.indices import spell_index, step_of
@@ -132,18 +132,8 @@ class PlanWriter:
         symbols = {**self.symbols, self.n.var: column} if lane else self.symbols
         products = {b: text.format(lane) for b, text in self.products.items()}
 
-        def read(load: Load) -> str:
-            if load.buffer in products:
-                return products[load.buffer]
-            flat = offset_of(load.buffer, load.index)
-            if load.buffer.space != "parameter" or flat is None:
-                raise LoweringError(f"{load.buffer} read at loaded subscripts in an epilogue")
-            text = f"{pairs[load]}[{lane}]" if load in pairs else f"{self.buffers[load.buffer]}[{bare(index(flat))}]"
-            return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
-
-        def index(e: Index) -> str:
-            return spell_index(e, symbols)
-
+        index = self.speller(symbols)
+        read = self.reader(products, index, {load: f"{pair}[{lane}]" for load, pair in pairs.items()})
         roots = [unrounded(s) for s in self.stores]
         scalars = Scalars(self.style, self.names, read, index, self.writer.line, roots)
         return [_as_float(scalars.value(e), e, s.target) for e, s in zip(roots, self.stores, strict=True)]
@@ -169,6 +159,26 @@ class PlanWriter:
 
     def index(self, e: Index) -> str:
         return spell_index(e, self.symbols)
+
+    def speller(self, symbols: Mapping[Symbol, str]) -> Callable[[Index], str]:
+        """The text of an index over variables."""
+        return lambda e: spell_index(e, symbols)
+
+    def reader(
+        self, tiles: Mapping[Buffer, str], index: Callable[[Index], str], known: Mapping[Load, str] | None = None
+    ) -> Callable[[Load], str]:
+        """The text of a load: of ``tiles`` by buffer, of what has been read, else out of memory."""
+
+        def read(load: Load) -> str:
+            if load.buffer in tiles:
+                return tiles[load.buffer]
+            flat = offset_of(load.buffer, load.index)
+            if load.buffer.space != "parameter" or flat is None:
+                raise LoweringError(f"{load.buffer} read at loaded subscripts")
+            text = (known or {}).get(load) or f"{self.buffers[load.buffer]}[{bare(index(flat))}]"
+            return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
+
+        return read
 
     def results(self, staged: Sequence[object]) -> None:
         """Two neighbours of each result: packed into ``staged`` where that is true, else stored."""

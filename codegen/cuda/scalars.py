@@ -23,7 +23,7 @@ from fusec.codegen.cuda.spelling import (
 from fusec.codegen.cuda.text import Names
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, needs_int64
-from fusec.ir.types import DType
+from fusec.ir.types import DType, f32
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
@@ -128,8 +128,8 @@ class Scalars:
         return f"{register_type(e.dtype)}({bare(text)})"
 
     def _cast(self, argument: ScalarExpr, dtype: DType) -> str:
-        if isinstance(argument, IndexValue) and dtype.name == "f32" and _is_small(argument):
-            return f"float({bare(self._index(argument.index))})"
+        if isinstance(argument, IndexValue) and dtype.is_float and dtype.bits < 64 and _is_small(argument):
+            return self._round(f"float({bare(self._index(argument.index))})", f32, dtype)
         return self._round(self.value(argument), argument.dtype, dtype)
 
     def _round(self, text: str, source: DType, dtype: DType) -> str:

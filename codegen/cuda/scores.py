@@ -1,16 +1,21 @@
-"""What a score costs per key: integers stay index arithmetic, and what no key changes is computed once a block."""
+"""What a score costs per key: integers stay index arithmetic, and what no key changes is computed once a row."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 
-from fusec.ir.index import Symbol, bounds, coefficient, mul, needs_int64, sub, substitute
+from fusec.ir.index import Index, Symbol, bounds, coefficient, mul, needs_int64, sub, substitute, symbols_of
 from fusec.ir.types import f32
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, symbols_in, walk
 
 _EXACT = 2**24
 """Integers up to this are float32 numbers."""
+_MODERATE = 2.0**60
+"""A product of two numbers up to this is finite."""
+_NORMAL = 2.0**-126
+_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 def as_indices(e: ScalarExpr) -> ScalarExpr:
@@ -54,17 +59,153 @@ def over_places(e: ScalarExpr, key: Symbol, place: Buffer) -> ScalarExpr:
     return replace(e, args=tuple(over_places(a, key, place) for a in e.args))
 
 
+def folded(e: ScalarExpr) -> ScalarExpr:
+    """``x * a * b ⇒ x * (a * b)`` and ``x * a / b ⇒ x * (a / b)`` for constants, where that is a normal number."""
+    if not isinstance(e, Apply):
+        return e
+    e = replace(e, args=tuple(map(folded, e.args)))
+    outer = _factor(e)
+    inner = _factor(e.args[0]) if outer is not None else None
+    if outer is None or inner is None:
+        return e
+    together = inner * outer
+    if not _NORMAL <= abs(together) < 1 / _NORMAL:
+        return e
+    return Apply("mul", (e.args[0].args[0], Const(together, e.dtype)), e.dtype)  # type: ignore[union-attr]
+
+
+def _factor(e: ScalarExpr) -> float | None:
+    """What a number is multiplied by, if by a constant."""
+    if not isinstance(e, Apply) or e.op not in ("mul", "div") or not e.dtype.is_float or e.dtype.bits == 64:
+        return None
+    by = e.args[1]
+    if not isinstance(by, Const) or not isinstance(by.value, int | float):
+        return None
+    if e.op == "mul":
+        return float(by.value)
+    return 1.0 / by.value if by.value else None
+
+
+def spread(e: ScalarExpr, key: Symbol, place: Buffer, tiles: Collection[Buffer]) -> ScalarExpr:
+    """``a * (b + place) ⇒ a * b + a * place``, where no key enters a and b: one multiply-add a key.
+
+    Where a and b are known to be moderate, so that no infinity comes of it.
+    """
+    if not isinstance(e, Apply):
+        return e
+    e = replace(e, args=tuple(spread(a, key, place, tiles) for a in e.args))
+    if e.op != "mul" or e.dtype is not f32:
+        return e
+    for a, total in (e.args, e.args[::-1]):
+        if isinstance(total, Apply) and total.op == "add":
+            base, moved = total.args
+            still = all(_is_still(x, {key}, {*tiles, place}) and _is_moderate(x) for x in (a, base))
+            if still and any(x.buffer is place for x in loads(moved)):
+                return Apply("add", (Apply("mul", (a, base), f32), Apply("mul", (a, moved), f32)), f32)
+    return e
+
+
+def compared_to_key(e: ScalarExpr, key: Symbol) -> ScalarExpr:
+    """``key - row + c > 0 ⇒ key > row - c``: what a key is compared to is the same for all keys."""
+    if not isinstance(e, Apply):
+        return e
+    e = replace(e, args=tuple(compared_to_key(a, key) for a in e.args))
+    parts = [_integer(a) for a in e.args]
+    if e.op not in _TURNED or len(parts) != 2 or any(p is None for p in parts):
+        return e
+    difference = sub(parts[0], parts[1])  # type: ignore[arg-type]
+    step = None if isinstance(difference, int) else coefficient(difference, key)
+    if step not in (1, -1) or needs_int64(difference):
+        return e
+    rest = substitute(difference, {key: 0})
+    bound = sub(0, rest) if step == 1 else rest
+    dtype = e.args[0].dtype
+    if needs_int64(bound):
+        return e
+    return Apply(e.op if step == 1 else _TURNED[e.op], (IndexValue(key, dtype), IndexValue(bound, dtype)), e.dtype)
+
+
+def _integer(e: ScalarExpr) -> Index | None:
+    if isinstance(e, IndexValue) and e.dtype.is_integer:
+        return e.index
+    return int(e.value.real) if isinstance(e, Const) and e.dtype.is_integer else None
+
+
+def bounds_of_keys(e: ScalarExpr, key: Symbol) -> list[Index]:
+    """What ``compared_to_key`` left for keys to be compared to, where it is no constant."""
+    found: dict[Index, None] = {}
+    for n in walk(e):
+        if isinstance(n, Apply) and n.op in _TURNED and isinstance(n.args[1], IndexValue):
+            key_first = n.args[0] == IndexValue(key, n.args[0].dtype)
+            bound = n.args[1].index
+            if key_first and not isinstance(bound, int) and key not in symbols_of(bound):
+                found[bound] = None
+    return list(found)
+
+
+def range_of(e: ScalarExpr) -> tuple[float, float]:
+    """The least and greatest value that a scalar may have. (-inf, inf) where little is known, as of what is loaded."""
+    match e:
+        case Const():
+            value = float(e.value.real)
+            return (value, value) if value == value else (-inf, inf)
+        case IndexValue():
+            low, high = bounds(e.index)
+            return (-inf if low is None else float(low), inf if high is None else float(high))
+        case Load():
+            return -inf, inf
+    parts = [range_of(a) for a in e.args]
+    if any(abs(end) == inf for part in parts for end in part) and e.op != "tanh":
+        return -inf, inf
+    ends = [end for part in parts for end in part]
+    match e.op:
+        case "cast" if e.dtype.is_float:
+            return parts[0]
+        case "neg":
+            return -ends[1], -ends[0]
+        case "add":
+            return ends[0] + ends[2], ends[1] + ends[3]
+        case "sub":
+            return ends[0] - ends[3], ends[1] - ends[2]
+        case "mul":
+            products = [a * b for a in parts[0] for b in parts[1]]
+            return min(products), max(products)
+        case "div" if ends[2] == ends[3] and ends[2]:
+            quotients = [a / ends[2] for a in parts[0]]
+            return min(quotients), max(quotients)
+        case "exp2" if ends[1] < 127:
+            return 0.0, 2.0 ** ends[1]
+        case "exp" if ends[1] < 88:
+            return 0.0, 2.0 ** (ends[1] * 1.4427)
+        case "tanh":
+            return -1.0, 1.0
+        case _:
+            return -inf, inf
+
+
+def _is_moderate(e: ScalarExpr) -> bool:
+    low, high = range_of(e)
+    return low >= -_MODERATE and high <= _MODERATE
+
+
 def _is_exact(index: object) -> bool:
     low, high = bounds(index)  # type: ignore[arg-type]
     return low is not None and high is not None and low >= -_EXACT and high <= _EXACT
 
 
 def constants_of(e: ScalarExpr, varying: Collection[Symbol], tiles: Collection[Buffer]) -> list[ScalarExpr]:
-    """The largest float32 parts with some arithmetic or a load in them that no varying symbol or tile enters."""
+    """The largest parts, with some arithmetic or a load in them, that no varying symbol or tile enters.
+
+    Those that a float32 variable holds.
+    """
     if not any(isinstance(n, Apply | Load) for n in walk(e)):
         return []
-    still = not symbols_in(e) & set(varying) and not any(x.buffer in tiles for x in loads(e))
-    if still and e.dtype is f32 and any(isinstance(n, IndexValue | Load) for n in walk(e)):
+    counts = e.dtype.is_float and e.dtype.bits < 64 and any(isinstance(n, IndexValue | Load) for n in walk(e))
+    if counts and _is_still(e, varying, tiles):
         return [e]
     found = [part for a in e.args for part in constants_of(a, varying, tiles)] if isinstance(e, Apply) else []
     return list(dict.fromkeys(found))
+
+
+def _is_still(e: ScalarExpr, varying: Collection[Symbol], tiles: Collection[Buffer]) -> bool:
+    return not symbols_in(e) & set(varying) and not any(x.buffer in tiles for x in loads(e))

@@ -175,6 +175,7 @@ class Pipeline:
     cluster_n: int
     group: int
     turns: bool
+    walks: bool = False
 
 
 Language = Literal["triton", "cuda"]

@@ -45,6 +45,7 @@ class HopperAttentionSchedule:
     """A block does ``queries`` rows, 64 a warpgroup, against ``keys`` at a time, ``stages`` of which are fetched ahead.
 
     turns: two warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
+    walks: a block does one block of queries after another, the next one's fetched while one ends.
     """
 
     queries: int
@@ -52,6 +53,7 @@ class HopperAttentionSchedule:
     stages: int
     turns: bool
     heads: int = 8
+    walks: bool = False
 
     @property
     def launch(self) -> Launch:
@@ -60,7 +62,7 @@ class HopperAttentionSchedule:
 
     @property
     def pipeline(self) -> Pipeline:
-        return Pipeline(1, 1, self.heads, self.turns)
+        return Pipeline(1, 1, self.heads, self.turns, self.walks)
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (
@@ -68,6 +70,7 @@ class HopperAttentionSchedule:
             ("keys", self.keys),
             ("consumers", "in turns" if self.turns else "together"),
             ("stages", self.stages),
+            *((("blocks", "walk"),) if self.walks else ()),
         )
 
 

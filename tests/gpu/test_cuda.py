@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "codegen" / "triton"), str(ROOT / "codegen" / "cuda"), str(ROOT)]
-from cuda_cases import POINTWISE  # noqa: E402
+from cuda_cases import POINTWISE, PRODUCTS  # noqa: E402
 from oracle import assert_close_to_oracle  # noqa: E402
 from triton_cases import CASES  # noqa: E402
 
@@ -110,9 +110,9 @@ def check(text: str, special: bool = False, shift: int = 0, number: int = 0) -> 
         assert_close_to_oracle([f.cpu() for f in found], graph, eager, inputs=arrays)
 
 
-@pytest.mark.parametrize("name", [*SHARED, *POINTWISE])
+@pytest.mark.parametrize("name", [*SHARED, *POINTWISE, *PRODUCTS])
 def test_against_float64(name: str) -> None:
-    check((SHARED | POINTWISE)[name])
+    check((SHARED | POINTWISE | PRODUCTS)[name])
 
 
 @pytest.mark.parametrize(

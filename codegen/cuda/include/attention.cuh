@@ -68,18 +68,20 @@ struct AttentionLayout {
     static constexpr int kDepthBoxes = (Plan::kDepth + kBox - 1) / kBox, kValueBoxes = (Plan::kValues + kBox - 1) / kBox;
     static constexpr int kQueryBox = kRows * 128, kKeyBox = Plan::kKeys * 128;
     static constexpr int kBoxes = kDepthBoxes > kValueBoxes ? kDepthBoxes : kValueBoxes;
-    static constexpr int kQueries = kBoxes * kQueryBox;  // results go where queries were
+    static constexpr int kQueries = (Plan::kWalks ? kDepthBoxes : kBoxes) * kQueryBox;
+    static constexpr int kResults = Plan::kWalks ? kValueBoxes * kQueryBox : 0;  // else where queries were
     static constexpr int kKeyBytes = kDepthBoxes * kKeyBox, kValueBytes = kValueBoxes * kKeyBox;
-    static constexpr int kShared = 1024 + kQueries + Plan::kStages * (kKeyBytes + kValueBytes);
+    static constexpr int kShared = 1024 + kQueries + kResults + Plan::kStages * (kKeyBytes + kValueBytes);
     static constexpr int kThreads = kWarpgroup * (Plan::kConsumers + 1);
 };
 
 template <typename Plan>
 struct AttentionBarriers {
-    Barrier queries, keys[Plan::kStages], keys_read[Plan::kStages], values[Plan::kStages], values_read[Plan::kStages];
+    Barrier queries, queries_read, keys[Plan::kStages], keys_read[Plan::kStages], values[Plan::kStages], values_read[Plan::kStages];
 
     __device__ void init() {
         queries.init(1);
+        queries_read.init(Plan::kConsumers);
         for (int i = 0; i < Plan::kStages; ++i) {
             keys[i].init(1);
             values[i].init(1);
@@ -91,11 +93,13 @@ struct AttentionBarriers {
 };
 
 template <typename Plan>
-__device__ void fetch_attention(const Plan& plan, char* queries, char* keys, char* values, AttentionBarriers<Plan>& bars) {
+__device__ void fetch_attention(const Plan& plan, char* queries, char* keys, char* values, AttentionBarriers<Plan>& bars,
+                                Ring<1>& query, Ring<Plan::kStages>& ring) {
     using L = AttentionLayout<Plan>;
+    if (Plan::kWalks) bars.queries_read.wait(query.parity ^ 1);
+    query.advance();
     bars.queries.arrive_expecting(L::kDepthBoxes * L::kQueryBox);
     for (int b = 0; b < L::kDepthBoxes; ++b) plan.load_queries(queries + b * L::kQueryBox, bars.queries, b * L::kBox);
-    Ring<Plan::kStages> ring;
     for (int key = plan.first; key < plan.last; key += Plan::kKeys) {
         int i = ring.stage;
         bars.keys_read[i].wait(ring.parity ^ 1);
@@ -141,7 +145,9 @@ struct Online {
         wgmma_commit();
     }
 
+    bool must = true;
     __device__ void rescale_out() {
+        if (Plan::kLazy && !must) return;
 #pragma unroll
         for (int i = 0; i < kOut; ++i) out[i] *= rescale[i / 2 % 2];
     }
@@ -155,13 +161,13 @@ struct Online {
     /// Scores to weights, not yet rounded; the running maximum and sum.
     template <bool kMasked>
     __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
-        int column = fragment_column();
-        float number = column;
+        key += fragment_column();
+        const typename Plan::Row rows[2] = {plan.at(row, key), plan.at(row + 8, key)};
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            int r = row + i / 2 % 2 * 8, along = i / 4 * 8 + i % 2;
-            scores[i] = kMasked ? plan.score_masked(scores[i], r, key, column + along, number + along)
-                                : plan.score_whole(scores[i], r, key, column + along, number + along);
+            int along = i / 4 * 8 + i % 2;
+            scores[i] = kMasked ? plan.score_masked(scores[i], rows[i / 2 % 2], along, along)
+                                : plan.score_whole(scores[i], rows[i / 2 % 2], along, along);
         }
         float highest[2] = {peak[0], peak[1]}, shift[2], sum[2] = {0, 0};
 #pragma unroll
@@ -169,10 +175,12 @@ struct Online {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[h] = row_max(highest[h]);
+            if (Plan::kLazy && (highest[h] - peak[h]) * Plan::kScale <= 8.0f) highest[h] = peak[h];
             shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
             rescale[h] = weight_of(peak[h], shift[h]);
             peak[h] = highest[h];
         }
+        if (Plan::kLazy) must = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             scores[i] = weight_of(scores[i], shift[i / 2 % 2]);
@@ -213,13 +221,17 @@ struct Turns {
 };
 
 template <typename Plan>
-__device__ void store_attention(const Plan& plan, Online<Plan>& o, char* queries, int consumer) {
+__device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results, int consumer) {
     using L = AttentionLayout<Plan>;
     int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp, row = consumer * 64 + fragment_row();
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) inverse[h] = 1.0f / row_sum(o.total[h]);
-    u32 box = shared_address(queries) + consumer * 64 * 128;
+    u32 box = shared_address(results) + consumer * 64 * 128;
+    if (Plan::kWalks && Plan::kStaged) {
+        if (thread == 0) store_wait_read<0>();
+        named_sync(3 + consumer, kWarpgroup);
+    }
 #pragma unroll
     for (int q = 0; q < Plan::kValues / 16; ++q) {
         u32 staged[4][1];
@@ -237,35 +249,35 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* queries
     named_sync(3 + consumer, kWarpgroup);
     if (thread == 0) {
         for (int b = 0; b < L::kValueBoxes; ++b)
-            plan.send(queries + b * L::kQueryBox + consumer * 64 * 128, consumer * 64, b * L::kBox);
+            plan.send(results + b * L::kQueryBox + consumer * 64 * 128, consumer * 64, b * L::kBox);
         store_commit();
-        store_wait_all();
     }
 }
 
 template <typename Plan>
-__device__ void attend(const Plan& plan, char* queries, char* keys, char* values, AttentionBarriers<Plan>& bars,
-                       int consumer) {
+__device__ void attend(const Plan& plan, char* queries, char* keys, char* values, char* results,
+                       AttentionBarriers<Plan>& bars, int consumer, Turns<Plan>& turns, Ring<1>& query,
+                       Ring<Plan::kStages>& ring) {
     using L = AttentionLayout<Plan>;
     Online<Plan> o;
     const char* own = queries + consumer * 64 * 128;
     int row = consumer * 64 + fragment_row(), key = plan.first;
     bool tells = threadIdx.x % kWarpgroup == 0;
-    Turns<Plan> turns(consumer);
-    Ring<Plan::kStages> ring, before;
+    Ring<Plan::kStages> before = ring;
 #pragma unroll
     for (int i = 0; i < o.kOut; ++i) o.out[i] = 0;
-    bars.queries.wait(0);
+    bars.queries.wait(query.parity);
+    query.advance();
 
     if (key < plan.last) {
         float scores[Plan::kKeys / 2];
-        bars.keys[0].wait(0);
+        bars.keys[ring.stage].wait(ring.parity);
         turns.take();
-        o.multiply_scores(scores, own, keys);
+        o.multiply_scores(scores, own, keys + ring.stage * L::kKeyBytes);
         turns.give();
         wgmma_wait<0>();
         keep_here(scores);
-        if (tells) bars.keys_read[0].arrive();
+        if (tells) bars.keys_read[ring.stage].arrive();
         o.template soften<true>(plan, scores, row, key);
         o.round_weights(scores);
         ring.advance();
@@ -297,15 +309,34 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
     while (key < plan.part) step(Flag<false>{});
     if (Plan::kMaskedAfter)
         while (key < plan.last) step(Flag<true>{});
+    if (Plan::kWalks && tells) bars.queries_read.arrive();
     if (plan.first < plan.last) {
         o.rescale_out();
         bars.values[before.stage].wait(before.parity);
         o.multiply_values(values + before.stage * L::kValueBytes);
         wgmma_wait<0>();
         keep_here(o.out);
+        if (tells) bars.values_read[before.stage].arrive();
     }
-    turns.end();
-    store_attention<Plan>(plan, o, queries, consumer);
+    store_attention<Plan>(plan, o, results, consumer);
+}
+
+/// Calls `todo` for each block of queries that this block does. One that walks does pairs of the longest and the shortest.
+template <typename Plan, typename Todo>
+__device__ void for_blocks(Plan& plan, Todo&& todo) {
+    if constexpr (!Plan::kWalks) {
+        plan.begin(blockIdx.x);
+        todo();
+    } else {
+        constexpr int kPairs = (Plan::kBlocks + 1) / 2;
+        for (int pair = blockIdx.x; pair < Plan::kHeads * kPairs; pair += gridDim.x)
+            for (int half = 0; half < 2; ++half) {
+                int head = pair / kPairs, turn = pair % kPairs;
+                if (half && turn == Plan::kBlocks / 2) continue;
+                plan.begin(head * Plan::kBlocks + (half ? Plan::kBlocks - 1 - turn : turn));
+                todo();
+            }
+    }
 }
 
 template <typename Plan>
@@ -313,19 +344,25 @@ __device__ void attention(Plan plan) {
     using L = AttentionLayout<Plan>;
     extern __shared__ char memory[];
     __shared__ AttentionBarriers<Plan> bars;
-    plan.begin(blockIdx.x);
     char* queries = memory + (1024 - shared_address(memory) % 1024) % 1024;
     char* keys = queries + L::kQueries;
     char* values = keys + Plan::kStages * L::kKeyBytes;
+    char* results = Plan::kWalks ? values + Plan::kStages * L::kValueBytes : queries;
     if (threadIdx.x == 0) bars.init();
     __syncthreads();
     int group = warpgroup_id();
+    Ring<1> query;
+    Ring<Plan::kStages> ring;
     if (group == Plan::kConsumers) {
         lower_registers<Plan::kConsumers == 3 ? 32 : 24>();
-        if (threadIdx.x == Plan::kConsumers * kWarpgroup) fetch_attention<Plan>(plan, queries, keys, values, bars);
+        if (threadIdx.x == Plan::kConsumers * kWarpgroup)
+            for_blocks(plan, [&] { fetch_attention<Plan>(plan, queries, keys, values, bars, query, ring); });
     } else {
         raise_registers<Plan::kConsumers == 3 ? 160 : 240>();
-        attend<Plan>(plan, queries, keys, values, bars, group);
+        Turns<Plan> turns(group);
+        for_blocks(plan, [&] { attend<Plan>(plan, queries, keys, values, results, bars, group, turns, query, ring); });
+        turns.end();
+        if (Plan::kStaged && threadIdx.x % kWarpgroup == 0) store_wait_read<0>();
     }
 }
 

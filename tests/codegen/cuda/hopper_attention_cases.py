@@ -101,6 +101,8 @@ def _qkv(b: int, h: int, n: int, d: int, keys: int = 0, values: int = 0) -> list
 IN_TURNS = HopperAttentionSchedule(128, 128, 2, turns=True)
 LONG = HopperAttentionSchedule(128, 160, 2, turns=True)
 THREE = HopperAttentionSchedule(192, 128, 2, turns=False)
+WALKS = replace(IN_TURNS, walks=True)
+THREE_WALK = replace(THREE, walks=True)
 ONE = HopperAttentionSchedule(64, 64, 2, turns=False)
 
 CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]] = {
@@ -123,5 +125,11 @@ CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]
     "bias, odd length": (biased, [*_qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
     "finite fill": (finite_fill, _qkv(1, 2, 333, 64), IN_TURNS),
     "epilogue": (scaled_after, _qkv(1, 2, 256, 64), IN_TURNS),
+    "walks": (plain, _qkv(4, 40, 300, 64), WALKS),
+    "walks, three groups": (causal, _qkv(3, 60, 500, 64), THREE_WALK),
+    "walks, soft cap, slopes and a window": (soft_window, _qkv(5, 16, 640, 128), WALKS),
+    "walks, keys of no block": (causal, _qkv(2, 90, 500, 64, keys=130), WALKS),
+    "walks, other values": (plain, _qkv(1, 200, 140, 128, values=64), WALKS),
+    "walks, epilogue": (scaled_after, _qkv(3, 70, 256, 64), THREE_WALK),
     "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], IN_TURNS),
 }

@@ -9,7 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from hopper_attention_cases import CASES, IN_TURNS, LONG, THREE, RefusedError, causal, lowered, plain, soft_window  # noqa: E402
+from hopper_attention_cases import (  # noqa: E402
+    CASES,
+    IN_TURNS,
+    LONG,
+    THREE,
+    THREE_WALK,
+    RefusedError,
+    causal,
+    lowered,
+    plain,
+    soft_window,
+)
 
 from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
@@ -36,19 +47,18 @@ def test_plan_of_a_causal_mask() -> None:
     source = emit_hopper_attention(kernel, SM_90)
     assert (source.grid, source.threads, source.shapes) == ((60, 1, 1), 384, (128,))
     assert [m.box for m in source.tensor_maps] == [(1, 1, 128, 64)] * 3 + [(1, 1, 64, 64)]
-    assert "kTurns = true, kStaged = true, kSubtractsFirst = false" in source.text
+    assert "kTurns = true, kWalks = false, kStaged = true, kLazy = true, kSubtractsFirst = false" in source.text
     assert "kMaskedBefore = false, kMaskedAfter = true" in source.text
-    assert "head_and_turn<15, 4, 8>(block)" in source.text
+    assert "kHeads = 15, kBlocks = 4" in source.text
+    assert "head_and_turn<kHeads, kBlocks, 8>(block)" in source.text
     assert "part = turn * -128 + 384;" in source.text
-    assert "return ((first_key + place) <= (row + turn * -128 + 384)) ? raw : -infinity;" in source.text
+    assert "return {row, first_key, first_key * -1 + row + turn * -128 + 384};" in source.text
+    assert "return (place <= at.bound) ? raw : -infinity;" in source.text
 
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:
     text = emit_hopper_attention(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
-    assert (
-        "float score_whole(float raw, int row, int first_key, int place, float number) const {\n        return raw;"
-        in text
-    )
+    assert "float score_whole(float raw, const Row& at, int place, float number) const {\n        return raw;" in text
 
 
 def test_window_is_masked_on_both_sides() -> None:
@@ -56,12 +66,29 @@ def test_window_is_masked_on_both_sides() -> None:
     text = emit_hopper_attention(kernel, SM_90).text
     assert "tanh" in text
     assert "first = 0;" not in text
+    assert "return ((place > at.bound) || (place <= at.bound_1)) ? -infinity : changed;" in text
+    assert "kLazy = false" in text
 
 
 def test_even_blocks_go_head_by_head() -> None:
     text = emit_hopper_attention(lowered(plain, [(1, 4, 640, 128)] * 3, LONG, torch.bfloat16), SM_90).text
-    assert "head_and_turn<4, 5, 0>(block)" in text
+    assert "head_and_turn<kHeads, kBlocks, 0>(block)" in text
     assert "kMaskedBefore = false, kMaskedAfter = false" in text
+
+
+def test_blocks_that_walk() -> None:
+    """As many as run at once; results do not lie where the next queries come."""
+    kernel = lowered(causal, [(3, 60, 500, 64)] * 3, THREE_WALK, torch.bfloat16)
+    source = emit_hopper_attention(kernel, SM_90)
+    standing = emit_hopper_attention(lowered(causal, [(3, 60, 500, 64)] * 3, THREE, torch.bfloat16), SM_90)
+    assert (source.grid, standing.grid) == ((132, 1, 1), (540, 1, 1))
+    assert source.shared - standing.shared == 192 * 64 * 2
+    assert "kWalks = true" in source.text
+
+
+def test_few_blocks_of_queries_have_a_block_each() -> None:
+    source = emit_hopper_attention(lowered(plain, [(1, 4, 300, 64)] * 3, THREE_WALK, torch.bfloat16), SM_90)
+    assert source.grid == (4, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from fusec.codegen.cuda.scores import as_indices, constants_of, over_places
+from math import inf
+
+import pytest
+
+from fusec.codegen.cuda.scores import (
+    as_indices,
+    bounds_of_keys,
+    compared_to_key,
+    constants_of,
+    folded,
+    over_places,
+    range_of,
+    spread,
+)
 from fusec.ir.index import add, mul, symbol
-from fusec.ir.types import bool_, f32, i64
+from fusec.ir.types import bool_, f32, f64, i64
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load
 
 ROW, KEY, HEAD = symbol("row", 0, 127), symbol("key", 0, 127), symbol("head", 0, 15)
@@ -51,3 +64,74 @@ def test_constants_of_a_block() -> None:
     e = Apply("add", (RAW, Apply("mul", (slope, distance), f32)), f32)
     assert constants_of(e, {ROW, KEY}, {RAW.buffer}) == [slope]
     assert constants_of(RAW, {ROW, KEY}, {RAW.buffer}) == []
+
+
+def f(number: float) -> Const:
+    return Const(number, f32)
+
+
+def times(a: object, b: object) -> Apply:
+    return Apply("mul", (a, b), f32)  # type: ignore[arg-type]
+
+
+def test_constant_factors_become_one() -> None:
+    assert folded(times(times(RAW, f(0.5)), f(0.25))) == times(RAW, f(0.125))
+    assert folded(Apply("div", (times(RAW, f(0.5)), f(4.0)), f32)) == times(RAW, f(0.125))
+
+
+@pytest.mark.parametrize("factors", [(1e-30, 1e-30), (1e30, 1e30), (0.0, 2.0)])
+def test_factors_whose_product_is_no_normal_number_stay(factors: tuple[float, float]) -> None:
+    e = times(times(RAW, f(factors[0])), f(factors[1]))
+    assert folded(e) == e
+
+
+def test_factors_of_doubles_stay() -> None:
+    e = Apply("mul", (Apply("mul", (RAW, Const(0.5, f64)), f64), Const(0.5, f64)), f64)
+    assert folded(e) == e
+
+
+def test_a_slope_is_multiplied_by_places_alone() -> None:
+    slope = Apply("exp2", (Apply("cast", (i(HEAD),), f32),), f32)
+    base, place = Apply("cast", (i(mul(ROW, -1)),), f32), Load(PLACE, ())
+    e = times(slope, Apply("add", (base, place), f32))
+    wanted = Apply("add", (times(slope, base), times(slope, place)), f32)
+    assert spread(e, KEY, PLACE, {RAW.buffer}) == wanted
+
+
+def test_a_slope_that_may_be_infinite_stays() -> None:
+    loaded = Load(Buffer("slopes", f32, (16,), (1,)), (HEAD,))
+    e = times(loaded, Apply("add", (Apply("cast", (i(ROW),), f32), Load(PLACE, ())), f32))
+    assert spread(e, KEY, PLACE, {RAW.buffer}) == e
+
+
+@pytest.mark.parametrize(
+    ("op", "left", "right", "wanted", "bound"),
+    [
+        ("gt", KEY - ROW, 3, "gt", ROW + 3),
+        ("le", ROW - KEY, 5, "ge", ROW - 5),
+        ("lt", ROW, KEY, "gt", ROW),
+        ("eq", KEY, ROW + 1, "eq", ROW + 1),
+    ],
+)
+def test_keys_are_compared_to_what_no_key_enters(
+    op: str, left: object, right: object, wanted: str, bound: object
+) -> None:
+    e = compared_to_key(Apply(op, (i(left), i(right)), bool_), KEY)
+    assert e == Apply(wanted, (i(KEY), i(bound)), bool_)
+    assert bounds_of_keys(e, KEY) == [bound]
+
+
+def test_multiples_of_keys_and_long_indices_stay() -> None:
+    for left in (mul(KEY, 2), add(BIG, KEY)):
+        e = Apply("gt", (i(left), i(ROW)), bool_)
+        assert compared_to_key(e, KEY) == e
+        assert bounds_of_keys(e, KEY) == []
+
+
+def test_ranges() -> None:
+    head = Apply("cast", (i(HEAD),), f32)
+    assert range_of(Apply("exp2", (times(head, f(-0.5)),), f32)) == (0.0, 1.0)
+    assert range_of(Apply("sub", (head, f(3.0)), f32)) == (-3.0, 12.0)
+    assert range_of(Apply("tanh", (RAW,), f32)) == (-1.0, 1.0)
+    assert range_of(Apply("exp2", (times(head, f(10.0)),), f32)) == (-inf, inf)
+    assert range_of(RAW) == (-inf, inf)

@@ -1,0 +1,183 @@
+"""What a plan for ``attention.cuh`` says of scores, as the user made them: a part once a block, a row, or a key."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+
+from fusec.codegen.cuda.plan import PlanWriter
+from fusec.codegen.cuda.scalars import Scalars, bare
+from fusec.codegen.cuda.scores import (
+    as_indices,
+    bounds_of_keys,
+    compared_to_key,
+    constants_of,
+    folded,
+    over_places,
+    spread,
+)
+from fusec.codegen.cuda.spelling import literal
+from fusec.ir.index import Index, Symbol, bounds, symbol
+from fusec.ir.types import f32
+from fusec.tile.attention import AttentionRoles
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, rewrite, walk
+
+SCORE_NAMES = "Row at raw number place changed score_masked score_whole"
+
+
+class ScorePlan:
+    """Writes the members that scores need: constants of a block, ``struct Row`` and ``at``, and the scores' functions.
+
+    masked, whole: which of the loops' scores each function computes.
+    """
+
+    def __init__(self, plan: PlanWriter, roles: AttentionRoles) -> None:
+        self.plan, self.roles = plan, roles
+        self.whole = roles.whole
+        self.masked = next((n for n in range(len(roles.loops)) if n != roles.whole), roles.whole)
+        self.limit = next((loop.limit for loop in roles.loops if loop.limit is not None), None)
+        self.scale = roles.loops[roles.whole].scale
+        key, row = roles.key.var, roles.query.var
+        self.place = Buffer("place", f32, (), (), "tile")
+        self.tiles = {self.place, *(loop.raw for loop in roles.loops)}
+        scores = [self._cheaper(loop.score) for loop in roles.loops]
+        self.constants = self._held("steady", scores, (row, key, roles.first_key))
+        scores = [_over(self.constants, s) for s in scores]
+        self.of_rows = self._held("same", scores, (key,))
+        scores = [_over(self.of_rows, s) for s in scores]
+        self.bounds = self._bounds(scores)
+        self.scores = [rewrite(s, self._over_bounds) for s in scores]
+
+    def _cheaper(self, score: ScalarExpr) -> ScalarExpr:
+        key = self.roles.key.var
+        places = over_places(compared_to_key(as_indices(score), key), key, self.place)
+        return spread(folded(places), key, self.place, self.tiles)
+
+    def _held(self, name: str, scores: Sequence[ScalarExpr], varying: Collection[Symbol]) -> dict[ScalarExpr, Buffer]:
+        """Parts that are computed before the scores, and what holds them; nothing is loaded beyond the last row."""
+        odd = self.roles.query.limit is not None and self.roles.query.var not in varying
+        found = dict.fromkeys(part for s in scores for part in constants_of(s, varying, self.tiles))
+        parts = [p for p in found if _is_made(p) and not (odd and _reads(p))]
+        return {part: Buffer(self.plan.names.unique(name), part.dtype, (), (), "tile") for part in parts}
+
+    def _bounds(self, scores: Sequence[ScalarExpr]) -> dict[Index, Symbol]:
+        """What keys are compared to, and the symbol that stands for it."""
+        found = dict.fromkeys(b for s in scores for b in bounds_of_keys(s, self.roles.key.var))
+        limits = [self.limit] if self.limit is not None and not isinstance(self.limit, int) else []
+        return {b: symbol(self.plan.names.unique("bound"), *bounds(b)) for b in dict.fromkeys([*found, *limits])}
+
+    def _over_bounds(self, e: ScalarExpr) -> ScalarExpr | None:
+        if isinstance(e, IndexValue) and e.index in self.bounds:
+            return IndexValue(self.bounds[e.index], e.dtype)
+        return None
+
+    @property
+    def depends_on_products_alone(self) -> bool:
+        """Whether no position or bias enters a score that no mask touches."""
+        raw = self.roles.loops[self.whole].raw
+        return not any(
+            isinstance(n, IndexValue) or (isinstance(n, Load) and n.buffer is not raw)
+            for n in walk(self.scores[self.whole])
+        )
+
+    # The plan
+
+    def members(self) -> None:
+        if self.constants:
+            self.plan.writer.line(f"float {', '.join(b.name for b in self.constants.values())};")
+
+    def begin(self) -> None:
+        """Sets what all of a block's scores have in common."""
+        scalars = self._scalars({}, self.plan.symbols, list(self.constants))
+        for part, held in self.constants.items():
+            self.plan.writer.line(f"{held.name} = {bare(scalars.value(part))};")
+
+    def rows(self) -> None:
+        """What the scores of a row have in common in a block of keys; ``first_key`` is the key at place 0."""
+        line = self.plan.writer.line
+        floats = ", ".join(b.name for b in self.of_rows.values())
+        integers = ", ".join(["row", "first_key", *(s.name for s in self.bounds.values())])
+        line()
+        with self.plan.writer.block("struct Row", "};"):
+            line(f"int {integers};")
+            if floats:
+                line(f"float {floats};")
+        line()
+        with self.plan.writer.block("Row at(int row, int first_key) const"), self.plan.names.scope():
+            known = {b: b.name for b in self.constants.values()}
+            scalars = self._scalars(known, self.plan.symbols, list(self.of_rows))
+            values = ["row", "first_key", *(bare(self.plan.index(b)) for b in self.bounds)]
+            values += [bare(scalars.value(part)) for part in self.of_rows]
+            line(f"return {{{', '.join(values)}}};")
+
+    def functions(self) -> None:
+        """A score of a block that the mask touches, or that lies at the end, and one of all other blocks."""
+        self._function("score_masked", self.masked, self.limit)
+        self._function("score_whole", self.whole, self.roles.loops[self.whole].limit)
+
+    def _function(self, name: str, number: int, limit: Index | None) -> None:
+        """The score of a row at a place: of a key within a block, counted from the row's ``first_key``."""
+        line, loop, score = self.plan.writer.line, self.roles.loops[number], self.scores[number]
+        roles = self.roles
+        symbols = self.plan.symbols | {roles.query.var: "at.row", roles.first_key: "at.first_key"}
+        symbols |= {s: f"at.{s.name}" for s in self.bounds.values()}
+        line()
+        with (
+            self.plan.writer.block(f"float {name}(float raw, const Row& at, int place, float number) const"),
+            self.plan.names.scope(),
+        ):
+            beyond = None if limit is None else f"place >= {bare(self._limit(limit, symbols))}"
+            last = self.plan.m.limit
+            if _reads(score):
+                if beyond is not None:
+                    line(f"if ({beyond}) return -infinity;")
+                    beyond = None
+                if last is not None:
+                    line(f"if (at.row >= {bare(self.plan.index(last))}) return raw;")
+            known = {loop.raw: "raw", self.place: "number", **{b: b.name for b in self.constants.values()}}
+            known |= {b: f"at.{b.name}" for b in self.of_rows.values()}
+            value = _guarded(score)
+            if value is not score and isinstance(value, Apply):
+                scalars = self._scalars(known, symbols, [value])
+                line(f"const float changed = {bare(scalars.value(value))};")
+                kept = Buffer("changed", f32, (), (), "tile")
+                known[kept] = "changed"
+                score = rewrite(score, lambda n: Load(kept, ()) if n is value else None)
+            text = self._scalars(known, symbols, [score]).value(score)
+            if loop.scale != self.scale:
+                text = f"{text} * {literal(loop.scale / self.scale, f32)}"
+            line(f"return {bare(text) if beyond is None else f'{beyond} ? -infinity : {text}'};")
+
+    def _limit(self, limit: Index, symbols: Mapping[Symbol, str]) -> str:
+        return symbols[self.bounds[limit]] if limit in self.bounds else str(limit)
+
+    def _scalars(
+        self, known: Mapping[Buffer, str], symbols: Mapping[Symbol, str], roots: Sequence[ScalarExpr]
+    ) -> Scalars:
+        plan = self.plan
+        index = plan.speller(symbols)
+        return Scalars(plan.style, plan.names, plan.reader(known, index), index, plan.writer.line, roots)
+
+
+def _over(held: Mapping[ScalarExpr, Buffer], score: ScalarExpr) -> ScalarExpr:
+    loaded: dict[ScalarExpr, ScalarExpr] = {part: Load(buffer, ()) for part, buffer in held.items()}
+    return rewrite(score, loaded.get)
+
+
+def _reads(e: ScalarExpr) -> bool:
+    return any(x.buffer.space == "parameter" for x in loads(e))
+
+
+def _is_made(e: ScalarExpr) -> bool:
+    """Not a tile's element alone, which is held already."""
+    return not isinstance(e, Load) or e.buffer.space == "parameter"
+
+
+def _guarded(score: ScalarExpr) -> ScalarExpr:
+    """What a mask leaves of a score: computed before the mask is looked at, which takes no branch."""
+    while isinstance(score, Apply) and score.op == "select":
+        kept = [a for a in score.args[1:] if not (isinstance(a, Const) and a.value == -inf)]
+        if len(kept) != 1:
+            return score
+        (score,) = kept
+    return score
