@@ -3,6 +3,7 @@
 # make bench   the benchmark table
 #
 # make test-gpu, make bench-gpu   the same on a machine with a CUDA card (RUN=python3: by an installed Python that has PyTorch and Triton)
+# make sanitize                   CUDA C++ kernels under compute-sanitizer, there
 #
 # Everything is installed into .venv, again only when pyproject.toml or constraints.txt changed.
 # TORCH_INDEX=<url>  one more index to take torch from     WORKERS=<n>  test processes     ARGS=<...>  more arguments
@@ -20,7 +21,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq --no-input
 # What test-gpu and bench-gpu wait for: nothing where RUN was given.
 INSTALLED := $(if $(filter command,$(firstword $(origin RUN))),,$(STAMP))
 
-.PHONY: demo test pytest lint types bench test-gpu bench-gpu setup clean
+.PHONY: demo test pytest lint types bench test-gpu bench-gpu sanitize setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -46,6 +47,9 @@ test-gpu: $(INSTALLED)
 
 bench-gpu: $(INSTALLED)
 	@PYTHONPATH=. $(RUN) -m benchmarks.gpu $(ARGS)
+
+sanitize: $(INSTALLED)
+	@PYTHONPATH=. $(RUN) tests/gpu/sanitize.py $(ARGS)
 
 bench: $(STAMP)
 	@$(RUN) -c 'import jax, numexpr' 2>/dev/null || $(PIP) install -c constraints.txt jax numexpr

@@ -137,14 +137,16 @@ def _predict(tiles: int, tile: _Tile, k: int, products: int, reads: int, target:
 
 _ATTENTION = (
     (64, ((192, 128, 2, False), (128, 128, 2, True), (128, 192, 2, True))),
-    (128, ((128, 160, 2, True), (128, 128, 2, True), (128, 96, 3, True))),
+    (128, ((128, 128, 2, True), (128, 160, 2, True), (128, 96, 3, True))),
     (192, ((128, 96, 2, True), (128, 64, 2, True))),
     (256, ((128, 80, 2, True), (128, 64, 2, True))),
 )
 """For heads of so many columns at most: queries, keys, stages, whether consumers take turns; in the order of their rate
-on an H200 (heads of 64: 497, 467 and 471 TFLOP/s; of 128: 698, 684 and 654)."""
-_SHORT_MASKED = 8192
-"""Keys up to which shorter blocks win under a mask: more of them are left out (644 against 639 TFLOP/s at 4096)."""
+on an H200 (heads of 128, 4096 keys: 706, 697 and 654 TFLOP/s)."""
+_MOST_WALKED = 128
+"""Columns of heads up to which there is room for the next queries beside the results."""
+_LONG = 8192
+"""Keys from which, under a mask, blocks that do one block of queries each win (491 against 465 TFLOP/s at 16384)."""
 
 
 def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[HopperAttentionSchedule]:
@@ -153,7 +155,9 @@ def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[
     enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.units // 2
     if target.backend != "cuda" or target.arch != 90 or size.bits != 16 or size.whole or not enough:
         return []
-    blocks = next((list(found) for most, found in _ATTENTION if columns <= most), [])
-    if size.masked and size.keys <= _SHORT_MASKED and 64 < columns <= 128:
-        blocks[:2] = blocks[1::-1]
-    return [HopperAttentionSchedule(q, k, stages, turns) for q, k, stages, turns in blocks]
+    blocks = next((found for most, found in _ATTENTION if columns <= most), ())
+    walks = [False]
+    if columns <= _MOST_WALKED:
+        walks = [False, True] if size.masked and size.keys > _LONG else [True, False]
+    found = [HopperAttentionSchedule(*block, walks=w) for block in blocks for w in walks]
+    return sorted(found, key=lambda s: s.walks is not walks[0])

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.passes.schedule.hopper import HopperGemmSchedule, hopper_candidates
+from fusec.passes.schedule.gpu import AttentionSize
+from fusec.passes.schedule.hopper import (
+    HopperAttentionSchedule,
+    HopperGemmSchedule,
+    hopper_attention_candidates,
+    hopper_candidates,
+)
 from fusec.target.gpu import gpu_target
 
 SM_90 = gpu_target("cuda:sm_90")
@@ -55,3 +61,40 @@ def test_left_to_others() -> None:
     assert not hopper_candidates(1, 4096, 4096, 4096, SM_90, products=3)
     assert not hopper_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"))
     assert not hopper_candidates(0, 4096, 4096, 4096, SM_90)
+
+
+def attention(heads: int, keys: int, columns: int, masked: bool, bits: int = 16) -> list[HopperAttentionSchedule]:
+    size = AttentionSize(heads, keys, False, masked, keys, columns, columns, bits)
+    return hopper_attention_candidates(size, SM_90)
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "masked", "walks"),
+    [
+        (4096, 64, False, True),
+        (4096, 128, True, True),
+        (16384, 128, False, True),
+        (16384, 64, True, False),
+        (4096, 256, False, False),
+    ],
+)
+def test_attention_walks_where_rows_are_short_and_there_is_room(
+    keys: int, columns: int, masked: bool, walks: bool
+) -> None:
+    found = attention(64, keys, columns, masked)
+    assert found[0].walks is walks
+    assert len(set(found)) == len(found)
+
+
+def test_attention_of_other_sizes_has_no_such_schedule() -> None:
+    assert not attention(64, 4096, 512, False)
+    assert not attention(2, 128, 64, False)
+    assert not attention(64, 4096, 64, False, bits=32)
+
+
+def test_blocks_that_walk_fit_shared_memory() -> None:
+    """Operands of the widest heads of each list, and the results, for those that walk."""
+    for columns in (64, 128, 192, 256):
+        for s in attention(64, 4096, columns, False):
+            rows = s.queries * (2 if s.walks else 1) + 2 * s.stages * s.keys
+            assert 1024 + rows * columns * 2 <= SM_90.shared_memory
