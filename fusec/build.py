@@ -57,11 +57,12 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """An executable, and what building it took."""
+    """An executable, and what building it took. ``stopped``: Ctrl-C ended the measuring; the next process goes on."""
 
     executable: Executable
     from_cache: bool
     seconds: dict[str, float] = field(default_factory=dict)
+    stopped: bool = False
 
 
 _built: weakref.WeakValueDictionary[str, Built] = weakref.WeakValueDictionary()
@@ -185,8 +186,9 @@ def _build(
         if found is not None:
             return found
         made = _compile(graph, library, target, options)
-        with tracing.span("cache store", "cache", key=key[:12]):
-            _to_disk(disk, key, made, locations, made_from)
+        if not made.stopped:
+            with tracing.span("cache store", "cache", key=key[:12]):
+                _to_disk(disk, key, made, locations, made_from)
     return made
 
 
@@ -201,7 +203,7 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
     folder = config.dump_dir()
     if folder is not None:
         dump(folder, lowered, module, executable)
-    return Built(executable, False, seconds)
+    return Built(executable, False, seconds, lowered.stopped)
 
 
 def run_passes(graph: Graph, target: str, options: Options) -> Lowered:

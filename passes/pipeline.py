@@ -84,7 +84,7 @@ def lower(
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
-    return Lowered(run.stages, graph, program, run.seconds)
+    return Lowered(run.stages, graph, program, run.seconds, bool(getattr(chooser, "stopped", False)))
 
 
 def graph_passes(

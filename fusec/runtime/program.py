@@ -138,9 +138,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Lowered:
-    """The result of the pipeline: IR text after each pass, the graph of kernels, and the program."""
+    """The result of the pipeline: IR text after each pass, the graph of kernels, and the program.
+
+    stopped: Ctrl-C ended the measuring of schedules before all were measured.
+    """
 
     stages: dict[str, str]
     graph: Graph
     program: Program
     seconds: dict[str, float] = field(default_factory=dict)
+    stopped: bool = False

@@ -18,7 +18,7 @@ from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.interpret import interpret
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import LoweredGroup
-from fusec.passes.schedule.tune import Done, Measured
+from fusec.passes.schedule.tune import Done, Measured, Stopped
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Buffer
 
@@ -43,9 +43,12 @@ class CpuMeasure:
         for candidate in candidates:
             if results and time.monotonic() > stop:
                 break
-            with tracing.span(f"measure {candidate.kernel.name}", "tune") as span:
-                result, run = self._measure(op.attributes.body, candidate, data, wanted, stop)
-                span.note(seconds=result.seconds, reason=result.reason)
+            try:
+                with tracing.span(f"measure {candidate.kernel.name}", "tune") as span:
+                    result, run = self._measure(op.attributes.body, candidate, data, wanted, stop)
+                    span.note(seconds=result.seconds, reason=result.reason)
+            except KeyboardInterrupt:
+                raise Stopped(results) from None
             results.append(result)
             if wanted is None and run is not None:
                 wanted = [o.astype(np.float64) for o in run.outputs]

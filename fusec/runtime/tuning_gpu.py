@@ -26,7 +26,7 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, Strides, group_flops
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.lower.program import assemble
-from fusec.passes.schedule.tune import Done, Measured
+from fusec.passes.schedule.tune import Done, Measured, Stopped
 from fusec.runtime.arrays import span
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable, Module
@@ -90,12 +90,17 @@ class GpuMeasure:
         agreements = [_Agreement(oracle, [])] if oracle is not None else []
         runs: list[Callable[..., Tensors] | None] = []
         reasons: list[str] = []
+        stopped = False
         for number, alternative in enumerate(alternatives):
             if number and time.monotonic() > stop:
                 break
-            with tracing.span(f"try {alternative.text}", "tune", group=frame.name) as span:
-                run, reason = self._built(frame, alternative, inputs, number, agreements, oracle is not None)
-                span.note(reason=reason)
+            try:
+                with tracing.span(f"try {alternative.text}", "tune", group=frame.name) as span:
+                    run, reason = self._built(frame, alternative, inputs, number, agreements, oracle is not None)
+                    span.note(reason=reason)
+            except KeyboardInterrupt:  # what is built already is timed, which takes little
+                stopped = True
+                break
             runs.append(run)
             reasons.append(reason)
             done()
@@ -111,6 +116,8 @@ class GpuMeasure:
             except torch.OutOfMemoryError as error:
                 measured.append(Measured(None, _brief(error)))
                 torch.cuda.empty_cache()
+        if stopped:
+            raise Stopped(measured)
         return measured
 
     def _built(

@@ -28,6 +28,26 @@ def schedule_to_text(schedule: Schedule) -> str:
     return json.dumps({"kind": kind, **asdict(schedule)}, sort_keys=True)
 
 
+Times = tuple[tuple[str, float | None, str], ...]
+"""What was measured: a schedule's text, its seconds or None, and then why it was counted out."""
+
+
+def tuned_to_text(schedule: Schedule, times: Times) -> str:
+    """A choice and what it was chosen from, as one line of JSON."""
+    return json.dumps({"schedule": schedule_to_text(schedule), "measured": times})
+
+
+def tuned_from_text(text: str) -> tuple[Schedule, Times] | None:
+    """The inverse of :func:`tuned_to_text`; None for anything else (an older format is measured again)."""
+    try:
+        record = json.loads(text)
+        times = tuple((str(t), None if s is None else float(s), str(r)) for t, s, r in record["measured"])
+        schedule = schedule_from_text(record["schedule"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if schedule is None else (schedule, times)
+
+
 def schedule_from_text(text: str) -> Schedule | None:
     """The inverse of :func:`schedule_to_text`; None for anything else (an older format is measured again)."""
     try:

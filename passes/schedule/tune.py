@@ -9,13 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fusec.config import logger
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Op
 from fusec.ir.print import print_graph
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.select import Selector, lower_with
-from fusec.passes.schedule.record import Schedule, schedule_from_text, schedule_to_text
+from fusec.passes.schedule.record import Schedule, Times, tuned_from_text, tuned_to_text
+from fusec.runtime.program import Choice
+
+log = logger("tune")
 
 Effort = Literal["quick", "full"]
 CANDIDATES: dict[Effort, int] = {"quick": 6, "full": 48}
@@ -31,11 +35,21 @@ class Measured:
     reason: str = ""
 
 
+class Stopped(Exception):  # noqa: N818 - no error: what is raised once the user has had enough of measuring
+    """Ctrl-C while candidates were measured. ``results`` are those so far."""
+
+    def __init__(self, results: Sequence[Measured]) -> None:
+        super().__init__()
+        self.results = list(results)
+
+
 Done = Callable[[], None]
 """Called after each candidate."""
 
 Measure = Callable[[Op, Sequence[LoweredGroup], float, Done], list[Measured]]
-"""Builds, checks and times lowered candidates of one fused op, within a number of seconds; may return fewer."""
+"""Builds, checks and times lowered candidates of one fused op, within a number of seconds; may return fewer.
+
+At Ctrl-C it raises :class:`Stopped`."""
 
 Progress = Callable[[str, int], AbstractContextManager[Done]]
 """Shows the measurement of a kernel, by name, with so many candidates, while the context lasts."""
@@ -48,7 +62,11 @@ def silent(kernel: str, candidates: int) -> AbstractContextManager[Done]:
 
 @dataclass
 class TuningSelector(Selector):
-    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content."""
+    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content.
+
+    ``measured`` are the choices made. ``stopped``: Ctrl-C ended a search; what it had found is used but not
+    remembered, and nothing more is measured.
+    """
 
     measure: Measure | None = None
     effort: Effort = "quick"
@@ -56,6 +74,8 @@ class TuningSelector(Selector):
     progress: Progress = silent
     deadline: float | None = None
     rejected: list[str] = field(default_factory=list)
+    measured: list[Choice] = field(default_factory=list)
+    stopped: bool = False
 
     def lower(self, frame: Frame) -> LoweredGroup:
         """The group's kernel with the fastest right candidate; symbolic extents are not measured."""
@@ -63,35 +83,55 @@ class TuningSelector(Selector):
         if self.measure is None or len(candidates) == 1 or sizes_of(frame.body):
             return lower_with(frame, candidates[0])
         key = tuning_key(frame, self.target.name, self.target.mcpu, self.threads)
-        known = schedule_from_text(self.remembered.get(key, ""))
-        if known is not None:
-            return lower_with(frame, known)
-        best = self._search(frame, candidates[: CANDIDATES[self.effort]])
-        self.remembered[key] = schedule_to_text(best)
-        return lower_with(frame, best)
+        known = tuned_from_text(self.remembered.get(key, ""))
+        if known is None and self.stopped:
+            return lower_with(frame, candidates[0])
+        best, times = known or self._search(frame, candidates[: CANDIDATES[self.effort]])
+        if known is None and not self.stopped:
+            self.remembered[key] = tuned_to_text(best, times)
+        lowered = lower_with(frame, best)
+        if times:
+            self.measured.append(Choice(frame.name, _text(lowered), times))
+        return lowered
 
-    def _search(self, frame: Frame, candidates: Sequence[Schedule]) -> Schedule:
+    def _search(self, frame: Frame, candidates: Sequence[Schedule]) -> tuple[Schedule, Times]:
+        """The fastest right candidate, and what was measured; the first one where nothing could be."""
         assert self.measure is not None
         budget = SECONDS[self.effort]
         if self.deadline is not None:
             budget = min(budget, self.deadline - time.monotonic())
         if budget <= 0:
-            return candidates[0]
+            return candidates[0], ()
         lowered: list[tuple[Schedule, LoweredGroup]] = []
         for schedule in candidates:
             try:
                 lowered.append((schedule, lower_with(frame.fresh(), schedule)))
             except LoweringError as error:
                 self.rejected.append(f"{frame.name} {schedule}: {error}")
-        with self.progress(frame.name, len(lowered)) as done:
-            results = self.measure(frame.op, [kernel for _, kernel in lowered], budget, done)
+        try:
+            with self.progress(frame.name, len(lowered)) as done:
+                results = self.measure(frame.op, [kernel for _, kernel in lowered], budget, done)
+        except (Stopped, KeyboardInterrupt) as stopped:
+            results, self.stopped = results_of(stopped), True
+            log.warning("tuning stopped at %s: the best so far is used", frame.name)
         timed: list[tuple[float, int]] = []
         for k, result in enumerate(results):
             if result.seconds is None:
                 self.rejected.append(f"{frame.name} {lowered[k][0]}: {result.reason}")
             else:
                 timed.append((result.seconds, k))
-        return lowered[min(timed)[1]][0] if timed else candidates[0]
+        times = tuple((_text(group), r.seconds, r.reason) for (_, group), r in zip(lowered, results))
+        return (lowered[min(timed)[1]][0] if timed else candidates[0]), times
+
+
+def results_of(stopped: BaseException) -> list[Measured]:
+    """What had been measured when Ctrl-C came."""
+    return stopped.results if isinstance(stopped, Stopped) else []
+
+
+def _text(lowered: LoweredGroup) -> str:
+    """A schedule as ``explain`` shows it."""
+    return " ".join(f"{name}={size}" for name, size in lowered.schedule)
 
 
 def tuning_key(frame: Frame, *facts: object) -> str:

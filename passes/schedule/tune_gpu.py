@@ -13,7 +13,7 @@ from fusec.ir.attributes import FusedAttributes
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.passes.schedule.tune import Done, Effort, Measured, Progress, silent, tuning_key
+from fusec.passes.schedule.tune import Done, Effort, Measured, Progress, Stopped, results_of, silent, tuning_key
 from fusec.runtime.program import Choice
 
 ALTERNATIVES: dict[Effort, int] = {"quick": 8, "full": 60}
@@ -28,18 +28,22 @@ log = logger("tune")
 MeasureGpu = Callable[[Frame, Sequence[Alternative], float, Done], list[Measured]]
 """Builds, checks and times a group's alternatives, within a number of seconds; may return fewer.
 
-An empty list: nothing can be measured now, as while a stream is being captured."""
+An empty list: nothing can be measured now, as while a stream is being captured. At Ctrl-C it raises ``Stopped``."""
 
 
 @dataclass
 class GpuTuningSelector(GpuSelector):
-    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content and ``facts``."""
+    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content and ``facts``.
+
+    ``stopped``: Ctrl-C ended a search; what it had found is used but not remembered, and nothing more is measured.
+    """
 
     measure: MeasureGpu | None = None
     effort: Effort = "quick"
     facts: tuple[str, ...] = ()
     remembered: MutableMapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
+    stopped: bool = False
 
     def lower(self, frame: Frame) -> LoweredGroup | Pieces:
         """The group by its fastest right alternative; where none could be measured, by the best predicted one."""
@@ -52,9 +56,12 @@ class GpuTuningSelector(GpuSelector):
         choice = choice_from_text(self.remembered.get(key, ""), frame.name)
         known = next((a for a in alternatives if choice is not None and a.text == choice.chosen), None)
         if choice is None or known is None:
+            if self.stopped:
+                return alternatives[0].lower(frame)
             choice = self._search(frame, alternatives[: ALTERNATIVES[self.effort]])
             if choice is not None:
-                self.remembered[key] = choice_to_text(choice)
+                if not self.stopped:
+                    self.remembered[key] = choice_to_text(choice)
                 known = next(a for a in alternatives if a.text == choice.chosen)
         if choice is None or known is None:
             return alternatives[0].lower(frame)
@@ -73,8 +80,12 @@ class GpuTuningSelector(GpuSelector):
                 possible.append(alternative)
             except LoweringError as error:
                 rejected.append((alternative.text, None, str(error)))
-        with self.progress(frame.name, len(possible)) as done:
-            results = self.measure(frame, possible, stop - time.monotonic(), done)
+        try:
+            with self.progress(frame.name, len(possible)) as done:
+                results = self.measure(frame, possible, stop - time.monotonic(), done)
+        except (Stopped, KeyboardInterrupt) as stopped:
+            results, self.stopped = results_of(stopped), True
+            log.warning("tuning stopped at %s: the best so far is used", frame.name)
         measured = [(a.text, r.seconds, r.reason) for a, r in zip(possible, results)]
         timed = [(text, seconds) for text, seconds, _ in measured if seconds is not None]
         for text, seconds, reason in (*measured, *rejected):

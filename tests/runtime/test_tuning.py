@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from fusec.ir.parse import parse
 from fusec.passes.lower.frame import LoweredGroup
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.tune import Done, Measured, TuningSelector
+from fusec.runtime.cache import DiskCache, TuningStore
 from fusec.runtime.tuning import CpuMeasure
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Grid
@@ -110,3 +116,60 @@ def test_tuned_functions_are_right_and_leave_inputs_alone(effort: str) -> None:
     np.testing.assert_allclose(f(x, w), np.maximum(x @ w, 0), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(x, before[0])
     np.testing.assert_array_equal(w, before[1])
+
+
+_SCRIPT = """
+import numpy as np
+import fusec
+
+@fusec.jit(tune="quick")
+def layers(x, v, w):
+    return np.sqrt(np.maximum(x @ v, 0) @ w)
+
+x, v, w = (np.random.default_rng(k).random((512, 512), np.float32) for k in range(3))
+print(np.allclose(layers(x, v, w), np.sqrt(np.maximum(x @ v, 0) @ w), rtol=1e-3), flush=True)
+"""
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
+    """The first group is measured whole, Ctrl-C comes in the second; the next process measures the second anew."""
+    environment = {**os.environ, "FUSEC_CACHE_DIR": str(tmp_path), "FUSEC_LOGS": "tune"}
+    command = [sys.executable, "-c", _SCRIPT]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if sum("measuring" in text for text in seen) == 2:
+            process.send_signal(signal.SIGINT)
+            break
+    out, rest = process.communicate(timeout=120)
+    assert process.returncode == 0, rest
+    assert out == "True\n"
+    second = seen[-1].split()[1]
+    assert f"tuning stopped at {second} the best so far is used" in rest
+    assert len(TuningStore(tmp_path)) == 1
+    assert not DiskCache(tmp_path).entries()
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("measuring") == 1
+    assert second in again.stderr
+    assert len(DiskCache(tmp_path).entries()) == 1
+
+
+def test_what_was_measured_is_in_the_program_and_remembered() -> None:
+    remembered: dict[str, str] = {}
+    graph = parse(PRODUCT)
+
+    def measure(op: Op, lowered: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
+        return [Measured(None, "too slow"), *(Measured(1.0 / k) for k in range(1, len(lowered)))]
+
+    for _ in range(2):
+        chooser = TuningSelector(cpu_target("cpu"), 1, measure=measure, remembered=remembered)
+        program = lower(graph, "cpu", selector=chooser).program
+        (choice,) = program.choices
+        (report,) = (r for r in program.reports if r.kernel == choice.group)
+        assert choice.chosen == " ".join(f"{name}={size}" for name, size in report.schedule)
+        assert choice.measured[0][1:] == (None, "too slow")
+        assert choice.chosen == choice.measured[-1][0]
+        measure = pytest.fail  # the second time nothing is measured
