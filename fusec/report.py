@@ -67,10 +67,24 @@ def launched(program: Program) -> list[KernelReport]:
     return [by_name[name] for name in names if name in by_name]
 
 
+def kernel_seconds(program: Program, measured: Sequence[float] | None = None) -> dict[str, float]:
+    """Seconds of each reported group: of its steps where they were ``measured``, else as tuning measured its choice."""
+    if measured is None:
+        tuned = {c.group: seconds for c in program.choices for text, seconds, _ in c.measured if text == c.chosen}
+        return {group: seconds for group, seconds in tuned.items() if seconds is not None}
+    found: dict[str, float] = {}
+    for seconds, step in zip(measured, program.steps, strict=True):
+        if isinstance(step, Launch):
+            group = step.group or step.kernel
+            found[group] = found.get(group, 0.0) + seconds
+    return found
+
+
 def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
+    times = kernel_seconds(program, measured)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     columns = ["kernel", "kind", "tiles", "flops", "bytes", "predicted"]
-    for column in [*columns, *(["measured"] if measured is not None else []), "limit", "of the limit"]:
+    for column in [*columns, *(["measured"] if times else []), "limit", "of the limit"]:
         table.add_column(column, justify="left" if column in ("kernel", "kind", "tiles") else "right")
     for report in launched(program):
         row = [
@@ -81,14 +95,9 @@ def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
             _amount(report.bytes),
             _time(report.predicted),
         ]
-        seconds = report.predicted
-        if measured is not None:
-            seconds = sum(
-                s
-                for s, step in zip(measured, program.steps, strict=True)
-                if isinstance(step, Launch) and (step.group or step.kernel) == report.kernel
-            )
-            row.append(_time(seconds))
+        seconds = times.get(report.kernel, report.predicted)
+        if times:
+            row.append(_time(seconds) if report.kernel in times else "-")
         share = f"{100 * report.limit / seconds:.0f} %" if seconds > 0 else "-"
         table.add_row(*row, f"{_time(report.limit)} {report.bound}", share)
     return table

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec.build import Tune
 from fusec.errors import FusecError
 from fusec.frontend.capture import flatten
 from fusec.loading import load
@@ -26,6 +27,7 @@ def compile_to_file(
     c_folder: Path | None,
     *,
     weights: bool = True,
+    tune: str | None = None,
 ) -> str:
     """Compiles ``module:function`` for specs such as ``x=f32[B:1..64, 768]``, and says what was written.
 
@@ -38,7 +40,10 @@ def compile_to_file(
         found = named_specs(specs)
         called = function if inspect.isroutine(function) else getattr(function, "forward", function)
         bound = inspect.signature(called).bind(**found)
-        compiled = fusec.compile(function, *bound.args, target=target, **bound.kwargs)
+        if tune not in (None, "quick", "full"):
+            raise FusecError(f"tune={tune!r}; it is 'quick' or 'full'")
+        chosen: Tune = False if tune is None else "quick" if tune == "quick" else "full"
+        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, **bound.kwargs)
     except (TypeError, ValueError) as error:
         if isinstance(error, FusecError):
             raise

@@ -23,7 +23,7 @@ from rich.text import Text
 from fusec.cli.ahead import find_function
 from fusec.errors import FusecError
 from fusec.frontend.capture import Library, flatten
-from fusec.ir.types import DType, dtype_of
+from fusec.measuring import random_array
 from fusec.report import render
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.dispatch import library_of
@@ -87,22 +87,8 @@ def _arguments(named: dict[str, TensorSpec], library: Library) -> dict[str, Any]
     missing = sorted(frozenset[str]().union(*(spec.names for spec in named.values())) - extents.keys())
     if missing:
         raise FusecError(f"give {', '.join(missing)} an extent, or a range whose end is taken: 'B:1..64'")
-    arrays, random = load_arrays(library), np.random.default_rng(0)
-    made = {}
-    for key, spec in named.items():
-        dtype = dtype_of(spec.dtype)
-        shape = [extents[n] if isinstance(n, str) else n for n in spec.shape]
-        array = arrays.from_numpy(_random(random, dtype, shape), dtype)
-        made[key] = array if spec.device == "cpu" else arrays.place(array, spec.device)
-    return made
-
-
-def _random(random: np.random.Generator, dtype: DType, shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Normal numbers; integers of 0 and 1, which are valid indices wherever there are two elements."""
-    found: np.ndarray[Any, Any] = random.integers(0, 2, shape)
-    if dtype.kind in ("float", "complex"):
-        found = random.standard_normal(shape)
-    return found.astype(dtype.numpy)
+    random = np.random.default_rng(0)
+    return {key: random_array(random, spec, extents, library) for key, spec in named.items()}
 
 
 def measure_all(

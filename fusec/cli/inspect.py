@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import ArtifactError
+from fusec.measuring import Times
 from fusec.report import explain_program
 from fusec.runtime import artifact
 from fusec.runtime.serial import Symbols, dims_from_json, program_from_json, symbols_from_json, type_from_json
 
 
-def describe_file(path: Path, *, graph: bool = False, kernels: bool = False) -> str:
+def describe_file(path: Path, *, graph: bool = False, kernels: bool = False, times: Times | None = None) -> str:
     """What a file holds. ArtifactError for one that is damaged; its machine code is never loaded."""
     contents = artifact.read(path).verify()
+    known = times.pieces if times is not None else ()
     try:
         lines = _head(contents)
+        if times is not None:
+            lines.append(times.reason or "measured here, on random arguments")
         for number, piece in enumerate(contents.manifest["pieces"]):
             folder = f"pieces/{number}/" if number else ""
             program = program_from_json(json.loads(contents.read(folder + artifact.PROGRAM)))
             ranges = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in piece["ranges"].items())
             lines += ["", *([f"for {ranges}"] if ranges else [])]
-            lines.append(explain_program(program, [str(note) for note in piece["notes"]]))
+            measured = known[number] if known else None
+            lines.append(explain_program(program, [str(note) for note in piece["notes"]], None, measured))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
     if graph:

@@ -11,6 +11,7 @@ from fusec.cli.ahead import compile_to_file, run_file
 from fusec.cli.doctor import diagnose
 from fusec.cli.inspect import describe_file
 from fusec.errors import FusecError
+from fusec.measuring import measure_file
 from fusec.page.gather import gather_file
 from fusec.page.write import write_page
 from fusec.runtime.cache import default_cache
@@ -38,9 +39,13 @@ def inspect(
     stage: Annotated[str, typer.Option(help="the pass after which the ONNX file shows the graph")] = "fuse",
     piece: Annotated[int, typer.Option(help="which of the file's pieces the ONNX file shows", min=0)] = 0,
     model_explorer: Annotated[Path | None, typer.Option(help="write Model Explorer's JSON instead")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="run it here, on random arguments; only a file whose author you trust")
+    ] = False,
 ) -> None:
-    """Shows what is in a compiled file. Nothing in it is run; safe on a file you don't trust."""
+    """Shows what is in a compiled file. Without --measure nothing in it is run: safe on a file you don't trust."""
     try:
+        times = measure_file(file) if measure else None
         if onnx is not None or model_explorer is not None:
             from fusec.cli.export import export_file
 
@@ -48,10 +53,10 @@ def inspect(
             if html is None:
                 return
         if html is not None:
-            write_page(gather_file(file, source), html)
+            write_page(gather_file(file, source, times), html)
             typer.echo(f"{html}: {html.stat().st_size:,} bytes")
             return
-        typer.echo(describe_file(file, graph=ir, kernels=kernels), nl=False)
+        typer.echo(describe_file(file, graph=ir, kernels=kernels, times=times), nl=False)
     except FusecError as error:
         _fail(error)
 
@@ -64,10 +69,11 @@ def compile_command(
     target: Annotated[str | None, typer.Option(help="such as cpu:x86-64-v3 or cuda:sm_90; this machine's CPU")] = None,
     c: Annotated[Path | None, typer.Option("--c", help="also write a C header and what it loads into a folder")] = None,
     weights: Annotated[bool, typer.Option(help="without: they are given to fusec run, or at load")] = True,
+    tune: Annotated[str | None, typer.Option(help="quick or full: measure schedules, on this machine")] = None,
 ) -> None:
     """Compiles a function into a file that runs without its source and the compilers."""
     try:
-        typer.echo(compile_to_file(function, spec, output, target, c, weights=weights))
+        typer.echo(compile_to_file(function, spec, output, target, c, weights=weights, tune=tune))
     except FusecError as error:
         _fail(error)
 

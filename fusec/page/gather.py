@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import linecache
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec.errors import ArtifactError
 from fusec.ir.graph import Location
+from fusec.measuring import Times
 from fusec.runtime import artifact
 from fusec.runtime.program import Program
 from fusec.runtime.serial import program_from_json
@@ -31,13 +32,17 @@ class KernelText:
 
 @dataclass(frozen=True)
 class Part:
-    """A program: the range that it serves, IR by stage in order, its kernels' texts, and notes."""
+    """A program: the range that it serves, IR by stage in order, its kernels' texts, and notes.
+
+    measured: seconds of each step where it was run, else None.
+    """
 
     ranges: str
     program: Program
     stages: Mapping[str, str]
     kernels: Sequence[KernelText]
     notes: Sequence[str]
+    measured: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,10 @@ class Gathered:
         return linecache.getline(file, location.line).rstrip()
 
 
-def gather_file(path: Path, source: Path | None = None) -> Gathered:
+def gather_file(path: Path, source: Path | None = None, times: Times | None = None) -> Gathered:
     """From a file that ``Compiled.save`` wrote; nothing in it is run. ``source`` is a folder of the user's files.
+
+    times: what running it here took, or why it could not be.
 
     ArtifactError for a damaged file.
     """
@@ -74,13 +81,16 @@ def gather_file(path: Path, source: Path | None = None) -> Gathered:
             f"needs {contents.requirements.text}",
             f"{path.name}, {path.stat().st_size:,} bytes",
         ]
+        if times is not None:
+            facts.append(times.reason or "measured here, on random arguments")
         parts = []
         for number, piece in enumerate(manifest["pieces"]):
             folder = artifact.piece_folder(number)
             program = program_from_json(json.loads(contents.read(folder + artifact.PROGRAM)))
             members = [n for n in contents.sizes if n.startswith((f"{folder}stages/", f"{folder}kernels/"))]
             texts = {name.removeprefix(folder): contents.text(name) for name in members}
-            parts.append(_part(program, texts, piece["ranges"], piece["notes"]))
+            part = _part(program, texts, piece["ranges"], piece["notes"])
+            parts.append(replace(part, measured=times.pieces[number]) if times is not None and times.pieces else part)
         return Gathered(str(manifest["name"]), facts, parts, False, source)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from fusec.errors import FusecError
@@ -24,11 +24,12 @@ def roofs(target: str) -> tuple[float, list[tuple[str, float]]]:
     return cpu.bandwidth, [("f32 arithmetic", cpu.peak_flops())]
 
 
-def roofline(target: str, reports: Sequence[KernelReport]) -> str:
-    """An ``svg`` element: each kernel by its operations a byte and its predicted rate, below the machine's roofs.
+def roofline(target: str, reports: Sequence[KernelReport], seconds: Mapping[str, float] | None = None) -> str:
+    """An ``svg`` element: each kernel by its operations a byte and its rate, below the machine's roofs.
 
-    Both axes are logarithmic. A ring marks what each kernel could reach by the cost model's limit. Empty where no
-    kernel computes anything, or the target is not known here.
+    The rate is the measured one where ``seconds`` has the kernel's time, else the predicted one. Both axes are
+    logarithmic. A ring marks what each kernel could reach by the cost model's limit. Empty where no kernel computes
+    anything, or the target is not known here.
     """
     shown = [r for r in reports if r.flops > 0 and r.bytes > 0 and r.predicted > 0]
     try:
@@ -37,7 +38,9 @@ def roofline(target: str, reports: Sequence[KernelReport]) -> str:
         return ""
     if not shown:
         return ""
-    places = [(r.flops / r.bytes, r.flops / r.predicted, r.flops / r.limit if r.limit else 0.0) for r in shown]
+    known = {kernel: time for kernel, time in (seconds or {}).items() if time > 0}
+    rate_of = {r.kernel: r.flops / known.get(r.kernel, r.predicted) for r in shown}
+    places = [(r.flops / r.bytes, rate_of[r.kernel], r.flops / r.limit if r.limit else 0.0) for r in shown]
     plot = _Plot(
         [x for x, _, _ in places] + [rate / bandwidth for _, rate in rates],
         [y for _, *ys in places for y in ys if y > 0] + [rate for _, rate in rates],
@@ -53,7 +56,8 @@ def roofline(target: str, reports: Sequence[KernelReport]) -> str:
         lines.append(_text(plot.x(plot.high[0]) - 4, plot.y(rate) - 5, f"{name} {amount(rate)}FLOP/s", "end"))
     lines.append(_text(_LEFT + 6, _TOP + 12, f"memory {amount(bandwidth)}B/s", "start"))
     for report, (x, y, limit) in zip(shown, places, strict=True):
-        hint = f"{report.kernel}: {x:.3g} FLOP/B, predicted {amount(y)}FLOP/s, limit {amount(limit)}FLOP/s"
+        told = "measured" if report.kernel in known else "predicted"
+        hint = f"{report.kernel}: {x:.3g} FLOP/B, {told} {amount(y)}FLOP/s, limit {amount(limit)}FLOP/s"
         lines.append(f'<g class="kernel {escape(report.kind)}"><title>{escape(hint)}</title>')
         if limit:
             lines.append(f'<circle class="limit" cx="{plot.x(x):.1f}" cy="{plot.y(limit):.1f}" r="6"/>')

@@ -16,7 +16,7 @@ from fusec.ir.parse import parse
 from fusec.page.gather import Gathered, KernelText, Part
 from fusec.page.picture import picture
 from fusec.page.roofline import roofline
-from fusec.report import explain_program, launched
+from fusec.report import explain_program, kernel_seconds, launched
 from fusec.runtime.program import KernelReport, Launch, Pack
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -49,14 +49,16 @@ def page(gathered: Gathered) -> str:
 
 def _part(gathered: Gathered, part: Part) -> list[str]:
     lines = [f"<h2>for {_text(part.ranges)}</h2>"] if part.ranges else []
-    lines.append(f'<pre class="report">{_text(explain_program(part.program, part.notes))}</pre>')
+    lines.append(f'<pre class="report">{_text(explain_program(part.program, part.notes, None, part.measured))}</pre>')
     for heading, stage in (("Before fusion", "capture"), ("After fusion", "fuse")):
         lines.append(f"<h2>{heading}</h2>")
         lines.append(_graph(part.stages.get(stage, "")))
-    plot = roofline(part.program.target, launched(part.program))
+    seconds = kernel_seconds(part.program, part.measured)
+    plot = roofline(part.program.target, launched(part.program), seconds)
     if plot:
         lines += ["<h2>Roofline</h2>", f'<div class="frame plot">{plot}</div>']
-        lines.append("<p>Dots: rates that the cost model predicts. Rings: its limit for the kernel.</p>")
+        rates = "measured, or predicted by the cost model" if seconds else "predicted by the cost model"
+        lines.append(f"<p>Dots: rates, {rates}. Rings: its limit for the kernel.</p>")
     lines += ["<h2>Kernels</h2>", *_kernels(gathered, part)]
     lines += ["<h2>Not fused, and why</h2>", *_declined(part)]
     return [*lines, "<h2>Passes</h2>", *_passes(part)]

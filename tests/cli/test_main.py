@@ -109,3 +109,52 @@ def test_opt_exports_its_result(tmp_path: Path) -> None:
     result = run(app, ["opt", str(text), "--onnx", str(tmp_path / "none" / "g.onnx")])
     assert result.exit_code == 1
     assert "can't write" in result.stderr
+
+
+def test_inspect_measures_where_the_file_runs(saved: Path, tmp_path: Path) -> None:
+    result = run(app, ["inspect", str(saved), "--measure"])
+    assert result.exit_code == 0, result.output
+    assert "measured here, on random arguments" in result.stdout
+    (head,) = (line for line in result.stdout.splitlines() if "predicted" in line)
+    assert "measured" in head
+    page = tmp_path / "f.html"
+    result = run(app, ["inspect", str(saved), "--measure", "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    assert "measured here, on random arguments" in page.read_text()
+    assert ", measured " in page.read_text()  # what the roofline says of a kernel
+    plain = run(app, ["inspect", str(saved)]).stdout
+    assert "measured" not in plain
+
+
+def test_inspect_says_why_nothing_is_measured(tmp_path: Path) -> None:
+    def picked(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return table[rows] * 2
+
+    path = tmp_path / "picked.fusec"
+    fusec.compile(picked, np.ones((1, 4), np.float32), np.zeros(40, np.int64)).save(path)
+    result = run(app, ["inspect", str(path), "--measure"])  # a random index of a table with one row
+    assert result.exit_code == 0
+    assert "not measured: IndexError" in result.stdout
+    pytest.importorskip("triton")
+    torch = pytest.importorskip("torch")
+    fusec.compile(lambda x: torch.relu(x), fusec.TensorSpec((64,), "float32"), target="cuda:sm_90").save(path)
+    result = run(app, ["inspect", str(path), "--measure"])
+    assert result.exit_code == 0
+    if not torch.cuda.is_available():
+        assert "not measured: it needs sm_90" in result.stdout
+
+
+def test_what_tuning_measured_is_told(tmp_path: Path) -> None:
+    def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        return np.maximum(x @ w, 0)
+
+    path = tmp_path / "product.fusec"
+    x, w = np.ones((64, 64), np.float32), np.ones((64, 96), np.float32)
+    fusec.compile(product, x, w, tune="quick", cache=False).save(path)
+    text = run(app, ["inspect", str(path)]).stdout
+    assert "(chosen)" in text
+    (head,) = (line for line in text.splitlines() if "predicted" in line)
+    assert "measured" in head
+    page = tmp_path / "product.html"
+    assert run(app, ["inspect", str(path), "--html", str(page)]).exit_code == 0
+    assert ", measured " in page.read_text()

@@ -90,9 +90,7 @@ def test_torch_profiler_joins_ranges_and_device_kernels():
     names = [e.name for e in sorted(seen.events(), key=lambda e: e.time_range.start) if e.device_type.name == "CPU"]
     assert _lines(names) == [f"[{HERE}:{LINE + 1}]", f"[{HERE}:{LINE + 2}]"]
     on_device = [e for e in seen.events() if e.device_type.name == "CUDA"]
-    assert on_device
-
-    assert any("row_softmax" in e.name for e in on_device)
+    assert {f"[{HERE}:{LINE + 1}]", f"[{HERE}:{LINE + 2}]"} <= set(_lines(e.name for e in on_device))
 
 
 def test_nvtx_ranges(monkeypatch, tmp_path):
