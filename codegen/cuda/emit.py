@@ -6,6 +6,7 @@ from fusec.codegen.cuda.attention import emit_hopper_attention
 from fusec.codegen.cuda.blocks import emit_blocks
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.mma import emit_mma_gemm, is_mma
+from fusec.codegen.cuda.mma_attention import emit_mma_attention
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.tiled import emit_tiled_gemm, is_tiled
 from fusec.errors import LoweringError
@@ -26,5 +27,7 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_tiled_gemm(kernel)
         case "attention" if kernel.pipeline is not None:
             return emit_hopper_attention(kernel, target)
+        case "attention":
+            return emit_mma_attention(kernel, target)
         case kind:
             raise LoweringError(f"no {kind} kernels in CUDA C++")

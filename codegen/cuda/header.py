@@ -15,6 +15,8 @@ NAMES = (
     "mma.cuh",
     "rows.cuh",
     "mma_gemm.cuh",
+    "softmax.cuh",
+    "mma_attention.cuh",
     "barrier.cuh",
     "tma.cuh",
     "fragment.cuh",

@@ -18,14 +18,6 @@ _FEWEST_COLUMNS, _MOST_COLUMNS = 16, 256
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A block of queries, keys or values as a bulk copy fetches it."""
-
-    load: Load
-    fetch: Fetch
-
-
-@dataclass(frozen=True)
 class KeyLoop:
     """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the product of queries and keys.
 
@@ -59,9 +51,9 @@ class AttentionRoles:
     depth: Iter
     value: Iter
     first_key: Symbol
-    queries: Operand
-    keys: Operand
-    values: Operand
+    queries: Load
+    keys: Load
+    values: Load
     loops: tuple[KeyLoop, ...]
     whole: int
     total: Buffer
@@ -70,7 +62,7 @@ class AttentionRoles:
 
 
 def attention_roles(kernel: Kernel) -> AttentionRoles:
-    """The parts of a kernel of half floats. LoweringError where it does more, or a bulk copy can't fetch a block."""
+    """The parts of a kernel of half floats. LoweringError where it does more, or heads are of another size."""
     (grid,) = kernel.body
     if not isinstance(grid, Grid):
         raise LoweringError(f"{kernel.name} does not start with a grid")
@@ -80,10 +72,10 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
         raise LoweringError(f"{kernel.name} does more than walk over keys")
     key_loops = tuple(_loop(kernel, s) for s in loops)
     scores, weighted = _dots(kernel, loops[0].body)
-    query = _fetched(_staged(grid.body, scores.a), (scores.m, scores.k))
+    queries = _half(_staged(grid.body, scores.a), scores.k)
     partial = (d.n for d in (_dots(kernel, s.body)[0] for s in loops) if d.n.limit is not None)
     key = next(partial, scores.n)
-    keys, values = _fetched(scores.b, (key, scores.k)), _fetched(weighted.b, (key, weighted.n))
+    keys, values = _half(scores.b, scores.k), _half(weighted.b, weighted.n)
     return AttentionRoles(
         grid.iters[:-1],
         grid.iters[-1],
@@ -92,7 +84,7 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
         scores.k,
         weighted.n,
         loops[0].var,
-        query,
+        queries,
         keys,
         values,
         key_loops,
@@ -165,15 +157,19 @@ def _staged(setup: Block, operand: Load) -> Load:
     raise LoweringError("queries that are computed")
 
 
-def _fetched(load: Load, domain: tuple[Iter, Iter]) -> Operand:
-    """An operand whose columns are neighbours in memory."""
+def _half(load: Load, columns: Iter) -> Load:
     if load.dtype.name not in ("bf16", "f16"):
         raise LoweringError(f"{load.buffer} holds {load.dtype}")
-    fetch = fetch_of(load, domain)
+    columns_of(columns)
+    return load
+
+
+def fetched(operand: Load, rows: Iter, columns: Iter) -> Fetch:
+    """How a bulk copy brings a block of queries, keys or values. LoweringError where none can."""
+    fetch = fetch_of(operand, (rows, columns))
     if fetch is None or fetch.turned:
-        raise LoweringError(f"{load.buffer} can't be fetched by bulk copies")
-    columns_of(domain[1])
-    return Operand(load, fetch)
+        raise LoweringError(f"{operand.buffer} can't be fetched by bulk copies")
+    return fetch
 
 
 def _effort(loop: KeyLoop) -> tuple[bool, int]:

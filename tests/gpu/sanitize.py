@@ -50,15 +50,6 @@ def plain_products() -> None:
     pointwise(["product_one_row", "product_left_turned", "product_of_computed"])
 
 
-def mma_products() -> None:
-    import test_mma as kernels
-
-    names = "small flat odd_depth odd_columns nn_small tn_odd tf32_odd batched_nn swiglu_odd"
-    for name in names.split():
-        text, schedule = kernels.CASES[name]
-        kernels.run(text, schedule, kernels.given(text))
-
-
 def hopper_products() -> None:
     import test_hopper as kernels
 
@@ -79,13 +70,36 @@ def hopper_attention() -> None:
         kernels.run(name, kernels.given(kernels.CASES[name][1], torch.bfloat16), torch.bfloat16)
 
 
+def mma_products() -> None:
+    import test_mma as kernels
+
+    names = "square wide small flat odd_everything depth_of_4 depth_of_2 odd_columns nn tn_flat tn_odd tf32_odd"
+    for name in [*names.split(), "tf32_tt_small", "batched_nn", "two_outputs", "float_result", "swiglu_odd", "sliced"]:
+        text, schedule = kernels.CASES[name]
+        for shift in (0, 1):
+            kernels.run(text, schedule, kernels.given(text), shift)
+
+
+def mma_attention() -> None:
+    import test_mma_attention as kernels
+    import torch
+
+    names = ["plain", "odd length, two buffers", "few rows", "heads of 256", "heads of 80", "heads of 32"]
+    names += ["other values", "causal, odd length", "causal, more keys", "soft cap, slopes and a window"]
+    for name in [*names, "bias, odd length", "finite fill", "epilogue", "joined heads"]:
+        function, shapes, schedule = kernels.CASES[name]
+        for shift in (0, 1):
+            kernels.run(function, kernels.given(shapes, torch.bfloat16, shift), schedule)
+
+
 KINDS: dict[str, Callable[[], None]] = {
     "maps": maps,
     "rows": rows,
     "plain-products": plain_products,
-    "mma-products": mma_products,
     "hopper-products": hopper_products,
     "hopper-attention": hopper_attention,
+    "mma-products": mma_products,
+    "mma-attention": mma_attention,
 }
 
 

@@ -29,36 +29,16 @@
 #include "base.cuh"
 #include "fragment.cuh"
 #include "scalar.cuh"
+#include "softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
 namespace fusec {
 
-__device__ inline float power_of_two(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-
 template <bool kValue>
 struct Flag {
     static constexpr bool value = kValue;
 };
-
-struct HeadAndTurn {
-    int head, turn;
-};
-
-/// Blocks of queries of one head after another, which share keys and values in L2. With a group, that many heads side by
-/// side, each turn of all of them before the next: the first turns are the longest.
-template <int kHeads, int kTurns, int kGroup>
-__device__ HeadAndTurn head_and_turn(int block) {
-    if constexpr (kGroup == 0) return {block / kTurns, block % kTurns};
-    constexpr int kEach = kGroup ? kGroup : 1;
-    int group = block / (kTurns * kEach), inside = block % (kTurns * kEach);
-    int heads = min(kEach, kHeads - group * kEach);
-    return {group * kEach + inside % heads, inside / heads};
-}
 
 /// Sizes in bytes and counts that follow from a plan.
 template <typename Plan>

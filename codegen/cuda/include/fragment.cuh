@@ -1,4 +1,4 @@
-// Accumulators of wgmma in registers: reductions along their rows, and their way into shared memory.
+// Accumulators of wgmma in registers: their places, and their way into shared memory.
 #pragma once
 #include "base.cuh"
 
@@ -7,16 +7,6 @@ namespace fusec {
 /// The row of a thread's first accumulators within its warpgroup's 64, and the column of a pair within 8.
 __device__ inline int fragment_row() { return threadIdx.x % kWarpgroup / kWarp * 16 + lane_id() / 4; }
 __device__ inline int fragment_column() { return lane_id() % 4 * 2; }
-
-/// Sum, and maximum without NaN, over the four lanes that share a row.
-__device__ inline float row_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
-__device__ inline float row_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
 
 /// Stores four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {

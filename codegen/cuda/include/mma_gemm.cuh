@@ -80,23 +80,21 @@ struct MmaGemm {
 #pragma unroll
         for (int p = 0; p < Plan::kProducts; ++p)
             right[p] = RightTile(Plan::kRightTurned ? 0 : column0, Plan::kRightTurned ? column0 : 0, right_element(p));
-        auto fetch_left = [&](int step, int stage) {
+        auto fetch = [&](int step, int stage, int part, int parts) {
             if (step >= kSteps) return;
-            left.fetch(memory + stage * kStage, left_element);
-            left.move(Plan::kLeftTurned ? Plan::kTileK : 0, Plan::kLeftTurned ? 0 : Plan::kTileK);
-        };
-        auto fetch_right = [&](int step, int stage) {
-            if (step >= kSteps) return;
+            char* const to = memory + stage * kStage;
+            left.fetch(to, left_element, part, parts);
+            if (part == parts - 1) left.move(Plan::kLeftTurned ? Plan::kTileK : 0, Plan::kLeftTurned ? 0 : Plan::kTileK);
 #pragma unroll
             for (int p = 0; p < Plan::kProducts; ++p) {
-                right[p].fetch(memory + stage * kStage + LeftTile::kBytes + p * RightTile::kBytes, right_element(p));
-                right[p].move(Plan::kRightTurned ? Plan::kTileK : 0, Plan::kRightTurned ? 0 : Plan::kTileK);
+                right[p].fetch(to + LeftTile::kBytes + p * RightTile::kBytes, right_element(p), part, parts);
+                if (part == parts - 1)
+                    right[p].move(Plan::kRightTurned ? Plan::kTileK : 0, Plan::kRightTurned ? 0 : Plan::kTileK);
             }
         };
 #pragma unroll
         for (int step = 0; step < Plan::kStages - 1; ++step) {
-            fetch_left(step, step);
-            fetch_right(step, step);
+            fetch(step, step, 0, 1);
             copies_end_step();
         }
 
@@ -116,11 +114,11 @@ struct MmaGemm {
                     b.read(into.b[p][j], from + LeftTile::kBytes + p * RightTile::kBytes, j, k);
         };
         float sums[Plan::kProducts][kFragmentsM][2 * kFragmentsN][4] = {};
-        auto multiply = [&](const Step& s, int first, int last) {
+        auto multiply = [&](const Step& s) {
 #pragma unroll
             for (int p = 0; p < Plan::kProducts; ++p)
 #pragma unroll
-                for (int i = first; i < last; ++i)
+                for (int i = 0; i < kFragmentsM; ++i)
 #pragma unroll
                     for (int each = 0; each < 2 * kFragmentsN; ++each) {
                         const int j = i % 2 ? 2 * kFragmentsN - 1 - each : each;  // an operand is used twice in a row
@@ -135,19 +133,15 @@ struct MmaGemm {
             const int ahead = step + Plan::kStages - 1, freed = stage == 0 ? Plan::kStages - 1 : stage - 1;
 #pragma unroll
             for (int k = 0; k < kSubsteps; ++k) {
-                if (k == 0) fetch_left(ahead, freed);
-                if (k == 1) {
-                    fetch_right(ahead, freed);
-                    copies_end_step();
-                }
-                multiply(steps[k % 2], 0, kFragmentsM / 2);
                 if (k == kSubsteps - 1) {  // the next step's first fragments are read under this one's last products
+                    copies_end_step();
                     wait_for_all_steps_but<Plan::kStages - 2>();
                     __syncthreads();
                     stage = stage + 1 == Plan::kStages ? 0 : stage + 1;
                 }
                 read(stage, (k + 1) % kSubsteps, steps[(k + 1) % 2]);
-                multiply(steps[k % 2], kFragmentsM / 2, kFragmentsM);
+                multiply(steps[k % 2]);
+                if (k < kSubsteps - 1) fetch(ahead, freed, k, kSubsteps - 1);
             }
         }
 

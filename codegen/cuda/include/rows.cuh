@@ -7,7 +7,8 @@
 
 namespace fusec {
 
-/// How an operand lies in memory: `kRows` rows of `kColumns` neighbours, `kStride` elements from row to row (-1: uneven).
+/// How an operand lies in memory: `kRows` rows (-1: as many as a tile is told) of `kColumns` neighbours, `kStride` elements
+/// from row to row (-1: uneven).
 /// kVector: neighbours that are 4, 8 or 16 bytes at a multiple of that; 0 where the operand's elements are values, which
 /// are computed or read one by one.
 template <int kRows_, int kColumns_, int kStride_, int kVector_>
@@ -16,18 +17,22 @@ struct InRows {
 };
 
 /// One tile of rows after another. Memory: `InRows`. `element(row, column)`: an element's address, or its value.
-template <typename T, typename Memory, int kRows, int kColumns, int kSwap, int kThreads>
+/// kRowBytes: from row to row in shared memory.
+template <typename T, typename Memory, int kRows, int kColumns, int kSwap, int kThreads,
+          int kRowBytes_ = kColumns * int(sizeof(T))>
 struct TileOfRows {
-    static constexpr int kRowBytes = kColumns * sizeof(T), kUnit = 16 / sizeof(T);
+    static constexpr int kRowBytes = kRowBytes_, kUnit = 16 / sizeof(T);
     static constexpr int kPerRow = kColumns / kUnit, kUnits = kRows * kPerRow;
     static constexpr int kTurns = (kUnits + kThreads - 1) / kThreads;
     static constexpr bool kCopied = Memory::kVector > 0, kEven = kCopied && Memory::kStride >= 0;
     static constexpr bool kStraight = kThreads % kPerRow == 0;  // a thread stays in its column
     static constexpr int kBytes = kRows * kRowBytes;
-    static constexpr bool kAllRows = Memory::kRows % kRows == 0, kAllColumns = Memory::kColumns % kColumns == 0;
+    static constexpr bool kAllRows = Memory::kRows > 0 && Memory::kRows % kRows == 0;
+    static constexpr bool kAllColumns = Memory::kColumns % kColumns == 0;
+    static constexpr bool kOther = Memory::kRows < 0;  // so many rows as the constructor is told
 
     const T* from;  // this thread's first element, or with a crooked share the tile's
-    int first_row, first_column;
+    int first_row, first_column, rows;
 
     __device__ static int row_of(int turn) {
         if (kStraight) return threadIdx.x / kPerRow + turn * (kThreads / kPerRow);
@@ -45,22 +50,23 @@ struct TileOfRows {
 
     /// The first tile starts at these places, multiples of its size.
     template <typename Element>
-    __device__ TileOfRows(int row, int column, Element element) : first_row(row), first_column(column) {
+    __device__ TileOfRows(int row, int column, Element element, int rows = Memory::kRows)
+        : first_row(row), first_column(column), rows(rows) {
         if constexpr (kEven) from = kStraight ? element(row + row_of(0), column + column_of(0)) : element(row, column);
     }
 
     /// On to the tile so many rows or columns further.
-    __device__ void move(int rows, int columns) {
-        first_row += rows;
-        first_column += columns;
-        if constexpr (kEven) from += i64(rows) * Memory::kStride + columns;
+    __device__ void move(int down, int across) {
+        first_row += down;
+        first_column += across;
+        if constexpr (kEven) from += i64(down) * Memory::kStride + across;
     }
 
-    /// Starts the copies of the tile at hand.
+    /// Starts the copies of the tile at hand, or of one of `parts`.
     template <typename Element>
-    __device__ void fetch(char* to, Element element) const {
+    __device__ void fetch(char* to, Element element, int part = 0, int parts = 1) const {
 #pragma unroll
-        for (int turn = 0; turn < kTurns; ++turn) {
+        for (int turn = part * kTurns / parts; turn < (part + 1) * kTurns / parts; ++turn) {
             if (kUnits % kThreads != 0 && turn * kThreads + threadIdx.x >= kUnits) break;
             const int row = row_of(turn), column = column_of(turn);
             fetch_unit(to + place_of<kRowBytes, kSwap>(row, column / kUnit), turn, first_row + row, first_column + column,
@@ -70,7 +76,7 @@ struct TileOfRows {
 
     template <typename Element>
     __device__ void fetch_unit(char* to, int turn, int row, int column, Element element) const {
-        const bool there = kAllRows || row < Memory::kRows;
+        const bool there = kAllRows || row < (kOther ? rows : Memory::kRows);
         if constexpr (!kCopied) {
             Vec<T, kUnit> unit;
 #pragma unroll

@@ -8,7 +8,7 @@ from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.attention import lower_attention
 from fusec.passes.schedule.gpu import GpuAttentionSchedule, Launch
 from fusec.passes.schedule.hopper import HopperAttentionSchedule
-from fusec.tile.attention import attention_roles
+from fusec.tile.attention import attention_roles, fetched
 
 _ANY_ADDRESS = GpuAttentionSchedule(64, 64, Launch(4, 2))
 """For addresses that bulk copies refuse."""
@@ -18,7 +18,10 @@ def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> L
     """LoweringError where operands are computed or can't be fetched by bulk copies, and for heads of odd sizes."""
     s = schedule
     lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
-    attention_roles(lowered.kernel)
+    roles = attention_roles(lowered.kernel)
+    fetched(roles.queries, roles.query, roles.depth)
+    fetched(roles.keys, roles.key, roles.depth)
+    fetched(roles.values, roles.key, roles.value)
     anywhere = lower_attention(frame.fresh(), _ANY_ADDRESS).kernel
     launch = _ANY_ADDRESS.launch
     anywhere = replace(anywhere, warps=launch.warps, stages=launch.stages)

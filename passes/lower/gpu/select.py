@@ -23,6 +23,7 @@ from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.mma import lower_mma_gemm
+from fusec.passes.lower.gpu.mma_attention import lower_mma_attention
 from fusec.passes.lower.gpu.product import epilogue_inputs
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.tiled import lower_tiled_gemm
@@ -52,7 +53,13 @@ from fusec.passes.schedule.hopper import (
     hopper_attention_candidates,
     hopper_candidates,
 )
-from fusec.passes.schedule.mma import MmaGemmSchedule, has_faster, mma_candidates
+from fusec.passes.schedule.mma import (
+    MmaAttentionSchedule,
+    MmaGemmSchedule,
+    has_faster,
+    mma_attention_candidates,
+    mma_candidates,
+)
 from fusec.passes.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
@@ -79,8 +86,10 @@ class InCuda:
         return self.schedule.describe()
 
 
-AnySchedule = GpuSchedule | HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | MmaGemmSchedule | InCuda
-_IN_CUDA = (HopperGemmSchedule, HopperAttentionSchedule, TiledGemmSchedule, MmaGemmSchedule, InCuda)
+_InCudaAlone = (
+    HopperGemmSchedule | HopperAttentionSchedule | TiledGemmSchedule | MmaGemmSchedule | MmaAttentionSchedule | InCuda
+)
+AnySchedule = GpuSchedule | _InCudaAlone
 
 
 @dataclass
@@ -153,7 +162,10 @@ class GpuSelector:
             case "attention":
                 size = attention_size(frame.fresh())
                 usable: list[AnySchedule] = [*self._hopper_attention(frame, size)]
-                usable += attention_candidates(size, self.target)
+                others = attention_candidates(size, self.target)
+                by_warps = self._mma_attention(frame, size)
+                later = self.triton and has_faster(self.target)
+                usable += [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
                 if not usable:
                     raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
                 return usable
@@ -203,6 +215,11 @@ class GpuSelector:
             return []
         bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
         found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, bits)
+        return found if _can_be_lowered(frame, found) else []
+
+    def _mma_attention(self, frame: Frame, size: AttentionSize) -> list[MmaAttentionSchedule]:
+        """As ``_mma``, for attention."""
+        found = mma_attention_candidates(size, self.target) if self.cuda else []
         return found if _can_be_lowered(frame, found) else []
 
     def _hopper_attention(self, frame: Frame, size: AttentionSize) -> list[HopperAttentionSchedule]:
@@ -263,7 +280,7 @@ def _is_half(dot: Op) -> bool:
 
 def alternative_text(schedule: AnySchedule) -> str:
     """The language of the kernel, and the schedule's sizes."""
-    language = "cuda" if isinstance(schedule, _IN_CUDA) else "triton"
+    language = "cuda" if isinstance(schedule, _InCudaAlone) else "triton"
     return " ".join((language, *(f"{name}={size}" for name, size in schedule.describe())))
 
 
@@ -300,7 +317,7 @@ def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     lowered = _lower_with(frame, schedule)
     launch = schedule.launch
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
-    if isinstance(schedule, TiledGemmSchedule | MmaGemmSchedule | InCuda):
+    if isinstance(schedule, TiledGemmSchedule | MmaGemmSchedule | MmaAttentionSchedule | InCuda):
         kernel = replace(kernel, language="cuda")
     if isinstance(schedule, HopperGemmSchedule | HopperAttentionSchedule):
         kernel = replace(kernel, pipeline=schedule.pipeline)
@@ -315,6 +332,8 @@ def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
             return lower_tiled_gemm(frame, schedule)
         case MmaGemmSchedule():
             return lower_mma_gemm(frame, schedule)
+        case MmaAttentionSchedule():
+            return lower_mma_attention(frame, schedule)
         case InCuda():
             return _lower_with(frame, schedule.schedule)
         case HopperAttentionSchedule():

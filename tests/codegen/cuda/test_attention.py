@@ -95,7 +95,7 @@ def test_few_blocks_of_queries_have_a_block_each() -> None:
     ("shape", "schedule", "reason"),
     [
         ((1, 2, 256, 72), IN_TURNS, "heads of 72 columns"),
-        ((1, 2, 256, 512), IN_TURNS, "can.t be fetched"),
+        ((1, 2, 256, 512), IN_TURNS, "heads of 512 columns"),
         ((1, 2, 256, 256), HopperAttentionSchedule(128, 128, 2, turns=True), "too many registers"),
         ((1, 2, 256, 128), HopperAttentionSchedule(128, 128, 4, turns=True), "bytes of shared memory"),
         ((1, 2, 256, 128), THREE, "too many registers"),

@@ -6,6 +6,7 @@ from fusec.codegen.cuda.header import NAMES, headers, wgmma_shapes
 
 KERNEL = """
 #include "fragment.cuh"
+#include "softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 using namespace fusec;

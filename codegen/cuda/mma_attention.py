@@ -1,0 +1,142 @@
+"""Attention by warps' tensor core instructions: a plan for ``mma_attention.cuh`` with the kernel's own score in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.codegen.cuda.attention_plan import AttentionPlan
+from fusec.codegen.cuda.indices import spell_index, step_of
+from fusec.codegen.cuda.rows import InRows, in_rows
+from fusec.codegen.cuda.scalars import bare, offset_of
+from fusec.codegen.cuda.source import KernelSource
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, sub, symbol
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Iter, Kernel, Store
+from fusec.tile.scalar import Load, reindex
+
+_HEADS = 8
+_EIGHT = 8
+"""Neighbours of a row that leave together."""
+_REGISTERS = 216
+"""Of a thread, for scores, results and queries that stay."""
+_OWN_NAMES = "Queries Keys Values mma_attention eight rows query key value kQueries kWarps InRows"
+
+
+def emit_mma_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
+    """The kernel as CUDA C++. LoweringError for what is no plain attention, or does not fit."""
+    source = _Emitter(kernel, target, vectors=True).emit()
+    plain = replace(kernel, name=f"{kernel.name}_unaligned")
+    return replace(source, unaligned=_Emitter(plain, target, vectors=False).emit())
+
+
+class _Emitter(AttentionPlan):
+    def __init__(self, kernel: Kernel, target: GpuTarget, *, vectors: bool) -> None:
+        super().__init__(kernel, _OWN_NAMES.split(), pairs=vectors)
+        self.vectors = vectors
+        roles = self.roles
+        self.queries, self.keys = roles.query.extent, roles.key.extent
+        rows = self.queries // kernel.warps
+        if self.queries % (16 * kernel.warps) or self.keys % 16:
+            raise LoweringError(f"{kernel.name}: blocks of {self.queries} queries by {self.keys} keys")
+        if rows // 16 * (self.keys + self.values) // 2 > _REGISTERS:
+            raise LoweringError(f"{kernel.name}: {self.keys} keys by {self.values} columns take too many registers")
+        if self._shared() > target.shared_memory:
+            raise LoweringError(f"{kernel.name} needs {self._shared()} bytes of shared memory")
+        self.together = max(1, min(2, target.shared_memory // self._shared(), 8 // kernel.warps))
+        whole = roles.key.extent
+        if roles.key.limit is not None:
+            whole = int(roles.key.limit + roles.first_key)  # type: ignore[arg-type]
+        self.key = Iter(symbol("key", 0, max(whole - 1, 0)), whole)
+
+    def emit(self) -> KernelSource:
+        kernel, roles = self.kernel, self.roles
+        query = self._operand(roles.queries, roles.query, Iter(roles.depth.var, self.depth))
+        key = self._operand(self._of_key(roles.keys), self.key, Iter(roles.depth.var, self.depth))
+        value = self._operand(self._of_key(roles.values), self.key, Iter(roles.value.var, self.values))
+        staged = self._leaves_in_eights()
+        self._constants((query, key, value), staged is not None)
+        self.members()
+        self.begin(_HEADS, "rows")
+        names = {roles.query.var: "row", self.key.var: "row", roles.depth.var: "column", roles.value.var: "column"}
+        for name, operand in (("query", query), ("key", key), ("value", value)):
+            self._element(name, operand, names)
+        self.scores.rows()
+        self.scores.functions()
+        self.finish([s is staged for s in self.stores])
+        self._send(staged)
+        return KernelSource(
+            kernel.name,
+            self.text("mma_attention.cuh", "mma_attention", 32 * kernel.warps, together=self.together),
+            tuple(x.dtype.name for x in kernel.parameters),
+            (self.heads * self.blocks, 1, 1),
+            32 * kernel.warps,
+            self._shared(),
+            aligned=self.vectors,
+        )
+
+    # Operands
+
+    def _of_key(self, load: Load) -> Load:
+        """In the key's place among all, not that in its block."""
+        back: dict[Symbol, Index] = {self.roles.key.var: sub(self.key.var, self.roles.first_key)}
+        found = reindex(load, back)
+        assert isinstance(found, Load)
+        return found
+
+    def _operand(self, load: Load, rows: Iter, columns: Iter) -> InRows:
+        """Rows of queries, keys or values; columns that are no neighbours in memory are read one by one."""
+        found = in_rows(load, rows, columns, vectors=self.vectors)
+        return replace(found, turned=False, stride=-1, vector=0) if found.turned else found
+
+    def _constants(self, operands: tuple[InRows, InRows, InRows], staged: bool) -> None:
+        self.constants(f"kQueries = {self.queries}, kWarps = {self.kernel.warps}", {"kStaged": staged})
+        for name, operand in zip(("Queries", "Keys", "Values"), operands, strict=True):
+            rows = -1 if name == "Queries" and self.m.limit is not None else operand.free.extent
+            line = f"using {name} = InRows<{rows}, {operand.inner.extent}, {operand.stride}, {operand.vector}>;"
+            self.writer.line(line)
+        self.writer.line()
+
+    def _element(self, name: str, operand: InRows, names: dict[Symbol, str]) -> None:
+        load = operand.value
+        assert isinstance(load, Load)
+        flat = offset_of(load.buffer, load.index)
+        if flat is None:
+            raise LoweringError(f"{load.buffer} read at loaded subscripts")
+        buffer = self.buffers[load.buffer]
+        text = bare(spell_index(flat, {**self.symbols, **names}))
+        self.writer.line()
+        kind = "const Type*" if operand.vector else "Type"
+        with self.writer.block(f"{kind} {name}(int row, int column) const"):
+            self.writer.line(f"return {self.address(buffer, text) if operand.vector else f'{buffer}[{text}]'};")
+
+    # The results
+
+    def _leaves_in_eights(self) -> Store | None:
+        """The first result of 16 bits of which eight neighbours of a row are 16 bytes at a multiple of that."""
+        for s in self.stores if self.vectors else ():
+            flat = offset_of(s.target, s.index) if s.target.dtype.is_float and s.target.dtype.bits == 16 else None
+            step = step_of(flat, self.n.var, _EIGHT) if flat is not None else None
+            if step is not None and step.along == 1 and step.multiple % _EIGHT == 0:
+                return s
+        return None
+
+    def _send(self, staged: Store | None) -> None:
+        self.writer.line()
+        with self.writer.block("void send(int row, int column, const Vec<u32, 4>& eight) const"):
+            if staged is None:
+                return
+            flat = offset_of(staged.target, staged.index)
+            assert flat is not None
+            self.leave_outside(0)
+            where = self.address(self.buffers[staged.target], self.index(flat))
+            self.writer.line(f"store(reinterpret_cast<u32*>({where}), eight);")
+
+    def _shared(self) -> int:
+        """Bytes, as ``MmaAttention`` in ``mma_attention.cuh`` counts them."""
+        deep, wide = _pitch(self.depth), _pitch(self.values)
+        return self.queries * deep + self.kernel.stages * self.keys * (deep + wide)
+
+
+def _pitch(columns: int) -> int:
+    return 64 if columns <= 32 else -(-columns // 64) * 128

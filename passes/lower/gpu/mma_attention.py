@@ -1,0 +1,20 @@
+"""Attention for warps' tensor core instructions: the kernel as elsewhere, in blocks that its own emitter arranges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.attention import lower_attention
+from fusec.passes.schedule.gpu import GpuAttentionSchedule
+from fusec.passes.schedule.mma import MmaAttentionSchedule
+from fusec.tile.attention import attention_roles
+
+
+def lower_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> LoweredGroup:
+    """LoweringError where operands are computed or not of 16 bits, and for heads of odd sizes."""
+    s = schedule
+    lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
+    attention_roles(lowered.kernel)
+    skipped = (item for item in lowered.schedule if item[0] == "skipped")
+    return replace(lowered, schedule=(*s.describe(), *skipped))
