@@ -22,6 +22,7 @@ NAMES = (
     "fragment.cuh",
     "wgmma.cuh",
     "gemm.cuh",
+    "split.cuh",
     "attention.cuh",
 )
 """By memory level: what all use, scalars, waiting, global to shared memory, registers, tensor cores."""

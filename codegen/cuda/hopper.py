@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusec.codegen.cuda.parking import parking_of
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
@@ -11,9 +12,10 @@ from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
 from fusec.tile.scalar import Load
 
 _CONSUMERS = 2
+_BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
-_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged fusec plan
-Type TensorMap Barrier gemm"""
+_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged parked early
+fusec plan Type Early TensorMap Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -45,6 +47,8 @@ class _Emitter(PlanWriter):
             self.column_tiles.var: "column_tile",
         }
         self.symbols[self.loop.var] = "k"
+        alone = self.pipeline.turns or self.pipeline.split > 1
+        self.parking = None if alone else parking_of(stores, products)
 
     def emit(self) -> KernelSource:
         kernel, p = self.kernel, self.pipeline
@@ -63,13 +67,13 @@ class _Emitter(PlanWriter):
         self._prepare()
         return KernelSource(
             kernel.name,
-            self.text("gemm.cuh", "gemm", _THREADS, p.cluster_m * p.cluster_n),
+            self.text(*_BODIES[p.split > 1], _THREADS, p.cluster_m * p.cluster_n * p.split),
             tuple(x.dtype.name for x in kernel.parameters),
             (self._blocks(), 1, 1),
             _THREADS,
             self._shared(len(staged)),
             tensor_maps=tuple(m.map for m in self.maps),
-            shapes=(self.n.extent,),
+            shapes=(self.n.extent * len(self.dots),),
             aligned=True,
         )
 
@@ -94,6 +98,8 @@ class _Emitter(PlanWriter):
     def _output(self, s: Store) -> Moved | None:
         """How a result of 16 bits leaves through shared memory; None where it is stored from registers."""
         load = Load(s.target, s.index)
+        if self.pipeline.split > 1:
+            return None
         fetch = fetch_of(load, (self.m, self.n)) if s.target.dtype.bits == 16 and s.target.dtype.is_float else None
         if fetch is None or fetch.turned:
             return None
@@ -112,10 +118,13 @@ class _Emitter(PlanWriter):
             f"static constexpr int kTileM = {self.m.extent}, kTileN = {self.n.extent}, kStages = {self.kernel.stages};"
         )
         line(f"static constexpr int kClusterM = {p.cluster_m}, kClusterN = {p.cluster_n}, kGroup = {p.group};")
+        if p.split > 1:
+            line(f"static constexpr int kSplit = {p.split};")
         flags = (flag("kPingPong", p.turns), flag("kTurnedA", a.fetch.turned), flag("kTurnedB", not b[0].fetch.turned))
         line(f"static constexpr bool {', '.join(flags)};")
         steps = -(-int(self.loop.stop) // self.loop.step)  # type: ignore[arg-type]
         line(f"static constexpr int kProducts = {len(b)}, kSteps = {steps}, kStaged = {staged};")
+        line(f"static constexpr int kParked = {len(self.parking.values) if self.parking else 0};")
         counts = (self.batches.extent, self.row_tiles.extent, self.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
         line()
@@ -159,21 +168,35 @@ class _Emitter(PlanWriter):
     # The epilogue
 
     def _finish(self, outputs: list[Moved | None]) -> None:
-        count = sum(m is not None for m in outputs)
-        head = "int batch, int row_tile, int column_tile, int row, int column"
-        head += f", const float (&values)[{len(self.dots)}][2], u32 (&staged)[{max(count, 1)}]"
-        self.writer.line()
-        with self.writer.block(f"void finish({head}) const"), self.names.scope():
-            self.results(outputs)
+        count, parking, line = sum(m is not None for m in outputs), self.parking, self.writer.line
+        where = "int batch, int row_tile, int column_tile, int row, int column"
+        values, staged = f"const float (&values)[{len(self.dots)}][2]", f"u32 (&staged)[{max(count, 1)}]"
+        line()
+        if parking is None:
+            with self.writer.block(f"void finish({where}, {values}, {staged}) const"), self.names.scope():
+                self.results(outputs)
+            return
+        parked = f"u32 (&parked)[{len(parking.values)}]"
+        early = self.read_early(parking)
+        with self.writer.block(f"void park({where}, const Early& early, {values}, {parked}) const"), self.names.scope():
+            self.park(parking, early)
+        line()
+        with self.writer.block(f"void finish({where}, const {parked}, {staged}) const"), self.names.scope():
+            self.results(outputs, parking)
 
     # The whole
 
     def _blocks(self) -> int:
-        """As many as run at once, in whole clusters."""
+        """The fewest, in whole clusters, that are done as early as all that run at once would be: others only take
+        power from them."""
         p = self.pipeline
         cluster = p.cluster_m * p.cluster_n
         rows, columns = -(-self.row_tiles.extent // p.cluster_m), -(-self.column_tiles.extent // p.cluster_n)
-        return cluster * min(self.target.units // cluster, rows * columns * self.batches.extent)
+        tiles, most = rows * columns * self.batches.extent, self.target.units // cluster
+        if p.split > 1:
+            return tiles * p.split
+        waves = -(-tiles // most)
+        return cluster * -(-tiles // waves) if tiles else 0
 
     def _shared(self, staged: int) -> int:
         """Bytes, as ``Layout`` in ``gemm.cuh`` counts them."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.codegen.cuda.indices import spell_index, step_of
+from fusec.codegen.cuda.parking import Parking
 from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of
 from fusec.codegen.cuda.spelling import literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol
+from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
 from fusec.tile.nodes import Iter, Kernel, Store
@@ -91,14 +92,14 @@ class PlanWriter:
         if self.maps:
             self.writer.line(f"const TensorMap {', '.join(f'*{m.name}' for m in self.maps)};")
 
-    def leave_outside(self, count: int) -> None:
+    def leave_outside(self, count: int, array: str = "staged") -> None:
         """Nothing is read or stored beyond the limits; what bulk copies clip there is set."""
         beyond = [
             f"{self.symbols[i.var]} >= {bare(self.index(i.limit))}" for i in (self.m, self.n) if i.limit is not None
         ]
         if beyond:
             for number in range(count):
-                self.writer.line(f"staged[{number}] = 0;")
+                self.writer.line(f"{array}[{number}] = 0;")
             self.writer.line(f"if ({' || '.join(beyond)}) return;")
 
     @property
@@ -110,23 +111,34 @@ class PlanWriter:
         step = step_of(limit, self.n.var, 2)
         return step is None or step.multiple % 2 != 0
 
-    def _read_pairs(self) -> dict[Load, str]:
+    def _pairs_of(self, values: Iterable[ScalarExpr]) -> list[Load]:
         """Loads of two neighbours at once."""
-        found: dict[Load, str] = {}
+        found: list[Load] = []
         if self._odd or not self.pairs:
             return found
-        for load in dict.fromkeys(x for s in self.stores for x in loads(s.value)):
+        for load in dict.fromkeys(x for value in values for x in loads(value)):
             flat = offset_of(load.buffer, load.index) if load.buffer.space == "parameter" else None
             step = step_of(flat, self.n.var, 2) if flat is not None else None
             if flat is not None and step is not None and step.along == 1 and step.multiple % 2 == 0:
-                name = self.names.unique(f"{load.buffer.name}_pair")
-                where = self.address(self.buffers[load.buffer], self.index(flat))
-                self.writer.line(f"const Vec<{memory_type(load.dtype)}, 2> {name} = load<2>({where});")
-                found[load] = name
+                found.append(load)
         return found
 
-    def _values(self, lane: int, pairs: dict[Load, str]) -> list[str]:
-        """What each store stores, in its value's type, for the first or the second of two neighbours."""
+    def _load_pair(self, load: Load) -> str:
+        flat = offset_of(load.buffer, load.index)
+        assert flat is not None
+        return f"load<2>({self.address(self.buffers[load.buffer], self.index(flat))})"
+
+    def _read_pairs(self, values: Iterable[ScalarExpr], known: Collection[Load] = ()) -> dict[Load, str]:
+        """Reads two neighbours at once, but those that are ``known``."""
+        found: dict[Load, str] = {}
+        for load in self._pairs_of(values):
+            if load not in known:
+                found[load] = self.names.unique(f"{load.buffer.name}_pair")
+                self.writer.line(f"const Vec<{memory_type(load.dtype)}, 2> {found[load]} = {self._load_pair(load)};")
+        return found
+
+    def _values(self, lane: int, pairs: dict[Load, str], roots: Sequence[ScalarExpr]) -> list[str]:
+        """The values in their types, for the first or the second of two neighbours."""
         last = bare(self.index(self.n.limit)) if self._odd and self.n.limit is not None else ""
         column = f"minimum(column + 1, {last} - 1)" if last else "(column + 1)"
         symbols = {**self.symbols, self.n.var: column} if lane else self.symbols
@@ -134,9 +146,8 @@ class PlanWriter:
 
         index = self.speller(symbols)
         read = self.reader(products, index, {load: f"{pair}[{lane}]" for load, pair in pairs.items()})
-        roots = [unrounded(s) for s in self.stores]
         scalars = Scalars(self.style, self.names, read, index, self.writer.line, roots)
-        return [_as_float(scalars.value(e), e, s.target) for e, s in zip(roots, self.stores, strict=True)]
+        return [scalars.value(e) for e in roots]
 
     def _store_pair(self, s: Store, low: str, high: str) -> None:
         flat = offset_of(s.target, s.index)
@@ -180,19 +191,56 @@ class PlanWriter:
 
         return read
 
-    def results(self, staged: Sequence[object]) -> None:
-        """Two neighbours of each result: packed into ``staged`` where that is true, else stored."""
+    def read_early(self, parking: Parking) -> dict[Load, str]:
+        """``struct Early`` and ``read_early``: what parking reads whatever the row, read under the last products."""
+        line = self.writer.line
+        values = [_argument(v) for v in parking.values]
+        found = [] if self.n.limit is not None else [x for x in self._pairs_of(values) if not self._has_row(x)]
+        names = {load: self.names.unique(f"{load.buffer.name}_pair") for load in found}
+        with self.writer.block("struct Early", "};"):
+            for load, name in names.items():
+                line(f"Vec<{memory_type(load.dtype)}, 2> {name};")
+        line()
+        with self.writer.block("Early read_early(int batch, int row_tile, int column_tile, int column) const"):
+            line(f"return {{{', '.join(self._load_pair(load) for load in names)}}};")
+        line()
+        return {load: f"early.{name}" for load, name in names.items()}
+
+    def _has_row(self, load: Load) -> bool:
+        return any(self.m.var in symbols_of(i) for i in load.index if isinstance(i, int | Expr))
+
+    def park(self, parking: Parking, early: dict[Load, str]) -> None:
+        """Two neighbours of each value that is parked, packed into ``parked``."""
+        self.leave_outside(len(parking.values), "parked")
+        values = [_argument(v) for v in parking.values]
+        pairs = early | self._read_pairs(values, early)
+        low, high = (self._values(lane, pairs, values) for lane in range(2))
+        for number, place in enumerate(parking.places):
+            parts = (bare(_as_float(x[number], values[number], place)) for x in (low, high))
+            self.writer.line(f"parked[{number}] = {place.dtype.name}::pack({', '.join(parts)});")
+
+    def results(self, staged: Sequence[object], parking: Parking | None = None) -> None:
+        """Two neighbours of each result: packed into ``staged`` where that is true, else stored.
+
+        parking: what the results are computed from, in ``parked``; else from the products."""
         self.leave_outside(sum(map(bool, staged)))
-        pairs = self._read_pairs()
-        found = [self._values(lane, pairs) for lane in range(2)]
+        stores = self.stores if parking is None else parking.rest
+        places = {} if parking is None else {b: f"parked[{k}]" for k, b in enumerate(parking.places)}
+        self.products = {**self.products, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in places.items()}}
+        roots = [unrounded(s) for s in stores]
+        pairs = self._read_pairs(roots)
+        found = [self._values(lane, pairs, roots) for lane in range(2)]
         number = 0
-        for k, (store, packed) in enumerate(zip(self.stores, staged, strict=True)):
-            low, high = (bare(r[k]) for r in found)
-            if packed:
-                self.writer.line(f"staged[{number}] = {store.target.dtype.name}::pack({low}, {high});")
-                number += 1
-            else:
+        for k, (store, is_packed) in enumerate(zip(stores, staged, strict=True)):
+            low, high = (bare(_as_float(r[k], roots[k], store.target)) for r in found)
+            if not is_packed:
                 self._store_pair(store, low, high)
+                continue
+            packed = f"{store.target.dtype.name}::pack({low}, {high})"
+            if isinstance(store.value, Load) and store.value.dtype is store.target.dtype:
+                packed = places.get(store.value.buffer, packed)
+            self.writer.line(f"staged[{number}] = {packed};")
+            number += 1
 
     def text(self, header: str, body: str, threads: int, cluster: int = 1, together: int = 1) -> str:
         """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``.
@@ -232,6 +280,12 @@ def unrounded(s: Store) -> ScalarExpr:
     if is_rounding and isinstance(value, Apply) and value.args[0].dtype.name == "f32":
         return value.args[0]
     return value
+
+
+def _argument(value: ScalarExpr) -> ScalarExpr:
+    """What a cast rounds: packing does so."""
+    inner = value.args[0] if isinstance(value, Apply) else value
+    return inner if inner.dtype.name == "f32" else value
 
 
 def _as_float(text: str, value: ScalarExpr, target: Buffer) -> str:

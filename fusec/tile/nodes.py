@@ -168,7 +168,8 @@ class Pipeline:
 
     ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
     ``group`` rows of clusters. ``turns``: a block's two consumers do a tile each, one multiplying while the other
-    stores; else they do halves of the rows of one tile.
+    stores; else they do halves of the rows of one tile. ``split``: blocks of a cluster that share one tile, each with a
+    part of K.
     """
 
     cluster_m: int
@@ -176,6 +177,7 @@ class Pipeline:
     group: int
     turns: bool
     walks: bool = False
+    split: int = 1
 
 
 Language = Literal["triton", "cuda"]

@@ -7,7 +7,7 @@
 //     kStages, kClusterM, kClusterN, kGroup  buffers ahead; blocks that share operands; rows of tiles walked together
 //     kPingPong                              consumers take turns: one multiplies while the other stores
 //     kTurnedA, kTurnedB                     rows of memory run along M or N, not along K
-//     kProducts                              products of one a with several b, side by side
+//     kProducts                              products of one a with several b, side by side: 256 columns at most
 //     kSteps, kRowTiles, kColumnTiles, kBatches
 //     kStaged                                outputs stored through shared memory, 16 bits each
 //     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, product)
@@ -45,6 +45,7 @@ struct Layout {
     static constexpr int kCluster = Plan::kClusterM * Plan::kClusterN;
     static constexpr int kRows = Plan::kPingPong ? Plan::kTileM : Plan::kTileM / kConsumers;
     static constexpr int kFragments = kRows / 64;
+    static constexpr int kColumns = Plan::kProducts * Plan::kTileN;
     static constexpr int kChunk = 64 * kBoxRow;
     static constexpr int kBuffers = Plan::kStaged == 1 ? 2 : Plan::kStaged;
     static constexpr int kStaging = kConsumers * kBuffers * kChunk;
@@ -73,78 +74,110 @@ struct Tiles {
     }
 };
 
+/// Which blocks of its cluster a block fetches for.
 template <typename Plan>
-__device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barrier* empty, int rank) {
+struct Shares {
+    int row_part, column_part;
+    u16 same_rows = 0, same_columns = 0;
+
+    __device__ explicit Shares(int rank) : row_part(rank / Plan::kClusterM), column_part(rank % Plan::kClusterM) {
+        if (Plan::kClusterN > 1)
+            for (int i = 0; i < Plan::kClusterN; ++i) same_rows |= 1 << (column_part + i * Plan::kClusterM);
+        if (Plan::kClusterM > 1)
+            for (int i = 0; i < Plan::kClusterM; ++i) same_columns |= 1 << (row_part * Plan::kClusterM + i);
+    }
+};
+
+/// Operands of the steps from `first` to `last` of one tile.
+template <typename Plan>
+__device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring,
+                            const Tiles<Plan>& tile, const Shares<Plan>& shares, int first, int last) {
     using L = Layout<Plan>;
     constexpr int kPartM = Plan::kTileM / Plan::kClusterN, kPartN = Plan::kTileN / Plan::kClusterM;
-    int row_part = rank / Plan::kClusterM, column_part = rank % Plan::kClusterM;
-    u16 same_rows = 0, same_columns = 0;
-    for (int i = 0; i < Plan::kClusterN; ++i) same_rows |= 1 << (column_part + i * Plan::kClusterM);
-    for (int i = 0; i < Plan::kClusterM; ++i) same_columns |= 1 << (row_part * Plan::kClusterM + i);
-    if (Plan::kClusterN == 1) same_rows = 0;
-    if (Plan::kClusterM == 1) same_columns = 0;
-    Ring<Plan::kStages> ring;
-    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster) {
-        Tiles<Plan> tile(number, rank);
-        for (int step = 0; step < Plan::kSteps; ++step) {
-            empty[ring.stage].wait(ring.parity ^ 1);
-            Barrier& arrived = full[ring.stage];
-            arrived.arrive_expecting(L::kStage);
-            char* a = buffers + ring.stage * L::kStage;
-            int k = step * kDepth<typename Plan::Type>;
-            constexpr int kBoxM = Plan::kTurnedA ? 64 : kPartM, kBoxN = Plan::kTurnedB ? 64 : kPartN;
+    constexpr int kBoxM = Plan::kTurnedA ? 64 : kPartM, kBoxN = Plan::kTurnedB ? 64 : kPartN;
+    for (int step = first; step < last; ++step) {
+        empty[ring.stage].wait(ring.parity ^ 1);
+        Barrier& arrived = full[ring.stage];
+        arrived.arrive_expecting(L::kStage);
+        char* a = buffers + ring.stage * L::kStage;
+        int k = step * kDepth<typename Plan::Type>;
 #pragma unroll
-            for (int i = row_part * kPartM; i < (row_part + 1) * kPartM; i += kBoxM)
-                plan.load_a(a + i * kBoxRow, arrived, same_rows, tile.batch, tile.row, i, k);
+        for (int i = shares.row_part * kPartM; i < (shares.row_part + 1) * kPartM; i += kBoxM)
+            plan.load_a(a + i * kBoxRow, arrived, shares.same_rows, tile.batch, tile.row, i, k);
 #pragma unroll
-            for (int p = 0; p < Plan::kProducts; ++p)
+        for (int p = 0; p < Plan::kProducts; ++p)
 #pragma unroll
-                for (int i = column_part * kPartN; i < (column_part + 1) * kPartN; i += kBoxN)
-                    plan.load_b(a + L::kA + p * L::kB + i * kBoxRow, arrived, same_columns, tile.batch,
-                                tile.column, i, k, p);
-            ring.advance();
-        }
+            for (int i = shares.column_part * kPartN; i < (shares.column_part + 1) * kPartN; i += kBoxN)
+                plan.load_b(a + L::kA + p * L::kB + i * kBoxRow, arrived, shares.same_columns, tile.batch,
+                            tile.column, i, k, p);
+        ring.advance();
     }
 }
 
-/// The products of one tile, from its first accumulator to its last.
 template <typename Plan>
-__device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Plan::kProducts][Plan::kTileN / 2], char* buffers,
-                         Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring, int first_row, bool releases,
-                         int releases_at) {
+__device__ void fetch_tiles(const Plan& plan, char* buffers, Barrier* full, Barrier* empty, int rank) {
+    using L = Layout<Plan>;
+    Shares<Plan> shares(rank);
+    Ring<Plan::kStages> ring;
+    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster)
+        fetch_steps<Plan>(plan, buffers, full, empty, ring, Tiles<Plan>(number, rank), shares, 0, Plan::kSteps);
+}
+
+/// Starts the products of one step, which a consumer waits for.
+template <typename Plan>
+__device__ void multiply_step(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2], char* stage,
+                              int first_row, bool adds) {
     using L = Layout<Plan>;
     using Type = typename Plan::Type;
     constexpr int kDepthBytes = 64 * kBoxRow;
+    u64 a = Plan::kTurnedA ? describe_turned(stage + first_row * kBoxRow, kDepthBytes)
+                           : describe_k_major(stage + first_row * kBoxRow);
+    u64 b = Plan::kTurnedB ? describe_turned(stage + L::kA, kDepthBytes) : describe_k_major(stage + L::kA);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int m = 0; m < L::kFragments; ++m)
+            Wgmma<L::kColumns>::template shared<Type, Plan::kTurnedA, Plan::kTurnedB>(
+                acc[m], step_k<Plan::kTurnedA>(step_bytes(a, m * 64 * kBoxRow), k), step_k<Plan::kTurnedB>(b, k),
+                adds || k > 0);
+    wgmma_commit();
+}
+
+/// The products of one tile, from its first accumulator to its last. `meanwhile(portion)` is called while the first
+/// kPortions steps are multiplied, `at_end()` under the last.
+template <typename Plan, int kPortions, typename Meanwhile, typename AtEnd>
+__device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2], char* buffers,
+                         Barrier* full, Barrier* empty, Ring<Plan::kStages>& ring, int first_row, bool releases,
+                         int releases_at, int steps, const Meanwhile& meanwhile, const AtEnd& at_end) {
+    using L = Layout<Plan>;
     int before = 0;
-    for (int step = 0; step < Plan::kSteps; ++step) {
+#pragma unroll
+    for (int step = 0; step < kPortions; ++step) {
         full[ring.stage].wait(ring.parity);
-        char* stage = buffers + ring.stage * L::kStage;
-        u64 a = Plan::kTurnedA ? describe_turned(stage + first_row * kBoxRow, kDepthBytes)
-                               : describe_k_major(stage + first_row * kBoxRow);
-        u64 b = Plan::kTurnedB ? describe_turned(stage + L::kA, kDepthBytes) : describe_k_major(stage + L::kA);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-#pragma unroll
-            for (int m = 0; m < L::kFragments; ++m)
-#pragma unroll
-                for (int p = 0; p < Plan::kProducts; ++p)
-                    Wgmma<Plan::kTileN>::template shared<Type, Plan::kTurnedA, Plan::kTurnedB>(
-                        acc[m][p], step_k<Plan::kTurnedA>(step_bytes(a, m * 64 * kBoxRow), k),
-                        step_k<Plan::kTurnedB>(step_bytes(b, p * L::kB), k), step > 0 || k > 0);
-        wgmma_commit();
+        multiply_step<Plan>(acc, buffers + ring.stage * L::kStage, first_row, step > 0);
+        wgmma_wait<1>();
+        if (step > 0 && releases) empty[before].arrive_at(releases_at);
+        before = ring.stage;
+        ring.advance();
+        meanwhile(step);
+    }
+    for (int step = kPortions; step < steps; ++step) {
+        full[ring.stage].wait(ring.parity);
+        multiply_step<Plan>(acc, buffers + ring.stage * L::kStage, first_row, step > 0);
         wgmma_wait<1>();
         if (step > 0 && releases) empty[before].arrive_at(releases_at);
         before = ring.stage;
         ring.advance();
     }
+    at_end();
     wgmma_wait<0>();
     if (releases) empty[before].arrive_at(releases_at);
 }
 
 /// One fragment of 64 rows through the epilogue, 64 columns at a time.
 template <typename Plan>
-__device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan::kTileN / 2], char* staging,
+__device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumns / 2], char* staging,
                             int barrier, int& turn, const Tiles<Plan>& tile, int row) {
     using L = Layout<Plan>;
     constexpr int kStaged = Plan::kStaged;
@@ -165,8 +198,8 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan
                 float values[Plan::kProducts][2];
 #pragma unroll
                 for (int p = 0; p < Plan::kProducts; ++p) {
-                    values[p][0] = acc[p][c * 32 + q * 8 + i * 2];
-                    values[p][1] = acc[p][c * 32 + q * 8 + i * 2 + 1];
+                    values[p][0] = acc[p * Plan::kTileN / 2 + c * 32 + q * 8 + i * 2];
+                    values[p][1] = acc[p * Plan::kTileN / 2 + c * 32 + q * 8 + i * 2 + 1];
                 }
                 plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
                             c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, staged[i]);
@@ -191,6 +224,120 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Plan::kProducts][Plan
     }
 }
 
+/// A tile's values that the epilogue goes on from, rounded to 16 bits in pairs, so that the next tile's products can
+/// have the accumulators.
+template <typename Plan>
+struct Parked {
+    using L = Layout<Plan>;
+    static constexpr int kAcross = Plan::kTileN / 16, kGroups = L::kFragments * kAcross;
+    static constexpr int kPortions = kGroups < Plan::kSteps ? kGroups : Plan::kSteps;
+    u32 pairs[kGroups][4][Plan::kParked > 0 ? Plan::kParked : 1];
+    typename Plan::Early early[kAcross][2];
+
+    __device__ static int column(int g, int i) { return g % kAcross * 16 + i / 2 * 8 + fragment_column(); }
+
+    __device__ void read_early(const Plan& plan, const Tiles<Plan>& tile) {
+#pragma unroll
+        for (int g = 0; g < kAcross; ++g)
+#pragma unroll
+            for (int i = 0; i < 4; i += 2)
+                early[g][i / 2] = plan.read_early(tile.batch, tile.row, tile.column, column(g, i));
+    }
+
+    __device__ void take(const Plan& plan, float (&acc)[L::kFragments][L::kColumns / 2],
+                         const Tiles<Plan>& tile, int first_row) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int m = g / kAcross, at = g % kAcross * 8 + i * 2;
+                float values[Plan::kProducts][2];
+#pragma unroll
+                for (int p = 0; p < Plan::kProducts; ++p) {
+                    values[p][0] = acc[m][p * Plan::kTileN / 2 + at];
+                    values[p][1] = acc[m][p * Plan::kTileN / 2 + at + 1];
+                }
+                plan.park(tile.batch, tile.row, tile.column, first_row + m * 64 + fragment_row() + i % 2 * 8,
+                          column(g, i), early[g % kAcross][i / 2], values, pairs[g][i]);
+            }
+    }
+
+    /// A kPortions-th of the rest of the epilogue.
+    __device__ void finish(const Plan& plan, int portion, char* staging, int barrier, int& turn, const Tiles<Plan>& tile,
+                           int first_row) {
+        constexpr int kEach = (kGroups + kPortions - 1) / kPortions;
+        constexpr int kStaged = Plan::kStaged;
+        int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+        int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+            const int g = portion * kEach + e;
+            if (g >= kGroups) return;
+            const int row = first_row + g / kAcross * 64, c = g % kAcross / 4, q = g % 4;
+            char* boxes = staging + turn * L::kChunk;
+            if (kStaged > 0 && q == 0) {
+                if (thread == 0) store_wait_read<L::kBuffers - kStaged>();
+                named_sync(barrier, kWarpgroup);
+            }
+            u32 staged[4][kStaged > 0 ? kStaged : 1];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
+                            column(g, i), pairs[g][i], staged[i]);
+#pragma unroll
+            for (int o = 0; o < kStaged; ++o)
+                store_matrices(swizzled(shared_address(boxes + o * L::kChunk), stored_row, q * 2 + stored_unit),
+                               staged[0][o], staged[1][o], staged[2][o], staged[3][o]);
+            if (kStaged > 0 && q == 3) {
+                fence_async_shared();
+                named_sync(barrier, kWarpgroup);
+                if (thread == 0) {
+#pragma unroll
+                    for (int o = 0; o < kStaged; ++o) {
+                        plan.send(o, boxes + o * L::kChunk, tile.batch, tile.row, tile.column, row, c * 64);
+                        store_commit();
+                    }
+                }
+                turn = (turn + kStaged) % L::kBuffers;
+            }
+        }
+    }
+};
+
+/// As multiply_tiles, with each tile's epilogue under the products of the next.
+template <typename Plan>
+__device__ void multiply_parking(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
+    using L = Layout<Plan>;
+    using P = Parked<Plan>;
+    int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup;
+    bool same = thread % Plan::kClusterM == rank % Plan::kClusterM || thread / Plan::kClusterM == rank / Plan::kClusterM;
+    bool releases = thread < L::kCluster && same;
+    int first_row = consumer * L::kRows;
+    char* boxes = staging + consumer * L::kBuffers * L::kChunk;
+    int turn = 0;
+    bool any = false;
+    Ring<Plan::kStages> ring;
+    P parked;
+    Tiles<Plan> last(0, rank);
+    for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster) {
+        float acc[L::kFragments][L::kColumns / 2];
+        Tiles<Plan> tile(number, rank);
+        auto finish_last = [&](int portion) {
+            if (any) parked.finish(plan, portion, boxes, 1 + consumer, turn, last, first_row);
+        };
+        multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
+                                     finish_last, [&] { parked.read_early(plan, tile); });
+        parked.take(plan, acc, tile, first_row);
+        last = tile;
+        any = true;
+    }
+    if (any)
+#pragma unroll
+        for (int portion = 0; portion < P::kPortions; ++portion)
+            parked.finish(plan, portion, boxes, 1 + consumer, turn, last, first_row);
+    if (Plan::kStaged > 0 && thread == 0) store_wait_all();
+}
+
 template <typename Plan>
 __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
     using L = Layout<Plan>;
@@ -208,15 +355,29 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
             continue;
         }
         Tiles<Plan> tile(number, rank);
-        float acc[L::kFragments][Plan::kProducts][Plan::kTileN / 2];
+        float acc[L::kFragments][L::kColumns / 2];
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
-        multiply<Plan>(acc, buffers, full, empty, ring, first_row, releases, thread);
+        multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
+                          [](int) {}, [] {});
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
 #pragma unroll
         for (int m = 0; m < L::kFragments; ++m)
             finish_rows<Plan>(plan, acc[m], boxes, 1 + consumer, turn, tile, first_row + m * 64);
     }
     if (Plan::kStaged > 0 && thread == 0) store_wait_all();
+}
+
+/// Barriers of all buffers: a full one waits for one thread and the bytes, an empty one for `releases` arrivals.
+template <typename Plan>
+__device__ void start_barriers(const Plan& plan, Barrier* full, Barrier* empty, int releases) {
+    if (threadIdx.x == 0) {
+        plan.prepare();
+        for (int i = 0; i < Plan::kStages; ++i) {
+            full[i].init(1);
+            empty[i].init(releases);
+        }
+        fence_barrier_init();
+    }
 }
 
 template <typename Plan>
@@ -226,15 +387,7 @@ __device__ void gemm(const Plan& plan) {
     __shared__ Barrier full[Plan::kStages], empty[Plan::kStages];
     char* buffers = memory + (1024 - shared_address(memory) % 1024) % 1024;
     int rank = L::kCluster > 1 ? cluster_rank() : 0;
-    if (threadIdx.x == 0) {
-        plan.prepare();
-        constexpr int kReleases = (Plan::kPingPong ? 1 : kConsumers) * (Plan::kClusterM + Plan::kClusterN - 1);
-        for (int i = 0; i < Plan::kStages; ++i) {
-            full[i].init(1);
-            empty[i].init(kReleases);
-        }
-        fence_barrier_init();
-    }
+    start_barriers(plan, full, empty, (Plan::kPingPong ? 1 : kConsumers) * (Plan::kClusterM + Plan::kClusterN - 1));
     if (L::kCluster > 1)
         cluster_sync();
     else
@@ -244,7 +397,10 @@ __device__ void gemm(const Plan& plan) {
         if (warp_id() == 0 && elect_one()) fetch_tiles<Plan>(plan, buffers, full, empty, rank);
     } else {
         raise_registers<232>();
-        multiply_tiles<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
+        if constexpr (Plan::kParked > 0)
+            multiply_parking<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
+        else
+            multiply_tiles<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
     }
     if (L::kCluster > 1) cluster_sync();
 }

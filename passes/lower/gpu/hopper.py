@@ -72,7 +72,8 @@ class _HopperGemm:
             *(delinearize(self.i, axes.rows) if axes.rows else ()),
             *(delinearize(self.j, axes.columns) if axes.columns else ()),
         )
-        stores = epilogue_stores(self.frame, self.ops, point, self.shift, (self.m, self.n), accumulators)
+        products_read = [self._rounded(op, acc) for op, acc in zip(self.ops, accumulators, strict=True)]
+        stores = epilogue_stores(self.frame, self.ops, point, self.shift, (self.m, self.n), products_read)
         if not all(_is_plain(s.value) for s in stores if isinstance(s, Store)):
             raise LoweringError("an epilogue that reads at loaded subscripts, or one of two places")
         grid = Grid(
@@ -80,6 +81,13 @@ class _HopperGemm:
             (*before, Loop(self.k0, 0, axes.k, s.k, tuple(products)), *stores),
         )
         return self.frame.finish("gemm", (grid,), s.describe())
+
+    def _rounded(self, op: Op, product: Load) -> ScalarExpr:
+        """A product is rounded as the code says where the rest of its epilogue is put off until the next tile is
+        multiplied (``codegen/cuda/parking.py``): 16 bits of each are kept."""
+        dtype, pipeline = op.result.type.dtype, self.schedule.pipeline
+        whole = pipeline.turns or pipeline.split > 1 or dtype is product.dtype
+        return product if whole else Apply("cast", (product,), dtype)
 
     def _operand(self, op: Op, side: int) -> Load:
         axes = self.axes

@@ -15,9 +15,9 @@ from fusec.tile.nodes import Kernel, Pipeline
 
 
 def schedule(
-    m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), turns: bool = False, k: int = 64
+    m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), turns: bool = False, k: int = 64, split: int = 1
 ) -> HopperGemmSchedule:
-    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, turns))
+    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, turns, split=split))
 
 
 @dataclass
@@ -45,6 +45,7 @@ def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> 
 TOGETHER = schedule(128, 256, 4, (2, 1))
 IN_TURNS = schedule(128, 128, 6, (2, 1), turns=True)
 SMALL = schedule(128, 64, 4)
+PAIRED = schedule(128, 128, 4, (2, 1))
 
 
 def linear(m: int, k: int, n: int, dtype: str = "bf16", tail: str = "") -> str:
@@ -85,6 +86,14 @@ FLOAT_RESULT = """graph @wide(%x: bf16[260, 128], %w: bf16[200, 128]) {
   %y = exp(%f) : f32[260, 200]
   %big = isnan(%f) : bool[260, 200]
   return %y, %big
+}"""
+
+ROUNDED = """graph @rounded(%x: bf16[2000, 128], %w: bf16[1000, 128]) {
+  %h = linear(%x, %w) : bf16[2000, 1000]
+  %half = cast(%h) : bf16[2000, 1000]
+  %f = cast(%half) : f32[2000, 1000]
+  %y = exp(%f) : f32[2000, 1000]
+  return %y
 }"""
 
 SWIGLU = """graph @swiglu(%x: bf16[384, 256], %g: bf16[512, 256], %u: bf16[512, 256]) {
@@ -132,5 +141,27 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "residual": (RESIDUAL, TOGETHER),
     "two_outputs": (TWO_OUTPUTS, IN_TURNS),
     "float_result": (FLOAT_RESULT, TOGETHER),
-    "swiglu": (SWIGLU, schedule(128, 128, 4, (2, 1))),
+    "swiglu": (SWIGLU, PAIRED),
+    "swiglu_many_tiles": (SWIGLU.replace("384", "4000").replace("512", "4600"), PAIRED),
+    "many_tiles_together": (linear(4096, 256, 4608), TOGETHER),
+    "one_step_together": (linear(4096, 64, 4608), TOGETHER),
+    "two_outputs_together": (TWO_OUTPUTS.replace("384", "3000"), SMALL),
+    "residual_many_tiles": (RESIDUAL.replace("384", "8072"), SMALL),
+    "float_of_rounded": (ROUNDED, SMALL),
+    "split": (linear(128, 4096, 512), schedule(128, 128, 6, split=3)),
+    "split_wide": (linear(100, 2048, 776), schedule(128, 256, 4, split=6)),
+    "split_a_step_each": (linear(128, 256, 512), schedule(128, 64, 6, split=4)),
+    "split_odd_columns": (linear(130, 640, 131), schedule(128, 64, 6, split=2)),
+    "split_tf32": (linear(300, 1000, 260, "f32"), schedule(128, 128, 6, k=32, split=4)),
+    "split_turned": (
+        product("640, 392", "640, 520", "contract=[0]x[0]", "392, 520"),
+        schedule(128, 128, 6, split=2),
+    ),
+    "split_residual": (RESIDUAL, schedule(128, 128, 6, split=2)),
+    "split_float_result": (FLOAT_RESULT, schedule(128, 128, 6, split=2)),
+    "split_swiglu": (SWIGLU, schedule(128, 128, 4, split=3)),
+    "split_batched": (
+        product("3, 200, 128", "3, 136, 128", "batch=[0]x[0] contract=[2]x[2]", "3, 200, 136").replace("] c", "], c"),
+        schedule(128, 64, 6, split=2),
+    ),
 }

@@ -1,0 +1,86 @@
+"""Where an epilogue can be cut in two: at values of 16 bits, which fit beside the next tile's accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from fusec.codegen.cuda.numbering import Numbering, children
+from fusec.tile.nodes import Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
+
+
+@dataclass(frozen=True)
+class Parking:
+    """``values`` is computed from a tile's products at once and kept in ``places``, of 16 bits each; ``rest`` stores
+    what is computed from there, under the next tile's products."""
+
+    values: tuple[ScalarExpr, ...]
+    places: tuple[Buffer, ...]
+    rest: tuple[Store, ...]
+
+
+def parking_of(stores: Sequence[Store], products: Collection[Buffer]) -> Parking | None:
+    """The cut nearest the products; None where more values than products cross it, or one that is not rounded."""
+    cut = _Cut(products)
+    rest = []
+    for store in stores:
+        value = cut.rest_of(store.value)
+        if value is None and _is_half(store.target.dtype.is_float, store.target.dtype.bits):
+            value = cut.place(Apply("cast", (store.value,), store.target.dtype))
+        if value is None:
+            return None
+        rest.append(replace(store, value=value))
+    if not 0 < len(cut.values) <= len(products):
+        return None
+    return Parking(tuple(cut.values.values()), tuple(load.buffer for load in cut.loads.values()), tuple(rest))
+
+
+def _is_half(is_float: bool, bits: int) -> bool:
+    return is_float and bits == 16
+
+
+class _Cut:
+    def __init__(self, products: Collection[Buffer]) -> None:
+        self.products = products
+        self.values: dict[int, Apply] = {}
+        self.loads: dict[int, Load] = {}
+        self.number = Numbering().number
+        self.can: dict[int, bool] = {}
+        self.reads: dict[int, bool] = {}
+
+    def rest_of(self, e: ScalarExpr) -> ScalarExpr | None:
+        """The value with what is parked read instead; None where it reads a product that nothing rounds."""
+        return rewrite(e, self._change) if self._can_be_cut(e) else None
+
+    def place(self, value: Apply) -> Load:
+        number = self.number(value)
+        if number not in self.values:
+            self.values[number] = value
+            name = f"parked_{len(self.loads)}"
+            self.loads[number] = Load(Buffer(name, value.dtype, (), (), "tile"), ())
+        return self.loads[number]
+
+    def _change(self, e: ScalarExpr) -> ScalarExpr | None:
+        return self.place(e) if isinstance(e, Apply) and self._is_place(e) else None
+
+    def _reads_products(self, e: ScalarExpr) -> bool:
+        number = self.number(e)
+        if number not in self.reads:
+            here = isinstance(e, Load) and e.buffer in self.products
+            self.reads[number] = here or any(map(self._reads_products, children(e)))
+        return self.reads[number]
+
+    def _can_be_cut(self, e: ScalarExpr) -> bool:
+        number = self.number(e)
+        if number not in self.can:
+            leaf = isinstance(e, Load) and e.buffer in self.products
+            self.can[number] = not leaf and (self._rounds(e) or all(map(self._can_be_cut, children(e))))
+        return self.can[number]
+
+    def _rounds(self, e: ScalarExpr) -> bool:
+        return isinstance(e, Apply) and e.op == "cast" and _is_half(e.dtype.is_float, e.dtype.bits)
+
+    def _is_place(self, e: Apply) -> bool:
+        """Whether it is rounded here and what it is made of can't be cut before."""
+        return self._rounds(e) and self._reads_products(e) and not all(map(self._can_be_cut, e.args))

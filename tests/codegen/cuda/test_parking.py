@@ -1,0 +1,126 @@
+"""Where epilogues are cut in two, so that the second part runs under the next tile's products."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper_cases import CASES, PAIRED, SMALL, SWIGLU, TOGETHER, TWO_OUTPUTS, linear, lowered
+
+from fusec.codegen.cuda.hopper import emit_hopper_gemm
+from fusec.codegen.cuda.parking import parking_of
+from fusec.ir.parse import parse
+from fusec.ir.types import DTYPES
+from fusec.passes.schedule.hopper import HopperGemmSchedule
+from fusec.target.gpu import gpu_target
+from fusec.tile.nodes import Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr
+
+SCALED = """graph @scaled(%x: bf16[384, 256], %w: bf16[256, 256], %r: bf16[384, 256], %s: f32[384, 1]) {
+  %h = dot(%x, %w) {contract=[1]x[1], dtype=f32} : f32[384, 256]
+  %scaled = mul(%h, %s) : f32[384, 256]
+  %half = cast(%scaled) : bf16[384, 256]
+  %y = add(%half, %r) : bf16[384, 256]
+  return %y
+}"""
+SM_90 = gpu_target("cuda:sm_90")
+BF16, F32 = DTYPES["bf16"], DTYPES["f32"]
+PRODUCT = Load(Buffer("acc", F32, (), (), "tile"), ())
+OTHER = Load(Buffer("other", F32, (), (), "tile"), ())
+READ = Load(Buffer("r", BF16, (), ()), ())
+
+
+def rounded(e: ScalarExpr) -> Apply:
+    return Apply("cast", (e,), BF16)
+
+
+def store(e: ScalarExpr, dtype: str = "bf16") -> Store:
+    return Store((), Buffer("y", DTYPES[dtype], (), ()), (), e)
+
+
+def test_cut_is_nearest_the_products() -> None:
+    half = rounded(Apply("add", (PRODUCT, READ), F32))
+    found = parking_of([store(rounded(Apply("tanh", (half,), F32)))], [PRODUCT.buffer])
+    assert found is not None
+    assert found.values == (half,)
+    (rest,) = found.rest
+    assert rest.value == rounded(Apply("tanh", (Load(found.places[0], ()),), F32))
+
+
+def test_what_is_stored_is_rounded_at_the_latest() -> None:
+    wide = Apply("tanh", (PRODUCT,), F32)
+    for value in (wide, rounded(wide)):
+        found = parking_of([store(value)], [PRODUCT.buffer])
+        assert found is not None
+        assert found.values == (rounded(wide),)
+        assert found.rest[0].value == Load(found.places[0], ())
+
+
+def test_two_outputs_go_on_from_one_value() -> None:
+    half = rounded(PRODUCT)
+    found = parking_of([store(half), store(rounded(Apply("exp", (half,), F32)))], [PRODUCT.buffer])
+    assert found is not None
+    assert found.values == (half,)
+
+
+def test_each_of_two_products_has_its_place() -> None:
+    value = Apply("mul", (rounded(PRODUCT), rounded(OTHER)), F32)
+    found = parking_of([store(rounded(value))], [PRODUCT.buffer, OTHER.buffer])
+    assert found is not None
+    assert found.values == (rounded(PRODUCT), rounded(OTHER))
+
+
+@pytest.mark.parametrize(
+    "stores",
+    [
+        [store(PRODUCT, "f32")],
+        [store(Apply("add", (rounded(PRODUCT), PRODUCT), F32), "f32")],
+        [store(rounded(PRODUCT)), store(rounded(Apply("exp", (PRODUCT,), F32)))],
+        [store(READ)],
+    ],
+)
+def test_not_cut(stores: list[Store]) -> None:
+    assert parking_of(stores, [PRODUCT.buffer]) is None
+
+
+def text_of(graph: str, schedule: HopperGemmSchedule) -> str:
+    return emit_hopper_gemm(lowered(parse(graph), schedule), SM_90).text
+
+
+def test_plan_in_two_parts() -> None:
+    text = text_of(linear(512, 512, 512), TOGETHER)
+    first, second = text[text.index("void park(") :].split("void finish(")
+    assert "kParked = 1" in text
+    assert "return {load<2>(b + (column + column_tile * 256))};" in text
+    assert "early.b_pair[0]" in first
+    assert "tanh" not in first
+    assert "tanh" in second
+    assert "parked[0]" in second
+
+
+def test_ragged_columns_are_not_read_early() -> None:
+    text = text_of(linear(300, 200, 216), TOGETHER)
+    assert "return {};" in text
+    assert "early." not in text
+
+
+def test_rows_are_not_read_early() -> None:
+    text = text_of(SCALED, SMALL)
+    first, second = text[text.index("void park(") :].split("void finish(")
+    assert "s[row" in first
+    assert "return {};" in text
+    assert "r_pair" in second
+
+
+def test_products_side_by_side_are_rounded_where_they_are_parked() -> None:
+    assert "kParked = 2" in text_of(SWIGLU, PAIRED)
+    assert "kParked = 1" in text_of(TWO_OUTPUTS, SMALL)
+
+
+@pytest.mark.parametrize("name", ["in_turns", "tf32", "split"])
+def test_left_whole(name: str) -> None:
+    graph, schedule = CASES[name]
+    assert "kParked = 0" in text_of(graph, schedule)
