@@ -14,8 +14,8 @@ from fusec.tile.scalar import Load
 _CONSUMERS = 2
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
-_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged parked early
-fusec plan Type Early TensorMap Barrier gemm split_gemm"""
+_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged parked
+early fusec plan Type Early TensorMap Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -123,6 +123,8 @@ class _Emitter(PlanWriter):
         flags = (flag("kPingPong", p.turns), flag("kTurnedA", a.fetch.turned), flag("kTurnedB", not b[0].fetch.turned))
         line(f"static constexpr bool {', '.join(flags)};")
         steps = -(-int(self.loop.stop) // self.loop.step)  # type: ignore[arg-type]
+        if p.split > max(steps, 1):
+            raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kProducts = {len(b)}, kSteps = {steps}, kStaged = {staged};")
         line(f"static constexpr int kParked = {len(self.parking.values) if self.parking else 0};")
         counts = (self.batches.extent, self.row_tiles.extent, self.column_tiles.extent)
