@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fusec import config
-from fusec.build import compile_module, kernel_digests, target_of
+from fusec.build import compile_module, gpu_selector, kernel_digests, target_of
+from fusec.errors import FusecError
 from fusec.ir.attributes import ExternAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Port, Value
 from fusec.ir.interpret import interpret
 from fusec.ir.types import contiguous_strides, dtype_of
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.program import assemble
-from fusec.passes.pipeline import PASS_NAMES, default_selector, graph_passes
+from fusec.passes.pipeline import OPTIONAL, PASS_NAMES, default_selector, graph_passes
+from fusec.progress import Done, bar
 from fusec.reproducer import Reproducer
 from fusec.runtime.arrays import load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable
+from fusec.target.gpu import is_gpu
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = {"f64": 1e-9, "c128": 1e-9, "f32": 1e-4, "c64": 1e-4, "f16": 1e-2, "bf16": 4e-2}
@@ -32,52 +35,89 @@ def bisect(reproducer: Reproducer, tolerance: float | None = None) -> tuple[str,
     """What is found, as lines of text, and whether all is right.
 
     The graph after each pass is interpreted in float64 and held against the captured graph; then the compiled program;
-    then each kernel alone, on inputs that the interpreter computed. FUSEC_DISABLE_PASS leaves passes out.
+    then each kernel alone, on inputs that the interpreter computed. Where anything is wrong, the program is compiled
+    once more without each pass that may be left out. FUSEC_DISABLE_PASS leaves passes out from the start.
     """
     search = _Search(reproducer, tolerance)
-    expected = search.interpret(reproducer.graph, reproducer.inputs)
     disabled = config.disabled_passes()
+    unknown = sorted(disabled - set(OPTIONAL))
+    if unknown:
+        raise FusecError(f"FUSEC_DISABLE_PASS: can't leave out {', '.join(unknown)}; it takes {', '.join(OPTIONAL)}")
     lines: list[str] = []
-    target = target_of(reproducer.graph)
-    graph = reproducer.graph
-    passes = graph_passes(target)
-    for name in PASS_NAMES:
-        before, step = graph, passes[name]
-        if name == "fuse" and name in disabled:
-            before, step, name = one_by_one(graph), passes["fuse"], "fuse (one op each)"
-        elif name in disabled:
-            continue
+    left = [name for name in OPTIONAL if name not in disabled]
+    try:
+        with bar("looking for what is wrong", len(PASS_NAMES) + 1 + len(left)) as done:
+            wrong = _find(search, disabled, lines, done)
+            if wrong:
+                lines += _cures(search, disabled, left, done)
+    except KeyboardInterrupt:
+        lines.append("stopped by Ctrl-C")
+        wrong = True
+    return "\n".join(lines) + "\n", not wrong
+
+
+def _find(search: _Search, disabled: frozenset[str], lines: list[str], done: Done) -> bool:
+    """Adds what is right and what is wrong to the lines; whether anything is wrong."""
+    graph = search.reproducer.graph
+    for name, step in search.passes(disabled):
         try:
-            graph = step(before)
+            graph = step(graph)
         except Exception as error:  # a pass that fails is what is looked for
-            return _told(lines, f"pass {name} fails: {type(error).__name__}: {error}"), False
-        wrong = search.difference(search.interpret(graph, reproducer.inputs), expected, graph)
+            lines.append(f"pass {name} fails: {type(error).__name__}: {error}")
+            return True
+        wrong = search.difference(search.interpret(graph, search.inputs), search.expected, graph)
         if wrong:
-            return _told(lines, f"pass {name} makes a wrong graph: {wrong}", _advice(name)), False
+            lines.append(f"pass {name} makes a wrong graph: {wrong}")
+            return True
         lines.append(f"ok  after {name}")
-    wrong = search.run(graph, reproducer.inputs, expected)
+        done()
+    wrong = search.run(graph, search.inputs, search.expected)
     if not wrong:
-        return _told(lines, "ok  the compiled program", "nothing is wrong for these inputs"), True
-    lines.append(f"the compiled program is wrong: {wrong}")
-    return _told(lines, *search.kernels(graph)), False
+        lines += ["ok  the compiled program", "nothing is wrong for these inputs"]
+        return False
+    lines += [f"the compiled program is wrong: {wrong}", *search.kernels(graph)]
+    return True
 
 
-def _told(lines: Sequence[str], *last: str) -> str:
-    return "\n".join([*lines, *(line for line in last if line)]) + "\n"
-
-
-def _advice(name: str) -> str:
-    return (
-        "" if name in ("empty", "indices", "outputs") else f"FUSEC_DISABLE_PASS={name} leaves it out until it is fixed"
-    )
+def _cures(search: _Search, disabled: frozenset[str], left: Sequence[str], done: Done) -> list[str]:
+    """What to leave out until the fault is mended: the single passes without which the compiled program is right."""
+    cures = []
+    for name in left:
+        try:
+            graph = search.reproducer.graph
+            for _, step in search.passes(disabled | {name}):
+                graph = step(graph)
+            wrong = search.run(graph, search.inputs, search.expected)
+        except Exception as error:  # without one pass another may fail
+            wrong = str(error)
+        if not wrong:
+            cures.append(name)
+        done()
+    if not cures:
+        return ["leaving out any one pass does not help"]
+    already = "".join(f"{name}," for name in sorted(disabled))
+    return [f"right with FUSEC_DISABLE_PASS={already}{name}" for name in cures]
 
 
 class _Search:
     def __init__(self, reproducer: Reproducer, tolerance: float | None) -> None:
+        self.reproducer = reproducer
         self.library = reproducer.library
         self.inputs = reproducer.inputs
         self.arrays = load_arrays(reproducer.library)
         self.tolerance = tolerance
+        self.target = target_of(reproducer.graph)
+        self.expected = self.interpret(reproducer.graph, reproducer.inputs)
+
+    def passes(self, disabled: frozenset[str]) -> Iterator[tuple[str, Callable[[Graph], Graph]]]:
+        """The passes to run, by name; without ``fuse`` each op is a kernel of its own."""
+        table = graph_passes(self.target)
+        for name in PASS_NAMES:
+            step = table[name]
+            if name == "fuse" and name in disabled:
+                yield "fuse (one op each)", lambda graph, fuse=step: fuse(one_by_one(graph))  # type: ignore[misc]
+            elif name not in disabled:
+                yield name, step
 
     def interpret(self, graph: Graph, inputs: Sequence[Array], *, exact: bool = True) -> list[Array]:
         return interpret(graph, inputs, float64=exact, extern=self._extern)
@@ -93,10 +133,9 @@ class _Search:
 
     def run(self, graph: Graph, inputs: Sequence[Array], expected: Sequence[Array]) -> str:
         """Compiles a graph of kernels and runs it; what is wrong with its results, or nothing."""
-        target = target_of(graph)
-        chooser = default_selector(target)
+        chooser = gpu_selector(self.target) if is_gpu(self.target) else default_selector(self.target)
         try:
-            program = assemble(graph, target, chooser.lower, chooser.report)
+            program = assemble(graph, self.target, chooser.lower, chooser.report)
             executable = Executable(program, compile_module(program), self.library, kernel_digests(program))
             ports = zip(graph.inputs, graph.input_ports, inputs, strict=True)
             results = executable(*(self._laid_out(value, port, array) for value, port, array in ports))

@@ -214,7 +214,7 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
     if options.tune:
         selector = _tuning_gpu(graph, target, options) if is_gpu(target) else _tuning_selector(target, options.tune)
     elif is_gpu(target):
-        selector = _gpu_selector(target)
+        selector = gpu_selector(target)
     lowered: Lowered = lower(
         graph,
         target,
@@ -226,7 +226,7 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
     return lowered
 
 
-def _gpu_selector(target: str) -> GpuSelector:
+def gpu_selector(target: str) -> GpuSelector:
     """A selector that has kernels written in CUDA C++ where they can be compiled."""
     from fusec.passes.lower.gpu.select import GpuSelector
 

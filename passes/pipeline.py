@@ -44,6 +44,9 @@ PASS_NAMES = (
 
 _NEEDED = frozenset({"empty", "indices", "outputs"})
 
+OPTIONAL = tuple(name for name in PASS_NAMES if name not in _NEEDED)
+"""The passes that ``disable`` takes."""
+
 
 def lower(
     graph: Graph,

@@ -15,7 +15,7 @@ import fusec
 from fusec import bisect as searching
 from fusec.bisect import bisect
 from fusec.cli.main import app
-from fusec.errors import ArtifactError
+from fusec.errors import ArtifactError, FusecError
 from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.ops import OPS
@@ -63,7 +63,7 @@ def test_a_wrong_pass(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None
     text, right = bisect(case)
     assert not right
     assert "ok  after fold\npass cse makes a wrong graph: result 0" in text
-    assert "FUSEC_DISABLE_PASS=cse leaves it out" in text
+    assert text.endswith("\nright with FUSEC_DISABLE_PASS=cse\n")
     monkeypatch.setenv("FUSEC_DISABLE_PASS", "cse")
     assert bisect(case)[1]
 
@@ -74,6 +74,7 @@ def test_a_pass_that_fails(case: Reproducer, monkeypatch: pytest.MonkeyPatch) ->
     text, right = bisect(case)
     assert not right
     assert "pass split fails: ZeroDivisionError" in text
+    assert text.endswith("\nright with FUSEC_DISABLE_PASS=split\n")
 
 
 def test_a_wrong_kernel(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +86,48 @@ def test_a_wrong_kernel(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> No
     assert text.count("is wrong: result 0") == 2
     (line,) = (line for line in text.splitlines() if line.startswith("kernel "))
     assert "(gemm)" in line or "(row)" in line
-    assert "test_bisect.py" in text.splitlines()[-1]
-    assert "tanh" in text
+    kernel = text[text.index("\nkernel ") :]
+    assert "test_bisect.py" in kernel
+    assert "tanh" in kernel
+    assert text.endswith("leaving out any one pass does not help\n")
+
+
+def test_a_pass_that_makes_right_graphs_and_wrong_programs(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused kernel is wrong, its ops alone are right: leaving fusion out is the cure."""
+    run = searching._Search.run
+
+    def broken(self: Any, graph: Graph, inputs: Any, expected: Any) -> str:
+        fused = any(isinstance(op.attributes, FusedAttributes) and len(op.attributes.body.ops) > 2 for op in graph.ops)
+        return "off" if fused else run(self, graph, inputs, expected)
+
+    monkeypatch.setattr(searching._Search, "run", broken)
+    text, right = bisect(case)
+    assert not right
+    assert "the compiled program is wrong: off" in text
+    assert text.endswith("\nright with FUSEC_DISABLE_PASS=fuse\n")
+
+
+def test_passes_left_out_stay_out(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = searching.graph_passes
+    monkeypatch.setattr(searching, "graph_passes", lambda t: {**passes(t), "split": lambda g: 1 / 0})
+    monkeypatch.setenv("FUSEC_DISABLE_PASS", "dce,cse")
+    text, _ = bisect(case)
+    assert "after cse" not in text
+    assert text.endswith("\nright with FUSEC_DISABLE_PASS=cse,dce,split\n")
+    monkeypatch.setenv("FUSEC_DISABLE_PASS", "indices")
+    with pytest.raises(FusecError, match="can't leave out indices; it takes canonicalize, "):
+        bisect(case)
+
+
+def test_ctrl_c_tells_what_was_found(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching._Search, "run", interrupted)
+    text, right = bisect(case)
+    assert not right
+    assert "ok  after fuse\n" in text
+    assert text.endswith("stopped by Ctrl-C\n")
 
 
 def test_kernels_that_are_right_alone(case: Reproducer, monkeypatch: pytest.MonkeyPatch) -> None:

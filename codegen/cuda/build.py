@@ -11,6 +11,7 @@ from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.cuda.nvrtc import Cubin, compile_source
 from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.errors import CodegenError, TargetError
+from fusec.progress import bar
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
 
@@ -29,8 +30,11 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> CudaModule:
 def compile_sources(source: ModuleSource, target: GpuTarget) -> CudaModule:
     """Compiles kernels that have been written; errors as :func:`compile_kernels`."""
     units = every(source.kernels)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        cubins = list(pool.map(lambda k: _compile(k, source.arch), units))
+    cubins = []
+    with bar("compiling kernels", len(units)) as done, ThreadPoolExecutor(_THREADS) as pool:
+        for cubin in pool.map(lambda k: _compile(k, source.arch), units):
+            cubins.append(cubin)
+            done()
     for unit, cubin in zip(units, cubins, strict=True):
         if unit.shared > target.shared_memory:
             needed = f"{unit.shared} bytes of shared memory, {target.name} has {target.shared_memory}"

@@ -9,6 +9,7 @@ from fusec import tracing
 from fusec.codegen.triton.module import Binary, TritonModule
 from fusec.codegen.triton.source import KernelSource, LoadedSource, load_source, module_source, signature_of
 from fusec.errors import CodegenError
+from fusec.progress import bar
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
 
@@ -25,7 +26,12 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget, *, unaligned: 
     source = module_source([*kernels, *unaligned], target)
     loaded = load_source(source)
     wanted = {k.name for k in kernels}
-    binaries = {k.name: compile_one(loaded, k, target, aligned=True) for k in source.kernels if k.name in wanted}
+    binaries = {}
+    with bar("compiling kernels", len(wanted)) as done:
+        for kernel in source.kernels:
+            if kernel.name in wanted:
+                binaries[kernel.name] = compile_one(loaded, kernel, target, aligned=True)
+                done()
 
     def compile_unaligned(name: str) -> Binary:
         return compile_one(loaded, source[name].unaligned or source[name], target, aligned=False)

@@ -17,6 +17,7 @@ from fusec.codegen.tvm import parallel, tir
 from fusec.codegen.tvm.emit import emit_kernel
 from fusec.codegen.tvm.module import CompiledModule
 from fusec.errors import CodegenError
+from fusec.progress import bar
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Kernel
 
@@ -35,21 +36,27 @@ def compile_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> CompiledMod
     Raises LoweringError for a kernel that the backend can't express, CodegenError where LLVM fails.
     """
     functions = {}
-    for kernel in kernels:
-        with tracing.span(f"emit {kernel.name}", "compile", language="tvm"):
-            functions[kernel.name] = emit_kernel(kernel, target)
-    if len(functions) != len(kernels):
-        raise CodegenError("two kernels of one module have the same name")
-    try:
-        with tracing.span(f"llvm {', '.join(functions)}", "compile", target=target.name):
-            module = _run_llvm(functions, llvm_target(target))
-    except Exception as error:
-        names = ", ".join(functions)
-        raise CodegenError(f"compiling {names} for {target.name} failed: {str(error).strip()[-400:]}") from error
+    with bar("compiling kernels", len(kernels) + 1) as done:
+        for kernel in kernels:
+            with tracing.span(f"emit {kernel.name}", "compile", language="tvm"):
+                functions[kernel.name] = emit_kernel(kernel, target)
+            done()
+        if len(functions) != len(kernels):
+            raise CodegenError("two kernels of one module have the same name")
+        module = _compiled(functions, target)
     if target.runs_here:
         parallel.prepare()
         parallel.attach(module)
     return CompiledModule(module, functions)
+
+
+def _compiled(functions: dict[str, Any], target: CpuTarget) -> Any:
+    try:
+        with tracing.span(f"llvm {', '.join(functions)}", "compile", target=target.name):
+            return _run_llvm(functions, llvm_target(target))
+    except Exception as error:
+        names = ", ".join(functions)
+        raise CodegenError(f"compiling {names} for {target.name} failed: {str(error).strip()[-400:]}") from error
 
 
 def _run_llvm(functions: dict[str, Any], target: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from fusec.cli.ahead import find_function
 from fusec.errors import FusecError
 from fusec.frontend.capture import Library, flatten
 from fusec.measuring import random_array
+from fusec.progress import bar
 from fusec.report import render
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.dispatch import library_of
@@ -105,20 +105,26 @@ def measure_all(
         ways.append(("torch.compile", lambda: _torch_compiled(function)))
     results: list[Measured] = []
     expected: list[np.ndarray[Any, Any]] | None = None
-    for number, (name, make) in enumerate(ways):
-        if sys.stderr.isatty():
-            print(f"{name} ({number + 1} of {len(ways)})", file=sys.stderr)
-        try:
-            with _inference(library):
-                made = make()
-                measured, outputs = _measure(name, made, arguments, load_arrays(library), seconds)
-                _refuse_eager(made)
-        except Exception as error:  # whatever a compiler or its toolchain raises is a line of the table
-            results.append(Measured(name, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"))
-            continue
-        results.append(measured if expected is None else _with_error(measured, outputs, expected))
-        expected = outputs if expected is None else expected
+    with bar("measuring", len(ways)) as done:
+        for name, make in ways:
+            try:
+                with _inference(library):
+                    made = make()
+                    measured, outputs = _measure(name, made, arguments, load_arrays(library), seconds)
+                    _refuse_eager(made)
+                results.append(measured if expected is None else _with_error(measured, outputs, expected))
+                expected = outputs if expected is None else expected
+            except KeyboardInterrupt:  # what was measured before is worth something
+                results.append(Measured(name, failed="stopped by Ctrl-C"))
+                break
+            except Exception as error:  # whatever a compiler or its toolchain raises is a line of the table
+                results.append(Measured(name, failed=f"{type(error).__name__}: {_first_line(error)}"))
+            done()
     return results
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
 
 
 def _refuse_eager(function: Any) -> None:

@@ -186,10 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     wanted = jobs(options.checks, options.dtypes, options.families, options.ops)
     rows: list[Row] = []
+    start = time.monotonic()
     for row in run_jobs(wanted, options.workers, options.limit):
         rows.append(row)
+        left = (time.monotonic() - start) / len(rows) * (len(wanted) - len(rows))
         counts = ", ".join(f"{n} {state}" for state, n in row.states.items())
-        print(f"[{len(rows)}/{len(wanted)}] {row.key}: {counts}", flush=True)
+        print(f"[{len(rows)}/{len(wanted)}, about {left:.0f} s left] {row.key}: {counts}", flush=True)
         for reason, n in row.reasons.items():
             print(f"      {n} × {reason}", flush=True)
     if options.merge:
