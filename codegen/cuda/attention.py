@@ -104,7 +104,7 @@ class _Emitter(AttentionPlan):
                 self.writer.line(f"store_tile({moved.name}, from, {where});")
 
     def _constants(self, staged: bool) -> None:
-        turns = self.pipeline.turns and self.consumers == 2
+        turns = self.pipeline.turns and self.consumers > 1
         self.constants(
             f"kConsumers = {self.consumers}", {"kTurns": turns, "kWalks": self.pipeline.walks, "kStaged": staged}
         )

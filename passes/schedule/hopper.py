@@ -44,7 +44,7 @@ class HopperGemmSchedule:
 class HopperAttentionSchedule:
     """A block does ``queries`` rows, 64 a warpgroup, against ``keys`` at a time, ``stages`` of which are fetched ahead.
 
-    turns: two warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
+    turns: warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
     walks: a block does one block of queries after another, the next one's fetched while one ends.
     """
 

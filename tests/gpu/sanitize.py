@@ -16,10 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+FAULT = "fault"
 FOUND = 86
 """The exit status of compute-sanitizer where a tool found something; every other but 0 is a failure of the run."""
 
@@ -92,6 +94,34 @@ def mma_attention() -> None:
             kernels.run(function, kernels.given(shapes, torch.bfloat16, shift), schedule)
 
 
+FAULTS = {
+    "memcheck": "results[threadIdx.x + 4096] = 1;",
+    "racecheck": "tile[threadIdx.x] = threadIdx.x; results[threadIdx.x] = tile[63 - threadIdx.x];",
+    "synccheck": "if (threadIdx.x % 2) __syncthreads(); results[threadIdx.x] = 1;",
+    "initcheck": "results[threadIdx.x] = results[threadIdx.x + 64];",
+}
+"""What each tool must complain of: else it does not see our kernels."""
+
+
+def fault(tool: str) -> None:
+    import torch
+
+    from fusec.codegen.cuda.build import arch_of
+    from fusec.codegen.cuda.module import CudaModule
+    from fusec.codegen.cuda.nvrtc import compile_source
+    from fusec.codegen.cuda.source import KernelSource, ModuleSource
+    from fusec.target.gpu import gpu_target
+
+    card = gpu_target("cuda:0")
+    body = f"__shared__ float tile[64];\n{FAULTS[tool]}"
+    text = f'extern "C" __global__ void faulty(float* results) {{\n{body}\n}}'
+    source = ModuleSource((KernelSource("faulty", text, ("f32",), (1, 1, 1), 64),), arch_of(card))
+    module = CudaModule(card, source, {"faulty": compile_source(text, source.arch, "faulty")})
+    with suppress(RuntimeError):
+        module.function("faulty", 0)(torch.empty(128, device="cuda").data_ptr())
+        torch.cuda.synchronize()
+
+
 KINDS: dict[str, Callable[[], None]] = {
     "maps": maps,
     "rows": rows,
@@ -108,7 +138,7 @@ def check(tool: str, kind: str) -> tuple[int, str, float]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "5"]
     if tool == "racecheck":
         command += ["--racecheck-report", "all"]
-    command += [sys.executable, __file__, "--run", kind]
+    command += [sys.executable, __file__, "--run", kind, "--tools", tool]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     start = time.perf_counter()
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -121,23 +151,26 @@ def main() -> int:
     parser.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"], choices=TOOLS)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--jobs", type=int, default=3, help="runs at a time")
-    parser.add_argument("--run", choices=list(KINDS), help=argparse.SUPPRESS)
+    parser.add_argument("--run", choices=[*KINDS, FAULT], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
         tests = Path(__file__).parent
         sys.path[:0] = [str(tests), str(ROOT)]
-        KINDS[options.run]()
+        if options.run == FAULT:
+            fault(options.tools[0])
+        else:
+            KINDS[options.run]()
         return 0
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not here: it comes with the CUDA toolkit")
         return 2
-    wanted = [(tool, kind) for tool in options.tools for kind in options.kinds]
+    wanted = [(tool, kind) for tool in options.tools for kind in (FAULT, *options.kinds)]
     failed = False
     with ThreadPoolExecutor(options.jobs) as pool:
         for (tool, kind), (status, text, seconds) in zip(wanted, pool.map(lambda w: check(*w), wanted), strict=True):
             summary = " ".join(re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", text)) or f"exit status {status}"
             print(f"{tool:10} {kind:18} {seconds:6.1f} s  {summary}", flush=True)
-            if status:
+            if status != (FOUND if kind == FAULT else 0):
                 failed = True
                 print(text[-6000:], flush=True)
     return int(failed)

@@ -1,29 +1,32 @@
 // Attention on Hopper: one warpgroup fetches queries, keys and values; the others multiply, 64 queries each.
 //
 // A block of keys costs two products, S = Q K^T and O += P V, with the softmax between them. A consumer starts the next S
-// before the O of the block at hand, and computes the softmax while O is still being multiplied; two consumers take turns
-// at the tensor cores, so that one's softmax runs under the other's products (Shah et al., FlashAttention-3, 2024). P stays
-// in registers.
+// before the O of the block at hand, and computes the softmax while O is still being multiplied; consumers may take turns
+// at the tensor cores, so that one's softmax runs under the others' products (Shah et al., FlashAttention-3, 2024). P stays
+// in registers. Where blocks walk, the queries and keys of the next block of queries come while the last results leave.
 //
 // A kernel's own part is a struct `Plan`, one query block of one head:
 //
 //     using Type                              bf16 or f16
 //     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16), keys in a block
-//     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; two consumers take turns
+//     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; consumers take turns
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
 //     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
+//     kLazy                                   sums and results are rescaled only where a maximum has grown by 8 units
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
+//     kHeads, kBlocks, kWalks                 blocks of queries of a head; a block of threads does one after another
 //     begin(block)                            sets which head and queries a block does, and its keys:
 //     first, whole, part, last                from `first`; the mask leaves all of [whole, part) in; up to `last`
 //     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
 //     load_queries(to, full, column)          start the copy of kRows x 64 elements from a column
 //     load_keys(to, full, key, column), load_values(...)                            kKeys x 64
-//     score_masked(raw, row, key, place, number), score_whole(...)
+//     Row at(row, key)                        what a row's scores have in common, where place 0 is `key`
+//     score_masked(raw, Row, place, number), score_whole(...)
 //                                             the score as the user changed it; -infinity where masked. `number` is `place`
 //     finish(row, column, values, staged)     two neighbours of a row: stores what is not staged, packs what is
 //     send(from, row, column)                 starts the copy of 64 x 64 results out of shared memory
 //
-// `row`, `column` and `place` are places within a block; `key` is the position of a block's first key.
+// `row` and `column` are places within a block; `key` is the position of a block's first key, but for `at`.
 #pragma once
 #include "barrier.cuh"
 #include "base.cuh"
@@ -102,6 +105,8 @@ struct Online {
     float out[kOut];
     u32 weights[Plan::kKeys / 16][4];
     float peak[2] = {-infinity, -infinity}, total[2] = {0, 0}, rescale[2] = {1, 1};
+    bool grew = true;  // in any row of the warp
+    static constexpr float kGrowth = 8;  // weights of up to 2^8, which f16 holds as exactly as those up to 1
 
     /// scores = Q K^T, started.
     __device__ void multiply_scores(float (&scores)[kScores], const char* queries, const char* keys) {
@@ -125,9 +130,8 @@ struct Online {
         wgmma_commit();
     }
 
-    bool must = true;
     __device__ void rescale_out() {
-        if (Plan::kLazy && !must) return;
+        if (Plan::kLazy && !grew) return;
 #pragma unroll
         for (int i = 0; i < kOut; ++i) out[i] *= rescale[i / 2 % 2];
     }
@@ -155,12 +159,12 @@ struct Online {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[h] = row_max(highest[h]);
-            if (Plan::kLazy && (highest[h] - peak[h]) * Plan::kScale <= 8.0f) highest[h] = peak[h];
+            if (Plan::kLazy && (highest[h] - peak[h]) * Plan::kScale <= kGrowth) highest[h] = peak[h];
             shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
             rescale[h] = weight_of(peak[h], shift[h]);
             peak[h] = highest[h];
         }
-        if (Plan::kLazy) must = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+        if (Plan::kLazy) grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             scores[i] = weight_of(scores[i], shift[i / 2 % 2]);
@@ -179,20 +183,23 @@ struct Online {
     }
 };
 
-/// Consumers' turns at the tensor cores.
+/// The first of the named barriers that a consumer's threads have to themselves.
+constexpr int kOwnBarrier = 4;
+
+/// Consumers' turns at the tensor cores, one after another.
 template <typename Plan>
 struct Turns {
     static constexpr int kFirst = 1, kThreads = 2 * kWarpgroup;
     int own;
 
     __device__ explicit Turns(int consumer) : own(consumer) {
-        if (Plan::kTurns && own == 1) named_arrive(kFirst, kThreads);
+        if (Plan::kTurns && own == Plan::kConsumers - 1) named_arrive(kFirst, kThreads);
     }
     __device__ void take() {
         if (Plan::kTurns) named_sync(kFirst + own, kThreads);
     }
     __device__ void give() {
-        if (Plan::kTurns) named_arrive(kFirst + (own ^ 1), kThreads);
+        if (Plan::kTurns) named_arrive(kFirst + (own + 1 == Plan::kConsumers ? 0 : own + 1), kThreads);
     }
     /// Takes the turn that nobody is left to take.
     __device__ void end() {
@@ -210,7 +217,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results
     u32 box = shared_address(results) + consumer * 64 * 128;
     if (Plan::kWalks && Plan::kStaged) {
         if (thread == 0) store_wait_read<0>();
-        named_sync(3 + consumer, kWarpgroup);
+        named_sync(kOwnBarrier + consumer, kWarpgroup);
     }
 #pragma unroll
     for (int q = 0; q < Plan::kValues / 16; ++q) {
@@ -226,7 +233,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results
     }
     if (!Plan::kStaged) return;
     fence_async_shared();
-    named_sync(3 + consumer, kWarpgroup);
+    named_sync(kOwnBarrier + consumer, kWarpgroup);
     if (thread == 0) {
         for (int b = 0; b < L::kValueBoxes; ++b)
             plan.send(results + b * L::kQueryBox + consumer * 64 * 128, consumer * 64, b * L::kBox);

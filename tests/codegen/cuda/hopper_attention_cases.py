@@ -103,6 +103,7 @@ LONG = HopperAttentionSchedule(128, 160, 2, turns=True)
 THREE = HopperAttentionSchedule(192, 128, 2, turns=False)
 WALKS = replace(IN_TURNS, walks=True)
 THREE_WALK = replace(THREE, walks=True)
+THREE_IN_TURNS = replace(THREE, turns=True)
 ONE = HopperAttentionSchedule(64, 64, 2, turns=False)
 
 CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]] = {
@@ -126,6 +127,8 @@ CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]
     "finite fill": (finite_fill, _qkv(1, 2, 333, 64), IN_TURNS),
     "epilogue": (scaled_after, _qkv(1, 2, 256, 64), IN_TURNS),
     "walks": (plain, _qkv(4, 40, 300, 64), WALKS),
+    "three groups in turns": (causal, _qkv(2, 7, 1000, 64), THREE_IN_TURNS),
+    "walks, three groups in turns": (plain, _qkv(3, 61, 500, 64), replace(THREE_IN_TURNS, walks=True)),
     "walks, three groups": (causal, _qkv(3, 60, 500, 64), THREE_WALK),
     "walks, soft cap, slopes and a window": (soft_window, _qkv(5, 16, 640, 128), WALKS),
     "walks, keys of no block": (causal, _qkv(2, 90, 500, 64, keys=130), WALKS),
