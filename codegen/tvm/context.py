@@ -9,6 +9,7 @@ from tvm import tirx
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Node
+from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol
 from fusec.target.cpu import CpuTarget
@@ -20,20 +21,35 @@ class Context:
     """One kernel under emission.
 
     ``index_type`` is the type of all index arithmetic; ``memory`` the TIR buffer of each buffer in scope;
-    ``loops`` the TIR variable of each symbol in scope.
+    ``loops`` the TIR variable of each symbol in scope; ``imports`` LLVM IR that defines functions which the kernel
+    calls.
     """
 
     target: CpuTarget
     index_type: str
     memory: dict[Buffer, Node] = field(default_factory=dict)
     loops: dict[Symbol, Node] = field(default_factory=dict)
+    imports: set[str] = field(default_factory=set)
 
     def integer(self, value: int) -> Node:
         return tir.integer(value, self.index_type)
 
+    def opaque(self, count: Node) -> Node:
+        """The integer, as one that LLVM knows nothing of."""
+        self.imports.add(_OPAQUE_IR)
+        return tirx.Cast(self.index_type, tirx.call_pure_extern("int32", "fusec_opaque", tirx.Cast("int32", count)))
+
     def index(self, e: Index, replaced: Mapping[Symbol, Node] | None = None, lanes: int = 1) -> Node:
         """An index expression in TIR. ``replaced`` gives vectors (of ``lanes`` lanes) for some symbols."""
         return _IndexWriter(self, replaced or {}, lanes).write(e)
+
+
+_OPAQUE_IR = """
+define linkonce_odr i32 @fusec_opaque(i32 %x) alwaysinline {
+  %y = call i32 asm "", "=r,0"(i32 %x)
+  ret i32 %y
+}
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +151,16 @@ def flat_index(subscripts: Iterable[Index], strides: Iterable[Index]) -> Index:
     for i, stride in zip(subscripts, strides, strict=True):
         flat = ix.add(flat, ix.mul(i, stride))
     return flat
+
+
+def load_index(load: Load) -> Index:
+    """The element offset of a load. LoweringError for a gather."""
+    subscripts: list[Index] = []
+    for i in load.index:
+        if not isinstance(i, int | Expr):
+            raise LoweringError(f"dot: {load.buffer} is gathered; pack it first")
+        subscripts.append(i)
+    return flat_index(subscripts, load.buffer.strides)
 
 
 def distinct(e: ScalarExpr) -> list[ScalarExpr]:

@@ -13,19 +13,19 @@ from tvm import tirx
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import register_type
-from fusec.codegen.tvm.context import Context, flat_index
+from fusec.codegen.tvm.context import Context, load_index
 from fusec.codegen.tvm.domain import iter_count, static_count
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, is_float
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
-from fusec.ir.index import Expr, Index, Symbol, symbol
+from fusec.ir.index import Index, Symbol, symbol
 from fusec.tile.nodes import Dot, Iter
 from fusec.tile.scalar import Load
 
 
 @dataclass(frozen=True, eq=False)
-class _RowBlock:
+class RowBlock:
     """``rows`` rows from ``start`` on. ``last``: the last row there is, where the block may go beyond it."""
 
     start: Index
@@ -33,24 +33,24 @@ class _RowBlock:
     last: Symbol | None = None
 
 
-def emit_dot(context: Context, code: Code, dot: Dot) -> None:
-    _DotWriter(context, dot).write(code)
-
-
-class _DotWriter:
+class DotWriter:
     def __init__(self, context: Context, dot: Dot) -> None:
         self.context, self.dot = context, dot
         self.type = register_type(dot.accumulator.dtype)
-        for operand in (dot.a, dot.b):
-            if operand.dtype != dot.accumulator.dtype:
-                raise LoweringError(
-                    f"dot of {operand.dtype} into {dot.accumulator.dtype}: operands must be packed first"
-                )
+        self.check()
         self.lanes = context.target.lanes(dot.accumulator.dtype.bits)
         while dot.registers.columns % self.lanes:
             self.lanes //= 2
         self.vectors = dot.registers.columns // self.lanes
-        self.flat = {id(load): _flat(load) for load in (dot.a, dot.b, dot.accumulator)}
+        self.flat = {id(load): load_index(load) for load in (dot.a, dot.b, dot.accumulator)}
+
+    def check(self) -> None:
+        """LoweringError for operands that this writer can't multiply."""
+        for operand in (self.dot.a, self.dot.b):
+            if operand.dtype != self.dot.accumulator.dtype:
+                raise LoweringError(
+                    f"dot of {operand.dtype} into {self.dot.accumulator.dtype}: operands must be packed first"
+                )
 
     def write(self, code: Code) -> None:
         columns = self.dot.registers.columns
@@ -105,12 +105,12 @@ class _DotWriter:
         if not (isinstance(full, int) and full == 0):
             variable = self._bind(block)
             inner = code.nested()
-            self._micro(inner, _RowBlock(ix.mul(block, rows), rows), column, remaining)
+            self._micro(inner, RowBlock(ix.mul(block, rows), rows), column, remaining)
             extent = self._number(full) if isinstance(full, int) else full
             code.append(tir.loop(variable, extent, inner.statements, dtype=self.context.index_type))
         if isinstance(count, int):
             if count % rows:
-                self._micro(code, _RowBlock(count - count % rows, count % rows), column, remaining)
+                self._micro(code, RowBlock(count - count % rows, count % rows), column, remaining)
             return
         self._dynamic_rest(code, count, column, remaining)
 
@@ -124,18 +124,18 @@ class _DotWriter:
         if possible is not None:
             for size in possible:
                 inner = code.nested()
-                self._micro(inner, _RowBlock(first, size), column, remaining)
+                self._micro(inner, RowBlock(first, size), column, remaining)
                 code.append(tir.when(tirx.EQ(rest, self._number(size)), inner.statements))
             return
         last = symbol(code.fresh("last"), 0, self.dot.m.extent)
         inner = code.nested()
         inner.append(tir.bind(self._bind(last), tirx.Sub(count, self._number(1))))
-        self._micro(inner, _RowBlock(first, rows, last), column, remaining)
+        self._micro(inner, RowBlock(first, rows, last), column, remaining)
         code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
 
     # one block of registers
 
-    def _micro(self, code: Code, block: _RowBlock, column: Index, remaining: Node | None) -> None:
+    def _micro(self, code: Code, block: RowBlock, column: Index, remaining: Node | None) -> None:
         if remaining is None:
             self._block(code, block, column, None)
             return
@@ -145,7 +145,7 @@ class _DotWriter:
         self._block(part, block, column, remaining)
         code.append(tir.when(tirx.GE(remaining, self._number(columns)), whole.statements, part.statements))
 
-    def _block(self, code: Code, block: _RowBlock, column: Index, remaining: Node | None) -> None:
+    def _block(self, code: Code, block: RowBlock, column: Index, remaining: Node | None) -> None:
         masks = [self._mask(remaining, j) for j in range(self.vectors)]
         sums = self._start(code, block)
         self._k_loop(code, block, column, sums, masks)
@@ -157,7 +157,7 @@ class _DotWriter:
         left = tirx.Sub(remaining, self._number(vector * self.lanes))
         return tir.first_lanes(left, self.lanes, self.context.index_type)
 
-    def _start(self, code: Code, block: _RowBlock) -> list[list[Node]]:
+    def _start(self, code: Code, block: RowBlock) -> list[list[Node]]:
         """Registers at zero, also where there is a sum already: it joins at the end, so that blocks of a long sum
         are added up apart, and rounding errors do not run through all of it."""
         sums = []
@@ -172,7 +172,7 @@ class _DotWriter:
             sums.append(row)
         return sums
 
-    def _at(self, block: _RowBlock, i: int, column: Index, j: int, k: Index = 0) -> Mapping[Symbol, Index]:
+    def _at(self, block: RowBlock, i: int, column: Index, j: int, k: Index = 0) -> Mapping[Symbol, Index]:
         """The subscripts' symbols at row ``i`` of the block, the first lane of vector ``j``, and ``k``."""
         row: Index = ix.add(block.start, i)
         if block.last is not None and i > 0:
@@ -180,7 +180,7 @@ class _DotWriter:
         return {self.dot.m.var: row, self.dot.n.var: ix.add(column, j * self.lanes), self.dot.k.var: k}
 
     def _k_loop(
-        self, code: Code, block: _RowBlock, column: Index, sums: list[list[Node]], masks: list[Node | None]
+        self, code: Code, block: RowBlock, column: Index, sums: list[list[Node]], masks: list[Node | None]
     ) -> None:
         unroll = max(1, self.dot.registers.unroll)
         count = self._count(code, self.dot.k, "depth")
@@ -206,7 +206,7 @@ class _DotWriter:
         code.append(tir.loop(counter, tirx.Sub(node, done), inner.statements, dtype=dtype))
 
     def _step(
-        self, code: Code, block: _RowBlock, column: Index, k: Index, sums: list[list[Node]], masks: list[Node | None]
+        self, code: Code, block: RowBlock, column: Index, k: Index, sums: list[list[Node]], masks: list[Node | None]
     ) -> None:
         """One k: the outer product of a column of ``a`` and a row of ``b``."""
         vector_type = tir.vector_type(self.type, self.lanes)
@@ -233,7 +233,7 @@ class _DotWriter:
         return code.add(code.mul(values[0], values[1]), values[2]).node
 
     def _finish(
-        self, code: Code, block: _RowBlock, column: Index, sums: list[list[Node]], masks: list[Node | None]
+        self, code: Code, block: RowBlock, column: Index, sums: list[list[Node]], masks: list[Node | None]
     ) -> None:
         for i in range(block.rows):
             inner = code.nested()
@@ -287,15 +287,6 @@ class _DotWriter:
             code.append(tirx.Evaluate(tirx.op.masked_store(memory, value, place, mask)))
         else:
             raise LoweringError(f"dot: columns of {self.dot.accumulator.buffer} are not adjacent in memory")
-
-
-def _flat(load: Load) -> Index:
-    subscripts: list[Index] = []
-    for i in load.index:
-        if not isinstance(i, int | Expr):
-            raise LoweringError(f"dot: {load.buffer} is gathered; pack it first")
-        subscripts.append(i)
-    return flat_index(subscripts, load.buffer.strides)
 
 
 def _possible_rests(m: Iter, rows: int) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
 from fusec.codegen.tvm.tir import Node, Value
-from fusec.codegen.tvm.vector import Code
+from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Index, Symbol
 from fusec.ir.types import DType
@@ -60,9 +60,16 @@ class Points:
     def lanes(self) -> int:
         return self.block.lanes if self.block is not None else 1
 
-    def _mask(self) -> Node:
+    def _mask(self, element: str = "int32") -> Node:
+        """The lanes inside the domain, to load or to store elements of a type.
+
+        Where LLVM 22 finds out that there is one, it stores 32 bits of a lane that was narrowed to fewer.
+        """
         assert self.block is not None
-        return tir.first_lanes(self.block.valid, self.block.lanes, self.context.index_type)
+        valid = self.block.valid
+        if bits_of(element) < 32:
+            valid = self.context.opaque(valid)
+        return tir.first_lanes(valid, self.block.lanes, self.context.index_type)
 
     def value(self, e: ScalarExpr) -> Value:
         """The expression in a register: half types as f32, a bool as a condition."""
@@ -250,7 +257,7 @@ class Points:
             assert place.lanes == raw.lanes, "a store whose index does not use the lanes"
             self.code.append(tirx.BufferStore(memory, raw.node, [place.node]))
         elif place.unit:
-            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, place.node, self._mask())))
+            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, place.node, self._mask(raw.type))))
         else:
             self._store_lanes(memory, raw, Value(place.node, self.context.index_type, self.lanes))
 

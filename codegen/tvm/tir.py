@@ -100,6 +100,16 @@ def intrinsic(name: str, result: str, lanes: int, *args: Node) -> Node:
     return tirx.call_llvm_pure_intrin(vector_type(result, lanes), name, *args)
 
 
+def effect(name: str, *args: Node) -> Node:
+    """A statement that calls an LLVM intrinsic for what it does, such as ``llvm.x86.tilezero``."""
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", name, *args))
+
+
+def address_of(buffer: Node, flat: Node) -> Node:
+    """The address of an element of a flat buffer."""
+    return tirx.address_of(tirx.BufferLoad(buffer, [flat]))
+
+
 def first_lanes(count: Node, lanes: int, dtype: str) -> Node:
     """The mask of the first ``count`` lanes; ``dtype`` is that of the count."""
     return tirx.LT(ramp(tirx.IntImm(dtype, 0), lanes, 1, dtype), tirx.Broadcast(count, lanes))
@@ -126,6 +136,11 @@ def loop(var: Node, count: Node, body: Sequence[Node], kind: Any = SERIAL, dtype
 
 def when(test: Node, body: Sequence[Node], orelse: Sequence[Node] = ()) -> Node:
     return tirx.IfThenElse(test, block(body), block(orelse) if orelse else None)
+
+
+def importing(text: str, body: Node) -> Node:
+    """The body, which calls functions that the LLVM IR ``text`` defines."""
+    return tirx.AttrStmt(tvm.ir.StringImm("import"), "pragma_import_llvm", tvm.ir.StringImm(text), body)
 
 
 def plain_argument(name: str, kind: str) -> Node:

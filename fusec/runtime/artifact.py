@@ -33,6 +33,7 @@ from fusec.ir.types import DTYPES, DType
 from fusec.runtime.isa import host_architecture, host_features
 from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
+from fusec.target.tiles import allow_tiles
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -74,8 +75,10 @@ class CpuRequirements:
         if here != self.architecture:
             return f"it needs a {self.architecture} machine, this one is {here}"
         missing = sorted(set(self.features) - host_features())
-        if not missing:
+        if not missing and ("amx_tile" not in self.features or allow_tiles()):
             return ""
+        if not missing:
+            return "it needs AMX, whose tile registers Linux refuses to this process (arch_prctl)"
         return (
             f"it needs a CPU with {', '.join(missing)}, which this one does not have; "
             "compile it with a lesser target, such as target='cpu:x86-64-v3'"

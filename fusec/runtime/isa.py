@@ -38,7 +38,8 @@ LLVM's X86.td; without those that only intrinsics give, such as VAES."""
 
 def required_features(target: CpuTarget) -> tuple[str, ...]:
     """CPU flags that code for a target may need, sorted."""
-    return tuple(sorted(_FEATURES.get(target.mcpu, _V4 if target.has_avx512 else _V3)))
+    known = _FEATURES.get(target.mcpu, _V4 if target.has_avx512 else _V3)
+    return tuple(sorted({*known, *target.products}))
 
 
 @cache

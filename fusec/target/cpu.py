@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from fusec.errors import TargetError
+from fusec.ir.types import DType
+from fusec.target.tiles import allow_tiles
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class CpuTarget:
     l1, l2, l3: data cache sizes in bytes (L1 and L2 of one core, L3 shared).
     cores: cores that may be used. frequency: sustained clock in Hz. fma_units: vector FMAs a cycle a core.
     bandwidth: main memory, bytes a second, all cores together.
+    products: instruction sets that multiply narrow types into wide sums, as Linux spells them (``amx_bf16``).
     """
 
     name: str
@@ -33,6 +36,7 @@ class CpuTarget:
     frequency: float
     fma_units: int
     bandwidth: float
+    products: tuple[str, ...] = ()
 
     def lanes(self, bits: int) -> int:
         """Lanes of a vector whose elements have this many bits."""
@@ -42,12 +46,30 @@ class CpuTarget:
         """Floating-point operations a second (a fused multiply-add counts two)."""
         return 2.0 * self.lanes(bits) * self.fma_units * self.frequency * (cores or self.cores)
 
+    def product_flops(self, dtype: DType, cores: int | None = None) -> float:
+        """Operations a second of a product's operands of this type, in the fastest unit that multiplies them."""
+        if self.multiplies_in_tiles(dtype):
+            return _TILE_FLOPS * (16 // dtype.bits) * self.frequency * (cores or self.cores)
+        if self.multiplies(dtype):
+            return self.peak_flops(dtype.bits, cores)
+        return self.peak_flops(max(dtype.bits, 32), cores)
+
+    def multiplies(self, dtype: DType) -> bool:
+        """Whether vector instructions add up products of this narrow type in a wide one."""
+        return _VECTOR_PRODUCTS.get(dtype.name) in self.products
+
+    def multiplies_in_tiles(self, dtype: DType) -> bool:
+        """Whether AMX tiles do."""
+        return _TILE_PRODUCTS.get(dtype.name) in self.products
+
     @property
     def runs_here(self) -> bool:
         """Whether this machine can run code for the target."""
         if self.name == "cpu":
             return True
         host = host_cpu()
+        if not set(self.products) <= set(host.products):
+            return False
         return self.mcpu == host.mcpu or (self.mcpu == "x86-64-v3") or (self.mcpu == "x86-64-v4" and host.has_avx512)
 
     @property
@@ -56,6 +78,15 @@ class CpuTarget:
 
 
 _KIB, _MIB = 1024, 1024 * 1024
+
+_TILE_FLOPS = 1024
+"""Operations a cycle on AMX tiles of bf16: 16×16×32 multiply-adds in 16 cycles (Intel's optimisation manual, 20.2)."""
+
+_VECTOR_PRODUCTS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
+_TILE_PRODUCTS = {"bf16": "amx_bf16", "i8": "amx_int8"}
+_VNNI = ("avx512_vnni",)
+_BF16 = ("avx512_bf16", "avx512_vnni")
+_AMX = ("amx_bf16", "amx_int8", "amx_tile", *_BF16)
 
 _GENERIC_V3 = CpuTarget("cpu:x86-64-v3", "x86-64-v3", (), 256, 16, 32 * _KIB, 512 * _KIB, 16 * _MIB, 4, 3.0e9, 2, 30e9)
 _WIDE = ("-prefer-256-bit",)
@@ -67,16 +98,32 @@ NAMED: dict[str, CpuTarget] = {
     ),
     "haswell": replace(_GENERIC_V3, name="cpu:haswell", mcpu="haswell", l2=256 * _KIB),
     "znver3": replace(_GENERIC_V3, name="cpu:znver3", mcpu="znver3", l3=32 * _MIB, frequency=3.4e9),
-    "znver4": CpuTarget("cpu:znver4", "znver4", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 32 * _MIB, 4, 3.6e9, 1, 60e9),
-    "znver5": CpuTarget("cpu:znver5", "znver5", _WIDE, 512, 32, 48 * _KIB, 1 * _MIB, 32 * _MIB, 4, 4.0e9, 2, 60e9),
+    "znver4": CpuTarget(
+        "cpu:znver4", "znver4", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 32 * _MIB, 4, 3.6e9, 1, 60e9, _BF16
+    ),
+    "znver5": CpuTarget(
+        "cpu:znver5", "znver5", _WIDE, 512, 32, 48 * _KIB, 1 * _MIB, 32 * _MIB, 4, 4.0e9, 2, 60e9, _BF16
+    ),
     "skylake-avx512": CpuTarget(
         "cpu:skylake-avx512", "skylake-avx512", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 16 * _MIB, 4, 2.4e9, 2, 40e9
     ),
     "icelake-server": CpuTarget(
-        "cpu:icelake-server", "icelake-server", _WIDE, 512, 32, 48 * _KIB, 1280 * _KIB, 24 * _MIB, 4, 2.6e9, 2, 60e9
+        "cpu:icelake-server",
+        "icelake-server",
+        _WIDE,
+        512,
+        32,
+        48 * _KIB,
+        1280 * _KIB,
+        24 * _MIB,
+        4,
+        2.6e9,
+        2,
+        60e9,
+        _VNNI,
     ),
     "sapphirerapids": CpuTarget(
-        "cpu:sapphirerapids", "sapphirerapids", _WIDE, 512, 32, 48 * _KIB, 2 * _MIB, 32 * _MIB, 4, 2.8e9, 2, 80e9
+        "cpu:sapphirerapids", "sapphirerapids", _WIDE, 512, 32, 48 * _KIB, 2 * _MIB, 32 * _MIB, 4, 2.8e9, 2, 80e9, _AMX
     ),
 }
 """Processors that can be named without being at hand; core counts and clocks are typical of a small machine."""
@@ -115,7 +162,14 @@ def host_cpu() -> CpuTarget:
         l2=_cache_bytes(2, base.l2),
         l3=_cache_bytes(3, base.l3),
         cores=len(os.sched_getaffinity(0)),
+        products=_host_products(flags) if wide else (),
     )
+
+
+def _host_products(flags: frozenset[str]) -> tuple[str, ...]:
+    """What multiplies narrow types here; AMX only where Linux lets this process use its registers."""
+    tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= flags and allow_tiles()
+    return tuple(name for name in _AMX if name in flags and (tiles or not name.startswith("amx")))
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -129,11 +129,15 @@ class Reduce:
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k."""
+    """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
+
+    With ``tiles`` they are AMX's, 16 by 16 each.
+    """
 
     rows: int
     columns: int
     unroll: int = 1
+    tiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,10 @@ class Dot:
     ``n`` do not happen unless the buffer is a tile (whose padding may hold anything); the accumulator there
     may be left with anything. On a CPU ``b`` and the accumulator have stride 1 along ``n``. With ``tf32`` a GPU may
     round f32 operands to ten bits of mantissa.
+
+    On a CPU operands narrower than the accumulator (bf16 into f32, i8 into i32) are multiplied in groups of
+    :func:`grouped` along ``k``: those of a group are adjacent in both operands, those of the next column follow in
+    ``b``, and k's extent is a multiple of the group (with ``tiles``, of 64 bytes).
     """
 
     m: Iter
@@ -156,6 +164,12 @@ class Dot:
     fresh: bool
     registers: RegisterTile
     tf32: bool = False
+
+
+def grouped(dot: Dot) -> int:
+    """How many steps of k one multiplication of a CPU's takes: as many elements as fit 32 bits, 1 where none is
+    narrow."""
+    return 1 if dot.a.dtype == dot.accumulator.dtype else 32 // dot.a.dtype.bits
 
 
 Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Dot

@@ -8,7 +8,7 @@ from typing import assert_never
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
 from fusec.ir.types import bool_, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Run, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Run, Statement, Store, grouped
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
@@ -19,9 +19,14 @@ def verify(kernel: Kernel) -> None:
     Checked: a grid is outermost and alone; buffers are parameters or allocated in an enclosing block; symbols
     are bound where they are used; subscripts fit the buffer's rank and, where bounds are known, lie within it;
     Map writes scratch and Store parameters; a condition uses index values only; on a CPU a Dot's operands have
-    the accumulator's dtype, and ``b`` and the accumulator stride 1 along ``n``.
+    the accumulator's dtype or a narrower one that is multiplied into it, and ``b`` and the accumulator the stride along
+    ``n`` that this takes.
     """
     _Verifier(kernel).run()
+
+
+_WIDENING = (("bf16", "bf16", "f32"), ("i8", "i8", "i32"))
+"""Dtypes of a Dot's operands and accumulator where they may differ on a CPU."""
 
 
 class _Verifier:
@@ -132,7 +137,9 @@ class _Verifier:
         on_cpu = dot.registers.columns > 0
         inner = self.domain(domain, bound)
         for operand, unused in ((dot.accumulator, dot.k), (dot.a, dot.n), (dot.b, dot.m)):
-            if on_cpu and operand.dtype != dot.accumulator.dtype:
+            if on_cpu and (dot.a.dtype.name, dot.b.dtype.name, dot.accumulator.dtype.name) in _WIDENING:
+                pass
+            elif on_cpu and operand.dtype != dot.accumulator.dtype:
                 self.fail(f"operand {operand.buffer} is {operand.dtype}, the accumulator {dot.accumulator.dtype}")
             used = {s for i in operand.index if isinstance(i, int | Expr) for s in symbols_of(i)}
             if unused.var in used:
@@ -140,19 +147,22 @@ class _Verifier:
             padded = (dot.m, dot.n) if operand.buffer.space == "tile" else ()
             self.place(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))
         if on_cpu:
-            for operand in (dot.b, dot.accumulator):
-                self.unit_stride(operand, dot)
+            step = 64 // dot.a.dtype.itemsize if dot.registers.tiles else grouped(dot)
+            if step > 1 and (dot.k.extent % step or dot.k.limit is not None):
+                self.fail(f"the extent of {dot.k.var} is no multiple of {step}")
+            self.unit_stride(dot.b, dot, grouped(dot))
+            self.unit_stride(dot.accumulator, dot, 1)
 
-    def unit_stride(self, operand: Load, dot: Dot) -> None:
-        """Stride 1 along n within a block of columns."""
+    def unit_stride(self, operand: Load, dot: Dot, step: int) -> None:
+        """Neighbouring columns lie ``step`` elements apart within a block of columns."""
         columns = dot.registers.columns
         block, lane = symbol("block", 0, max(0, dot.n.extent // columns)), symbol("lane", 0, columns - 1)
         flat: Index = 0
         for i, stride in zip(operand.index, operand.buffer.strides, strict=True):
             assert isinstance(i, int | Expr)
             flat = substitute(i, {dot.n.var: block * columns + lane}) * stride + flat
-        if dot.n.extent > 1 and coefficient(flat, lane) != 1:
-            self.fail(f"{operand.buffer} does not have stride 1 along {dot.n.var}")
+        if dot.n.extent > 1 and coefficient(flat, lane) != step:
+            self.fail(f"{operand.buffer} does not have stride {step} along {dot.n.var}")
 
     def place(
         self,

@@ -9,21 +9,24 @@ from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Location, Op
 from fusec.ir.index import most, product
+from fusec.ir.types import DType
 from fusec.passes.lower.attention import attention_in, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
 from fusec.passes.lower.map import lower_map
 from fusec.passes.lower.row import lower_row
+from fusec.passes.lower.widening import lower_widening, reads_rows_in_place
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates, predict_gemm
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule, map_schedule
 from fusec.passes.schedule.roofline import roofline
 from fusec.passes.schedule.row import RowSchedule, row_schedule
+from fusec.passes.schedule.widening import WideningProblem, WideningSchedule, sum_dtype, widening_candidates
 from fusec.runtime.program import KernelReport
 from fusec.target.cpu import CpuTarget
 
-Schedule = GemmSchedule | AttentionSchedule | RowSchedule | MapSchedule
+Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | RowSchedule | MapSchedule
 
 
 @dataclass
@@ -42,11 +45,13 @@ class Selector:
         if kind == "gemm":
             op = frame.anchors("dot")[0]
             dtype = accumulator_dtype(op)
-            if dtype.name not in ("f32", "f64", "i32"):
-                raise LoweringError(f"no matrix product of {dtype} on this target")
             axes = contraction(op)
             if axes.k == 0:
                 raise LoweringError("a product over an empty axis")
+            if _widening_sum(frame, self.target) is not None:
+                return list(widening_candidates(_widening_problem(frame), self.target, self.threads))
+            if dtype.name not in ("f32", "f64", "i32"):
+                raise LoweringError(f"no matrix product of {dtype} on this target")
             problem = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
             return list(gemm_candidates(problem, self.target, self.threads))
         if kind == "attention":
@@ -107,11 +112,33 @@ class Selector:
         return seconds
 
 
+def _widening_sum(frame: Frame, target: CpuTarget) -> DType | None:
+    """The type of the sums where all of a group's products are of narrow operands that the target multiplies as
+    such."""
+    ops = frame.anchors("dot")
+    dtypes = {v.type.dtype for op in ops for v in op.operands}
+    extents = contraction(ops[0]).extents
+    if len(dtypes) != 1 or not isinstance(extents.n, int) or not isinstance(extents.k, int):
+        return None
+    total = sum_dtype(dtypes.pop(), target)
+    whole = total is not None and (total.is_float or all(op.result.type.dtype == total for op in ops))
+    return total if whole else None
+
+
+def _widening_problem(frame: Frame) -> WideningProblem:
+    op = frame.anchors("dot")[0]
+    axes = contraction(op)
+    dtype = op.operands[0].type.dtype
+    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(frame))
+
+
 def lower_with(frame: Frame, schedule: Schedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
     match schedule:
         case GemmSchedule():
             return lower_gemm(frame, schedule)
+        case WideningSchedule():
+            return lower_widening(frame, schedule)
         case AttentionSchedule():
             return lower_attention(frame, schedule)
         case RowSchedule():

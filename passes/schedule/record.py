@@ -10,12 +10,14 @@ from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule
 from fusec.passes.schedule.row import RowSchedule
+from fusec.passes.schedule.widening import WideningSchedule
 from fusec.tile.nodes import RegisterTile
 
-Schedule = GemmSchedule | AttentionSchedule | RowSchedule | MapSchedule
+Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | RowSchedule | MapSchedule
 
 _KINDS: dict[str, type[Schedule]] = {
     "gemm": GemmSchedule,
+    "widening": WideningSchedule,
     "attention": AttentionSchedule,
     "row": RowSchedule,
     "map": MapSchedule,

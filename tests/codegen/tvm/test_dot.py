@@ -6,7 +6,7 @@ import pytest
 from tile_harness import buffer, compare, kernel, load, op, sym, tile
 
 from fusec.errors import LoweringError
-from fusec.ir.types import bf16, f32, f64, i32
+from fusec.ir.types import f16, f32, f64, i32
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, RegisterTile, Store
 
@@ -206,7 +206,7 @@ def test_half_operands_are_refused():
 
 
 def _mixed():
-    a, b, c = buffer("a", bf16, (4, 4)), buffer("b", bf16, (4, 32)), buffer("c", f32, (4, 32))
+    a, b, c = buffer("a", f16, (4, 4)), buffer("b", f16, (4, 32)), buffer("c", f32, (4, 32))
     i, j, s = sym("i", 4), sym("j", 32), sym("s", 4)
     dot = Dot(
         Iter(i, 4), Iter(j, 32), Iter(s, 4), load(c, i, j), load(a, i, s), load(b, s, j), True, RegisterTile(4, 32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tile_harness import buffer, compare, const, iters, kernel, load, op, sym, tile
 
-from fusec.ir.types import bf16, bool_, f16, f32, f64, i8, i64
+from fusec.ir.types import bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Store
 from fusec.tile.scalar import IndexValue
@@ -105,3 +105,14 @@ def test_three_axes_permuted():
     values = np.arange(24000, dtype=np.float32).reshape(20, 30, 40)
     (result,) = compare(kernel("permute", (x, out), body), [values])
     np.testing.assert_array_equal(result, values.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16, i8, i16, u8], ids=str)
+def test_one_element_beyond_the_last_vector(dtype):
+    """LLVM 22 makes one store of 32 bits of a masked store of one narrowed lane, if it knows that it is one."""
+    for n in (17, 33):
+        x, out, i, p = buffer("x", i32, (n,)), buffer("out", dtype, (n,)), sym("i", 48), sym("p", 1)
+        whole = Store(iters((i, n)), out, (i,), op("cast", load(x, i), dtype=dtype))
+        limited = Store((Iter(i, 48, n - p),), out, (i,), op("cast", load(x, i), dtype=dtype))
+        for store in (whole, limited):
+            compare(kernel("narrow", (x, out), (Grid((Iter(p, 1),), (store,)),)))

@@ -1,0 +1,19 @@
+"""A Dot's operands decide how it is written: plain multiply-adds, groups of narrow elements, or AMX tiles."""
+
+from __future__ import annotations
+
+from fusec.codegen.tvm.context import Context
+from fusec.codegen.tvm.dot import DotWriter
+from fusec.codegen.tvm.groups import GroupWriter
+from fusec.codegen.tvm.tiles import emit_tiled_dot
+from fusec.codegen.tvm.vector import Code
+from fusec.tile.nodes import Dot, grouped
+
+
+def emit_dot(context: Context, code: Code, dot: Dot) -> None:
+    if dot.registers.tiles:
+        emit_tiled_dot(context, code, dot)
+    elif grouped(dot) > 1:
+        GroupWriter(context, dot).write(code)
+    else:
+        DotWriter(context, dot).write(code)

@@ -1,0 +1,177 @@
+"""Products on AMX: two by two tiles of sums, each of 16 by 16, and tiles of operands between them.
+
+A tile has 16 rows of 64 bytes. One of ``a`` holds 16 rows and 32 bf16 (or 64 i8) steps of k; one of ``b`` as many
+steps, in groups of 32 bits, of 16 columns (Intel's *Architectures Optimization Reference Manual*, chapter 20). Tiles
+0 to 3 are the sums, 4 and 5 of ``a``, 6 and 7 of ``b``. The kernel's registers are configured where its grid's points
+start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import tirx
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.context import Context, load_index
+from fusec.codegen.tvm.domain import iter_count, static_count
+from fusec.codegen.tvm.tir import Node
+from fusec.codegen.tvm.vector import Code
+from fusec.errors import LoweringError
+from fusec.ir import index as ix
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.tile.nodes import Dot, grouped
+from fusec.tile.scalar import Load
+
+SIDE = 16
+"""Rows, and 32-bit columns, of a tile."""
+
+ROW_BYTES = 64
+
+_PRODUCT = {"bf16": "llvm.x86.tdpbf16ps", "i8": "llvm.x86.tdpbssd"}
+_SUMS, _LEFT, _RIGHT = 0, 4, 6
+
+
+def configure(code: Code) -> None:
+    """All eight tiles at their full size, for the thread that runs what follows."""
+    palette, sizes = 1, ROW_BYTES << 16 | ROW_BYTES
+    words = [palette, 0, 0, 0, *[sizes] * 4, 0, 0, 0, 0, *[SIDE * 0x01010101] * 2, 0, 0]
+    buffer, allocate = tir.stack(code.fresh("tiles"), "int32", len(words))
+    vector = tir.join([tir.constant(word, "int32") for word in words])
+    code.append(allocate, tirx.BufferStore(buffer, vector.node, [tir.ramp(tir.integer(0), len(words))]))
+    code.append(tir.effect("llvm.x86.ldtilecfg", tir.address_of(buffer, tir.integer(0))))
+
+
+def release(code: Code) -> None:
+    """Gives the tiles back, so that a thread that is switched away need not save them."""
+    code.append(tir.effect("llvm.x86.tilerelease"))
+
+
+def emit_tiled_dot(context: Context, code: Code, dot: Dot) -> None:
+    _TileWriter(context, dot).write(code)
+
+
+class _TileWriter:
+    def __init__(self, context: Context, dot: Dot) -> None:
+        self.context, self.dot = context, dot
+        registers = dot.registers
+        if dot.a.dtype.name not in _PRODUCT or registers.rows not in (16, 32) or registers.columns not in (16, 32):
+            raise LoweringError(f"no product of {dot.a.dtype} on {registers.rows}x{registers.columns} AMX sums")
+        if not context.target.multiplies_in_tiles(dot.a.dtype):
+            raise LoweringError(f"{context.target.name} does not multiply {dot.a.dtype} in tiles")
+        self.step = ROW_BYTES // dot.a.dtype.itemsize
+        self.flat = {id(load): load_index(load) for load in (dot.a, dot.b, dot.accumulator)}
+        self.columns = registers.columns // SIDE
+
+    def write(self, code: Code) -> None:
+        columns = self.dot.registers.columns
+        count = static_count(self.dot.n)
+        if count is None or count % columns:
+            raise LoweringError(f"{self.dot.n.var} is no whole number of AMX tiles; pad it first")
+        block = symbol(code.fresh("nb"), 0, max(0, count // columns - 1))
+        inner = code.nested()
+        variable = self._bind(block)
+        self._row_blocks(inner, ix.mul(block, columns))
+        extent = self._number(count // columns)
+        code.append(tir.loop(variable, extent, inner.statements, dtype=self.context.index_type))
+
+    def _number(self, value: int) -> Node:
+        return self.context.integer(value)
+
+    def _bind(self, s: Symbol) -> Node:
+        variable = tir.variable(s.name, self.context.index_type)
+        self.context.loops[s] = variable
+        return variable
+
+    def _row_blocks(self, code: Code, column: Index) -> None:
+        """Blocks of two tiles of rows, then one tile where no more are left.
+
+        A tile reads and writes all of its rows: beyond the last one there is padding, or nothing (where tiles end
+        there).
+        """
+        rows, m = self.dot.registers.rows, self.dot.m
+        count = static_count(m)
+        tiles = symbol(code.fresh("mb"), 0, max(0, m.extent // rows))
+        variable = self._bind(tiles)
+        inner = code.nested()
+        self._block(inner, ix.mul(tiles, rows), column, rows // SIDE)
+        if count is not None:
+            left = -(-(count % rows) // SIDE)
+            whole = count // rows + (left * SIDE == rows)
+            code.append(tir.loop(variable, self._number(whole), inner.statements, dtype=self.context.index_type))
+            if 0 < left * SIDE < rows:
+                self._block(code, whole * rows, column, left)
+            return
+        total = code.let_index(
+            tirx.truncdiv(tirx.Add(iter_count(self.context, m), self._number(SIDE - 1)), self._number(SIDE)),
+            self.context.index_type,
+            "tiles",
+        )
+        each = self._number(rows // SIDE)
+        code.append(
+            tir.loop(variable, tirx.truncdiv(total, each), inner.statements, dtype=self.context.index_type),
+        )
+        if rows > SIDE:
+            last = symbol(code.fresh("row"), 0, m.extent)
+            code.append(tir.bind(self._bind(last), tirx.Mul(tirx.Sub(total, self._number(1)), self._number(SIDE))))
+            rest = code.nested()
+            self._block(rest, last, column, 1)
+            odd = tirx.EQ(tirx.truncmod(total, each), self._number(1))
+            code.append(tir.when(odd, rest.statements))
+
+    def _block(self, code: Code, row: Index, column: Index, rows: int) -> None:
+        """The sums of ``rows`` by ``self.columns`` tiles."""
+        sums = [(i, j, _SUMS + i * self.columns + j) for i in range(rows) for j in range(self.columns)]
+        place = {self.dot.m.var: row, self.dot.n.var: column, self.dot.k.var: 0}
+        for i, j, number in sums:
+            if self.dot.fresh:
+                code.append(tir.effect("llvm.x86.tilezero", tir.integer(number, "int8")))
+            else:
+                self._move(code, "llvm.x86.tileloadd64", number, self.dot.accumulator, self._at(place, i, j))
+        step = symbol(code.fresh("kb"), 0, max(0, self.dot.k.extent // self.step - 1))
+        variable = self._bind(step)
+        inner = code.nested()
+        self._steps(inner, {**place, self.dot.k.var: ix.mul(step, self.step)}, rows)
+        count = self._number(self.dot.k.extent // self.step)
+        code.append(tir.loop(variable, count, inner.statements, dtype=self.context.index_type))
+        for i, j, number in sums:
+            self._move(code, "llvm.x86.tilestored64", number, self.dot.accumulator, self._at(place, i, j))
+
+    def _steps(self, code: Code, place: Mapping[Symbol, Index], rows: int) -> None:
+        """One tile along k: each operand's tile is loaded just before its first use."""
+        loaded: set[int] = set()
+        for i in range(rows):
+            for j in range(self.columns):
+                for number, operand in ((_LEFT + i, self.dot.a), (_RIGHT + j, self.dot.b)):
+                    if number not in loaded:
+                        self._move(code, "llvm.x86.tileloadd64", number, operand, self._at(place, i, j))
+                        loaded.add(number)
+                numbers = (_SUMS + i * self.columns + j, _LEFT + i, _RIGHT + j)
+                code.append(tir.effect(_PRODUCT[self.dot.a.dtype.name], *(tir.integer(n, "int8") for n in numbers)))
+
+    def _at(self, place: Mapping[Symbol, Index], i: int, j: int) -> Mapping[Symbol, Index]:
+        m, n = self.dot.m.var, self.dot.n.var
+        return {**place, m: ix.add(place[m], i * SIDE), n: ix.add(place[n], j * SIDE)}
+
+    def _move(self, code: Code, name: str, number: int, load: Load, place: Mapping[Symbol, Index]) -> None:
+        """Loads or stores the tile whose first element is at ``place``."""
+        flat = ix.substitute(self.flat[id(load)], place)
+        memory = self.context.memory[load.buffer]
+        pointer = tir.address_of(memory, self.context.index(flat))
+        stride = tirx.Cast("int64", self.context.index(ix.mul(self._row_stride(load), load.dtype.itemsize)))
+        code.append(tir.effect(name, tir.integer(number, "int8"), pointer, stride))
+
+    def _row_stride(self, load: Load) -> Index:
+        """Elements from one row of a tile to the next: along m, and for ``b`` along groups of k."""
+        dot = self.dot
+        if load is not dot.b:
+            return self._slope(load, dot.m.var, 1)
+        return self._slope(load, dot.k.var, grouped(dot))
+
+    def _slope(self, load: Load, s: Symbol, step: int) -> Index:
+        unit = symbol("unit", 0, SIDE - 1)
+        start = dict.fromkeys((self.dot.m.var, self.dot.n.var, self.dot.k.var), 0)
+        slope = ix.slope(ix.substitute(self.flat[id(load)], {**start, s: ix.mul(unit, step)}), unit)
+        if slope is None:
+            raise LoweringError(f"the rows of {load.buffer} are not evenly spaced; pack it first")
+        return slope

@@ -1,0 +1,274 @@
+"""Products of bf16 and i8 in the CPU's units for them: operands stay narrow, their sums are wide.
+
+A multiplication takes groups of 32 bits along K, so the right operand lies as ``[panel][K / group][column][group]``,
+packed once where it is a weight. Rows of the left operand are read where they are, or copied to scratch (where
+something is computed on the way, or rows or K don't fill tiles). What lies beyond K is zero; beyond the last row or
+column, anything.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.graph import Op
+from fusec.ir.index import (
+    Index,
+    Symbol,
+    add,
+    ceildiv,
+    delinearize,
+    floordiv,
+    last,
+    minimum,
+    mod,
+    mul,
+    sub,
+    symbol,
+)
+from fusec.ir.types import bool_, contiguous_strides, i64
+from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, is_linear
+from fusec.passes.lower.gemm import contraction, epilogue_stores, limit_of, operand_index
+from fusec.passes.schedule.widening import SUMS, WideningSchedule, depth_step
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
+
+ROW_PADDING = 64
+"""Bytes added to a row of scratch, so that rows don't fall on the same cache sets."""
+
+
+def lower_widening(frame: Frame, schedule: WideningSchedule) -> LoweredGroup:
+    """Tasks are blocks of rows by blocks of columns."""
+    return _Widening(frame, schedule).lower()
+
+
+def reads_rows_in_place(frame: Frame) -> bool:
+    """Whether the left operand is in memory with K's elements side by side."""
+    op = frame.anchors("dot")[0]
+    axes = contraction(op)
+    i, k = symbol("i", 0, last(axes.extents.m)), symbol("k", 0, last(axes.extents.k))
+    b = symbol("b", 0, last(axes.extents.batches))
+    batch = delinearize(b, axes.batch) if axes.batch else ()
+    free = delinearize(i, axes.rows) if axes.rows else ()
+    inner = delinearize(k, axes.inner) if axes.inner else ()
+    element = frame.inliner.at(op.operands[0], operand_index(op, 0, batch, free, inner))
+    return _is_direct(element, i, k)
+
+
+def _is_direct(element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
+    return isinstance(element, Load) and is_linear(element, (row, inner)) and address_step(element, inner) == 1
+
+
+class _Widening:
+    def __init__(self, frame: Frame, schedule: WideningSchedule) -> None:
+        self.frame, self.schedule = frame, schedule
+        self.ops = frame.anchors("dot")
+        self.op = self.ops[0]
+        self.axes = contraction(self.op)
+        self.extents = self.axes.extents
+        self.dtype = self.op.operands[0].type.dtype
+        self.total = SUMS[self.dtype]
+        self.group = 32 // self.dtype.bits
+        s, extents = schedule, self.extents
+        step = depth_step(self.dtype, s.registers.tiles)
+        self.depth = -(-self.axes.k // step) * step
+        self.parts = self.depth // s.tile_k
+        rows, columns = s.registers.rows, s.registers.columns
+        self.b = symbol("b", 0, last(extents.batches))
+        self.i = symbol("i", 0, last(extents.m))
+        self.j = symbol("j", 0, last(extents.n))
+        self.k = symbol("k", 0, self.depth - 1)
+        self.mo = symbol("mo", 0, last(ceildiv(extents.m, s.tile_m)))
+        self.no = symbol("no", 0, last(ceildiv(extents.n, s.block_n)))
+        self.k0 = symbol("k0", 0, self.parts - 1)
+        self.m0 = symbol("m0", 0, s.tile_m // rows - 1)
+        self.n0 = symbol("n0", 0, s.block_n // columns - 1)
+        self.mi, self.ni = symbol("mi", 0, rows - 1), symbol("ni", 0, columns - 1)
+        self.ki = symbol("ki", 0, s.tile_k - 1)
+        self.row: Index = add(mul(self.m0, rows), self.mi)
+        self.column: Index = add(mul(self.n0, columns), self.ni)
+
+    def _shift(self, part: Index) -> dict[Symbol, Index]:
+        """The tight symbols as block and place in the block, in this part of K."""
+        s = self.schedule
+        return {
+            self.i: add(mul(self.mo, s.tile_m), self.row),
+            self.j: add(mul(self.no, s.block_n), self.column),
+            self.k: add(mul(part, s.tile_k), self.ki),
+        }
+
+    def lower(self) -> LoweredGroup:
+        s, extents = self.schedule, self.extents
+        accumulators = [self._accumulator(op) for op in self.ops]
+        packed = [self._right(op) for op in self.ops]
+        outside, inside = ([Alloc(acc.buffer) for acc in accumulators], []) if self.parts > 1 else ([], accumulators)
+        body: list[Statement] = [*outside]
+        scratch = self._left_scratch()
+        if scratch is not None:
+            body.append(Alloc(scratch))
+        for tile, copies in packed:
+            if tile.space == "tile":
+                body += [Alloc(tile), *copies]
+        steps: list[tuple[Index, bool, bool]] = [(0, True, self.parts == 1)]
+        if self.parts > 2:
+            steps.append((self.k0, False, False))
+        if self.parts > 1:
+            steps.append((self.parts - 1, False, True))
+        for part, fresh, ends in steps:
+            code = self._copy_left(scratch, part)
+            blocks: list[Statement] = [Alloc(acc.buffer) for acc in inside]
+            for acc, (right, _) in zip(accumulators, packed, strict=True):
+                blocks.append(self._dot(acc, self._left(scratch, part), right, part, fresh))
+            if ends:
+                blocks += self._stores(accumulators)
+            code.append(self._over_blocks(tuple(blocks)))
+            body += [Loop(self.k0, 1, self.parts - 1, 1, tuple(code))] if part is self.k0 else code
+        grid = Grid(
+            (
+                Iter.over(self.b, extents.batches),
+                Iter.over(self.mo, ceildiv(extents.m, s.tile_m)),
+                Iter.over(self.no, ceildiv(extents.n, s.block_n)),
+            ),
+            tuple(body),
+        )
+        return self.frame.finish("gemm", (grid,), s.describe())
+
+    def _over_blocks(self, body: tuple[Statement, ...]) -> Loop:
+        """The body at every register block of the task."""
+        s, extents = self.schedule, self.extents
+        rows_left = ceildiv(sub(extents.m, mul(self.mo, s.tile_m)), s.registers.rows)
+        columns_left = ceildiv(sub(extents.n, mul(self.no, s.block_n)), s.registers.columns)
+        rows = minimum(s.tile_m // s.registers.rows, rows_left)
+        columns = minimum(s.block_n // s.registers.columns, columns_left)
+        if s.columns_inside:
+            return Loop(self.m0, 0, rows, 1, (Loop(self.n0, 0, columns, 1, body),))
+        return Loop(self.n0, 0, columns, 1, (Loop(self.m0, 0, rows, 1, body),))
+
+    def _row_limit(self, rows: int, start: Index) -> Index | None:
+        return limit_of(self.extents.m, rows, add(mul(self.mo, self.schedule.tile_m), start))
+
+    def _accumulator(self, op: Op) -> Load:
+        """The sums of a register block, or of the whole task where K comes in parts."""
+        r, s = self.schedule.registers, self.schedule
+        name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
+        if self.parts == 1:
+            buffer = Buffer(self.frame.unique(name), self.total, (r.rows, r.columns), (r.columns, 1), "tile")
+            return Load(buffer, (self.mi, self.ni))
+        stride = s.block_n + ROW_PADDING // self.total.itemsize
+        buffer = Buffer(self.frame.unique(name), self.total, (s.tile_m, s.block_n), (stride, 1), "tile")
+        return Load(buffer, (self.row, self.column))
+
+    def _dot(self, acc: Load, left: Load, right: Buffer, part: Index, fresh: bool) -> Dot:
+        r, s = self.schedule.registers, self.schedule
+        rows = Iter(self.mi, r.rows, self._row_limit(r.rows, mul(self.m0, r.rows)))
+        k = Iter(self.ki, s.tile_k)
+        depth = add(mul(part, s.tile_k), self.ki)
+        column = self.column if right.space == "tile" else add(mul(self.no, s.block_n), self.column)
+        at = (floordiv(column, r.columns), floordiv(depth, self.group), mod(column, r.columns), mod(depth, self.group))
+        return Dot(rows, Iter(self.ni, r.columns), k, acc, left, Load(right, at), fresh, r)
+
+    # operands
+
+    def _element(self, op: Op, side: int) -> ScalarExpr:
+        """The operand's element at the tight symbols, in its own type."""
+        axes = self.axes
+        batch = delinearize(self.b, axes.batch) if axes.batch else ()
+        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
+        free = delinearize(free_symbol, free_shape) if free_shape else ()
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        return self.frame.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+
+    def _padded(self, element: ScalarExpr, depth: Index) -> ScalarExpr:
+        """The element, and 0 beyond the end of K."""
+        if self.depth == self.axes.k:
+            return element
+        inside = Apply("lt", (IndexValue(depth), Const(self.axes.k, i64)), bool_)
+        return Apply("select", (inside, element, Const(0, element.dtype)), element.dtype)
+
+    def _left_scratch(self) -> Buffer | None:
+        s = self.schedule
+        if not s.pack_left:
+            return None
+        stride = s.tile_k + ROW_PADDING // self.dtype.itemsize
+        return Buffer(self.frame.unique("left"), self.dtype, (s.tile_m, s.tile_k), (stride, 1), "tile")
+
+    def _left(self, scratch: Buffer | None, part: Index) -> Load:
+        if scratch is not None:
+            return Load(scratch, (self.row, self.ki))
+        element = reindex(self._element(self.op, 0), self._shift(part))
+        assert isinstance(element, Load)
+        return element
+
+    def _copy_left(self, scratch: Buffer | None, part: Index) -> list[Statement]:
+        """The task's rows, in this part of K, copied to scratch."""
+        if scratch is None:
+            return []
+        s = self.schedule
+        row = symbol("r", 0, s.tile_m - 1)
+        depth = add(mul(part, s.tile_k), self.ki)
+        element = self._padded(self._element(self.op, 0), self.k)
+        value = reindex(element, {self.i: add(mul(self.mo, s.tile_m), row), self.k: depth})
+        rows = Iter(row, s.tile_m, self._row_limit(s.tile_m, 0))
+        return [Map((rows, Iter(self.ki, s.tile_k)), scratch, (row, self.ki), value)]
+
+    def _right(self, op: Op) -> tuple[Buffer, list[Statement]]:
+        """The right operand in panels: packed by a kernel of its own, or, with batch axes, by each task."""
+        width = self.schedule.registers.columns
+        if self.axes.batch:
+            return self._staged_right(op, width)
+        panels = ceildiv(self.extents.n, width)
+        shape = (panels, self.depth // self.group, width, self.group)
+        name = self.frame.unique(f"{op.operands[1].name}_packed")
+        packed = Buffer(name, self.dtype, shape, contiguous_strides(shape))
+        p = symbol("p", 0, last(panels))
+        domain, index, value = self._panel(op, p, mul(p, width))
+        store = Store(domain, packed, index, value)
+        read = list(dict.fromkeys(x.buffer for x in loads(value)))
+        kernel = Kernel(
+            f"{self.frame.name}_pack{len(self.frame.packs)}",
+            "pack",
+            (*read, packed),
+            1,
+            (Grid((Iter.over(p, panels),), (store,)),),
+            0,
+            2 * packed.most * self.dtype.itemsize,
+        )
+        self.frame.extra.append(packed)
+        self.frame.packs.append(PackPlan(kernel, tuple(self.frame.input_of(b) for b in read), packed))
+        return packed, []
+
+    def _staged_right(self, op: Op, width: int) -> tuple[Buffer, list[Statement]]:
+        s = self.schedule
+        panels = s.block_n // width
+        shape = (panels, self.depth // self.group, width, self.group)
+        tile = Buffer(self.frame.unique("right"), self.dtype, shape, contiguous_strides(shape), "tile")
+        p = symbol("p", 0, panels - 1)
+        domain, index, value = self._panel(op, p, add(mul(self.no, s.block_n), mul(p, width)))
+        stop = minimum(panels, ceildiv(sub(self.extents.n, mul(self.no, s.block_n)), width))
+        return tile, [Loop(p, 0, stop, 1, (Map(domain, tile, index, value),))]
+
+    def _panel(self, op: Op, p: Symbol, start: Index) -> tuple[tuple[Iter, ...], tuple[Index, ...], ScalarExpr]:
+        """How a panel of columns from ``start`` on is filled: domain, place and value."""
+        width = self.schedule.registers.columns
+        q, c, r = (
+            symbol("q", 0, self.depth // self.group - 1),
+            symbol("c", 0, width - 1),
+            symbol("r", 0, self.group - 1),
+        )
+        element = self._padded(self._element(op, 1), self.k)
+        value = reindex(element, {self.j: add(start, c), self.k: add(mul(q, self.group), r)})
+        limit = limit_of(self.extents.n, width, start)
+        domain = (Iter(q, self.depth // self.group), Iter(c, width, limit), Iter(r, self.group))
+        return domain, (p, q, c, r), value
+
+    def _stores(self, accumulators: list[Load]) -> list[Statement]:
+        axes, r, s = self.axes, self.schedule.registers, self.schedule
+        point = (
+            *(delinearize(self.b, axes.batch) if axes.batch else ()),
+            *(delinearize(self.i, axes.rows) if axes.rows else ()),
+            *(delinearize(self.j, axes.columns) if axes.columns else ()),
+        )
+        columns = min(r.columns, axes.n)
+        start = add(mul(self.no, s.block_n), mul(self.n0, r.columns))
+        limit = None if self.extents.n == columns else limit_of(self.extents.n, r.columns, start)
+        rows = Iter(self.mi, r.rows, self._row_limit(r.rows, mul(self.m0, r.rows)))
+        return epilogue_stores(
+            self.frame, self.ops, point, self._shift(0), (rows, Iter(self.ni, columns, limit)), accumulators
+        )

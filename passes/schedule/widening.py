@@ -1,0 +1,158 @@
+"""Schedules of products of narrow types on a CPU: bf16 into f32, i8 into i32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.ir.types import DType, bf16, f32, i8, i32
+from fusec.target.cpu import CpuTarget
+from fusec.tile.nodes import RegisterTile
+
+TILE_BYTES = 64
+"""Of k in one row of an AMX tile."""
+
+TILE_RATE = 0.65
+"""Share of the tiles' rate that two by two of them reach with operands from L1 and L2."""
+
+SUMS: dict[DType, DType] = {bf16: f32, i8: i32}
+"""What products of a narrow type are added up in."""
+
+
+@dataclass(frozen=True)
+class WideningSchedule:
+    """Tile sizes of one product of M by K with K by N.
+
+    tile_m, block_n: rows and columns of one task, whole register tiles. tile_k: how much of K is multiplied before
+    the next block of sums; it divides K rounded up to ``step``. columns_inside: a block of rows passes all columns
+    before the next one starts, so that it stays in L1; else a panel of columns passes all rows. pack_left: copy the
+    rows to scratch first.
+    """
+
+    tile_m: int
+    block_n: int
+    tile_k: int
+    registers: RegisterTile
+    columns_inside: bool
+    pack_left: bool
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        """The sizes by name, for dumps."""
+        r = self.registers
+        return (
+            ("tile_m", self.tile_m),
+            ("block_n", self.block_n),
+            ("tile_k", self.tile_k),
+            ("registers", f"{r.rows}x{r.columns}{' in tiles' if r.tiles else ''}"),
+            ("inside", "columns" if self.columns_inside else "rows"),
+            ("pack_left", int(self.pack_left)),
+        )
+
+
+@dataclass(frozen=True)
+class WideningProblem:
+    """A product's extents and the type of its operands. ``direct``: the left rows could be read where they are."""
+
+    batches: int
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    direct: bool = False
+
+    @property
+    def group(self) -> int:
+        return 32 // self.dtype.bits
+
+
+def sum_dtype(dtype: DType, target: CpuTarget) -> DType | None:
+    """What products of this type are added up in, where the target multiplies it as it is; else None."""
+    return SUMS.get(dtype) if target.multiplies(dtype) or target.multiplies_in_tiles(dtype) else None
+
+
+def depth_step(dtype: DType, tiles: bool) -> int:
+    """The number of elements of k that a multiplication takes."""
+    return TILE_BYTES // dtype.itemsize if tiles else 32 // dtype.bits
+
+
+def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> list[WideningSchedule]:
+    """Schedules worth considering, best predicted first."""
+    tiles = target.multiplies_in_tiles(p.dtype)
+    step = depth_step(p.dtype, tiles)
+    depth = _round(p.k, step)
+    found: dict[WideningSchedule, float] = {}
+    for registers in _tile_shapes(p) if tiles else _vector_shapes(p, target):
+        rows, columns = registers.rows, registers.columns
+        for tile_k in _depths(depth, step, p, target):
+            for wanted_m in (32, 64, 128, 256, 512):
+                tile_m = _round(min(wanted_m, p.m), rows)
+                for wanted_n in (128, 256, 512, 1024, 4096):
+                    block_n = _round(min(wanted_n, p.n), columns)
+                    for inside in (True, False):
+                        packs = not p.direct or (tiles and p.m % 16 != 0) or p.k != depth
+                        s = WideningSchedule(tile_m, block_n, tile_k, registers, inside, packs)
+                        found[s] = predict_widening(p, s, target, threads)
+    return sorted(found, key=found.__getitem__)
+
+
+def _tile_shapes(p: WideningProblem) -> Iterator[RegisterTile]:
+    yield RegisterTile(16 if p.m <= 16 else 32, 16 if p.n <= 16 else 32, tiles=True)
+
+
+def _vector_shapes(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTile]:
+    lanes = target.lanes(32)
+    extra = 1 if p.dtype is i8 else 0
+    for vectors in (1, 2, 3, 4):
+        most = (target.vector_registers - 1 - vectors) // vectors - extra
+        for rows in (1, 2, 4, 6, 8, 9, 12, 14):
+            if rows <= min(most, max(p.m, 1)) and vectors * lanes < 2 * max(p.n, lanes):
+                yield RegisterTile(rows, vectors * lanes)
+
+
+def _depths(depth: int, step: int, p: WideningProblem, target: CpuTarget) -> Iterator[int]:
+    """All of K, and parts of it of which a block of rows and a panel fit L1."""
+    yield depth
+    for parts in range(2, 9):
+        part = depth // parts
+        if depth % parts == 0 and part % step == 0 and part * p.dtype.itemsize >= 512:
+            yield part
+
+
+def predict_widening(p: WideningProblem, s: WideningSchedule, target: CpuTarget, threads: int) -> float:
+    """Seconds, without the packing of a constant right operand."""
+    cycle = 1.0 / target.frequency
+    item = p.dtype.itemsize
+    rows, columns = _round(min(s.tile_m, p.m), s.registers.rows), _round(min(s.block_n, p.n), s.registers.columns)
+    multiply = 2.0 * rows * columns * p.k / (target.product_flops(p.dtype, 1) * _efficiency(p, s, target))
+    inside = s.registers.rows if s.columns_inside else s.registers.columns
+    kept = inside * s.tile_k * item
+    passing = s.registers.columns if s.columns_inside else s.registers.rows
+    blocks = ceil(rows / s.registers.rows) * ceil(columns / s.registers.columns)
+    streams = passing + (inside if kept > 0.75 * target.l1 else 0)
+    from_l2 = blocks * streams * p.k * item / (40.0 * target.frequency)
+    working = (rows * (s.tile_k if s.pack_left else 0) + columns * s.tile_k) * item
+    if working > 0.75 * target.l2 and rows > s.registers.rows:
+        from_l2 *= 2.5
+    left = rows * p.k * item * 0.03 * cycle if s.pack_left else 0.0
+    parts = ceil(p.k / s.tile_k)
+    sums = rows * columns * cycle * (0.35 + 0.25 * (parts - 1))
+    per_task = max(multiply, from_l2) + 0.3 * min(multiply, from_l2) + left + sums
+    tasks = max(1, p.batches * ceil(p.m / s.tile_m) * ceil(p.n / s.block_n))
+    rounds = ceil(tasks / threads) if tasks > 1 else 1
+    launch = 2e-6 if tasks > 1 else 0.2e-6
+    traffic = ((p.m * p.k + p.n * p.k) * item + p.m * p.n * 2) * p.batches / target.bandwidth
+    return max(rounds * per_task, traffic) + launch
+
+
+def _efficiency(p: WideningProblem, s: WideningSchedule, target: CpuTarget) -> float:
+    if s.registers.tiles:
+        return TILE_RATE * (1.0 if s.registers.rows == 32 else 0.6)
+    vectors = s.registers.columns // target.lanes(32)
+    products = s.registers.rows * vectors
+    issue = min(1.0, products / (1.25 * (vectors + s.registers.rows)))
+    return 0.95 * min(1.0, products / 10) * issue
+
+
+def _round(n: int, step: int) -> int:
+    return -(-n // step) * step

@@ -1,0 +1,95 @@
+"""Products of narrow types: groups in vector registers on this machine, tiles by their code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tile_harness import buffer, compare, kernel, load, sym, tile
+
+from fusec.codegen.tvm.build import compile_kernels
+from fusec.errors import VerifyError
+from fusec.ir.types import DType, bf16, f32, i8, i32
+from fusec.target.cpu import cpu_target
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Map, RegisterTile, Store
+from fusec.tile.verify import verify
+
+AMX = cpu_target("cpu:sapphirerapids")
+HOST = cpu_target()
+
+
+def product(m: int, n: int, k: int, dtype: DType, registers: RegisterTile, limit: bool = False) -> Kernel:
+    """c = a @ b, b packed in panels of groups; ``limit`` says m as the limit of a larger extent."""
+    group, width = 32 // dtype.bits, registers.columns
+    total = f32 if dtype is bf16 else i32
+    rows, panels = -(-(m + 9) // 32) * 32, -(-n // width)
+    a, c = buffer("a", dtype, (m, k)), buffer("c", total, (m, n))
+    b = buffer("b", dtype, (panels, k // group, width, group))
+    i, j, s, p = sym("i", rows), sym("j", panels * width), sym("s", k), sym("p", 1)
+    mi = Iter(i, rows, m + p) if limit else Iter(i, m)
+    left, acc = tile("left", dtype, (rows, k)), tile("acc", total, (rows, panels * width))
+    dot = Dot(
+        mi,
+        Iter(j, panels * width),
+        Iter(s, k),
+        load(acc, i, j),
+        load(left, i, s),
+        load(b, j // width, s // group, j % width, s % group),
+        True,
+        registers,
+    )
+    body = (
+        Alloc(left),
+        Map((mi, Iter(s, k)), left, (i, s), load(a, i, s)),
+        Alloc(acc),
+        dot,
+        Store((mi, Iter(j, n)), c, (i, j), load(acc, i, j)),
+    )
+    return kernel("product", (a, b, c), (Grid((Iter(p, 1),), body),), kind="gemm")
+
+
+@pytest.mark.skipif(not HOST.multiplies(bf16), reason="no AVX512-BF16 here")
+@pytest.mark.parametrize("registers", [RegisterTile(6, 64), RegisterTile(12, 32, 2), RegisterTile(1, 16)], ids=str)
+@pytest.mark.parametrize("m", [1, 6, 13])
+def test_bf16_in_groups(m, registers):
+    compare(product(m, 70, 36, bf16, registers), atol=1e-5)
+    compare(product(m, 70, 36, bf16, registers, limit=True), atol=1e-5)
+
+
+@pytest.mark.skipif(not HOST.multiplies(i8), reason="no AVX512-VNNI here")
+@pytest.mark.parametrize("registers", [RegisterTile(5, 64), RegisterTile(11, 32, 2), RegisterTile(1, 16)], ids=str)
+@pytest.mark.parametrize("m", [1, 6, 13])
+def test_int8_in_groups(m, registers):
+    compare(product(m, 70, 40, i8, registers))
+
+
+@pytest.mark.skipif(not HOST.multiplies(i8), reason="no AVX512-VNNI here")
+def test_int8_extremes():
+    """-128 and 127 everywhere: the shifted operand and its correction wrap, the result is exact."""
+    k = product(3, 16, 4096, i8, RegisterTile(4, 16))
+    for low, high in ((-128, -128), (127, -128), (-128, 127)):
+        inputs = [np.full(b.shape, v, np.int8) for b, v in zip(k.parameters, (low, high), strict=False)]
+        (c,) = compare(k, inputs)
+        assert c[0, 0] == low * high * 4096
+
+
+@pytest.mark.parametrize(("dtype", "instruction"), [(bf16, "tdpbf16ps"), (i8, "tdpbssd")], ids=str)
+@pytest.mark.parametrize("limit", [False, True])
+def test_tiles(dtype, instruction, limit):
+    k = product(40, 64, 128, dtype, RegisterTile(32, 32, tiles=True), limit)
+    verify(k)
+    text = compile_kernels([k], AMX).assembly()
+    assert text.count("ldtilecfg") == text.count("tilerelease") == 1
+    assert text.count(f"\t{instruction}\t") % 6 == 0 < text.count(f"\t{instruction}\t")  # 2x2 sums, then 1x2
+    if AMX.runs_here:
+        compare(k, target=AMX, atol=1e-4)
+
+
+def test_the_depth_is_whole_groups():
+    k = product(4, 32, 32, bf16, RegisterTile(4, 32))
+    (grid,) = k.body
+    *front, dot, store = grid.body
+    odd = replace(dot, k=Iter(dot.k.var, 31))
+    with pytest.raises(VerifyError, match="no multiple of 2"):
+        verify(replace(k, body=(replace(grid, body=(*front, odd, store)),)))
