@@ -144,10 +144,14 @@ class _TileWriter:
             for j in range(self.columns):
                 for number, operand in ((_LEFT + i, self.dot.a), (_RIGHT + j, self.dot.b)):
                     if number not in loaded:
-                        self._move(code, "llvm.x86.tileloadd64", number, operand, self._at(place, i, j))
+                        self._move(code, self._load_of(operand), number, operand, self._at(place, i, j))
                         loaded.add(number)
                 numbers = (_SUMS + i * self.columns + j, _LEFT + i, _RIGHT + j)
                 code.append(tir.effect(_PRODUCT[self.dot.a.dtype.name], *(tir.integer(n, "int8") for n in numbers)))
+
+    def _load_of(self, operand: Load) -> str:
+        streamed = {"": None, "a": self.dot.a, "b": self.dot.b}[self.dot.registers.streams]
+        return "llvm.x86.tileloaddt164" if operand is streamed else "llvm.x86.tileloadd64"
 
     def _at(self, place: Mapping[Symbol, Index], i: int, j: int) -> Mapping[Symbol, Index]:
         m, n = self.dot.m.var, self.dot.n.var

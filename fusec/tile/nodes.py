@@ -131,13 +131,14 @@ class Reduce:
 class RegisterTile:
     """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
 
-    With ``tiles`` they are AMX's, 16 by 16 each.
+    With ``tiles`` they are AMX's, 16 by 16 each. ``streams`` names the operand of which nothing need stay in L1.
     """
 
     rows: int
     columns: int
     unroll: int = 1
     tiles: bool = False
+    streams: Literal["", "a", "b"] = ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ column, anything.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.ir.graph import Op
 from fusec.ir.index import (
     Index,
@@ -35,7 +37,7 @@ ROW_PADDING = 64
 
 
 def lower_widening(frame: Frame, schedule: WideningSchedule) -> LoweredGroup:
-    """Tasks are blocks of rows by blocks of columns."""
+    """Tasks are blocks of rows by blocks of columns; those that share columns, which stay in L2, follow each other."""
     return _Widening(frame, schedule).lower()
 
 
@@ -123,8 +125,8 @@ class _Widening:
         grid = Grid(
             (
                 Iter.over(self.b, extents.batches),
-                Iter.over(self.mo, ceildiv(extents.m, s.tile_m)),
                 Iter.over(self.no, ceildiv(extents.n, s.block_n)),
+                Iter.over(self.mo, ceildiv(extents.m, s.tile_m)),
             ),
             tuple(body),
         )
@@ -162,7 +164,8 @@ class _Widening:
         depth = add(mul(part, s.tile_k), self.ki)
         column = self.column if right.space == "tile" else add(mul(self.no, s.block_n), self.column)
         at = (floordiv(column, r.columns), floordiv(depth, self.group), mod(column, r.columns), mod(depth, self.group))
-        return Dot(rows, Iter(self.ni, r.columns), k, acc, left, Load(right, at), fresh, r)
+        registers = replace(r, streams="b" if s.columns_inside else "a") if r.tiles else r
+        return Dot(rows, Iter(self.ni, r.columns), k, acc, left, Load(right, at), fresh, registers)
 
     # operands
 

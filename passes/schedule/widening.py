@@ -13,8 +13,11 @@ from fusec.tile.nodes import RegisterTile
 TILE_BYTES = 64
 """Of k in one row of an AMX tile."""
 
-TILE_RATE = 0.65
-"""Share of the tiles' rate that two by two of them reach with operands from L1 and L2."""
+FEW_ROWS = 8
+"""With no more, vectors read weights as fast as tiles do, and need no padding."""
+
+L2_BYTES, L3_BYTES = 45.0, 8.0
+"""Bytes a cycle that one core reads from L2 and from L3. Measured on Emerald Rapids: 39 to 48, and 8."""
 
 SUMS: dict[DType, DType] = {bf16: f32, i8: i32}
 """What products of a narrow type are added up in."""
@@ -66,6 +69,10 @@ class WideningProblem:
         return 32 // self.dtype.bits
 
 
+MISSED = 0.35
+"""Share of what should stay in L1 and is too large that has to be read from L2 again."""
+
+
 def sum_dtype(dtype: DType, target: CpuTarget) -> DType | None:
     """What products of this type are added up in, where the target multiplies it as it is; else None."""
     return SUMS.get(dtype) if target.multiplies(dtype) or target.multiplies_in_tiles(dtype) else None
@@ -78,29 +85,30 @@ def depth_step(dtype: DType, tiles: bool) -> int:
 
 def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> list[WideningSchedule]:
     """Schedules worth considering, best predicted first."""
-    tiles = target.multiplies_in_tiles(p.dtype)
-    step = depth_step(p.dtype, tiles)
-    depth = _round(p.k, step)
     found: dict[WideningSchedule, float] = {}
-    for registers in _tile_shapes(p) if tiles else _vector_shapes(p, target):
-        rows, columns = registers.rows, registers.columns
-        for tile_k in _depths(depth, step, p, target):
-            for wanted_m in (32, 64, 128, 256, 512):
-                tile_m = _round(min(wanted_m, p.m), rows)
-                for wanted_n in (128, 256, 512, 1024, 4096):
-                    block_n = _round(min(wanted_n, p.n), columns)
+    for registers in _register_tiles(p, target):
+        step = depth_step(p.dtype, registers.tiles)
+        depth = _round(p.k, step)
+        packs = not p.direct or (registers.tiles and p.m % 16 != 0) or p.k != depth
+        for tile_k in _depths(depth, step, p):
+            for wanted_m in (32, 64, 128, 256):
+                tile_m = _round(min(wanted_m, p.m), registers.rows)
+                for wanted_n in (64, 128, 256, 512, 1024):
+                    block_n = _round(min(wanted_n, p.n), registers.columns)
                     for inside in (True, False):
-                        packs = not p.direct or (tiles and p.m % 16 != 0) or p.k != depth
                         s = WideningSchedule(tile_m, block_n, tile_k, registers, inside, packs)
                         found[s] = predict_widening(p, s, target, threads)
     return sorted(found, key=found.__getitem__)
 
 
-def _tile_shapes(p: WideningProblem) -> Iterator[RegisterTile]:
-    yield RegisterTile(16 if p.m <= 16 else 32, 16 if p.n <= 16 else 32, tiles=True)
+def _register_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTile]:
+    if target.multiplies_in_tiles(p.dtype):
+        yield RegisterTile(16 if p.m <= 16 else 32, 16 if p.n <= 16 else 32, tiles=True)
+    if target.multiplies(p.dtype) and not (target.multiplies_in_tiles(p.dtype) and p.m > FEW_ROWS):
+        yield from _vector_tiles(p, target)
 
 
-def _vector_shapes(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTile]:
+def _vector_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTile]:
     lanes = target.lanes(32)
     extra = 1 if p.dtype is i8 else 0
     for vectors in (1, 2, 3, 4):
@@ -110,7 +118,7 @@ def _vector_shapes(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTi
                 yield RegisterTile(rows, vectors * lanes)
 
 
-def _depths(depth: int, step: int, p: WideningProblem, target: CpuTarget) -> Iterator[int]:
+def _depths(depth: int, step: int, p: WideningProblem) -> Iterator[int]:
     """All of K, and parts of it of which a block of rows and a panel fit L1."""
     yield depth
     for parts in range(2, 9):
@@ -121,33 +129,40 @@ def _depths(depth: int, step: int, p: WideningProblem, target: CpuTarget) -> Ite
 
 def predict_widening(p: WideningProblem, s: WideningSchedule, target: CpuTarget, threads: int) -> float:
     """Seconds, without the packing of a constant right operand."""
-    cycle = 1.0 / target.frequency
-    item = p.dtype.itemsize
-    rows, columns = _round(min(s.tile_m, p.m), s.registers.rows), _round(min(s.block_n, p.n), s.registers.columns)
-    multiply = 2.0 * rows * columns * p.k / (target.product_flops(p.dtype, 1) * _efficiency(p, s, target))
-    inside = s.registers.rows if s.columns_inside else s.registers.columns
-    kept = inside * s.tile_k * item
-    passing = s.registers.columns if s.columns_inside else s.registers.rows
-    blocks = ceil(rows / s.registers.rows) * ceil(columns / s.registers.columns)
-    streams = passing + (inside if kept > 0.75 * target.l1 else 0)
-    from_l2 = blocks * streams * p.k * item / (40.0 * target.frequency)
-    working = (rows * (s.tile_k if s.pack_left else 0) + columns * s.tile_k) * item
-    if working > 0.75 * target.l2 and rows > s.registers.rows:
-        from_l2 *= 2.5
-    left = rows * p.k * item * 0.03 * cycle if s.pack_left else 0.0
+    item, r = p.dtype.itemsize, s.registers
+    rows, columns = _round(min(s.tile_m, p.m), r.rows), _round(min(s.block_n, p.n), r.columns)
     parts = ceil(p.k / s.tile_k)
-    sums = rows * columns * cycle * (0.35 + 0.25 * (parts - 1))
-    per_task = max(multiply, from_l2) + 0.3 * min(multiply, from_l2) + left + sums
+    multiply = 2.0 * rows * columns * p.k / (target.product_flops(p.dtype, 1) * _efficiency(p, s, target))
+    cycles = _operand_cycles(p, s, target, rows, columns)
+    if s.pack_left:
+        cycles += rows * p.k * item * 0.03
+    cycles += rows * columns * (0.5 + 0.8 * (parts - 1))  # the epilogue; sums that come and go
+    per_task = multiply + cycles / target.frequency
     tasks = max(1, p.batches * ceil(p.m / s.tile_m) * ceil(p.n / s.block_n))
     rounds = ceil(tasks / threads) if tasks > 1 else 1
     launch = 2e-6 if tasks > 1 else 0.2e-6
-    traffic = ((p.m * p.k + p.n * p.k) * item + p.m * p.n * 2) * p.batches / target.bandwidth
+    busy = min(threads, tasks) / threads
+    traffic = ((p.m * p.k + p.n * p.k) * item + p.m * p.n * 2) * p.batches / (target.bandwidth * busy)
     return max(rounds * per_task, traffic) + launch
+
+
+def _operand_cycles(p: WideningProblem, s: WideningSchedule, target: CpuTarget, rows: int, columns: int) -> float:
+    """Cycles that a task waits for operands: what passes comes from L2, what stays too where L1 is too small for it."""
+    item, r = p.dtype.itemsize, s.registers
+    staying, passing = (r.rows, r.columns) if s.columns_inside else (r.columns, r.rows)
+    blocks = ceil(rows / r.rows) * ceil(columns / r.columns)
+    stays = staying * s.tile_k * item < 0.75 * target.l1
+    cycles = blocks * (passing + (0 if stays else MISSED * staying)) * p.k * item / L2_BYTES
+    panel = columns * p.k * item
+    if panel > 0.6 * target.l2:
+        cycles += panel / L3_BYTES
+    shared = p.m if panel <= 0.6 * target.l2 else rows
+    return cycles + (rows * p.k * item + panel * rows / shared) / L3_BYTES
 
 
 def _efficiency(p: WideningProblem, s: WideningSchedule, target: CpuTarget) -> float:
     if s.registers.tiles:
-        return TILE_RATE * (1.0 if s.registers.rows == 32 else 0.6)
+        return 1.0 if s.registers.rows == 32 else 0.5
     vectors = s.registers.columns // target.lanes(32)
     products = s.registers.rows * vectors
     issue = min(1.0, products / (1.25 * (vectors + s.registers.rows)))
