@@ -8,7 +8,22 @@ from typing import assert_never
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
 from fusec.ir.types import bool_, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Run, Statement, Store, grouped
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Kernel,
+    Loop,
+    Map,
+    Reduce,
+    Run,
+    Statement,
+    Store,
+    grouped,
+)
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
