@@ -2,6 +2,7 @@
 
    load(code, name, shared, device) -> (function, context)
    prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
+   graphs() -> how many graphs this process holds
 
    `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters); one that `overlaps` may start
    before the kernel ahead of it has ended, for which it waits itself (griddepcontrol), but in a graph. A parameter is
@@ -226,8 +227,11 @@ typedef struct {
     pthread_mutex_t lock;
 } Row;
 
+static long graphs_held = 0;
+
 static void drop_graph(Row *row) {
     if (row->exec) driver.cuGraphExecDestroy(row->exec);
+    if (row->nodes) __atomic_fetch_sub(&graphs_held, 1, __ATOMIC_RELAXED);
     if (row->nodes) driver.cuGraphDestroy(row->nodes);
     row->exec = NULL;
     row->nodes = NULL;
@@ -371,6 +375,7 @@ static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUte
 static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
     void *pointers[row->widest + 1];
     CUresult result = driver.cuGraphCreate(&row->nodes, 0);
+    if (!result) __atomic_fetch_add(&graphs_held, 1, __ATOMIC_RELAXED);
     for (int k = 0; k < row->count && !result; k++) {
         Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
@@ -523,10 +528,15 @@ static PyObject *prepare(PyObject *self, PyObject *args) {
     return made;
 }
 
+static PyObject *graphs(PyObject *self, PyObject *none) {
+    return PyLong_FromLong(__atomic_load_n(&graphs_held, __ATOMIC_RELAXED));
+}
+
 static PyMethodDef methods[] = {
     {"open", open_driver, METH_VARARGS, "open(path, fail): None, or why the driver can't be used"},
     {"load", load, METH_VARARGS, "load(code, name, shared, device): the function and its context"},
     {"prepare", prepare, METH_VARARGS, "prepare(context, arguments, kernels, misaligned, graph): a row of launches"},
+    {"graphs", graphs, METH_NOARGS, "graphs(): how many CUDA graphs this process holds"},
     {NULL, NULL, 0, NULL},
 };
 

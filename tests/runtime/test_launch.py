@@ -115,8 +115,10 @@ def test_a_graph_gets_new_addresses_where_they_changed(fake: Fake) -> None:
     assert fake.notes == ["set 80 97", "replay 11 5"]
     run(5, 80, 64, 48)
     assert fake.notes == ["set 64 98", "replay 11 5"]
+    assert launch.extension().graphs() == 1
     del run
     assert fake.notes == ["destroy 11 0"]
+    assert launch.extension().graphs() == 0
 
 
 def test_kernels_that_wait_by_themselves_start_early(fake: Fake) -> None:
