@@ -52,12 +52,13 @@ class _Emitter:
         self.kernel, self.grid = kernel, grid
         self.layout: Layout = layout_of(kernel, grid.body, vectors=vectors)
         self.style = Style(kernel)
-        self.names = Names({kernel.name, "THREADS", "LANES", "VECTOR", "ROWS"})
+        self.names = Names({kernel.name, "THREADS", "CLUSTER", "LANES", "VECTOR", "ROWS"})
         self.buffers: dict[Buffer, str] = {}
         self.symbols: dict[Symbol, str] = {}
         self.shapes: dict[Buffer, tuple[Iter, ...]] = {}
         self.writer = Writer(1)
         self.in_loop = False
+        self.waits = kernel.cluster > 1
 
     # The kernel
 
@@ -73,14 +74,26 @@ class _Emitter:
         blocks = self._grid()
         self._positions()
         self.block(self.grid.body)
-        head = f'extern "C" __global__ void __launch_bounds__(THREADS) {kernel.name}({", ".join(parameters)})'
+        together = "__cluster_dims__(CLUSTER, 1, 1) " if kernel.cluster > 1 else ""
+        bounds = f"{together}__launch_bounds__(THREADS)"
+        head = f'extern "C" __global__ void {bounds} {kernel.name}({", ".join(parameters)})'
         text = "\n".join([_HEADER, *self._constants(), "", f"{head} {{", *self.writer.lines, "}", ""])
         dtypes = tuple(b.dtype.name for b in kernel.parameters)
-        return KernelSource(kernel.name, text, dtypes, (blocks, 1, 1), layout.threads, aligned=layout.vector > 1)
+        grid, cluster = (blocks * kernel.cluster, 1, 1), (kernel.cluster, 1, 1)
+        return KernelSource(
+            kernel.name, text, dtypes, grid, self.threads, cluster=cluster, aligned=layout.vector > 1
+        )
+
+    @property
+    def threads(self) -> int:
+        """Of one block."""
+        return self.layout.threads // self.kernel.cluster
 
     def _constants(self) -> list[str]:
         layout = self.layout
-        lines = [f"constexpr int THREADS = {layout.threads};"]
+        lines = [f"constexpr int THREADS = {self.threads};"]
+        if self.kernel.cluster > 1:
+            lines.append(f"constexpr int CLUSTER = {self.kernel.cluster};  // blocks that share a row")
         if layout.vector > 1:
             lines.append(
                 f"constexpr int VECTOR = {layout.vector};  // neighbouring elements that a thread moves at once"
@@ -104,7 +117,8 @@ class _Emitter:
             total *= i.extent
         for i in reversed(live):
             name = self.symbols[i.var] = self.names.unique(i.var.name)
-            value = "blockIdx.x" if step == 1 else f"blockIdx.x / {step}"
+            step_of_blocks = step * self.kernel.cluster
+            value = "blockIdx.x" if step_of_blocks == 1 else f"blockIdx.x / {step_of_blocks}"
             self.writer.line(f"const int {name} = {value}{'' if i is live[0] else f' % {i.extent}'};")
             step *= i.extent
         return total
@@ -114,7 +128,11 @@ class _Emitter:
         plain = layout.heights == 1 and not layout.fast_rows
         self.fast = "threadIdx.x" if plain else "threadIdx.x % LANES"
         self.slow = "0" if plain else "threadIdx.x / LANES"
-        if not plain:
+        if self.kernel.cluster > 1:
+            self.fast = self.names.unique("thread")
+            self.writer.line("cluster_arrive();")
+            self.writer.line(f"const int {self.fast} = blockIdx.x % CLUSTER * THREADS + threadIdx.x;")
+        elif not plain:
             self.fast, self.slow = self.names.unique("lane"), self.names.unique("line")
             self.writer.line(
                 f"[[maybe_unused]] const int {self.fast} = threadIdx.x % LANES, {self.slow} = threadIdx.x / LANES;"
@@ -189,7 +207,7 @@ class _Emitter:
                 self.writer.line(f"Vec<{memory_type(s.target.dtype)}, VECTOR> {out};")
             self._read_ahead(s.value, point)
             with self._each(point):
-                value = stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
+                value = self._moved(s, point) or stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 if isinstance(s, Map):
                     into = name + self._place(self.shapes[s.target], point)
                 else:
@@ -232,13 +250,14 @@ class _Emitter:
     def _across_threads(self, s: Reduce, part: str, kept: tuple[Iter, ...]) -> None:
         """Combines the threads' parts; every thread has the result then."""
         layout, functor, name = self.layout, f"{_FUNCTORS[s.op]}{{}}", self.buffers[s.target]
-        threads = layout.lanes
+        threads = layout.lanes // self.kernel.cluster
         scratch = ""
         if threads > 1 and (layout.fast_rows or threads > 32):
             scratch = self.names.unique("scratch")
-            elements = layout.threads if layout.fast_rows else layout.threads // 32
+            elements = layout.threads if layout.fast_rows else self.threads // 32
             self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {scratch}[{elements}];")
         repeats = self.in_loop or bool(self._tile_sizes(kept))
+        slots = self._slots(s, repeats)
         with self._registers(kept) as place:
             value = part + place
             if scratch:
@@ -248,10 +267,25 @@ class _Emitter:
                 value = f"{call}({value}, {functor}, {scratch})"
             elif threads > 1:
                 value = f"reduce_within_warp<{threads}>({value}, {functor})"
+            if slots:
+                value = f"reduce_cluster<CLUSTER>({value}, {functor}, {slots})"
             if not s.fresh:
                 self.writer.line(f"{name}{place} = {_COMBINE[s.op].format(name + place, value)};")
             elif value != name + place:
                 self.writer.line(f"{name}{place} = {value};")
+
+    def _slots(self, s: Reduce, repeats: bool) -> str:
+        """The shared memory where the blocks of a cluster leave their parts of a reduction; "" for a single block."""
+        if self.kernel.cluster == 1:
+            return ""
+        if repeats:
+            raise LoweringError("a cluster of blocks that reduces again and again")
+        if self.waits:
+            self.writer.line("cluster_wait();  // the other blocks have started")
+            self.waits = False
+        slots = self.names.unique("parts")
+        self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {slots}[CLUSTER];")
+        return slots
 
     # Points of a domain
 
@@ -369,6 +403,12 @@ class _Emitter:
                 made = self.names.unique(f"{name}_here")
                 self.writer.line(f"const {kind} {made} = {self._element(load)};")
                 point.read[load] = made
+
+    def _moved(self, s: Map | Store, point: _Point) -> str:
+        """The text of an element of memory that was loaded ahead and is kept as it is; "" for what is computed."""
+        if not isinstance(s.value, Load) or s.value not in point.read or s.value.dtype is not s.target.dtype:
+            return ""
+        return point.read[s.value].replace("LANE", point.lane)
 
     def _scalar(self, value: ScalarExpr, point: _Point) -> str:
         guarded = _guarded(value)

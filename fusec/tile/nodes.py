@@ -208,7 +208,8 @@ class Kernel:
     loops run ``stages`` loads ahead; both are 0 elsewhere. A thread may have ``registers`` registers, 0 for any number.
     With a ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
     end, where the outputs are parts of them that another kernel adds up. ``unaligned``: the same work scheduled for
-    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them.
+    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``cluster``: how many of
+    the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
     """
 
     name: str
@@ -226,3 +227,4 @@ class Kernel:
     language: Language = "triton"
     final: DType | None = None
     unaligned: Kernel | None = None
+    cluster: int = 1

@@ -41,6 +41,7 @@ def print_kernel(kernel: Kernel) -> str:
     sizes = "".join(f" {s.name} in [{bounds(s)[0]}, {bounds(s)[1]}]" for s in kernel.sizes)
     launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
     launch += f" registers={kernel.registers}" if kernel.registers else ""
+    launch += f" cluster={kernel.cluster}" if kernel.cluster > 1 else ""
     p = kernel.pipeline
     if p is not None:
         launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' turns' if p.turns else ''}"

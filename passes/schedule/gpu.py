@@ -92,16 +92,21 @@ class GpuAttentionSchedule:
 
 @dataclass(frozen=True)
 class GpuRowSchedule:
-    """A block holds ``rows`` rows: whole ones padded to ``columns``, or ``columns`` elements of them at a time."""
+    """A block holds ``rows`` rows: whole ones padded to ``columns``, or ``columns`` elements of them at a time.
+
+    cluster: blocks that hold the rows together, each a part of them (Hopper and later).
+    """
 
     rows: int
     columns: int
     launch: Launch
     whole: bool = True
+    cluster: int = 1
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         columns = "columns" if self.whole else "chunk"
-        return (("rows", self.rows), (columns, self.columns), ("warps", self.launch.warps))
+        sizes = (("rows", self.rows), (columns, self.columns), ("warps", self.launch.warps))
+        return (*sizes, ("cluster", self.cluster)) if self.cluster > 1 else sizes
 
 
 @dataclass(frozen=True)

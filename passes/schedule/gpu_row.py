@@ -17,6 +17,9 @@ TOGETHER = 2048
 CHUNK = 32768
 """Elements of a wide row that are read at a time, by 32 warps. Softmax of f32 rows of 128256, read twice: 3.0 TB/s."""
 
+CLUSTER_WARPS, MOST_BLOCKS, HELD = 16, 8, 32
+"""Warps of each block of a cluster, blocks that any card with clusters can put together, elements that a thread holds."""
+
 HALF_ROWS = (4096, 8192)
 HALF_REGISTERS = 96
 """Rows of half types, of which a thread holds 64 elements: with so few registers five blocks of four warps share a
@@ -45,6 +48,18 @@ def row_candidates(
     if bits <= 16 and columns in HALF_ROWS:
         return [GpuRowSchedule(together, columns, Launch(columns // (64 * target.warp_size) or 1, 1, HALF_REGISTERS))]
     return [GpuRowSchedule(together, columns, _launch(together * columns, target))]
+
+
+def cluster_candidates(length: int, target: GpuTarget) -> list[GpuRowSchedule]:
+    """Schedules for rows wider than a block, which the blocks of a cluster hold together; none where they don't fit."""
+    if not target.has_tma or length <= MOST_ELEMENTS:
+        return []
+    found = []
+    for warps in (CLUSTER_WARPS, 2 * CLUSTER_WARPS):
+        blocks = pow2(-(-length // (warps * target.warp_size * HELD)))
+        if blocks <= MOST_BLOCKS:
+            found.append(GpuRowSchedule(1, length, Launch(warps, 1), cluster=max(2, blocks)))
+    return found
 
 
 def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:

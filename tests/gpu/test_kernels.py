@@ -33,6 +33,13 @@ LARGE = {
     "attention_128_causal": sdpa((2, 3, 1024, 128), (2, 3, 1024, 128), "bf16", causal=True),
     "attention_256": sdpa((1, 2, 300, 256), (1, 2, 300, 256), "bf16", causal=True),
     "softmax_wide": "graph @s(%x: bf16[5, 8192]) {\n  %y = softmax(%x) {axis=1} : bf16[5, 8192]\n  return %y\n}",
+    "softmax_cluster": "graph @s(%x: bf16[70, 40000]) {\n  %y = softmax(%x) {axis=1} : bf16[70, 40000]\n  return %y\n}",
+    "softmax_cluster_odd": "graph @s(%x: f32[67, 70001]) {\n  %y = softmax(%x) {axis=1} : f32[67, 70001]\n  return %y\n}",
+    "norm_cluster": """graph @n(%x: f16[66, 140000], %w: f16[140000]) {
+  %n = layer_norm(%x) {axes=[1], eps=1e-5} : f16[66, 140000]
+  %y = mul(%n, %w) : f16[66, 140000]
+  return %y
+}""",
     "softmax_very_wide": "graph @s(%x: f32[3, 30000]) {\n  %y = softmax(%x) {axis=1} : f32[3, 30000]\n  return %y\n}",
 }
 

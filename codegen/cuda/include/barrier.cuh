@@ -95,4 +95,12 @@ __device__ inline int cluster_rank() {
     return rank;
 }
 
+/// The same place of shared memory in another block of the cluster.
+template <typename T>
+__device__ inline T* in_block(T* place, int block) {
+    u64 there;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(block));
+    return reinterpret_cast<T*>(there);
+}
+
 }  // namespace fusec

@@ -46,7 +46,7 @@ from fusec.passes.schedule.gpu import (
     turned_schedule,
 )
 from fusec.passes.schedule.gpu_gemm import Problem, gemm_candidates, predict
-from fusec.passes.schedule.gpu_row import row_candidates
+from fusec.passes.schedule.gpu_row import cluster_candidates, row_candidates
 from fusec.passes.schedule.hopper import (
     HopperAttentionSchedule,
     HopperGemmSchedule,
@@ -170,11 +170,20 @@ class GpuSelector:
                     raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
                 return usable
             case "row":
-                return self._pointwise(frame, list(_row_candidates(frame, self.target)))
+                return self._rows(frame)
             case "map":
                 return self._pointwise(frame, [_map_schedule(frame, self.target)])
             case kind:
                 raise LoweringError(f"no family for {kind} groups")
+
+    def _rows(self, frame: Frame) -> list[AnySchedule]:
+        """Rows that a cluster of blocks holds are read once, where one block would read them again."""
+        found = self._pointwise(frame, _row_candidates(frame, self.target))
+        length, across = _row_length(frame)
+        if not self.cuda or across:
+            return found
+        held: list[AnySchedule] = [InCuda(s) for s in cluster_candidates(length, self.target)]
+        return [*held, *found]
 
     def _pointwise(self, frame: Frame, found: Sequence[GpuRowSchedule | GpuMapSchedule]) -> list[AnySchedule]:
         """Schedules in both languages; Triton's first, but for doubles, which it does not divide."""
@@ -298,15 +307,20 @@ def _map_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:
     return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in frame.body.outputs))
 
 
+def _row_length(frame: Frame) -> tuple[int, bool]:
+    """Elements of a row, and whether neighbours in memory are of neighbouring rows."""
+    op = next(o for o in frame.body.ops if o.definition.kind == "reduce")
+    assert isinstance(op.attributes, ReduceAttributes)
+    shape, axes = op.operands[0].type.static_shape, op.attributes.axes
+    kept = tuple(a for a in range(len(shape)) if a not in axes)
+    return prod(shape[a] for a in axes), not reduced_is_innermost(frame, op, shape, kept)
+
+
 def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
     anchors = [o for o in frame.body.ops if o.definition.kind == "reduce"]
     op = anchors[0]
-    assert isinstance(op.attributes, ReduceAttributes)
-    shape, axes = op.operands[0].type.static_shape, op.attributes.axes
-    length = prod(shape[a] for a in axes)
-    kept = tuple(a for a in range(len(shape)) if a not in axes)
-    across = not reduced_is_innermost(frame, op, shape, kept)
-    rows = prod(shape) // max(length, 1)
+    length, across = _row_length(frame)
+    rows = prod(op.operands[0].type.static_shape) // max(length, 1)
     largest = max(frame.body.inputs, key=lambda v: v.type.size, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
     return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors))
@@ -319,6 +333,8 @@ def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
     if isinstance(schedule, TiledGemmSchedule | MmaGemmSchedule | MmaAttentionSchedule | InCuda):
         kernel = replace(kernel, language="cuda")
+    if isinstance(schedule, InCuda) and isinstance(schedule.schedule, GpuRowSchedule):
+        kernel = replace(kernel, cluster=schedule.schedule.cluster)
     if isinstance(schedule, HopperGemmSchedule | HopperAttentionSchedule):
         kernel = replace(kernel, pipeline=schedule.pipeline)
     return replace(lowered, kernel=kernel)
