@@ -186,6 +186,8 @@ class _Emitter:
         return sizes
 
     def _loop(self, loop: Loop) -> None:
+        if loop.within is not None:
+            raise LoweringError("a loop whose bounds are data")
         name = self.symbols[loop.var] = self.names.unique(loop.var.name)
         start, stop = self.index(loop.start), self.index(loop.stop)
         outer, self.in_loop = self.in_loop, True

@@ -290,6 +290,9 @@ class _Emitter:
                 self._forget(self.names[changed])
         self.domain = ()
         start, stop = self.index(loop.start), self.index(loop.stop)
+        if loop.within is not None:
+            first, past = (self.names[x.buffer] for x in loop.within)
+            start, stop = f"tl.maximum({start}, {first})", f"tl.minimum({stop}, {past})"
         inner = [s for s in loop.body if isinstance(s, Loop)]
         # A walk over tiles is flattened, so that the next tile's loads run under a tile's stores; of two products side
         # by side Triton then no longer pipelines the loads.

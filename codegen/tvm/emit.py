@@ -148,6 +148,8 @@ class Emitter:
         return code.let_index(self.context.index(ix.minimum(it.limit, it.extent)), self.context.index_type, "count")
 
     def _loop(self, code: Code, loop: Loop) -> None:
+        if loop.within is not None:
+            raise LoweringError("a loop whose bounds are data")
         dtype = self.context.index_type
         counter = tir.variable(code.fresh("step"), dtype)
         count = ix.floordiv(ix.add(ix.sub(loop.stop, loop.start), loop.step - 1), loop.step)

@@ -80,7 +80,7 @@ class _Interpreter:
             case Grid():
                 self._grid(statement, at)
             case Loop():
-                for i in range(_integer(statement.start, at), _integer(statement.stop, at), statement.step):
+                for i in self._steps(statement, at):
                     self.block(statement.body, {**at, statement.var: i})
             case If():
                 chosen = bool(self._value(statement.condition, _Domain(at, ())))
@@ -95,6 +95,13 @@ class _Interpreter:
                 self._dot(statement, at)
             case _:
                 assert_never(statement)
+
+    def _steps(self, loop: Loop, at: Points) -> range:
+        start, stop = _integer(loop.start, at), _integer(loop.stop, at)
+        if loop.within is not None:
+            first, past = (int(self._value(x, _Domain(at, ()))) for x in loop.within)
+            start, stop = max(start, first), min(stop, past)
+        return range(start, stop, loop.step)
 
     def _grid(self, grid: Grid, at: Points) -> None:
         for buffer in self.kernel.parameters:

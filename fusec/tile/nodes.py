@@ -63,13 +63,18 @@ class Grid:
 
 @dataclass(frozen=True)
 class Loop:
-    """``for var in range(start, stop, step)``, in order."""
+    """``for var in range(start, stop, step)``, in order.
+
+    ``within``: two scalars of integers, and no step below the first or from the second on is run. The first is a
+    multiple of the step away from the start.
+    """
 
     var: Symbol
     start: Index
     stop: Index
     step: int
     body: Block
+    within: tuple[Load, Load] | None = None
 
 
 @dataclass(frozen=True)

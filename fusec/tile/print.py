@@ -97,6 +97,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Loop():
             step = f", step {statement.step}" if statement.step != 1 else ""
             head = f"for {statement.var} in {_index(statement.start)}..{_index(statement.stop)}{step}"
+            if statement.within is not None:
+                head += f" within {print_scalar(statement.within[0])}..{print_scalar(statement.within[1])}"
             return _braces(head, statement.body, depth)
         case If():
             lines = _braces(f"if {print_scalar(statement.condition)}", statement.body, depth)

@@ -95,6 +95,10 @@ class _Verifier:
                 self.index(statement.stop, bound)
                 if statement.step < 1:
                     self.fail(f"the step is {statement.step}")
+                for load in statement.within or ():
+                    if load.buffer.space != "tile" or load.buffer.shape or not load.dtype.is_integer:
+                        self.fail(f"{load.buffer} bounds the loop and is no scalar of integers")
+                    self.scalar(load, known, bound, ())
                 self.block(statement.body, known, bound | {statement.var})
             case If():
                 self.where = "if"

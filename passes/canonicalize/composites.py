@@ -9,6 +9,7 @@ from math import pi, sqrt
 
 from fusec.ir.attributes import (
     AxisAttributes,
+    CastAttributes,
     ExtentAttributes,
     GeluAttributes,
     NormAttributes,
@@ -32,7 +33,11 @@ def widen(r: Rewriter, value: Value) -> Value:
 
 
 def _narrow(r: Rewriter, value: Value) -> Value:
-    return r.cast(value, r.op.result.type.dtype)
+    """``value`` in the result's dtype. The rounding to a half type ends a library's call: no user wrote it."""
+    dtype = r.op.result.type.dtype
+    if dtype not in (f16, bf16) or value.type.dtype == dtype:
+        return r.cast(value, dtype)
+    return r.emit("cast", value, attributes=CastAttributes(dtype, True))
 
 
 def _binary(r: Rewriter, name: str, value: Value, number: float, hint: str = "") -> Value:

@@ -171,8 +171,8 @@ _BLOCKS_A_UNIT = (1, 2, 4)
 class AttentionSize:
     """``heads`` independent attentions (all outer axes) of ``rows`` queries to ``keys`` keys.
 
-    ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys. A query has
-    ``depth`` elements, a value ``values``, of ``bits`` bits.
+    ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``:
+    data may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``, of ``bits`` bits.
     """
 
     heads: int
@@ -183,6 +183,7 @@ class AttentionSize:
     depth: int
     values: int
     bits: int
+    bounded: bool = False
 
 
 def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAttentionSchedule]:
@@ -233,10 +234,15 @@ def turned_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
     return GpuMapSchedule(rows, Launch(8 if rows * columns >= 4096 else 4, 1), columns)
 
 
-def map_schedule(elements: int, target: GpuTarget) -> GpuMapSchedule:
-    """Enough blocks for every unit, eight elements a thread where there are many."""
-    block = 1024 if elements >= 1024 * target.units * 4 else 256
-    return GpuMapSchedule(block, Launch(4, 1))
+def map_schedule(elements: int, bits: int, target: GpuTarget) -> GpuMapSchedule:
+    """Enough blocks for every unit, and where there are many 4 KiB of the widest operand (of ``bits``) in each.
+
+    A thread moves 16 bytes of it at once. On an H200, 2²⁷ bf16 times two: 4.29 TB/s, with half as large blocks 3.34 (each of
+    them waits for the kernel ahead), with 4096 elements 4.13, with 8192 4.06; f32 4.27, with twice as large blocks 4.09.
+    """
+    if elements < 1024 * target.units * 4:
+        return GpuMapSchedule(256, Launch(4, 1))
+    return GpuMapSchedule(2048, Launch(8, 1)) if bits <= 16 else GpuMapSchedule(1024, Launch(4, 1))
 
 
 def pow2(n: int) -> int:

@@ -96,7 +96,7 @@ def test_the_callers_stream() -> None:
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         wait((1,), (1,), (np.int64(1),))
-        x.fill(0)  # CuPy has compiled its kernel now
+        x.fill(1)  # CuPy has loaded its kernel now, which waits for the device (filling with 0 runs none)
         double(x)  # memory of this stream is in the pool now
         stream.synchronize()
         wait((1,), (1,), (np.int64(1_000_000_000),))

@@ -10,14 +10,15 @@ from __future__ import annotations
 from math import inf, prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, substitute, symbol
-from fusec.ir.types import bool_, f32
+from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mul, sub, substitute, symbol
+from fusec.ir.types import DType, bool_, f32, i32
 from fusec.passes.fuse.attention import AttentionMatch
-from fusec.passes.lower.attention import attention_in, attention_stores, find_elements
+from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
+from fusec.passes.lower.bounds import KeyTest, key_tests
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.lower.gpu.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
-from fusec.passes.lower.gpu.queries import other_axes, place_of_row, rows_of
+from fusec.passes.lower.gpu.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.lower.mask import (
     KeyRange,
     held_in_f32,
@@ -32,6 +33,9 @@ from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Register
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, rewrite
 
 _NO_REGISTERS = RegisterTile(0, 0)
+
+SCANNED = 1024
+"""Keys that a block looks at together to find those that a mask made of data leaves."""
 
 
 def lower_attention(frame: Frame, schedule: GpuAttentionSchedule) -> LoweredGroup:
@@ -52,7 +56,15 @@ def attention_size(frame: Frame) -> AttentionSize:
     heads = prod(i.extent for i in other_axes(e, rows, shape))
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
-    return AttentionSize(heads, rows.count, rows.heads > 1, masked, keys, depth, shape[e.value_axis], bits)
+    bounded = bool(data_tests(e, rows, 1))
+    return AttentionSize(heads, rows.count, rows.heads > 1, masked, keys, depth, shape[e.value_axis], bits, bounded)
+
+
+def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
+    """What data say of the keys that a block visits; none where blocks hold several heads, or share out the keys."""
+    if rows.heads > 1 or split > 1:
+        return []
+    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
 
 
 class _Attention:
@@ -75,6 +87,7 @@ class _Attention:
         self.turn = symbol("turn", 0, max(self.blocks - 1, 0))
         self.last_first: dict[Symbol, Index] = {self.qo: sub(self.blocks - 1, self.turn) if self.blocks > 1 else 0}
         self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
+        self.within: tuple[Load, Load] | None = None
         self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
         self.part = symbol("part", 0, s.split - 1)
         wide, deep = _pow2(self.values), _pow2(self.depth)
@@ -118,6 +131,7 @@ class _Attention:
             Alloc(out),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
+        setup += self._find_keys()
         state = (query, peak, total, out)
         named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
         code = (*setup, *self._loops(span, state))
@@ -165,7 +179,46 @@ class _Attention:
             share = -(-self.keys // (s.keys * s.split)) * s.keys
             start = maximum(start, mul(self.part, share))
             stop = minimum(stop, mul(add(self.part, 1), share))
-        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)))
+        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)), self.within)
+
+    def _find_keys(self) -> list[Statement]:
+        """Sets bounds for the loops over keys where the mask is made of data."""
+        tests = data_tests(self.e, self.rows, self.schedule.split)
+        if not tests:
+            return []
+        step = max(self.schedule.keys, min(SCANNED, _pow2(self.keys)))
+        c, j = symbol("c", 0, max(self.keys - 1, 0)), symbol("j", 0, step - 1)
+        shift = {**self.shift, self.e.key_symbol: add(c, j)}
+        keys = Iter(j, step, None if self.keys % step == 0 else sub(self.keys, c))
+        bounds: dict[tuple[ScalarExpr, str], Load] = {}
+        code: list[Statement] = []
+        may: ScalarExpr = Const(True, bool_)
+        for test in tests:
+            one = reindex(test.key, shift)
+            if test.query is not None:
+                made = (test.query, test.extreme)
+                if made not in bounds:
+                    bounds[made] = self._scalar(f"{test.extreme}_of_queries", test.query.dtype)
+                    value = reindex(test.query, self.shift)
+                    code.append(Alloc(bounds[made].buffer))
+                    code.append(Reduce((self.q,), bounds[made].buffer, (), test.extreme, value))
+                one = Apply(test.compare, (one, Apply("cast", (bounds[made],), one.dtype)), bool_)
+            may = one if may == Const(True, bool_) else Apply("logical_and", (may, one), bool_)
+        first, past = self._scalar("first_key", i32), self._scalar("past_key", i32)
+        block = IndexValue(add(c, mul(floordiv(j, self.schedule.keys), self.schedule.keys)), i32)
+        found = Apply("select", (may, block, Const(self.keys, i32)), i32)
+        after = Apply("select", (may, IndexValue(add(add(c, j), 1), i32), Const(0, i32)), i32)
+        for bound, start in ((first, self.keys), (past, 0)):
+            code += [Alloc(bound.buffer), Map((), bound.buffer, (), Const(start, i32))]
+        body = (
+            Reduce((keys,), first.buffer, (), "min", found, fresh=False),
+            Reduce((keys,), past.buffer, (), "max", after, fresh=False),
+        )
+        self.within = (first, past)
+        return [*code, Loop(c, 0, self.keys, step, body)]
+
+    def _scalar(self, name: str, dtype: DType) -> Load:
+        return Load(Buffer(self.frame.unique(name), dtype, (), (), "tile"), ())
 
     def _step(
         self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer

@@ -161,11 +161,12 @@ class GpuSelector:
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
                 size = attention_size(frame.fresh())
-                usable: list[AnySchedule] = [*self._hopper_attention(frame, size)]
+                hopper: list[AnySchedule] = [*self._hopper_attention(frame, size)]
                 others = attention_candidates(size, self.target)
                 by_warps = self._mma_attention(frame, size)
                 later = self.triton and has_faster(self.target)
-                usable += [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
+                rest = [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
+                usable: list[AnySchedule] = [*others, *hopper, *by_warps] if size.bounded else [*hopper, *rest]
                 if not usable:
                     raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
                 return usable
@@ -302,7 +303,9 @@ def _values(frame: Frame) -> Iterator[Value]:
 def _map_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:
     axes = turned_axes(frame)
     if axes is None:
-        return map_schedule(max(v.type.size for v in frame.body.outputs), target)
+        size = max(v.type.size for v in frame.body.outputs)
+        bits = max(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if 4 * v.type.size >= size)
+        return map_schedule(size, bits, target)
     shape = fixed(map_domain(frame))
     return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in frame.body.outputs))
 

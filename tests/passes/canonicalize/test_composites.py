@@ -56,7 +56,7 @@ def test_softmax_of_halves_is_rounded_once() -> None:
           %p_sum = reduce_sum(%p_exp) {axes=[0]} : f32[]
           %p_sum_kept = reshape(%p_sum) : f32[1]
           %p_div = div(%p_exp, %p_sum_kept) : f32[5]
-          %p = cast(%p_div) : bf16[5]
+          %p = cast(%p_div) {implied=true} : bf16[5]
           return %p
         }
         """,
@@ -121,7 +121,7 @@ def test_silu() -> None:
           %y_exp = exp(%y_neg) : f32[5]
           %y_add = add(%y_exp, f32(1.0)) : f32[5]
           %y_div = div(%y_f32, %y_add) : f32[5]
-          %y = cast(%y_div) : f16[5]
+          %y = cast(%y_div) {implied=true} : f16[5]
           return %y
         }
         """,

@@ -1,0 +1,84 @@
+"""Which keys a mask made of data leaves (documents, lengths, padding): bounds that a kernel finds as it runs.
+
+What such a mask empties only the data know. Each block of queries looks at all keys once and visits those from the
+first to the last that may count for one of its queries. A key ``k`` with ``g(k)`` may count
+- under ``f(query) == g(k)``, where ``g(k)`` lies between the least and the greatest ``f`` of the block's queries;
+- under ``g(k) < f(query)``, where it is less than the greatest, and so on;
+- under a condition on keys alone, where that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fusec.ir.index import Symbol
+from fusec.ir.types import bool_
+from fusec.passes.lower.mask import Live
+from fusec.tile.scalar import Apply, ScalarExpr, loads, symbols_in
+
+Extreme = Literal["min", "max"]
+
+_NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+_TURNED = {"eq": "eq", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+_BOUNDS: dict[str, tuple[tuple[str, Extreme], ...]] = {
+    "eq": (("ge", "min"), ("le", "max")),
+    "lt": (("lt", "max"),),
+    "le": (("le", "max"),),
+    "gt": (("gt", "min"),),
+    "ge": (("ge", "min"),),
+}
+
+
+@dataclass(frozen=True)
+class KeyTest:
+    """A key may count where ``compare(key, extreme of query over the block's queries)`` is true.
+
+    Without a ``query``, where ``key`` itself is.
+    """
+
+    key: ScalarExpr
+    compare: str = ""
+    extreme: Extreme = "min"
+    query: ScalarExpr | None = None
+
+
+def key_tests(conditions: Sequence[Live], query: Symbol, key: Symbol) -> list[KeyTest]:
+    """What data say of keys; none where a masked score may count after all, or no condition takes sides apart."""
+    if not all(c.exact for c in conditions):
+        return []
+    atoms = [atom for c in conditions for atom in _atoms(c.condition, c.wanted)]
+    return [test for e, wanted in atoms for test in _tests(e, wanted, query, key)]
+
+
+def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
+    """Conditions all of which must be as wanted."""
+    match e:
+        case Apply("logical_and" | "bitwise_and", (a, b), dtype) if wanted and dtype is bool_:
+            yield from (*_atoms(a, True), *_atoms(b, True))
+        case Apply("logical_or" | "bitwise_or", (a, b), dtype) if not wanted and dtype is bool_:
+            yield from (*_atoms(a, False), *_atoms(b, False))
+        case Apply("logical_not" | "bitwise_not", (a,), dtype) if dtype is bool_ and a.dtype is bool_:
+            yield from _atoms(a, not wanted)
+        case Apply("cast" | "copy", (a,), dtype) if dtype is bool_ and a.dtype is bool_:
+            yield from _atoms(a, wanted)
+        case _:
+            yield e, wanted
+
+
+def _tests(e: ScalarExpr, wanted: bool, query: Symbol, key: Symbol) -> list[KeyTest]:
+    if not any(x.buffer.space == "parameter" for x in loads(e)):
+        return []  # index arithmetic has told already
+    found = symbols_in(e)
+    if key in found and query not in found:
+        return [KeyTest(e if wanted else Apply("logical_not", (e,), bool_))]
+    if not isinstance(e, Apply) or len(e.args) != 2 or any(not a.dtype.is_integer for a in e.args):
+        return []
+    name = e.op if wanted else _NEGATED.get(e.op, "")
+    a, b = e.args
+    if key not in symbols_in(a):
+        a, b, name = b, a, _TURNED.get(name, "")
+    if query in symbols_in(a) or key not in symbols_in(a) or key in symbols_in(b):
+        return []
+    return [KeyTest(a, compare, extreme, b) for compare, extreme in _BOUNDS.get(name, ())]
