@@ -30,7 +30,7 @@ from fusec.passes.lower.mask import (
 )
 from fusec.passes.schedule.gpu import AttentionSize, GpuAttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -255,7 +255,8 @@ class _Attention:
             Dot(self.q, keys, self.inner, raw, query, key, True, _NO_REGISTERS, self.tf32[0]),
         ]
         if base != raw:
-            code.append(Map(domain, scores, index, base))
+            reads = any(x.buffer.space == "parameter" for x in loads(base))  # not there for queries beyond the last
+            code.append(Map((self.q if reads else rows, keys), scores, index, base))
         return [
             *code,
             Alloc(block_peak),
