@@ -609,7 +609,8 @@ class _Emitter:
             case Load():
                 text = self._read(e)
                 if e.buffer.space == "parameter" and e.dtype.is_float and e.dtype.bits < 32:
-                    return f"{text}.to(tl.float32)"
+                    pairs = e.dtype.name == "bf16" and self.kernel.kind in ("map", "row") and self._is_block(e)
+                    return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
                 return text
             case Apply(op="cast"):
                 return self._cast(e)
@@ -617,6 +618,11 @@ class _Emitter:
                 return self.once(self._apply(e), e.op)
             case _:
                 assert_never(e)
+
+    def _is_block(self, load: Load) -> bool:
+        """Whether a load reads more than one place."""
+        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+        return any(i.var in used and i.extent > 1 for i in self.domain)
 
     def _is_number(self, e: ScalarExpr) -> bool:
         """Whether the expression's text is one number for the block, not a tensor."""

@@ -14,7 +14,7 @@ from typing import Any
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import HEADER, TritonKernel, emit_kernel
-from fusec.codegen.triton.spelling import BEGIN, ERF, HELPER_SOURCE, POINTERS, TANH
+from fusec.codegen.triton.spelling import BEGIN, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
 from fusec.errors import CodegenError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -63,7 +63,7 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
     """Source for kernels, whose names must differ. LoweringError for one that Triton can't say."""
     if len({k.name for k in kernels}) != len(kernels):
         raise CodegenError("two kernels of one module have the same name")
-    header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}\n\n{ERF}"
+    header = f"{HEADER}\n\n{HELPER_SOURCE}\n\n{TANH[target.backend]}\n\n{WIDEN[target.backend]}\n\n{ERF}"
     if target.overlaps:
         header += f"\n\n{BEGIN}"
     return ModuleSource(tuple(_kernel_source(k, target) for k in kernels), header)
@@ -122,6 +122,7 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
     if interpreted is not None:
         module.libdevice = interpreted  # type: ignore[attr-defined]
         module._tanh = interpreted.tanh  # type: ignore[attr-defined]
+        module._widen = interpreted.widen  # type: ignore[attr-defined]
         module._begin = interpreted.begin  # type: ignore[attr-defined]
         module._ahead = interpreted.ahead  # type: ignore[attr-defined]
     every = [k for kernel in source.kernels for k in (kernel, kernel.unaligned) if k is not None]

@@ -122,6 +122,20 @@ def _tanh(x):
 }
 """The coarse hyperbolic tangent of each backend."""
 
+WIDEN = {
+    "cuda": """@triton.jit
+def _widen(x):
+    text: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(text, "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+""",
+    "hip": """@triton.jit
+def _widen(x):
+    return x.to(tl.float32)
+""",
+}
+"""Pairs of bf16 to f32: LLVM spends half an instruction more on each, which wide rows feel (layer norm and gelu of 8192 on
+an H200: 4.12 instead of 4.01 TB/s)."""
+
 ERF = """@triton.jit
 def _erf(x):
     u = tl.minimum(x * x, 16.0)

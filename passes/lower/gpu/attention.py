@@ -38,13 +38,13 @@ SCANNED = 1024
 """Keys that a block looks at together to find those that a mask made of data leaves."""
 
 
-def lower_attention(frame: Frame, schedule: GpuAttentionSchedule) -> LoweredGroup:
+def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bool = True) -> LoweredGroup:
     """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes.
 
     With ``schedule.split`` parts of the keys, the kernel leaves a maximum, a sum and a weighted sum of values for each
-    part, and a follower joins them.
+    part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
     """
-    return _Attention(frame, schedule, attention_in(frame)).lower()
+    return _Attention(frame, schedule, attention_in(frame), bounded).lower()
 
 
 def attention_size(frame: Frame) -> AttentionSize:
@@ -56,7 +56,7 @@ def attention_size(frame: Frame) -> AttentionSize:
     heads = prod(i.extent for i in other_axes(e, rows, shape))
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
-    bounded = bool(data_tests(e, rows, 1))
+    bounded = any(t.query is not None for t in data_tests(e, rows, 1))
     return AttentionSize(heads, rows.count, rows.heads > 1, masked, keys, depth, shape[e.value_axis], bits, bounded)
 
 
@@ -68,8 +68,8 @@ def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
 
 
 class _Attention:
-    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, match: AttentionMatch) -> None:
-        self.frame, self.schedule, self.match = frame, schedule, match
+    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, match: AttentionMatch, bounded: bool) -> None:
+        self.frame, self.schedule, self.match, self.bounded = frame, schedule, match, bounded
         self.e = find_elements(frame, match)
         self.dtype = accumulator_dtype(match.score_dot)
         self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
@@ -184,7 +184,7 @@ class _Attention:
     def _find_keys(self) -> list[Statement]:
         """Sets bounds for the loops over keys where the mask is made of data."""
         tests = data_tests(self.e, self.rows, self.schedule.split)
-        if not tests:
+        if not tests or not self.bounded:
             return []
         step = max(self.schedule.keys, min(SCANNED, _pow2(self.keys)))
         c, j = symbol("c", 0, max(self.keys - 1, 0)), symbol("j", 0, step - 1)

@@ -14,7 +14,7 @@ from fusec.tile.attention import attention_roles
 def lower_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> LoweredGroup:
     """LoweringError where operands are computed or not of 16 bits, and for heads of odd sizes."""
     s = schedule
-    lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
+    lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch), bounded=False)
     attention_roles(lowered.kernel)
     skipped = (item for item in lowered.schedule if item[0] == "skipped")
     return replace(lowered, schedule=(*s.describe(), *skipped))

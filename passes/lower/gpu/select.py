@@ -184,7 +184,7 @@ class GpuSelector:
         if not self.cuda or across:
             return found
         held: list[AnySchedule] = [InCuda(s) for s in cluster_candidates(length, self.target)]
-        return [*held, *found]
+        return [*found[:1], *held, *found[1:]]
 
     def _pointwise(self, frame: Frame, found: Sequence[GpuRowSchedule | GpuMapSchedule]) -> list[AnySchedule]:
         """Schedules in both languages; Triton's first, but for doubles, which it does not divide."""
@@ -326,7 +326,8 @@ def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
     rows = prod(op.operands[0].type.static_shape) // max(length, 1)
     largest = max(frame.body.inputs, key=lambda v: v.type.size, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
-    return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors))
+    again = any(v.type.size > rows for v in frame.body.outputs)
+    return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors), again=again)
 
 
 def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:

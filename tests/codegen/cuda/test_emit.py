@@ -89,15 +89,3 @@ def test_computed_operands_are_members() -> None:
 def test_a_product_without_places_for_its_sums_is_refused() -> None:
     with pytest.raises(LoweringError, match="no gemm kernels in CUDA"):
         emit_kernel(lower(parse(PRODUCTS["product_f32"]), "cuda:sm_90").program.kernels[0], CARD)
-
-
-def test_blocks_of_a_cluster_hold_a_wide_row() -> None:
-    source = emitted(softmax("bf16", 100, 128256))
-    assert source.grid == (800, 1, 1)
-    assert source.cluster == (8, 1, 1)
-    assert source.threads == 512
-    assert source.text.count("load<VECTOR>(x") == 1
-    assert source.text.count("reduce_cluster<CLUSTER>(reduce_lanes<512>(") == 2
-    assert source.text.index("cluster_arrive()") < source.text.index("load<VECTOR>") < source.text.index("cluster_wait()")
-    assert emitted(softmax("bf16", 100, 32768)).cluster == (1, 1, 1)
-    assert emitted(softmax("f32", 100, 10**6)).cluster == (1, 1, 1)

@@ -42,6 +42,10 @@ _NUMPY_NAMES = {"rint": "rint", "pow": "power", "fmod": "fmod", "erfc": "", "aco
 class Libdevice:
     """CUDA's device functions in NumPy, for the interpreter, which has none."""
 
+    def widen(self, x: Any) -> Any:
+        """Of memory's bf16."""
+        return x.to(tl.float32)
+
     def begin(self) -> None:
         """Kernels run one after another here."""
 
