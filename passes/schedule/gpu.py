@@ -237,8 +237,8 @@ def turned_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
 def map_schedule(elements: int, bits: int, target: GpuTarget) -> GpuMapSchedule:
     """Enough blocks for every unit, and where there are many 4 KiB of the widest operand (of ``bits``) in each.
 
-    A thread moves 16 bytes of it at once. On an H200, 2²⁷ bf16 times two: 4.29 TB/s, with half as large blocks 3.34 (each of
-    them waits for the kernel ahead), with 4096 elements 4.13, with 8192 4.06; f32 4.27, with twice as large blocks 4.09.
+    A thread moves 16 bytes of it at once. On an H200, 2²⁷ bf16 times two: 4.29 TB/s, with half as large blocks 3.34
+    (each waits for the kernel ahead), with 4096 elements 4.13, with 8192 4.06; f32 4.27, twice as large blocks 4.09.
     """
     if elements < 1024 * target.units * 4:
         return GpuMapSchedule(256, Launch(4, 1))

@@ -24,6 +24,13 @@ from fusec.runtime.torch_arrays import torch_dtype  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
+
+
+def softmax(dtype: str, rows: int, columns: int) -> str:
+    shape = f"{dtype}[{rows}, {columns}]"
+    return f"graph @s(%x: {shape}) {{\n  %y = softmax(%x) {{axis=1}} : {shape}\n  return %y\n}}"
+
+
 LARGE = {
     "gemm_many_tiles": linear(1000, 512, 2048, "bf16"),
     "gemm_square": linear(1024, 1024, 1024, "f16", "relu(%h)"),
@@ -33,8 +40,8 @@ LARGE = {
     "attention_128_causal": sdpa((2, 3, 1024, 128), (2, 3, 1024, 128), "bf16", causal=True),
     "attention_256": sdpa((1, 2, 300, 256), (1, 2, 300, 256), "bf16", causal=True),
     "softmax_wide": "graph @s(%x: bf16[5, 8192]) {\n  %y = softmax(%x) {axis=1} : bf16[5, 8192]\n  return %y\n}",
-    "softmax_cluster": "graph @s(%x: bf16[70, 40000]) {\n  %y = softmax(%x) {axis=1} : bf16[70, 40000]\n  return %y\n}",
-    "softmax_cluster_odd": "graph @s(%x: f32[67, 70001]) {\n  %y = softmax(%x) {axis=1} : f32[67, 70001]\n  return %y\n}",
+    "softmax_cluster": softmax("bf16", 70, 40000),
+    "softmax_cluster_odd": softmax("f32", 67, 70001),
     "norm_cluster": """graph @n(%x: f16[66, 140000], %w: f16[140000]) {
   %n = layer_norm(%x) {axes=[1], eps=1e-5} : f16[66, 140000]
   %y = mul(%n, %w) : f16[66, 140000]
