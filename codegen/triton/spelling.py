@@ -133,8 +133,8 @@ def _widen(x):
     return x.to(tl.float32)
 """,
 }
-"""Pairs of bf16 to f32: LLVM spends half an instruction more on each, which wide rows feel (layer norm and gelu of 8192 on
-an H200: 4.12 instead of 4.01 TB/s)."""
+"""Pairs of bf16 to f32: LLVM spends half an instruction more on each, which wide rows feel (layer norm and gelu of 8192
+on an H200: 4.12 instead of 4.01 TB/s)."""
 
 ERF = """@triton.jit
 def _erf(x):

@@ -22,6 +22,7 @@ from fusec.codegen.tvm.scalars import Points
 from fusec.codegen.tvm.tiles import configure, release
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
+from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.ir.types import most_of

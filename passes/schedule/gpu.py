@@ -172,7 +172,8 @@ class AttentionSize:
     """``heads`` independent attentions (all outer axes) of ``rows`` queries to ``keys`` keys.
 
     ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``:
-    data of queries and keys may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``, of ``bits`` bits.
+    data of queries and keys may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``,
+    of ``bits`` bits.
     """
 
     heads: int

@@ -16,7 +16,8 @@ TOGETHER = 2048
 
 CHUNK, CHUNK_AGAIN = 8192, 16384
 """Elements of a wide row that are read at a time, by a warp for each 1024: where a row is read once, and where it is
-read again. Of bf16 rows of 128256, log-sum-exp: 2.88 TB/s, with 32768 elements 2.39; softmax, read twice: 2.82, 2.72."""
+read again. Of bf16 rows of 128256, log-sum-exp: 2.88 TB/s, with 32768 elements 2.39; softmax, read twice: 2.82 and
+2.72."""
 
 CLUSTER_WARPS, MOST_BLOCKS, HELD = 16, 8, 32
 """Warps of a cluster's blocks, blocks that any card with clusters can put together, elements that a thread holds."""
