@@ -80,9 +80,7 @@ class _Emitter:
         text = "\n".join([_HEADER, *self._constants(), "", f"{head} {{", *self.writer.lines, "}", ""])
         dtypes = tuple(b.dtype.name for b in kernel.parameters)
         grid, cluster = (blocks * kernel.cluster, 1, 1), (kernel.cluster, 1, 1)
-        return KernelSource(
-            kernel.name, text, dtypes, grid, self.threads, cluster=cluster, aligned=layout.vector > 1
-        )
+        return KernelSource(kernel.name, text, dtypes, grid, self.threads, cluster=cluster, aligned=layout.vector > 1)
 
     @property
     def threads(self) -> int:

@@ -25,7 +25,6 @@ from fusec.runtime.torch_arrays import torch_dtype  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
-
 def softmax(dtype: str, rows: int, columns: int) -> str:
     shape = f"{dtype}[{rows}, {columns}]"
     return f"graph @s(%x: {shape}) {{\n  %y = softmax(%x) {{axis=1}} : {shape}\n  return %y\n}}"
