@@ -161,12 +161,12 @@ class GpuSelector:
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
                 size = attention_size(frame.fresh())
-                hopper: list[AnySchedule] = [*self._hopper_attention(frame, size)]
+                piped = self._hopper_attention(frame, size)
                 others = attention_candidates(size, self.target)
                 by_warps = self._mma_attention(frame, size)
                 later = self.triton and has_faster(self.target)
-                rest = [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
-                usable: list[AnySchedule] = [*others, *hopper, *by_warps] if size.bounded else [*hopper, *rest]
+                rest: list[AnySchedule] = [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
+                usable: list[AnySchedule] = [*others, *piped, *by_warps] if size.bounded else [*piped, *rest]
                 if not usable:
                     raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
                 return usable
