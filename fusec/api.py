@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from fusec import config, loading
 from fusec.ahead import Conditions, Piece, for_range, pieces, ranges_of
-from fusec.build import Options, Precision, Tune, build, kernel_source, run_passes, target_of
+from fusec.build import Options, Precision, Tune, build, checked, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, WeightNames, argument_of
 from fusec.errors import CaptureError, FusecError, TargetError
 from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, ReferenceSource, flatten
@@ -107,20 +107,12 @@ def jit(
     for a name that is no parameter.
     """
     symbolic = for_range if dynamic else None
-    if tune not in (False, "quick", "full"):
-        raise ValueError(f"tune={tune!r}; it is False, 'quick' or 'full'")
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
-    options = Options(target, tune, cache, _known_precision(precision))
+    options = checked(Options(target, tune, cache, precision))
     if function is None:
         return lambda f: _jit(f, options, fallback, graph, symbolic, static)
     return _jit(function, options, fallback, graph, symbolic, static)
-
-
-def _known_precision(precision: Precision) -> Precision:
-    if precision not in ("ieee", "tf32"):
-        raise ValueError(f"precision={precision!r}; it is 'ieee' or 'tf32'")
-    return precision
 
 
 def _jit(
@@ -256,7 +248,7 @@ def compile(
     it is called with. Raises what capture and the passes raise; DimensionError for a function that no one graph serves.
     """
     function = _plain(function)
-    options = Options(target, tune, cache, _known_precision(precision))
+    options = checked(Options(target, tune, cache, precision))
     name = getattr(function, "__name__", None) or type(function).__name__
     _, _, library = _examples(function, args, kwargs)
     leaves, call = flatten(args, kwargs, _is_argument)

@@ -55,6 +55,15 @@ class Options:
     precision: Precision = "ieee"
 
 
+def checked(options: Options) -> Options:
+    """The options. ValueError for one that can't be."""
+    if options.tune not in (False, "quick", "full"):
+        raise ValueError(f"tune={options.tune!r}; it is False, 'quick' or 'full'")
+    if options.precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision={options.precision!r}; it is 'ieee' or 'tf32'")
+    return options
+
+
 @dataclass(frozen=True, eq=False)
 class Built:
     """An executable, and what building it took. ``stopped``: Ctrl-C ended the measuring; the next process goes on."""

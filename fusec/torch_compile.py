@@ -24,7 +24,7 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
 from fusec import config, tracing
 from fusec.ahead import for_range
-from fusec.build import Options, build
+from fusec.build import Options, build, checked
 from fusec.errors import DimensionError, FusecError
 from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
@@ -56,7 +56,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
     if unknown:
         known = ", ".join(_OPTIONS)
         raise FusecError(f"backend 'fusec' has no option {', '.join(sorted(unknown))}; its options are {known}")
-    chosen = Options(**(options.get("options") or {}))
+    chosen = checked(Options(**(options.get("options") or {})))
     kind: Kind = "forward" if _wants_gradient(module) else "inference"
     if kind == "inference":
         reason = _why_not_direct(module, example_inputs)

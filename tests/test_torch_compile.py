@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -271,6 +273,8 @@ def test_options() -> None:
     with pytest.raises(Exception, match="no option speed") as caught:
         compiled(torch.cos, options={"speed": 3})(x)
     assert isinstance(caught.value, FusecError) or "FusecError" in str(caught.value)
+    with pytest.raises(Exception, match="tune='hard'"):
+        compiled(torch.tan, options={"tune": "hard"})(x)
 
 
 # Gradients
@@ -360,3 +364,112 @@ def test_the_report_is_on_all_graphs(made: Made) -> None:
     assert "kernel" in forward.report()
     assert forward in torch_compile.graphs()
     assert forward.name in torch_compile.report()
+
+
+# What else PyTorch's contract asks for
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = torch.randn(3, requires_grad=True)
+    (g,) = torch.autograd.grad(compiled(lambda x: (x**3).sum())(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        torch.autograd.grad(g.sum(), x)
+
+
+def test_copies_and_pickles_of_a_compiled_module() -> None:
+    module, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    fast = torch.compile(module, backend="fusec")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), module(x))
+        other = copy.deepcopy(fast)
+        again = pickle.loads(pickle.dumps(fast))
+        module.weight.mul_(2)
+        torch.testing.assert_close(fast(x), module(x))
+        torch.testing.assert_close(other(x), other._orig_mod(x))
+        torch.testing.assert_close(again(x), other(x))
+    assert list(fast.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_modes_change_no_result(mode: str) -> None:
+    module, x = Mlp(), torch.randn(5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend="fusec", mode=mode)(x), module(x))
+
+
+def test_a_whole_graph_is_asked_for_and_refused() -> None:
+    def branches(x: Any) -> Any:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    x = torch.ones(3)
+    torch.testing.assert_close(compiled(torch.tanh, fullgraph=True)(x), torch.tanh(x))
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(branches, fullgraph=True)(x)
+
+
+def test_inference_mode_and_grad_mode_in_turn(made: Made) -> None:
+    module, x = Mlp(), torch.randn(5, 16)
+    fast = compiled(module)
+    with torch.inference_mode():
+        result = fast(x)
+        torch.testing.assert_close(result, module(x))
+    assert result.is_inference()
+    fast(x).sum().backward()
+    assert module.up.weight.grad is not None
+    with torch.no_grad():
+        assert not fast(x).requires_grad
+    assert ran_compiled(made)
+
+
+def test_results_that_are_views_of_results_share_their_memory() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y, y[1:], y, x
+
+    x = torch.randn(3, 3)
+    with torch.no_grad():
+        y, rest, again, same = compiled(f)(x)
+        assert y is again
+        assert same is x
+        rest.zero_()
+    torch.testing.assert_close(y[1:], torch.zeros(2, 3))
+
+
+def test_what_a_module_counts_and_keeps_is_counted_and_kept() -> None:
+    class Keeper(torch.nn.Module):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.seen = 0, []
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            self.total += x
+            self.seen.append(x * 2)
+            return x * self.calls
+
+    module, x = Keeper(), torch.ones(3)
+    fast = compiled(module)
+    with torch.no_grad():
+        for n in (1, 2, 3):
+            torch.testing.assert_close(fast(x), n * x)
+    assert (module.calls, len(module.seen)) == (3, 3)
+    torch.testing.assert_close(module.total, 3 * x)
+
+
+def test_training_and_evaluating_in_turn() -> None:
+    module, x = (
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)),
+        torch.randn(6, 4),
+    )
+    other = copy.deepcopy(module)
+    fast = compiled(module)
+    with torch.no_grad():
+        for training in (True, False, True):
+            fast.train(training)
+            other.train(training)
+            torch.manual_seed(0)
+            wanted = other(x)
+            torch.manual_seed(0)
+            torch.testing.assert_close(fast(x), wanted)
+    torch.testing.assert_close(module[1].running_mean, other[1].running_mean)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import EinsumAttributes, Scalar
 from fusec.ir.graph import Value
+from fusec.ir.types import f32
 
 Lowering = Callable[..., Value]
 
@@ -86,6 +88,24 @@ def _outer(e: Emitter, x: Value, vec2: Value) -> Value:
     return e.emit("mul", e.cast(column, e.out.dtype), e.cast(vec2, e.out.dtype))
 
 
+def _bilinear(e: Emitter, input1: Value, input2: Value, weight: Value, bias: Value | None = None) -> Value:
+    """One product with the weights of all outputs, then a sum of rows."""
+    *batch, first = extents(input1)
+    outputs, _, second = extents(weight)
+    if 0 in (*batch, first, second, outputs) or not e.out.dtype.is_float:
+        raise Declined("of empty tensors or of integers")
+    dtype = e.out.dtype
+    wide = f32 if dtype.bits <= 16 else dtype
+    rows = [e.reshape(e.cast(v, wide), (prod(batch), v.type.static_shape[-1])) for v in (input1, input2)]
+    equation = EinsumAttributes("bi,kij->bkj")
+    partial = e.emit("einsum", rows[0], e.cast(weight, wide), attributes=equation)
+    products = e.emit("mul", partial, e.reshape(rows[1], (prod(batch), 1, second)))
+    total = e.reshape(e.reduce("reduce_sum", products, (2,)), (*batch, outputs))
+    if bias is not None:
+        total = e.emit("add", total, e.cast(bias, wide))
+    return e.rounded(total, dtype)
+
+
 CONTRACTIONS: dict[str, Lowering] = {
     "linear": _linear,
     "matmul": _matmul,
@@ -99,4 +119,5 @@ CONTRACTIONS: dict[str, Lowering] = {
     "addbmm": _add_summed_products,
     "einsum": _einsum,
     "outer": _outer,
+    "bilinear": _bilinear,
 }

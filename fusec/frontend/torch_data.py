@@ -57,6 +57,23 @@ def _gather(e: Emitter, x: Value, dim: int, index: Value, *, sparse_grad: bool =
     return e.emit("gather_elements", x, index, attributes=GatherAttributes(axis_of(x.type.rank, dim)))
 
 
+def _scatter(e: Emitter, x: Value, dim: int, index: Value, src: Operand, *, reduce: str | None = None) -> Value:
+    """Where each row is written once: ``src`` where an iota equals the index, and ``x`` elsewhere."""
+    axis = axis_of(x.type.rank, dim)
+    once = [1 if a == axis else n for a, n in enumerate(extents(x))]
+    if reduce is not None or x.type.rank == 0 or list(extents(index)) != once:
+        raise Declined("writes through an index")
+    if isinstance(src, Value) and src.type.rank:
+        for a, n in enumerate(once):
+            src = e.narrow(src, a, 0, n)
+    size = extents(x)[axis]
+    places = e.iota((size,), 0, i64)
+    flat = e.reshape(e.cast(index, i64), (index.type.size,))
+    checked = e.reshape(e.emit("gather", places, flat, attributes=GatherAttributes(0)), once)  # out of range: an error
+    here = e.emit("eq", e.iota(extents(x), axis, i64), checked)
+    return e.emit("select", here, e.broadcast(e.value(src, x.type.dtype), extents(x)), x)
+
+
 def _index(e: Emitter, x: Value, indices: Sequence[Value | None]) -> Value:
     """``x[i, :, j]``: indices broadcast, and pick from the axes they stand at, merged into one."""
     used = [axis for axis, index in enumerate(indices) if index is not None]
@@ -187,6 +204,7 @@ DATA: dict[str, Lowering] = {
     "embedding": _embedding,
     "index_select": _index_select,
     "gather": _gather,
+    "scatter": _scatter,
     "index": _index,
     "_unsafe_index": _index,
     "index_put": _index_put,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
+from math import isfinite, pi
 
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
 from fusec.ir.attributes import Scalar
@@ -32,9 +32,27 @@ def _keeping_integers(op: str) -> Lowering:
 
 
 def _round(e: Emitter, x: Value, *, decimals: int = 0) -> Value:
-    if decimals:
-        raise Declined("rounding to decimals")
-    return _keeping_integers("round")(e, x)
+    if not decimals or not x.type.dtype.is_float:
+        return _keeping_integers("round")(e, x)
+    ten = e.constant(10.0 ** abs(decimals), x.type.dtype)
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    rounded = e.emit("round", e.emit(there, x, ten))
+    return e.emit(back, rounded, ten)
+
+
+def _angle(e: Emitter, x: Value) -> Value:
+    """Of a real number: pi where it is negative, and NaN where it is that."""
+    dtype = e.out.dtype
+    if x.type.dtype.kind == "complex":
+        raise Declined("a complex operand")
+    side = e.emit("lt", x, e.constant(0, x.type.dtype))
+    found = e.emit("select", side, e.broadcast(e.constant(pi, dtype), x.type.shape), e.constant(0, dtype))
+    return e.emit("select", e.emit("isnan", x), x, found) if x.type.dtype.is_float else found
+
+
+def _fma(e: Emitter, a: Operand, b: Operand, c: Operand) -> Value:
+    dtype = e.out.dtype
+    return e.emit("add", e.emit("mul", e.value(a, dtype), e.value(b, dtype)), e.value(c, dtype))
 
 
 def _float_predicate(op: str, of_integers: bool) -> Lowering:
@@ -436,4 +454,6 @@ ELEMENTWISE: dict[str, Lowering] = {
     "reciprocal": _reciprocal,
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
+    "angle": _angle,
+    "fma": _fma,
 }

@@ -45,6 +45,7 @@ from fusec.frontend.torch_memory import Handle, Memory, Step, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
+from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_references import Fetch, References
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Builder, InputRole, Port, Value
@@ -203,6 +204,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
             with self:
                 return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]
+        drawn = drawn_apart(name, args, kwargs)
+        if drawn is not None:
+            with self:
+                return drawn()
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
         if name not in VALUES and name not in VIEWS and func.namespace == "aten" and func._can_decompose():
@@ -432,6 +437,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._run_fake(func, args, kwargs)
             self._handles[id(target)] = (target, self.handle(view))
             return target
+        if name == "bernoulli_" and len(args) == 1 and not kwargs:  # without p the other form draws from its operand
+            args = (target, 0.5)
         shape = tuple(target.shape)
         self._run_fake(func, args, kwargs)  # raises what eager would
         if tuple(target.shape) != shape:

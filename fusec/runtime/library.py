@@ -213,7 +213,9 @@ def _fill(value: Any, operands: Sequence[Any]) -> Any:
 
 
 def _results(result: Any, kind: str) -> list[Any]:
-    """The tensors in a result, in order."""
+    """The tensors in a result, in order; None is a gradient that was not asked for."""
+    if result is None:
+        return []
     if isinstance(result, tuple | list):
         return [r for part in result for r in _results(part, kind)]
     is_host = kind == "numpy" and not hasattr(result, "__cuda_array_interface__")

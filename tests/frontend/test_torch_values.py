@@ -45,6 +45,9 @@ ELEMENTWISE = [
     ("roots", lambda x: x.sqrt() + x.rsqrt() + x.square() + x.reciprocal(), (P,)),
     ("powers", lambda x: (x**2, x**3, x**0.5, x**-1, x**-2, x**1.7, 2**x, x**0), (P,)),
     ("power_of_tensor", lambda x, y: x**y, (P, Y)),
+    ("decimals", lambda x: (torch.round(x * 9, decimals=1), torch.round(x * 999, decimals=-2)), (X,)),
+    ("decimals_of_halves", lambda x: torch.round(x, decimals=2), (X.bfloat16(),)),
+    ("angle", lambda x, i: (torch.angle(x), torch.angle(-x / x.abs()), torch.angle(i - 2)), (X, I)),
     ("integer_power", lambda i: (i**2, i**3), (I,)),
     ("abs_neg_sign", lambda x: x.abs() + (-x) + x.sign(), (X,)),
     ("sign_of_nan", lambda x: torch.sign(x / x), (torch.tensor([0.0, -1.0, 2.0]),)),
@@ -113,6 +116,7 @@ REDUCTIONS = [
 
 NETWORK = [
     ("linear", lambda x, w, b: F.linear(x, w, b), (Z, torch.randn(5, 4), torch.randn(5))),
+    ("bilinear", lambda x, y, w, b: F.bilinear(x, y, w, b), (Z, Z + 1, torch.randn(5, 4, 4), torch.randn(5))),
     ("linear_1d", lambda x, w: F.linear(x, w), (torch.randn(4), torch.randn(5, 4))),
     ("matmuls", lambda x, y, z: (x @ y.T, z @ y.T, torch.mm(x, y.t()), z @ x[0], torch.bmm(z, z.mT)), (X, Y, Z)),
     ("broadcast_matmul", lambda a, b: a @ b, (torch.randn(2, 1, 3, 4), torch.randn(5, 4, 2))),

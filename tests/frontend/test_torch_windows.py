@@ -31,8 +31,11 @@ def test_columns_of_windows(arguments, image):
         ({"kernel_size": 2}, 0),
         ({"kernel_size": (3, 2), "stride": (1, 2), "padding": (1, 0)}, 0),
         ({"kernel_size": 3, "padding": 1, "divisor_override": 5}, 0),
-        ({"kernel_size": 3, "padding": 1, "count_include_pad": False}, 1),
-        ({"kernel_size": 2, "ceil_mode": True}, 1),
+        ({"kernel_size": 3, "padding": 1, "count_include_pad": False}, 0),
+        ({"kernel_size": 2, "ceil_mode": True}, 0),
+        ({"kernel_size": 4, "stride": 3, "padding": 2, "ceil_mode": True}, 0),
+        ({"kernel_size": (4, 2), "stride": 3, "padding": (2, 1), "ceil_mode": True, "count_include_pad": False}, 0),
+        ({"kernel_size": 4, "stride": 3, "padding": 1, "ceil_mode": True, "divisor_override": 3}, 0),
     ],
 )
 def test_average_pooling(arguments, extern):
@@ -41,6 +44,12 @@ def test_average_pooling(arguments, extern):
 
 def test_average_pooling_of_halves():
     check(lambda x: F.avg_pool2d(x, 3), IMAGE.bfloat16())
+
+
+@pytest.mark.parametrize(("sizes", "extern"), [((7, 3), 0), ((1, 9), 0), ((2, 3), 1)])
+def test_pooling_to_a_size(sizes, extern):
+    check(lambda x: F.adaptive_avg_pool2d(x, sizes), IMAGE, extern=extern)
+    check(lambda x: F.adaptive_avg_pool2d(x, sizes), IMAGE[0].bfloat16(), extern=extern)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, float("inf")])

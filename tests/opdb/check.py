@@ -19,8 +19,9 @@ from fusec.frontend.capture import Capture
 from fusec.runtime.dispatch import Dispatcher
 from fusec.torch_compile import backend, gathering
 
-State = Literal["compiled", "library", "refused", "wrong"]
-"""compiled: all of it in kernels of fusec. library: a call in it runs through PyTorch. refused: it runs as written.
+State = Literal["compiled", "random", "library", "refused", "wrong"]
+"""compiled: all of it in kernels of fusec. random: so it is, but for PyTorch's generator that draws.
+library: a call in it runs through PyTorch. refused: it runs as written.
 wrong: something differs from eager."""
 
 SPECIALS = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1e4, -1e4, 1.0, -1.0, 0.5)
@@ -99,8 +100,7 @@ def run_directly(case: Case) -> tuple[Any, Outcome]:
     if not plans or plans[0].executable is None:
         return result, Outcome("refused", " ".join(dispatcher.eager_calls) or "not compiled")
     assert plans[0].capture is not None
-    notes = plans[0].capture.notes
-    return result, Outcome("library", notes[0]) if notes else Outcome("compiled")
+    return result, _noted(plans[0].capture.notes)
 
 
 def run_through_dynamo(case: Case) -> tuple[Any, Outcome]:
@@ -121,11 +121,15 @@ def _outcome_of(graphs: Sequence[Any]) -> Outcome:
             return Outcome("refused", " ".join(graph.eager_calls))
         if graph.cuts:
             return Outcome("library", graph.cuts[0])
-    for graph in called:
-        for capture in graph.captures:
-            if capture.notes:
-                return Outcome("library", capture.notes[0])
-    return Outcome("compiled")
+    return _noted([note for graph in called for capture in graph.captures for note in capture.notes])
+
+
+def _noted(notes: Sequence[str]) -> Outcome:
+    """What the library is called for."""
+    calls = [note for note in notes if "it draws random numbers" not in note]
+    if calls:
+        return Outcome("library", calls[0])
+    return Outcome("random", notes[0]) if notes else Outcome("compiled")
 
 
 Run = Callable[[Case], tuple[Any, Outcome]]

@@ -1,0 +1,51 @@
+"""Dropout, of which only the draw is the library's. It is done as PyTorch's kernels for CPUs do it, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+_OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def drawn_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """What a call with dropout does, in calls of which one draws; None for other calls.
+
+    On a GPU the library's own kernels draw, in an order of their own.
+    """
+    if name in ("dropout", "native_dropout"):
+        if len(args) == 3 and args[2] and 0 < args[1] < 1 and args[0].device.type == "cpu":
+            return partial(_dropout if name == "dropout" else _dropout_and_mask, args[0], args[1])
+    elif name == "scaled_dot_product_attention" and args[0].device.type == "cpu":
+        given = {**dict(zip(_OPERANDS, args)), **kwargs}
+        if 0 < given.get("dropout_p", 0) < 1:
+            return partial(_attention, **given)
+    return None
+
+
+def _dropout(x: torch.Tensor, p: float) -> torch.Tensor:
+    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+
+
+def _dropout_and_mask(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.empty_like(x).bernoulli_(1 - p)
+    return x.mul(mask).mul_(1 / (1 - p)), mask.bool()
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Any:
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
+    whole = torch.ops.aten._scaled_dot_product_attention_math.default
+    return whole(query, key, value, mask, dropout_p, is_causal, None, **options)[0]
