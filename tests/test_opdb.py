@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ pytest.importorskip("expecttest")  # which PyTorch's own test helpers import
 
 from opdb.families import chosen_ops, name_of
 from opdb.known import KNOWN
-from opdb.run import run_row, verdict
+from opdb.run import Row, read_rows, run_row, verdict, write_rows
+from opdb.tables import as_markdown
 
 OPS: dict[str, tuple[str, Any]] = {name_of(op): (family, op) for family, op in chosen_ops()}
 FORWARD = {
@@ -44,7 +47,7 @@ def test_forward(name: str, dtype: str) -> None:
     row = run_row(family, op, dtype, "forward", FORWARD[name])
     assert row.states.total()
     assert verdict([row]) == []
-    assert set(row.states) <= {"compiled", "library"}
+    assert set(row.states) <= {"compiled", "random", "library"}
 
 
 @pytest.mark.parametrize("name", ["maximum", "softmax", "amax", "nn.functional.silu", "exp"])
@@ -69,3 +72,14 @@ def test_what_is_known_names_a_row() -> None:
         assert (dtype, check) in {
             (d, c) for d in ("f32", "bf16") for c in ("forward", "specials", "dynamo", "gradients")
         }
+
+
+def test_rows_are_kept_as_json(tmp_path: Path) -> None:
+    row = Row("view", "cat", "f32", "forward", Counter(compiled=3, library=1), Counter({"library: sorts": 1}), 0.5)
+    write_rows(tmp_path / "rows.json", [row])
+    assert read_rows(tmp_path / "rows.json") == [row]
+
+
+def test_a_share_is_of_the_samples_that_draw_nothing() -> None:
+    row = Row("attention", "sdpa", "f32", "forward", Counter(compiled=9, random=5, library=1))
+    assert "| attention | f32 | 1 | 15 | 9 | 5 | 1 | 0 | 0 | 90.0 |" in as_markdown([row])

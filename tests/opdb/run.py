@@ -148,8 +148,9 @@ def _lost(job: tuple[Any, ...], reason: str) -> Row:
     return Row(family, name, dtype, check, Counter(wrong=1), Counter({f"wrong: {reason}": 1}))
 
 
-def _record(row: Row) -> dict[str, Any]:
-    return {f.name: getattr(row, f.name) for f in fields(row)}
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Writes the rows for :func:`read_rows`."""
+    path.write_text(json.dumps([{f.name: getattr(row, f.name) for f in fields(row)} for row in rows], indent=1))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows.sort(key=lambda row: (CHECKS.index(row.check), NAMES.index(row.family), row.op, row.dtype))
     problems = verdict(rows)
     if options.json:
-        options.json.write_text(json.dumps([_record(row) for row in rows], indent=1))
+        write_rows(options.json, rows)
     from opdb.tables import as_markdown
 
     text = as_markdown(rows)
