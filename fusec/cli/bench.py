@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -29,6 +29,9 @@ from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.dispatch import library_of
 from fusec.runtime.jit import JitFunction
 from fusec.specs import TensorSpec, named_specs
+
+_ROUNDS, _LEAST = 5, 2
+"""Turns that each way has, and calls that make a median."""
 
 _RESET_PEAK = "5"
 """What, written to /proc/self/clear_refs, makes the peak of resident memory start anew (man 5 proc)."""
@@ -103,24 +106,27 @@ def measure_all(
     ]
     if library == "torch":
         ways.append(("torch.compile", lambda: _torch_compiled(function)))
-    results: list[Measured] = []
-    expected: list[np.ndarray[Any, Any]] | None = None
-    with bar("measuring", len(ways)) as done:
-        for name, make in ways:
-            try:
-                with _inference(library):
+    prepared: list[_Way] = []
+    failed: dict[str, str] = {}
+    with bar("measuring", len(ways) + _ROUNDS) as done, _inference(library):
+        try:
+            for name, make in ways:
+                try:
                     made = make()
-                    measured, outputs = _measure(name, made, arguments, load_arrays(library), seconds)
+                    prepared.append(_prepared(name, made, arguments, load_arrays(library)))
                     _refuse_eager(made)
-                results.append(measured if expected is None else _with_error(measured, outputs, expected))
-                expected = outputs if expected is None else expected
-            except KeyboardInterrupt:  # what was measured before is worth something
-                results.append(Measured(name, failed="stopped by Ctrl-C"))
-                break
-            except Exception as error:  # whatever a compiler or its toolchain raises is a line of the table
-                results.append(Measured(name, failed=f"{type(error).__name__}: {_first_line(error)}"))
-            done()
-    return results
+                except Exception as error:  # whatever a compiler or its toolchain raises is a line of the table
+                    prepared = [way for way in prepared if way.name != name]
+                    failed[name] = f"{type(error).__name__}: {_first_line(error)}"
+                done()
+            for _ in range(_ROUNDS):  # in turns, so that what else the machine does falls on all of them
+                for way in prepared:
+                    way.run(seconds / _ROUNDS)
+                done()
+        except KeyboardInterrupt:  # what was measured before is worth something
+            failed |= {name: "stopped by Ctrl-C" for name, _ in ways if name not in failed}
+    measured = {way.name: way.measured(prepared[0]) for way in prepared if len(way.times) >= _LEAST}
+    return [measured.get(name) or Measured(name, failed=failed.get(name, "")) for name, _ in ways]
 
 
 def _first_line(error: Exception) -> str:
@@ -148,9 +154,39 @@ def _inference(library: Library) -> Any:
     return torch.no_grad()
 
 
-def _measure(
-    name: str, function: Callable[..., Any], arguments: dict[str, Any], arrays: Arrays, seconds: float
-) -> tuple[Measured, list[np.ndarray[Any, Any]]]:
+@dataclass
+class _Way:
+    """One way to run the function, its first calls over.
+
+    call: waits for the device. times: seconds of later calls.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    first: float
+    memory: int | None
+    outputs: list[np.ndarray[Any, Any]]
+    times: list[float] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        """Calls it for about so long, and at least once."""
+        end = time.perf_counter() + seconds
+        while True:
+            start = time.perf_counter()
+            self.call()
+            self.times.append(time.perf_counter() - start)
+            if time.perf_counter() >= end:
+                return
+
+    def measured(self, base: _Way) -> Measured:
+        """The figures; ``base`` has the results that are right."""
+        tenths = quantiles(self.times, n=10)
+        found = Measured(self.name, self.first, tenths[4], tenths[0], tenths[8], self.memory)
+        return found if self is base else _with_error(found, self.outputs, base.outputs)
+
+
+def _prepared(name: str, function: Callable[..., Any], arguments: dict[str, Any], arrays: Arrays) -> _Way:
+    """Makes the first calls."""
     synchronise = _synchroniser(arguments)
     given = {key: _copy(array) for key, array in arguments.items()}  # a function may change its arguments
 
@@ -165,15 +201,7 @@ def _measure(
     outputs = [_as_numpy(arrays, leaf) for leaf in leaves]
     del leaves
     call()
-    memory = _peak_memory(call, arguments)
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    tenths = quantiles(times, n=10)
-    return Measured(name, first, tenths[4], tenths[0], tenths[8], memory), outputs
+    return _Way(name, call, first, _peak_memory(call, arguments), outputs)
 
 
 def _copy(array: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,24 @@ from fusec.runtime.cache import DiskCache
 _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_LIMIT = 1 << 32
 """The most bytes of an entry that is taken from a file."""
+
+
+def listing(cache: DiskCache) -> str:
+    """A line for each entry, the last used first: key, size, last use, function and target."""
+    lines = []
+    entries = cache.entries()
+    for key, size, used in entries:
+        when = datetime.fromtimestamp(used).strftime("%Y-%m-%d %H:%M")
+        record = _record(cache, key)
+        lines.append(f"{key[:16]}  {size / 1024:10.1f} KiB  {when}  {record['name']} on {record['target']}")
+    total = sum(size for _, size, _ in entries)
+    lines.append(f"{len(entries)} programs, {total / 1024 / 1024:.1f} MiB in {cache.folder}")
+    return _printable("\n".join(lines) + "\n")
+
+
+def _printable(text: str) -> str:
+    """No control characters: an entry can't drive the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def why(cache: DiskCache, start: str) -> str:
@@ -38,18 +57,20 @@ def why(cache: DiskCache, start: str) -> str:
             differ = [what for what in made_from if theirs.get(what) != made_from[what]]
             lines.append(f"{other[:16]} is of the same graph; other {', '.join(differ)}:")
             lines += [f"    {what}: {theirs.get(what) or '-'}" for what in differ]
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in "\n".join(lines)) + "\n"
+    return _printable("\n".join(lines) + "\n")
 
 
 def _record(cache: DiskCache, key: str) -> dict[str, Any]:
     """The function's name and the parts of its key; none for an entry that is damaged or of an older fusec."""
-    entry = cache.load(key)
+    entry = cache.peek(key)
     try:
         record = json.loads(entry.record) if entry is not None else {}
         parts = {str(what): str(value) for what, value in record.get("made_from", {}).items()}
-        return {"name": str(record.get("program", {}).get("name", "-")), "made_from": parts}
+        program = record.get("program", {})
+        names = {what: str(program.get(what, "-")) for what in ("name", "target")}
+        return {**names, "made_from": parts}
     except (ValueError, AttributeError):
-        return {"name": "-", "made_from": {}}
+        return {"name": "-", "target": "-", "made_from": {}}
 
 
 def export_entries(cache: DiskCache, file: Path) -> int:

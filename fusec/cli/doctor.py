@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from fusec.config import cache_dir
-from fusec.errors import FusecError
+from fusec.errors import FusecError, TargetError
 from fusec.runtime.launch import extension
-from fusec.target.cpu import host_cpu
-from fusec.target.gpu import device_target, has_cuda
+from fusec.target.cpu import NAMED as CPUS
+from fusec.target.cpu import cpu_target, host_cpu
+from fusec.target.gpu import NAMED as GPUS
+from fusec.target.gpu import device_target, gpu_target, has_cuda, is_gpu, require_device
 
 Check = Callable[[], str]
 
@@ -23,6 +27,7 @@ def diagnose() -> tuple[str, bool]:
     """Lines of ``ok``, ``--`` (optional and absent) or ``no`` (needed and absent), and whether all needed is there."""
     needed = [("cpu", _cpu), ("apache-tvm", _installed("apache-tvm")), ("a kernel", _kernel), ("cache", _cache)]
     optional = [("torch", _installed("torch")), ("linker", _linker), ("triton", _installed("triton"))]
+    optional += [("nvrtc", _nvrtc), ("cupy", _cupy), ("launcher", _launcher), ("onnx", _installed("onnx"))]
     optional += [(f"cuda:{k}", partial(_gpu, k)) for k in range(max(_gpu_count(), 1))]
     lines, healthy = [], True
     for checks, absent in ((needed, "no"), (optional, "--")):
@@ -32,7 +37,60 @@ def diagnose() -> tuple[str, bool]:
             except (FusecError, OSError, ImportError, PackageNotFoundError) as error:
                 lines.append(f"{absent}  {name:<12} {error}")
                 healthy = healthy and absent != "no"
-    return "\n".join(lines) + "\n", healthy
+    return "\n".join([*lines, "", "target             compiles with         runs here", *_targets()]) + "\n", healthy
+
+
+def _targets() -> list[str]:
+    """A line for each kind of machine: what can be compiled for it here, and whether that runs here."""
+    lines = []
+    for name in ("cpu", *(f"cpu:{cpu}" for cpu in CPUS), *_BY_ARCHITECTURE):
+        if is_gpu(name):
+            languages = ", ".join(_languages(name)) or "nothing"
+            runs = _runs(name)
+        else:
+            languages = "TVM" if _has("apache-tvm") else "nothing"
+            runs = "yes" if cpu_target(name).runs_here else "not known to run on this CPU"
+        lines.append(f"{name:<18} {languages:<21} {runs}")
+    return lines
+
+
+_BY_ARCHITECTURE = tuple(name for name, target in GPUS.items() if str(target.arch) in name)
+
+
+def _languages(name: str) -> Iterator[str]:
+    if _has("triton"):
+        yield "Triton"
+    if name.startswith("cuda") and _has_nvrtc():
+        yield "CUDA C++"
+
+
+def _runs(name: str) -> str:
+    target = gpu_target(name)
+    reasons = []
+    for index in range(max(_gpu_count(), 1)):
+        try:
+            require_device(target.backend, target.arch, index)
+        except TargetError as error:
+            reasons.append(str(error).partition(";")[0])
+            continue
+        return f"yes, on cuda:{index}"
+    return reasons[0]
+
+
+def _has(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _has_nvrtc() -> bool:
+    try:
+        _nvrtc()
+    except FusecError:
+        return False
+    return True
 
 
 def _cpu() -> str:
@@ -90,6 +148,31 @@ def _cache() -> str:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".writing-"):
         pass
     return f"{folder}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free"
+
+
+def _nvrtc() -> str:
+    from fusec.codegen.cuda.nvrtc import nvrtc_version
+
+    major, minor = nvrtc_version()
+    return f"{major}.{minor}: kernels in CUDA C++"
+
+
+def _cupy() -> str:
+    for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        if _has(package):
+            return f"{package} {version(package)}"
+    raise FusecError("not installed: no functions of CuPy, and no NumPy functions on a GPU")
+
+
+def _launcher() -> str:
+    """What starts kernels on a GPU is built on the machine that runs them."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if compiler is None:
+        raise FusecError("no C compiler: GPUs run only files that bring a launcher along")
+    if not header.is_file():
+        raise FusecError(f"no {header}: GPUs run only files that bring a launcher along")
+    return f"{compiler}, {header}"
 
 
 def _linker() -> str:

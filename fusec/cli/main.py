@@ -164,15 +164,9 @@ def doctor() -> None:
 @cache_app.command("ls")
 def cache_list() -> None:
     """Lists the cached programs, the last used first."""
-    import datetime
+    from fusec.cli.cache import listing
 
-    cache = default_cache()
-    entries = cache.entries()
-    for key, size, used in entries:
-        when = datetime.datetime.fromtimestamp(used).strftime("%Y-%m-%d %H:%M")
-        typer.echo(f"{key[:16]}  {size / 1024:10.1f} KiB  {when}")
-    total = sum(size for _, size, _ in entries)
-    typer.echo(f"{len(entries)} programs, {total / 1024 / 1024:.1f} MiB in {cache.folder}")
+    typer.echo(listing(default_cache()), nl=False)
 
 
 @cache_app.command("clear")

@@ -74,6 +74,8 @@ def gather_file(path: Path, source: Path | None = None, times: Times | None = No
     ArtifactError for a damaged file.
     """
     contents = artifact.read(path).verify()
+    if source is not None and not source.is_dir():
+        raise ArtifactError(f"there is no folder {source} to read the source lines from")
     try:
         manifest = contents.manifest
         facts = [

@@ -55,6 +55,12 @@ def picture(graph: Graph) -> str:
     return _drawn(boxes, edges, hints, lay_out([box.size for box in boxes], edges))
 
 
+def height_of(drawn: str) -> float:
+    """The height of a picture, in the pixels of its text at its own size."""
+    _, _, size = drawn.partition('viewBox="')
+    return float(size.split()[3].rstrip('"'))
+
+
 def _box(op: Op) -> _Box:
     where = f"\n{op.location.short}" if op.location is not None else ""
     types = ", ".join(str(value.type) for value in op.results)

@@ -14,7 +14,7 @@ from fusec.errors import ArtifactError, ParseError, TypeRuleError
 from fusec.ir.graph import Location
 from fusec.ir.parse import parse
 from fusec.page.gather import Gathered, KernelText, Part
-from fusec.page.picture import picture
+from fusec.page.picture import height_of, picture
 from fusec.page.roofline import roofline
 from fusec.report import explain_program, kernel_seconds, launched
 from fusec.runtime.program import KernelReport, Launch, Pack
@@ -70,7 +70,9 @@ def _graph(text: str) -> str:
     except (ParseError, TypeRuleError) as error:
         return f"<p>No picture: {_text(str(error))}</p>"
     hint = "drag to move, wheel to zoom, double-click for the whole"
-    return f'<div class="frame zoom" tabindex="0"><span class="hint">{hint}</span>{_plain(drawn)}</div>'
+    height = f"min(70vh, {round(height_of(drawn))}px)"  # so that small graphs are not blown up
+    frame = f'<div class="frame zoom" tabindex="0" style="height: {height}">'
+    return f'{frame}<span class="hint">{hint}</span>{_plain(drawn)}</div>'
 
 
 def _kernels(gathered: Gathered, part: Part) -> list[str]:

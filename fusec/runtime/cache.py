@@ -75,6 +75,13 @@ class DiskCache:
             os.utime(path)
         return entry
 
+    def peek(self, key: str) -> Entry | None:
+        """The entry of a key, or None. Looking is no use of it."""
+        try:
+            return _decode(self._path(key).read_bytes())
+        except OSError:
+            return None
+
     def read(self, key: str) -> bytes | None:
         """An entry as it lies on disk, or None where there is none that is whole."""
         try:

@@ -93,3 +93,16 @@ def test_what_is_not_imported(filled: Path, name: str, data: bytes, message: str
     assert default_cache().entries() == before
     (filled / "text").write_text("no zip")
     assert run("import", filled / "text")[0] == 1
+
+
+def test_ls_names_functions_and_why_is_no_use(filled: Path) -> None:
+    code, text = run("ls")
+    assert code == 0, text
+    assert text.count(" wave on cpu") == 2
+    assert text.count(" other on cpu") == 1
+    assert "3 programs" in text
+    cache = default_cache()
+    before = cache.entries()
+    for key, _, _ in before:
+        assert run("why", key)[0] == 0
+    assert cache.entries() == before

@@ -74,6 +74,11 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(app, ["doctor"])
     assert result.exit_code == 0
     assert "compiled, run, right" in result.stdout
+    targets = result.stdout.partition("runs here\n")[2].splitlines()
+    assert targets[0].split() == ["cpu", "TVM", "yes"]
+    (hip,) = (line for line in targets if line.startswith("hip:gfx942"))
+    assert "CUDA C++" not in hip
+    assert len([line for line in targets if line.startswith("cuda:sm_")]) >= 4
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "file"))
     result = run(app, ["doctor"])

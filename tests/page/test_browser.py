@@ -7,19 +7,53 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chromium import told
+from typer.testing import CliRunner
 
 import fusec
+from fusec.cli.main import app
+
+
+def waves(x: np.ndarray) -> np.ndarray:
+    return np.sin(x) / np.sin(x).sum(axis=1, keepdims=True)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("browser") / "report.html"
-
-    def waves(x: np.ndarray) -> np.ndarray:
-        return np.sin(x) / np.sin(x).sum(axis=1, keepdims=True)
-
     fusec.compile(waves, np.ones((8, 4), np.float32)).write_report(path)
     return path
+
+
+@pytest.fixture(scope="module", params=["cpu", "gpu", "ranges", "measured"])
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A page of each kind of file, by ``fusec inspect --html``."""
+    folder = tmp_path_factory.mktemp(request.param)
+    file, path = folder / "f.fusec", folder / "report.html"
+    if request.param == "gpu":
+        pytest.importorskip("triton")
+        torch = pytest.importorskip("torch")
+        spec = fusec.TensorSpec((2, 64, 32), "float16")
+        fusec.compile(lambda q, k: torch.softmax(q @ k.mT, -1) @ k, spec, spec, target="cuda:sm_90").save(file)
+    elif request.param == "ranges":
+        fusec.compile(waves, fusec.TensorSpec(("B:1..64", 4), "float32")).save(file)
+    else:
+        fusec.compile(waves, np.ones((8, 4), np.float32)).save(file)
+    options = ["--measure"] if request.param == "measured" else []
+    result = CliRunner().invoke(app, ["inspect", str(file), "--html", str(path), *options])
+    assert result.exit_code == 0, result.output
+    return request.param, path
+
+
+def test_each_kind_of_file_has_a_whole_page(each: tuple[str, Path]) -> None:
+    """Pictures before and after fusion, a roofline with a dot for each kernel, kernels with text; nothing fails."""
+    kind, path = each
+    script = """[document.querySelectorAll(".zoom svg").length, document.querySelectorAll("svg.roofline").length,
+      [...document.querySelectorAll("svg.roofline g.kernel circle")].every((c) => c.getBoundingClientRect().width > 4),
+      [...document.querySelectorAll("svg.roofline g.kernel text")].every((t) => t.textContent.length > 3),
+      [...document.querySelectorAll("details.kernel-text pre")].every((p) => p.textContent.length > 20),
+      document.querySelectorAll("details.kernel-text .beside pre").length >= 2].join()"""
+    pieces = 2 if kind == "ranges" else 1
+    assert told(path, script) == f"{2 * pieces},{pieces},true,true,true,true"
 
 
 def test_pictures_are_drawn(report: Path) -> None:
@@ -58,3 +92,9 @@ def test_details_open(report: Path) -> None:
     script = """[...document.querySelectorAll("details.kernel-text")].map((d) => {
       d.open = true; return d.querySelector(".beside").getBoundingClientRect().height > 20; }).join()"""
     assert told(report, script).startswith("true")
+
+
+def test_small_pictures_are_not_blown_up(report: Path) -> None:
+    script = """[...document.querySelectorAll(".zoom svg")].map((svg) => {
+      const scale = svg.getScreenCTM().a; return scale > 0.3 && scale < 1.05; }).join()"""
+    assert told(report, script) == "true,true"

@@ -52,6 +52,16 @@ class _Nesting(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_a_folder_of_source_that_is_none(tmp_path: Path) -> None:
+    fusec.compile(lambda x: np.sin(x), np.ones(4, np.float32)).save(tmp_path / "f.fusec")
+    result = CliRunner().invoke(
+        app,
+        ["inspect", str(tmp_path / "f.fusec"), "--html", str(tmp_path / "f.html"), "--source", str(tmp_path / "no")],
+    )
+    assert result.exit_code == 1
+    assert "there is no folder" in result.stderr
+
+
 def module_at(folder: Path) -> ModuleType:
     path = folder / "attending.py"
     path.write_text(SOURCE)
