@@ -24,7 +24,7 @@ class Launches:
         self._lock = threading.RLock()
 
     def function(self, name: str, device: int | None = None) -> KernelFunction:
-        """The kernel, called with the address of each parameter, on torch's current stream of the device.
+        """The kernel, called with the address of each parameter and its sizes, on torch's current stream of the device.
 
         The device is torch's current one where none is given. TargetError where there is none, or one of another
         architecture.
@@ -81,8 +81,8 @@ class Launches:
         assert kernel is not None
         count = kernel.arguments
 
-        def misaligned(stream: int, *addresses: int) -> None:
-            self._single(name, device, False)(stream, *addresses)
+        def misaligned(stream: int, *given: int) -> None:
+            self._single(name, device, False)(stream, *given[: count - bool(kernel.scratch)])
 
         run = launch.device(device).row([(kernel, range(count))], count, misaligned if aligned else None)
         return _with_scratch(run, kernel.scratch, device) if kernel.scratch else run

@@ -275,8 +275,8 @@ def compile(
 
     ranges = ranges_of(specs, dims)
     if ranges:
-        if any(spec.device != "cpu" for spec in placed):
-            raise TargetError("ranges of extents are there for CPUs only; give integers, or names without ranges")
+        if library != "torch" and any(spec.device != "cpu" for spec in placed):
+            raise TargetError("ranges of extents on GPUs are there for PyTorch alone; give integers, or no ranges")
         ranged = [variant(piece) for piece in pieces(capture_at, ranges, _conditions(function, specs, call, library))]
         return Compiled(name, library, placed, call, {}, None, ranged)
     compiled = Compiled(name, library, placed, call, {}, specialise)

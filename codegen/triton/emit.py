@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
@@ -33,7 +32,10 @@ from fusec.ir.index import (
     Sum,
     Symbol,
     bounds,
+    most,
+    mul,
     needs_int64,
+    product,
     symbol,
     symbols_of,
 )
@@ -69,6 +71,8 @@ _IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf
 _PASSING = ', eviction_policy="evict_first"'
 """Of what is read for the last time, and of what is written then: cache is for rows that are still to be read again."""
 
+LaunchGrid = tuple[Index, Index, Index]
+
 MAX_OUTER = 65535
 """Blocks on the second axis of a launch."""
 
@@ -102,12 +106,17 @@ def _tf32(x):
 
 @dataclass(frozen=True)
 class TritonKernel:
-    """One kernel's source: ``text`` defines ``name``; ``grid`` is the number of blocks on each launch axis."""
+    """One kernel's source: ``text`` defines ``name``; ``grid`` is the number of blocks on each launch axis.
+
+    ``sizes`` are parameters after the pointers, integers of 64 bits if ``wide``, else of 32.
+    """
 
     name: str
     text: str
-    grid: tuple[int, int, int]
+    grid: LaunchGrid
     descriptors: tuple[Descriptor, ...] = ()
+    sizes: tuple[Symbol, ...] = ()
+    wide: bool = False
 
 
 def emit_kernel(kernel: Kernel, *, descriptors: bool = False, overlaps: bool = False) -> TritonKernel:
@@ -179,6 +188,8 @@ class _Emitter:
             raise LoweringError(f"{self.kernel.name} does not start with a grid")
         for buffer in self.kernel.parameters:
             self.names[buffer] = self.unique(f"{buffer.name}_ptr")
+        for size in self.kernel.sizes:
+            self.symbols[size] = self.unique(size.name)
         sizes = self._grid(grid)
         if self.overlaps:
             self._ahead(grid)
@@ -186,9 +197,12 @@ class _Emitter:
         if self.kernel.kind == "row":
             self._read_ahead(grid.body)
         self.block(grid.body)
-        names = [*(self.names[b] for b in self.kernel.parameters), *self.descriptors.values()]
+        extents = self.kernel.sizes
+        names = [self.names[b] for b in self.kernel.parameters]
+        names += [*(self.symbols[s] for s in extents), *self.descriptors.values()]
         head = f"@triton.jit\ndef {self.kernel.name}({', '.join(names)}):"
-        return TritonKernel(self.kernel.name, "\n".join([head, *self.lines]) + "\n", sizes, tuple(self.descriptors))
+        text = "\n".join([head, *self.lines]) + "\n"
+        return TritonKernel(self.kernel.name, text, sizes, tuple(self.descriptors), extents, self.wide)
 
     def _ahead(self, grid: Grid) -> None:
         """Asks the cache for what the block reads first, while it waits for the kernel ahead of it."""
@@ -224,14 +238,18 @@ class _Emitter:
         """Whether a load differs from one block of the grid to the next."""
         return any(s in self.outer for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i))
 
-    def _grid(self, grid: Grid) -> tuple[int, int, int]:
-        """The last iterator on the fastest axis; the others together on the second, or, if too many, behind it."""
+    def _grid(self, grid: Grid) -> LaunchGrid:
+        """The last iterator on the fastest axis; the others together on the second, or, if too many, behind it.
+
+        A symbolic extent is launched as it is at the call.
+        """
         iters = grid.iters
         self.outer = {i.var for i in iters}
         for i in iters:
             if i.extent == 1:
                 self.symbols[i.var] = "0"
         live = [i for i in iters if i.extent != 1]
+        count = {i.var: i.extent if i.limit is None else i.limit for i in live}
         if self.kernel.kind == "gemm":
             live = live[::-1]
         wide = ".to(tl.int64)" if self.wide else ""
@@ -239,24 +257,25 @@ class _Emitter:
             return (1 if all(i.extent for i in iters) else 0, 1, 1)
         fast, rest = live[-1], live[:-1]
         self.symbols[fast.var] = self.unique(fast.var.name)
-        outer = prod(i.extent for i in rest)
-        flat = outer > MAX_OUTER
+        outer = product(count[i.var] for i in rest)
+        flat = most(outer) > MAX_OUTER
+        width = self.index(count[fast.var])
         if flat:
             self.line(f"block = tl.program_id(0){wide}")
-            self.line(f"{self.symbols[fast.var]} = block % {fast.extent}")
+            self.line(f"{self.symbols[fast.var]} = block % {width}")
         else:
             self.line(f"{self.symbols[fast.var]} = tl.program_id(0){wide}")
         if rest:
             other = self.unique("outer")
-            self.line(f"{other} = block // {fast.extent}" if flat else f"{other} = tl.program_id(1){wide}")
-            step = 1
+            self.line(f"{other} = block // {width}" if flat else f"{other} = tl.program_id(1){wide}")
+            step: Index = 1
             for i in reversed(rest):
                 name = self.symbols[i.var] = self.unique(i.var.name)
-                quotient = other if step == 1 else f"({other} // {step})"
+                quotient = other if step == 1 else f"({other} // {self.index(step)})"
                 last = i is rest[0]
-                self.line(f"{name} = {quotient}" if last else f"{name} = {quotient} % {i.extent}")
-                step *= i.extent
-        return (fast.extent * outer, 1, 1) if flat else (fast.extent, outer, 1)
+                self.line(f"{name} = {quotient}" if last else f"{name} = {quotient} % {self.index(count[i.var])}")
+                step = mul(step, count[i.var])
+        return (mul(count[fast.var], outer), 1, 1) if flat else (count[fast.var], outer, 1)
 
     def block(self, block: Block) -> None:
         for statement in block:

@@ -7,7 +7,7 @@ import json
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from fusec.codegen.launches import KernelFunction, Launches
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.source import KernelSource, ModuleSource
 from fusec.errors import ArtifactError, CodegenError
+from fusec.ir.index import most, parse_index, product, symbol
 from fusec.runtime.launch import DeviceKernel, Parameter, Run, TensorMap
 from fusec.target.gpu import GpuTarget
 
@@ -107,7 +108,7 @@ class TritonModule:
         record = {
             "target": asdict(self.target),
             "header": self.text.header,
-            "kernels": [asdict(k) for k in self.text.kernels],
+            "kernels": [_kernel_to(k) for k in self.text.kernels],
             "binaries": {n: _binary_to(b) for n, b in self.binaries.items()},
             "unaligned": {n: _binary_to(b) for n, b in self.unaligned.items()},
             "unaligned_only": [k.name for k in self.text.kernels if k.name not in self.binaries],
@@ -138,6 +139,17 @@ def _binary_to(binary: Binary) -> list[Any]:
     return [base64.b64encode(binary.code).decode(), binary.metadata, binary.assembly]
 
 
+def _kernel_to(kernel: KernelSource) -> dict[str, Any]:
+    record = {f.name: getattr(kernel, f.name) for f in fields(kernel)}
+    return {
+        **record,
+        "grid": [n if isinstance(n, int) else str(n) for n in kernel.grid],
+        "descriptors": [asdict(d) for d in kernel.descriptors],
+        "unaligned": _kernel_to(kernel.unaligned) if kernel.unaligned else None,
+        "sizes": [[s.name, s.lo, most(s)] for s in kernel.sizes],
+    }
+
+
 def _compile_again(source: ModuleSource, target: GpuTarget) -> Callable[[str], Binary]:
     def compile_unaligned(name: str) -> Binary:
         from fusec.codegen.triton.build import compile_one, load_source
@@ -152,9 +164,21 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
         Descriptor(int(d["parameter"]), tuple(d["shape"]), tuple(d["strides"]), tuple(d["block"]), str(d["dtype"]))
         for d in record["descriptors"]
     )
-    unaligned = _kernel_from(record["unaligned"]) if record["unaligned"] else None
-    plain = {**record, "pointers": tuple(record["pointers"]), "grid": tuple(record["grid"])}
-    return KernelSource(**{**plain, "descriptors": described, "unaligned": unaligned})
+    sizes = {str(name): symbol(str(name), int(low), int(high)) for name, low, high in record["sizes"]}
+    x, y, z = (n if isinstance(n, int) else parse_index(str(n), sizes.__getitem__) for n in record["grid"])
+    return KernelSource(
+        str(record["name"]),
+        str(record["text"]),
+        tuple(map(str, record["pointers"])),
+        (x, y, z),
+        int(record["warps"]),
+        int(record["stages"]),
+        described,
+        _kernel_from(record["unaligned"]) if record["unaligned"] else None,
+        int(record["registers"]),
+        tuple(sizes.values()),
+        bool(record["wide"]),
+    )
 
 
 def device_kernel(kernel: KernelSource, binary: Binary) -> DeviceKernel:
@@ -163,14 +187,15 @@ def device_kernel(kernel: KernelSource, binary: Binary) -> DeviceKernel:
     metas = facts.get("tensordesc_meta") or ()
     if len(metas) != len(kernel.descriptors):
         raise CodegenError(f"{kernel.name} has {len(kernel.descriptors)} descriptors, its code {len(metas)}")
-    parameters: list[Parameter] = list(range(len(kernel.pointers)))
+    parameters: list[Parameter] = list(range(len(kernel.pointers) + len(kernel.sizes)))
     for d, meta in zip(kernel.descriptors, metas):
         parameters.append(_tensor_map(d, meta))
         parameters += [struct.pack("<i", n) for n in d.shape]
         parameters += [struct.pack("<q", n) for n in d.strides]
-    count = len(kernel.pointers)
+    count = len(kernel.pointers) + len(kernel.sizes)
     x, y, z = kernel.grid
-    scratch = int(facts.get("global_scratch_size") or 0) * x * y * z * int(facts["num_ctas"])
+    blocks = most(product((x, y, z)))
+    scratch = int(facts.get("global_scratch_size") or 0) * blocks * int(facts["num_ctas"])
     parameters += [count if scratch else bytes(8), bytes(8)]  # memory for the kernel itself, and for a profiler
     threads = int(facts["num_warps"]) * int(facts.get("warp_size") or 32)
     return DeviceKernel(
@@ -183,6 +208,7 @@ def device_kernel(kernel: KernelSource, binary: Binary) -> DeviceKernel:
         tuple(parameters),
         scratch,
         bool(facts.get("launch_pdl")),
+        kernel.sizes,
     )
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from fusec import config
 from fusec.codegen.triton.describe import Descriptor
-from fusec.codegen.triton.emit import HEADER, TritonKernel, emit_kernel
+from fusec.codegen.triton.emit import HEADER, LaunchGrid, TritonKernel, emit_kernel
 from fusec.codegen.triton.spelling import BEGIN, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
 from fusec.errors import CodegenError
+from fusec.ir.index import Symbol, evaluate
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
 
@@ -24,19 +25,22 @@ from fusec.tile.nodes import Kernel
 class KernelSource:
     """One kernel: its text, pointer types, blocks on each launch axis, warps a block and stages of its loops.
 
-    ``registers`` is the most that a thread may have, 0 for any. ``unaligned`` is the same kernel for addresses that are
-    no multiples of 16 bytes, where it needs other text.
+    ``sizes`` are integers that it takes after the pointers, of 64 bits if ``wide``, else of 32; the grid may depend on
+    them. ``registers`` is the most that a thread may have, 0 for any. ``unaligned`` is the same kernel for addresses
+    that are no multiples of 16 bytes, where it needs other text.
     """
 
     name: str
     text: str
     pointers: tuple[str, ...]
-    grid: tuple[int, int, int]
+    grid: LaunchGrid
     warps: int
     stages: int
     descriptors: tuple[Descriptor, ...] = ()
     unaligned: KernelSource | None = None
     registers: int = 0
+    sizes: tuple[Symbol, ...] = ()
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,18 @@ def _kernel_source(kernel: Kernel, target: GpuTarget) -> KernelSource:
 
     def made(kernel: Kernel, emitted: TritonKernel, unaligned: KernelSource | None) -> KernelSource:
         launch = (kernel.warps or 4, kernel.stages or 1)
-        text, described = emitted.text, emitted.descriptors
-        return KernelSource(kernel.name, text, pointers, emitted.grid, *launch, described, unaligned, kernel.registers)
+        return KernelSource(
+            kernel.name,
+            emitted.text,
+            pointers,
+            emitted.grid,
+            *launch,
+            emitted.descriptors,
+            unaligned,
+            kernel.registers,
+            emitted.sizes,
+            emitted.wide,
+        )
 
     emitted = emit_kernel(kernel, descriptors=target.has_tma, overlaps=target.overlaps)
     if not emitted.descriptors:
@@ -87,7 +101,8 @@ def _kernel_source(kernel: Kernel, target: GpuTarget) -> KernelSource:
 def signature_of(kernel: KernelSource) -> list[str]:
     """The types of a kernel's parameters as Triton names them."""
     described = [f"tensordesc<{POINTERS[d.dtype].removeprefix('*')}{list(d.block)}>" for d in kernel.descriptors]
-    return [*kernel.pointers, *described]
+    sizes = ["i64" if kernel.wide else "i32"] * len(kernel.sizes)
+    return [*kernel.pointers, *sizes, *described]
 
 
 @dataclass(frozen=True)
@@ -97,12 +112,15 @@ class LoadedSource:
     source: ModuleSource
     functions: Mapping[str, Any]
 
-    def launch(self, name: str, tensors: Sequence[Any]) -> None:
+    def launch(self, name: str, tensors: Sequence[Any], sizes: Sequence[int] = ()) -> None:
         """Runs a kernel through Triton's own launcher, or its interpreter."""
         kernel = self.source[name]
-        if all(kernel.grid):
+        known = {s.name: n for s, n in zip(kernel.sizes, sizes, strict=True)}
+        grid = tuple(evaluate(n, known) for n in kernel.grid)
+        if all(grid):
             described = [_descriptor(d, tensors[d.parameter]) for d in kernel.descriptors]
-            self.functions[name][kernel.grid](*tensors, *described, num_warps=kernel.warps, num_stages=kernel.stages)
+            options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+            self.functions[name][grid](*tensors, *sizes, *described, **options)
 
 
 def _descriptor(d: Descriptor, tensor: Any) -> Any:

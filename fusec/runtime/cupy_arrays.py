@@ -68,7 +68,7 @@ class CupyArrays:
     def check_kind(
         self, scope: Scope, array: Any, variable: str, symbolic: Sequence[bool], row_major: bool = True
     ) -> str:
-        raise FusecError("symbolic extents are there on CPUs only")
+        raise FusecError("symbolic extents are not there for CuPy's arrays")
 
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data.ptr"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Symbol, most
+from fusec.ir.index import Symbol, most, symbol
 from fusec.ir.types import Dim, TensorType, fixed, u8
 from fusec.runtime.arrays import Arrays, span
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
@@ -138,7 +138,7 @@ class ProgramWriter:
     def _goes_in_a_row(self, step: Step) -> bool:
         """Whether a step can be launched together with its neighbours: its blocks and addresses are all it needs."""
         at_once = self._parts.row is not None and self._mark is None
-        return at_once and isinstance(step, Launch) and not self._sizes[step.kernel]
+        return at_once and isinstance(step, Launch)
 
     # What needs an array object, what only memory
 
@@ -166,8 +166,7 @@ class ProgramWriter:
         sizes = [_bytes_spanned(program.slots[root]) for root in roots]
         device = program.slots[roots[0]].type.device
         if not all(isinstance(size, int) for size in sizes):
-            if device == "cpu":
-                self._write_arena(roots, sizes, [lives[root] for root in roots])
+            self._write_arena(roots, sizes, [lives[root] for root in roots], device)
             return
         alignment = ALIGNMENT if device == "cpu" else DEVICE_ALIGNMENT
         offsets, total = plan_arena(fixed(sizes), [lives[root] for root in roots], alignment)
@@ -175,11 +174,17 @@ class ProgramWriter:
         for root, offset in zip(roots, offsets, strict=True):
             self._addresses[root] = f"{address} + {offset}" if offset else address
 
-    def _write_arena(self, roots: Sequence[int], sizes: Sequence[Dim], lives: Sequence[tuple[int, int]]) -> None:
-        plan = self._scope.bind(ArenaPlan(lives), "plan")
-        take = self._scope.bind(POOL.take_size, "take")
-        self.lines.append(f"arena, offsets = {plan}({spell_tuple(sizes)})")
-        self.lines.append(f"scratch, scratch_at = {take}(arena)")
+    def _write_arena(
+        self, roots: Sequence[int], sizes: Sequence[Dim], lives: Sequence[tuple[int, int]], device: str
+    ) -> None:
+        plan = self._scope.bind(ArenaPlan(lives, ALIGNMENT if device == "cpu" else DEVICE_ALIGNMENT), "plan")
+        whole = symbol("0", 1)  # no user's dimension has this name
+        self.lines.append(f"{variable_of(whole)}, offsets = {plan}({spell_tuple(sizes)})")
+        if device == "cpu":
+            take = self._scope.bind(POOL.take_size, "take")
+            self.lines.append(f"scratch, scratch_at = {take}({variable_of(whole)})")
+        else:
+            self.lines.append(f"scratch_at = {self._take_on(device, whole)}")
         for place, root in enumerate(roots):
             name = self._name(root)
             self.lines.append(f"{name}_at = scratch_at + offsets[{place}]")
@@ -195,7 +200,7 @@ class ProgramWriter:
             self.lines.append(f"{block}, {address} = {self._scope.bind(POOL.take, 'take_bytes')}({spell(nbytes)})")
         return block, address
 
-    def _take_on(self, device: str, nbytes: int) -> str:
+    def _take_on(self, device: str, nbytes: Dim) -> str:
         """Memory of a device's own allocator, for the time of the call; its address."""
         block, address = self._fresh("block"), self._fresh("at")
         made = self._arrays.allocate(self._scope, TensorType(u8, (nbytes,), device), (1,))
@@ -220,7 +225,7 @@ class ProgramWriter:
                 self._write_call(step)
 
     def _write_row(self, launches: Sequence[Launch]) -> None:
-        """Launches one after another as one call; each address is given once."""
+        """Launches one after another as one call; each address is given once, and after them each size."""
         assert self._parts.row is not None
         numbers: dict[str, int] = {}
         rows: list[tuple[str, list[int]]] = []
@@ -229,6 +234,8 @@ class ProgramWriter:
                 self._make(slot)
             addresses = [self._address(slot) for slot in step.arguments]
             rows.append((step.kernel, [numbers.setdefault(address, len(numbers)) for address in addresses]))
+        for kernel, own in rows:
+            own += [numbers.setdefault(variable_of(s), len(numbers)) for s in self._sizes[kernel]]
         run = self._scope.bind(self._parts.row(rows, len(numbers)), f"run_{launches[0].kernel}")
         stream = self._arrays.stream(self._scope, self._parts.device)
         self.lines.append(f"{run}({stream}, {', '.join(numbers)})")

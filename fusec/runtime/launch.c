@@ -1,16 +1,17 @@
 /* Kernels through the CUDA driver: a prepared row of launches is one C call that takes integers.
 
    load(code, name, shared, device) -> (function, context)
-   prepare(context, arguments, kernels, misaligned, graph) -> run(stream, address, ...)
+   prepare(context, arguments, addresses, kernels, misaligned, graph) -> run(stream, argument, ...)
    graphs() -> how many graphs this process holds
 
-   `kernels` is a tuple of (function, (x, y, z), threads, shared, overlaps, parameters); one that `overlaps` may start
-   before the kernel ahead of it has ended, for which it waits itself (griddepcontrol), but in a graph. A parameter is
-   the number of an argument (its address is passed), bytes (passed as they are), or (argument, element, sizes, strides,
-   box, swizzle, promotion, fill): a tensor map of the memory at that argument, sizes innermost first, strides in bytes
-   without the innermost.
+   The first `addresses` arguments are addresses, the others sizes. `kernels` is a tuple of (function, (x, y, z),
+   threads, shared, overlaps, parameters); a number of blocks below 0 is that of argument -1 - number at the call, where
+   0 launches nothing. One that `overlaps` may start before the kernel ahead of it has ended, for which it waits itself
+   (griddepcontrol), but in a graph. A parameter is the number of an argument, bytes (passed as they are), or (argument,
+   element, sizes, strides, box, swizzle, promotion, fill): a tensor map of the memory at that argument, sizes innermost
+   first, strides in bytes without the innermost.
 
-   Where an address is no multiple of 16, `misaligned(stream, address, ...)` is called instead, unless it is None. With
+   Where an address is no multiple of 16, `misaligned(stream, argument, ...)` is called instead, unless it is None. With
    `graph` the row is one CUDA graph, whose nodes get new addresses where they changed; while the stream is being
    captured by someone else the kernels are launched as they are. The interpreter's lock is not held in the driver.
 
@@ -208,7 +209,8 @@ typedef struct {
 
 typedef struct {
     CUfunction function;
-    unsigned grid[3], threads, shared;
+    int grid[3]; /* -1 - the number of the argument that says it */
+    unsigned threads, shared;
     int overlaps, count;
     Parameter *parameters;
     CUgraphNode node;
@@ -217,7 +219,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     CUcontext context;
-    int arguments, count, maps, widest, graph;
+    int arguments, addresses, count, maps, widest, graph;
     Kernel *kernels;
     Map *map;
     PyObject *misaligned;
@@ -311,10 +313,15 @@ static int read_parameter(Row *row, PyObject *record, Parameter *into) {
 static int read_kernel(Row *row, PyObject *record, Kernel *kernel) {
     unsigned long long function;
     PyObject *parameters;
-    if (!PyArg_ParseTuple(record, "K(III)IIpO!", &function, &kernel->grid[0], &kernel->grid[1], &kernel->grid[2],
+    if (!PyArg_ParseTuple(record, "K(iii)IIpO!", &function, &kernel->grid[0], &kernel->grid[1], &kernel->grid[2],
                           &kernel->threads, &kernel->shared, &kernel->overlaps, &PyTuple_Type, &parameters))
         return -1;
     kernel->function = (CUfunction)(uintptr_t)function;
+    for (int axis = 0; axis < 3; axis++)
+        if (-1 - kernel->grid[axis] >= row->arguments) {
+            PyErr_SetString(PyExc_ValueError, "a grid names an argument that is not there");
+            return -1;
+        }
     int count = (int)PyTuple_Size(parameters);
     kernel->parameters = calloc((size_t)count + 1, sizeof(Parameter));
     if (!kernel->parameters) return PyErr_NoMemory(), -1;
@@ -336,23 +343,33 @@ static void point(const Kernel *kernel, uint64_t *addresses, CUtensorMap *maps, 
     }
 }
 
-static NodeParameters node_of(const Kernel *kernel, void **pointers) {
+static unsigned blocks(const Kernel *kernel, const uint64_t *arguments, int axis) {
+    int n = kernel->grid[axis];
+    return (unsigned)(n < 0 ? arguments[-1 - n] : (uint64_t)n);
+}
+
+static int is_empty(const Kernel *kernel, const uint64_t *arguments) {
+    return !blocks(kernel, arguments, 0) || !blocks(kernel, arguments, 1) || !blocks(kernel, arguments, 2);
+}
+
+static NodeParameters node_of(const Kernel *kernel, const uint64_t *arguments, void **pointers) {
     return (NodeParameters){
         .function = kernel->function,
-        .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
+        .grid = {blocks(kernel, arguments, 0), blocks(kernel, arguments, 1), blocks(kernel, arguments, 2)},
         .block = {kernel->threads, 1, 1},
         .shared = kernel->shared,
         .parameters = pointers,
     };
 }
 
-static CUresult launch_one(const Kernel *kernel, CUstream stream, void **pointers) {
+static CUresult launch_one(const Kernel *kernel, CUstream stream, const uint64_t *arguments, void **pointers) {
+    unsigned x = blocks(kernel, arguments, 0), y = blocks(kernel, arguments, 1), z = blocks(kernel, arguments, 2);
     if (!kernel->overlaps)
-        return driver.cuLaunchKernel(kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
-                                     kernel->threads, 1, 1, kernel->shared, stream, pointers, NULL);
+        return driver.cuLaunchKernel(kernel->function, x, y, z, kernel->threads, 1, 1, kernel->shared, stream,
+                                     pointers, NULL);
     Attribute attribute = {.id = STREAM_SERIALIZATION, .value = 1};
     LaunchConfig config = {
-        .grid = {kernel->grid[0], kernel->grid[1], kernel->grid[2]},
+        .grid = {x, y, z},
         .block = {kernel->threads, 1, 1},
         .shared = kernel->shared,
         .stream = stream,
@@ -366,8 +383,9 @@ static CUresult launch_each(Row *row, CUstream stream, uint64_t *addresses, CUte
     void *pointers[row->widest + 1];
     CUresult result = 0;
     for (int k = 0; k < row->count && !result; k++) {
+        if (is_empty(&row->kernels[k], addresses)) continue;
         point(&row->kernels[k], addresses, maps, pointers);
-        result = launch_one(&row->kernels[k], stream, pointers);
+        result = launch_one(&row->kernels[k], stream, addresses, pointers);
     }
     return result;
 }
@@ -379,7 +397,7 @@ static CUresult make_graph(Row *row, uint64_t *addresses, CUtensorMap *maps) {
     for (int k = 0; k < row->count && !result; k++) {
         Kernel *kernel = &row->kernels[k];
         point(kernel, addresses, maps, pointers);
-        NodeParameters p = node_of(kernel, pointers);
+        NodeParameters p = node_of(kernel, addresses, pointers);
         const CUgraphNode *ahead = k ? &row->kernels[k - 1].node : NULL;
         result = driver.cuGraphAddKernelNode_v2(&kernel->node, row->nodes, ahead, k > 0, &p);
     }
@@ -407,7 +425,7 @@ static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUt
             const Kernel *kernel = &row->kernels[k];
             if (!has_moved(row, kernel, addresses)) continue;
             point(kernel, addresses, maps, pointers);
-            NodeParameters p = node_of(kernel, pointers);
+            NodeParameters p = node_of(kernel, addresses, pointers);
             result = driver.cuGraphExecKernelNodeSetParams_v2(row->exec, kernel->node, &p);
         }
     }
@@ -452,7 +470,9 @@ static CUresult launch_row(Row *row, CUstream stream, uint64_t *addresses, CUten
     if (result) return result;
     if (current != row->context && (result = driver.cuCtxPushCurrent_v2(row->context))) return result;
     int capturing = 0;
-    if (row->graph && !driver.cuStreamIsCapturing(stream, &capturing) && !capturing)
+    int empty = 0; /* a graph has no node of no blocks */
+    for (int k = 0; k < row->count; k++) empty |= is_empty(&row->kernels[k], addresses);
+    if (row->graph && !empty && !driver.cuStreamIsCapturing(stream, &capturing) && !capturing)
         result = launch_graph(row, stream, addresses, maps);
     else
         result = launch_each(row, stream, addresses, maps);
@@ -475,13 +495,14 @@ static PyObject *call_misaligned(Row *row, PyObject *const *args, Py_ssize_t n) 
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Row *row = (Row *)self;
     if (n != row->arguments + 1) {
-        PyErr_Format(PyExc_TypeError, "a stream and %d addresses are needed, %zd integers were given", row->arguments, n);
+        PyErr_Format(PyExc_TypeError, "a stream and %d arguments are needed, %zd integers were given", row->arguments, n);
         return NULL;
     }
     uint64_t addresses[n], bits = 0;
     CUtensorMap maps[row->maps + 1];
     CUstream stream = (CUstream)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
-    for (Py_ssize_t i = 1; i < n; i++) bits |= addresses[i - 1] = PyLong_AsUnsignedLongLong(args[i]);
+    for (Py_ssize_t i = 1; i < n; i++) addresses[i - 1] = PyLong_AsUnsignedLongLong(args[i]);
+    for (int i = 0; i < row->addresses; i++) bits |= addresses[i];
     if (PyErr_Occurred()) return NULL;
     if ((bits & 15) && row->misaligned != Py_None) return call_misaligned(row, args, n);
     CUresult result = find_maps(row, addresses, maps);
@@ -493,21 +514,27 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef run_method = {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "run(stream, address, ...)"};
+static PyMethodDef run_method = {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, "run(stream, argument, ...)"};
 
 static PyObject *prepare(PyObject *self, PyObject *args) {
     unsigned long long context;
-    int arguments, graph;
+    int arguments, addresses, graph;
     PyObject *kernels, *misaligned;
-    if (!PyArg_ParseTuple(args, "KiO!Op", &context, &arguments, &PyTuple_Type, &kernels, &misaligned, &graph) ||
+    if (!PyArg_ParseTuple(args, "KiiO!Op", &context, &arguments, &addresses, &PyTuple_Type, &kernels, &misaligned,
+                          &graph) ||
         needs_driver())
         return NULL;
+    if (addresses < 0 || addresses > arguments) {
+        PyErr_SetString(PyExc_ValueError, "more addresses than arguments");
+        return NULL;
+    }
     allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)row_type, Py_tp_alloc);
     Row *row = (Row *)alloc((PyTypeObject *)row_type, 0);
     if (!row) return NULL;
     pthread_mutex_init(&row->lock, NULL);
     row->context = (CUcontext)(uintptr_t)context;
     row->arguments = arguments;
+    row->addresses = addresses;
     row->graph = graph;
     Py_INCREF(misaligned);
     row->misaligned = misaligned;
@@ -535,7 +562,7 @@ static PyObject *graphs(PyObject *self, PyObject *none) {
 static PyMethodDef methods[] = {
     {"open", open_driver, METH_VARARGS, "open(path, fail): None, or why the driver can't be used"},
     {"load", load, METH_VARARGS, "load(code, name, shared, device): the function and its context"},
-    {"prepare", prepare, METH_VARARGS, "prepare(context, arguments, kernels, misaligned, graph): a row of launches"},
+    {"prepare", prepare, METH_VARARGS, "prepare(context, arguments, addresses, kernels, misaligned, graph): a row of launches"},
     {"graphs", graphs, METH_NOARGS, "graphs(): how many CUDA graphs this process holds"},
     {NULL, NULL, 0, NULL},
 };

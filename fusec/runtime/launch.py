@@ -27,7 +27,9 @@ from weakref import WeakKeyDictionary
 
 from fusec.config import cache_dir
 from fusec.errors import DeviceError, TargetError
+from fusec.ir.index import Index, Symbol, substitute, symbol
 from fusec.runtime.cache import write_whole
+from fusec.runtime.code import Scope, make_function
 
 _NAME = "fusec_launch"
 _DRIVER = "libcuda.so.1"
@@ -64,21 +66,28 @@ Run = Callable[..., None]
 class DeviceKernel:
     """Machine code (a cubin) and how it is launched, whatever wrote it.
 
-    grid: blocks on each axis, none 0. threads: of a block. shared: bytes of dynamic shared memory.
-    arguments: how many addresses a launch gives; ``parameters`` says where they go. scratch: bytes of device memory
-    that one launch needs for itself; its address is the last argument. overlaps: it may start before the kernel ahead
+    grid: blocks on each axis; none is 0, but where one depends on ``sizes``, integers that follow the addresses among
+    the arguments. threads: of a block. shared: bytes of dynamic shared memory. arguments: how many a launch gives;
+    ``parameters`` says where they go. scratch: bytes of device memory that one launch needs for itself; its address is
+    the last argument. overlaps: it may start before the kernel ahead
     of it has ended: it lets the one behind it start, and waits, by itself (griddepcontrol, Hopper and later).
     """
 
     name: str
     code: bytes
-    grid: tuple[int, int, int]
+    grid: tuple[Index, Index, Index]
     threads: int
     shared: int
     arguments: int
     parameters: tuple[Parameter, ...]
     scratch: int = 0
     overlaps: bool = False
+    sizes: tuple[Symbol, ...] = ()
+
+    @property
+    def addresses(self) -> int:
+        """How many of the arguments are addresses that a launch gives; the sizes follow."""
+        return self.arguments - len(self.sizes) - bool(self.scratch)
 
 
 class Device:
@@ -100,18 +109,22 @@ class Device:
     ) -> Run:
         """One function for kernels launched one after another.
 
-        A launch's numbers say which of the ``arguments`` addresses are its own. Where an address is no multiple of 16
-        ``misaligned`` runs instead. ``graph``: the driver replays them as one CUDA graph. DeviceError where the
-        driver refuses a kernel.
+        A launch's numbers say which of the ``arguments`` are its own, addresses first and sizes after them. Where an
+        address is no multiple of 16 ``misaligned`` runs instead. ``graph``: the driver replays them as one CUDA graph.
+        DeviceError where the driver refuses a kernel.
         """
         records = []
         context = 0
+        formulas: dict[str, int] = {}
+        addresses = 1 + max((n for kernel, numbers in launches for n in numbers[: kernel.addresses]), default=-1)
         for kernel, numbers in launches:
             function, context = self._load(kernel)
             parameters = tuple(_record(p, numbers) for p in kernel.parameters)
-            records.append((function, kernel.grid, kernel.threads, kernel.shared, kernel.overlaps, parameters))
-        run: Run = self._extension.prepare(context, arguments, tuple(records), misaligned, graph)
-        return run
+            grid = tuple(_blocks(n, kernel, numbers, formulas, arguments) for n in kernel.grid)
+            records.append((function, grid, kernel.threads, kernel.shared, kernel.overlaps, parameters))
+        total = arguments + len(formulas)
+        run: Run = self._extension.prepare(context, total, addresses, tuple(records), misaligned, graph)
+        return _with_grids(run, arguments, list(formulas)) if formulas else run
 
     def _load(self, kernel: DeviceKernel) -> tuple[int, int]:
         with self._lock:
@@ -120,6 +133,24 @@ class Device:
                 known = self._extension.load(kernel.code, kernel.name, kernel.shared, self.index)
                 self._loaded[kernel] = known
         return known
+
+
+def _blocks(n: Index, kernel: DeviceKernel, numbers: Sequence[int], formulas: dict[str, int], arguments: int) -> int:
+    """Blocks on an axis; for a number that is known at the call only, -1 - the number of the argument it will be."""
+    if isinstance(n, int):
+        return n
+    given = zip(kernel.sizes, numbers[kernel.addresses :], strict=False)
+    text = str(substitute(n, {s: symbol(f"a{number}", s.lo, s.hi) for s, number in given}))
+    return -1 - (arguments + formulas.setdefault(text, len(formulas)))
+
+
+def _with_grids(run: Run, arguments: int, formulas: Sequence[str]) -> Run:
+    """``run``, given the numbers of blocks after its ``arguments``, which the formulas name a0, a1 and so on."""
+    names = [f"a{n}" for n in range(arguments)]
+    scope = Scope()
+    line = f"{scope.bind(run, 'run')}(stream, {', '.join([*names, *formulas])})"
+    made: Run = make_function("run_sized", ["stream", *names], [line], scope)
+    return made
 
 
 def _record(parameter: Parameter, numbers: Sequence[int]) -> Any:

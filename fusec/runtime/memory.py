@@ -169,14 +169,14 @@ class ArenaPlan:
     """:func:`plan_arena` for pieces whose bytes are known at the call: ``plan(sizes)`` is a size for
     :meth:`Pool.take_size` and the offsets. Plans are kept, the latest :data:`_PLANS_KEPT` at least."""
 
-    def __init__(self, lives: Sequence[tuple[int, int]]) -> None:
-        self._lives = tuple(lives)
+    def __init__(self, lives: Sequence[tuple[int, int]], alignment: int = ALIGNMENT) -> None:
+        self._lives, self._alignment = tuple(lives), alignment
         self._known: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
 
     def __call__(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         found = self._known.get(sizes)
         if found is None:
-            offsets, total = plan_arena(sizes, self._lives)
+            offsets, total = plan_arena(sizes, self._lives, self._alignment)
             found = size_class(max(total, 1)), tuple(offsets)
             if len(self._known) >= _PLANS_KEPT:
                 self._known = {}

@@ -64,6 +64,8 @@ def _axes(load: Load) -> list[_Axis] | None:
     """The buffer's axes, those joined that the load walks through as one."""
     axes: list[_Axis] = []
     buffer = load.buffer
+    if not all(isinstance(n, int) for n in (*buffer.shape, *buffer.strides)):
+        return None  # a descriptor is made for one shape
     for index, size, stride in zip(load.index, fixed(buffer.shape), fixed(buffer.strides), strict=True):
         if not isinstance(index, int | Expr):
             return None

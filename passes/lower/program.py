@@ -132,10 +132,10 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     try:
         lowered = a.lower(Frame(op, layouts, _kernel_name(a, op)))
     except LoweringError as error:
-        if sizes_of(body):
+        pieces = one_by_one(body).ops
+        if sizes_of(body) and len(pieces) <= 1:
             raise _not_symbolic(op, str(error)) from None
         a.declined.append(Declined(f"{op.attributes.kind} kernel", str(error), op.location))
-        pieces = one_by_one(body).ops
         if len(pieces) > 1:
             for piece in pieces:
                 _fused(a, piece, owned)

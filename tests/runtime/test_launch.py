@@ -167,7 +167,7 @@ def test_errors_name_what_was_done(fake: Fake) -> None:
     fake.driver.fake_fail(700)
     with pytest.raises(DeviceError, match=r"can't be used by this process any more \(ILLEGAL_ADDRESS"):
         run(0, 16)
-    with pytest.raises(TypeError, match="a stream and 1 addresses"):
+    with pytest.raises(TypeError, match="a stream and 1 arguments"):
         run(0)
     with pytest.raises(OverflowError):
         run(0, -16)

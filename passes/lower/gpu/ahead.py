@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fusec.ir.graph import Op
 from fusec.ir.index import Expr, Index, Symbol, minimum, symbol
-from fusec.passes.lower.frame import address_step
+from fusec.passes.lower.frame import address_step, sizes_of
 from fusec.passes.lower.gpu.product import Products
 from fusec.tile.nodes import Iter, Run
 from fusec.tile.scalar import Load, loads, reindex
@@ -32,7 +32,9 @@ def matrix_ahead(
     line, extent = ((products.i, axes.m), (products.j, axes.n))[side]
     found = loads(products.element(op, side))
     load = max(found, key=lambda x: x.buffer.most, default=None)
-    if load is None or axes.k == 0 or not all(isinstance(i, int | Expr) for i in load.index):
+    if load is None or axes.k == 0 or sizes_of(products.frame.body):
+        return ()
+    if not all(isinstance(i, int | Expr) for i in load.index):
         return ()
     item = load.dtype.itemsize
     along, across = address_step(load, products.k), address_step(load, line)

@@ -10,7 +10,21 @@ from __future__ import annotations
 from math import inf, prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mul, sub, substitute, symbol
+from fusec.ir.index import (
+    Index,
+    Symbol,
+    add,
+    ceildiv,
+    floordiv,
+    last,
+    maximum,
+    minimum,
+    most,
+    mul,
+    sub,
+    substitute,
+    symbol,
+)
 from fusec.ir.types import DType, bool_, f32, i32
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
@@ -50,14 +64,16 @@ def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bo
 def attention_size(frame: Frame) -> AttentionSize:
     """What its schedule depends on."""
     match = attention_in(frame)
-    e, shape = find_elements(frame, match), match.value_dot.result.type.static_shape
+    e, shape = find_elements(frame, match), match.value_dot.result.type.shape
     keys, depth = contraction(match.value_dot).k, contraction(match.score_dot).k
     rows = rows_of(e, shape, depth)
     heads = prod(i.extent for i in other_axes(e, rows, shape))
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
     bounded = any(t.query is not None for t in data_tests(e, rows, 1))
-    return AttentionSize(heads, rows.count, rows.heads > 1, masked, keys, depth, shape[e.value_axis], bits, bounded)
+    return AttentionSize(
+        heads, most(rows.count), rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded
+    )
 
 
 def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
@@ -75,20 +91,24 @@ class _Attention:
         self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
         if self.dtype is not f32:
             raise LoweringError(f"attention of {self.dtype} on a GPU")
-        self.shape = match.value_dot.result.type.static_shape
+        self.shape = match.value_dot.result.type.shape
         e, s = self.e, schedule
-        self.keys = contraction(match.value_dot).k
+        self.keys = contraction(match.value_dot).extents.k
         self.depth = contraction(match.score_dot).k
-        self.rows, self.values = rows_of(e, self.shape, self.depth), self.shape[e.value_axis]
-        if self.rows.heads > 1 and self.rows.count > s.queries:
+        values = self.shape[e.value_axis]
+        if not isinstance(values, int) or not isinstance(contraction(match.score_dot).extents.k, int):
+            raise LoweringError("heads of symbolic extent")
+        self.rows, self.values = rows_of(e, self.shape, self.depth), values
+        if self.rows.heads > 1 and most(self.rows.count) > s.queries:
             raise LoweringError(f"{self.rows.count} rows that share their keys in a block of {s.queries}")
-        self.blocks = -(-self.rows.count // s.queries)
-        self.qo = symbol("qo", 0, max(self.blocks - 1, 0))
-        self.turn = symbol("turn", 0, max(self.blocks - 1, 0))
-        self.last_first: dict[Symbol, Index] = {self.qo: sub(self.blocks - 1, self.turn) if self.blocks > 1 else 0}
+        self.blocks = ceildiv(self.rows.count, s.queries)
+        self.qo, self.turn = symbol("qo", 0, last(self.blocks)), symbol("turn", 0, last(self.blocks))
+        self.last_first: dict[Symbol, Index] = {
+            self.qo: sub(sub(self.blocks, 1), self.turn) if most(self.blocks) > 1 else 0
+        }
         self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
         self.within: tuple[Load, Load] | None = None
-        self.k0 = symbol("k0", 0, max(self.keys - 1, 0))
+        self.k0 = symbol("k0", 0, last(self.keys))
         self.part = symbol("part", 0, s.split - 1)
         wide, deep = _pow2(self.values), _pow2(self.depth)
         self.vi, self.di = symbol("vi", 0, wide - 1), symbol("di", 0, deep - 1)
@@ -117,7 +137,7 @@ class _Attention:
         query, query_code = self._operand(e.query, "queries", self.shift, self.q, self.inner, stage=True)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", s.queries, self.value.extent)
-        block = s.queries if self.rows.heads == 1 else self.rows.queries
+        block = s.queries if self.rows.heads == 1 else most(self.rows.queries)
         span = key_range(
             e.score, e.point[e.query_axis], e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo
         )
@@ -135,7 +155,7 @@ class _Attention:
         state = (query, peak, total, out)
         named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
         code = (*setup, *self._loops(span, state))
-        turns = Iter(self.turn, self.blocks)
+        turns = Iter.over(self.turn, self.blocks)
         if s.split == 1:
             mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, row)), f32)
             stores = self._stores(self.shift, self.q, mean)
@@ -152,10 +172,10 @@ class _Attention:
 
     def _join(self, parts: Parts) -> Grid:
         """The follower: a row of the result from its parts."""
-        number = symbol("row", 0, max(self.rows.count - 1, 0))
+        number = symbol("row", 0, last(self.rows.count))
         code, one, mean = join(parts, number, self.value)
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
-        return Grid((*self.others, Iter(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
+        return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 
     def _loops(self, span: KeyRange, state: tuple[Load, Buffer, Buffer, Buffer]) -> list[Loop]:
         """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
@@ -176,7 +196,7 @@ class _Attention:
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
         s = self.schedule
         if s.split > 1:
-            share = -(-self.keys // (s.keys * s.split)) * s.keys
+            share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
             start = maximum(start, mul(self.part, share))
             stop = minimum(stop, mul(add(self.part, 1), share))
         return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)), self.within)
@@ -186,8 +206,8 @@ class _Attention:
         tests = data_tests(self.e, self.rows, self.schedule.split)
         if not tests or not self.bounded:
             return []
-        step = max(self.schedule.keys, min(SCANNED, _pow2(self.keys)))
-        c, j = symbol("c", 0, max(self.keys - 1, 0)), symbol("j", 0, step - 1)
+        step = max(self.schedule.keys, min(SCANNED, _pow2(most(self.keys))))
+        c, j = symbol("c", 0, last(self.keys)), symbol("j", 0, step - 1)
         shift = {**self.shift, self.e.key_symbol: add(c, j)}
         keys = Iter(j, step, None if self.keys % step == 0 else sub(self.keys, c))
         bounds: dict[tuple[ScalarExpr, str], Load] = {}
@@ -206,10 +226,10 @@ class _Attention:
             may = one if may == Const(True, bool_) else Apply("logical_and", (may, one), bool_)
         first, past = self._scalar("first_key", i32), self._scalar("past_key", i32)
         block = IndexValue(add(c, mul(floordiv(j, self.schedule.keys), self.schedule.keys)), i32)
-        found = Apply("select", (may, block, Const(self.keys, i32)), i32)
+        found = Apply("select", (may, block, _number(self.keys)), i32)
         after = Apply("select", (may, IndexValue(add(add(c, j), 1), i32), Const(0, i32)), i32)
         for bound, start in ((first, self.keys), (past, 0)):
-            code += [Alloc(bound.buffer), Map((), bound.buffer, (), Const(start, i32))]
+            code += [Alloc(bound.buffer), Map((), bound.buffer, (), _number(start))]
         body = (
             Reduce((keys,), first.buffer, (), "min", found, fresh=False),
             Reduce((keys,), past.buffer, (), "max", after, fresh=False),
@@ -316,6 +336,10 @@ def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
             inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
             element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
     return element
+
+
+def _number(n: Index) -> ScalarExpr:
+    return Const(n, i32) if isinstance(n, int) else IndexValue(n, i32)
 
 
 def _pow2(n: int) -> int:

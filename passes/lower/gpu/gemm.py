@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
-from fusec.ir.index import Index, Symbol, add, bounds, floordiv, minimum, mod, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, bounds, ceildiv, floordiv, last, minimum, mod, most, mul, sub, symbol
 from fusec.ir.types import DType, bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.ahead import matrix_ahead
@@ -29,13 +29,14 @@ class _Gemm:
     def __init__(self, frame: Frame, schedule: GpuGemmSchedule) -> None:
         self.frame, self.schedule = frame, schedule
         self.products = Products(frame)
-        axes, s = self.products.axes, schedule
-        self.row_blocks, self.column_blocks = -(-axes.m // s.m), -(-axes.n // s.n)
-        self.pid = symbol("pid", 0, max(self.row_blocks * self.column_blocks - 1, 0))
+        n, s = self.products.extents, schedule
+        self.row_blocks, self.column_blocks = ceildiv(n.m, s.m), ceildiv(n.n, s.n)
+        self.tiles = mul(self.row_blocks, self.column_blocks)
+        self.pid = symbol("pid", 0, last(self.tiles))
         self.mi, self.ni = symbol("mi", 0, s.m - 1), symbol("ni", 0, s.n - 1)
-        self.ki, self.k0 = symbol("ki", 0, s.k - 1), symbol("k0", 0, max(axes.k - 1, 0))
+        self.ki, self.k0 = symbol("ki", 0, s.k - 1), symbol("k0", 0, last(n.k))
         self.part = symbol("part", 0, s.split - 1)
-        self.part_length = -(-axes.k // (s.split * s.k)) * s.k
+        self.part_length = mul(ceildiv(n.k, s.split * s.k), s.k)
         mo, no = self._tile()
         self.row0, self.column0 = mul(mo, s.m), mul(no, s.n)
         self.shift: dict[Symbol, Index] = {
@@ -43,16 +44,16 @@ class _Gemm:
             self.products.j: add(self.column0, self.ni),
             self.products.k: add(self.k0, self.ki),
         }
-        self.m = Iter(self.mi, s.m, None if axes.m % s.m == 0 else sub(axes.m, self.row0))
-        self.n = Iter(self.ni, s.n, None if axes.n % s.n == 0 else sub(axes.n, self.column0))
-        self.depth = Iter(self.ki, s.k, None if axes.k % s.k == 0 else sub(axes.k, self.k0))
+        self.m = Iter(self.mi, s.m, None if n.m % s.m == 0 else sub(n.m, self.row0))
+        self.n = Iter(self.ni, s.n, None if n.n % s.n == 0 else sub(n.n, self.column0))
+        self.depth = Iter(self.ki, s.k, None if n.k % s.k == 0 else sub(n.k, self.k0))
 
     def _tile(self) -> tuple[Index, Index]:
         """Block number to tile: columns within groups of ``group`` row blocks."""
-        group = min(self.schedule.group, self.row_blocks)
+        group = min(self.schedule.group, most(self.row_blocks))
         if self.column_blocks == 1:
             return self.pid, 0
-        per_group = group * self.column_blocks
+        per_group = mul(self.column_blocks, group)
         first = mul(floordiv(self.pid, per_group), group)
         inside = mod(self.pid, per_group)
         if self.row_blocks % group == 0:
@@ -63,22 +64,22 @@ class _Gemm:
     def lower(self) -> LoweredGroup:
         s, products = self.schedule, self.products
         totals, before, loop = self._multiply()
-        tiles = self.row_blocks * self.column_blocks
+        tiles = self.tiles
         if s.split > 1:
             partials = products.partials(s.split)
             parts = [
                 products.part_store(partials, p, self.part, self.shift, self._side(self.m, self.n), x)
                 for p, x in enumerate(totals)
             ]
-            iters = (Iter(self.pid, tiles), Iter(self.part, s.split), products.batch)
+            iters = (Iter.over(self.pid, tiles), Iter(self.part, s.split), products.batch)
             grid = Grid(iters, (*before, loop, *parts), self._ahead())
             return products.finish(grid, partials, s.split, s.describe())
         body = (*before, loop, *self._stores(totals))
-        if s.walkers and s.walkers < tiles:
+        if s.walkers and s.walkers < most(tiles):
             walker = symbol("walker", 0, s.walkers - 1)
             walk = Loop(self.pid, walker, tiles, s.walkers, body)
             return self.frame.finish("gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe())
-        grid = Grid((Iter(self.pid, tiles), products.batch), body, self._ahead())
+        grid = Grid((Iter.over(self.pid, tiles), products.batch), body, self._ahead())
         return self.frame.finish("gemm", (grid,), s.describe())
 
     def _ahead(self) -> tuple[Run, ...]:
@@ -114,7 +115,8 @@ class _Gemm:
                 Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
             ]
         start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
-        stop = minimum(add(start, self.part_length), products.axes.k) if s.split > 1 else products.axes.k
+        stop = products.extents.k
+        stop = minimum(add(start, self.part_length), stop) if s.split > 1 else stop
         return totals, before, Loop(self.k0, start, stop, s.k, tuple(inside))
 
     def _side(self, row: Iter, column: Iter) -> tuple[Iter, Iter]:

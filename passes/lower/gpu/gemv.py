@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, ceildiv, last, minimum, mul, sub, symbol
 from fusec.ir.types import DType, bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.ahead import matrix_ahead
@@ -33,18 +34,21 @@ class _Gemv:
     def __init__(self, frame: Frame, schedule: GpuGemvSchedule) -> None:
         self.frame, self.schedule = frame, schedule
         self.products = Products(frame)
-        axes, s = self.products.axes, schedule
+        axes, n, s = self.products.axes, self.products.extents, schedule
         self.side = 0 if axes.n < axes.m else 1
         """Which operand is the matrix."""
-        self.lines, self.vectors = ((axes.m, axes.n), (axes.n, axes.m))[self.side]
+        self.lines, vectors = ((n.m, n.n), (n.n, n.m))[self.side]
+        if not isinstance(vectors, int):
+            raise LoweringError(f"a matrix times {vectors} vectors")
+        self.vectors = vectors
         self.line, self.vector = ((self.products.i, self.products.j), (self.products.j, self.products.i))[self.side]
-        self.blocks = -(-self.lines // s.lines)
-        self.pid = symbol("pid", 0, max(self.blocks - 1, 0))
+        self.blocks = ceildiv(self.lines, s.lines)
+        self.pid = symbol("pid", 0, last(self.blocks))
         self.part = symbol("part", 0, s.split - 1)
         step = s.depth * s.unroll
-        self.part_length = -(-axes.k // (s.split * step)) * step
+        self.part_length = mul(ceildiv(n.k, s.split * step), step)
         self.li, self.ki = symbol("li", 0, s.lines - 1), symbol("ki", 0, s.depth - 1)
-        self.k0 = symbol("k0", 0, max(axes.k - 1, 0))
+        self.k0 = symbol("k0", 0, last(n.k))
         self.line0 = mul(self.pid, s.lines)
         self.rows = Iter(self.li, s.lines, None if self.lines % s.lines == 0 else sub(self.lines, self.line0))
 
@@ -57,7 +61,8 @@ class _Gemv:
         for x in (x for of_product in sums for x in of_product):
             code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
         start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
-        stop = minimum(add(start, self.part_length), products.axes.k) if s.split > 1 else products.axes.k
+        stop = products.extents.k
+        stop = minimum(add(start, self.part_length), stop) if s.split > 1 else stop
         inside = [
             self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)
         ]
@@ -78,9 +83,9 @@ class _Gemv:
                 )
                 code += stores
         if partials is None:
-            grid = Grid((Iter(self.pid, self.blocks), products.batch), tuple(code), self._ahead(start))
+            grid = Grid((Iter.over(self.pid, self.blocks), products.batch), tuple(code), self._ahead(start))
             return self.frame.finish("gemm", (grid,), s.describe())
-        iters = (Iter(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
+        iters = (Iter.over(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
         grid = Grid(iters, tuple(code), self._ahead(start))
         return products.finish(grid, partials, s.split, s.describe())
 
@@ -99,9 +104,9 @@ class _Gemv:
 
     def _multiply(self, sums: Load, product: int, vector: int, step: int) -> Map:
         """One step of depth for one product and one vector."""
-        axes, s = self.products.axes, self.schedule
+        depth, s = self.products.extents.k, self.schedule
         k0 = add(self.k0, step * s.depth)
-        limit = None if axes.k % (s.depth * s.unroll) == 0 else sub(axes.k, k0)
+        limit = None if depth % (s.depth * s.unroll) == 0 else sub(depth, k0)
         shift = {**self._place(vector), self.products.k: add(k0, self.ki)}
         op = self.products.ops[product]
         a, b = (_in(reindex(self.products.element(op, side), shift), self.products.dtype) for side in (0, 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from fusec.ir.index import Index, Symbol, symbol
-from fusec.ir.types import bool_, contiguous_strides, f32
+from fusec.ir.types import Dim, bool_, contiguous_strides, f32
 from fusec.passes.lower.frame import Frame
 from fusec.tile.nodes import Alloc, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
@@ -21,9 +21,9 @@ class Parts:
     """What ``count`` parts of the keys leave for each row: ``peak`` and ``total`` [count, others..., rows], and ``out``
     with the values behind."""
 
-    def __init__(self, frame: Frame, count: int, others: tuple[Iter, ...], rows: int, values: int) -> None:
+    def __init__(self, frame: Frame, count: int, others: tuple[Iter, ...], rows: Dim, values: Dim) -> None:
         self.frame, self.count, self.others = frame, count, others
-        shape = (count, *(i.extent for i in others), rows)
+        shape = (count, *(i.extent if i.limit is None else i.limit for i in others), rows)
         self.peak, self.total = (_scratch(frame, name, shape) for name in ("part_peak", "part_total"))
         self.out = _scratch(frame, "part_out", (*shape, values))
 
@@ -86,7 +86,7 @@ def finite_or_zero(peak: Load) -> ScalarExpr:
     return Apply("select", (Apply("eq", (peak, Const(-inf, f32)), bool_), Const(0.0, f32), peak), f32)
 
 
-def _scratch(frame: Frame, name: str, shape: tuple[int, ...]) -> Buffer:
+def _scratch(frame: Frame, name: str, shape: tuple[Dim, ...]) -> Buffer:
     return Buffer(frame.unique(name), f32, shape, contiguous_strides(shape), "parameter")
 
 

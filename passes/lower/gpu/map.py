@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, symbol
-from fusec.ir.types import fixed
+from fusec.ir.index import Index, Symbol, add, ceildiv, delinearize, last, mul, product, sub, symbol
+from fusec.ir.types import Dim, fixed
 from fusec.passes.inline import fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.map import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
@@ -26,12 +26,12 @@ def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
     axes = turned_axes(frame) if schedule.turned else None
     if axes is not None:
         return _tiles(frame, schedule, *axes)
-    shape = fixed(map_domain(frame))
+    shape = map_domain(frame)
     order = memory_order(frame, shape)
     extents, starts = _parts(frame, shape, order)
-    size, block = prod(extents), schedule.elements
-    blocks = -(-size // block)
-    g, e = symbol("g", 0, max(blocks - 1, 0)), symbol("e", 0, max(size - 1, 0))
+    size, block = product(extents), schedule.elements
+    blocks = ceildiv(size, block)
+    g, e = symbol("g", 0, last(blocks)), symbol("e", 0, last(size))
     lane = symbol("i", 0, block - 1)
     place = scatter(order, delinearize(e, tuple(extents[a] for a in order)) if shape else ())
     shift: dict[Symbol, Index] = {e: add(mul(g, block), lane)}
@@ -41,18 +41,18 @@ def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
     for start in starts:
         point = tuple(map(add, place, start))
         body += [store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point)]
-    return frame.finish("map", (Grid((Iter(g, blocks),), tuple(body)),), schedule.describe())
+    return frame.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
 
 
 def _parts(
-    frame: Frame, shape: tuple[int, ...], order: tuple[int, ...]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    frame: Frame, shape: tuple[Dim, ...], order: tuple[int, ...]
+) -> tuple[tuple[Dim, ...], list[tuple[Dim, ...]]]:
     """Extents and starts of equal parts that the domain falls into where joins turn from one operand to the next.
 
     A block computes the same place of each part: what several of them read (both halves of a rotary embedding) it
     loads once, and none of them asks where it is.
     """
-    boxes = [tuple(fixed(ends) for ends in box) for box in boxes_of(frame, shape, order)]
+    boxes = boxes_of(frame, shape, order)
     sizes = {tuple(stop - start for start, stop in box) for box in boxes}
     if len(sizes) > 1 or len(boxes) > MOST_PARTS:
         return shape, [(0,) * len(shape)]
@@ -64,7 +64,10 @@ def turned_axes(frame: Frame) -> tuple[int, int] | None:
 
     A block that walks along the first alone would fetch a whole sector of memory for each element it reads.
     """
-    shape = fixed(map_domain(frame))
+    domain = map_domain(frame)
+    if not all(isinstance(n, int) for n in domain):
+        return None
+    shape = fixed(domain)
     live = [a for a in memory_order(frame, shape) if shape[a] > 1]
     if len(live) < 2:
         return None

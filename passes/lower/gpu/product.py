@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, delinearize, substitute, symbol
+from fusec.ir.index import Index, Symbol, ceildiv, delinearize, last, product, substitute, symbol
 from fusec.ir.types import contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
@@ -36,14 +36,13 @@ class Products:
         self.axes = contraction(self.ops[0])
         self.dtype = accumulator_dtype(self.ops[0])
         self.tf32 = allows_tf32(self.ops[0])
-        axes = self.axes
-        self.b = symbol("b", 0, max(axes.batches - 1, 0))
-        self.i, self.j = symbol("i", 0, max(axes.m - 1, 0)), symbol("j", 0, max(axes.n - 1, 0))
-        self.k = symbol("k", 0, max(axes.k - 1, 0))
+        self.extents = n = self.axes.extents
+        self.b = symbol("b", 0, last(n.batches))
+        self.i, self.j, self.k = symbol("i", 0, last(n.m)), symbol("j", 0, last(n.n)), symbol("k", 0, last(n.k))
 
     @property
     def batch(self) -> Iter:
-        return Iter(self.b, self.axes.batches)
+        return Iter.over(self.b, self.extents.batches)
 
     def point(self) -> tuple[Index, ...]:
         """The index of an element of the result."""
@@ -70,7 +69,7 @@ class Products:
 
     def partials(self, parts: int) -> Buffer:
         """Memory for the parts' sums of every product."""
-        shape = (len(self.ops), parts, self.axes.batches, self.axes.m, self.axes.n)
+        shape = (len(self.ops), parts, self.extents.batches, self.extents.m, self.extents.n)
         return Buffer(self.frame.unique("partials"), self.dtype, shape, contiguous_strides(shape))
 
     def part_store(
@@ -84,16 +83,17 @@ class Products:
         self, grid: Grid, partials: Buffer, parts: int, schedule: tuple[tuple[str, int | str], ...]
     ) -> LoweredGroup:
         """``grid`` fills the ``parts``; a second kernel adds them up in order, and runs the epilogue."""
-        axes = self.axes
-        size = axes.batches * axes.m * axes.n
-        block, e = symbol("block", 0, max(-(-size // FINISH_ELEMENTS) - 1, 0)), symbol("e", 0, FINISH_ELEMENTS - 1)
+        n = self.extents
+        size = product((n.batches, n.m, n.n))
+        blocks = ceildiv(size, FINISH_ELEMENTS)
+        block, e = symbol("block", 0, last(blocks)), symbol("e", 0, FINISH_ELEMENTS - 1)
         limit = None if size % FINISH_ELEMENTS == 0 else size - block * FINISH_ELEMENTS
         flat = block * FINISH_ELEMENTS + e
-        place = delinearize(flat, (axes.batches, axes.m, axes.n) if axes.batches > 1 else (axes.m, axes.n))
+        place = delinearize(flat, (n.m, n.n) if n.batches == 1 else (n.batches, n.m, n.n))
         shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *place)[-3:], strict=True))
         totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
-        joined = Grid((Iter(block, -(-size // FINISH_ELEMENTS)),), tuple(stores))
+        joined = Grid((Iter.over(block, blocks),), tuple(stores))
         return self.frame.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
 
     def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.ir.index import Index, Symbol, add, floordiv, mod, mul, symbol
+from fusec.ir.index import Index, Symbol, add, floordiv, mod, most, mul, symbol
+from fusec.ir.types import Dim
 from fusec.passes.lower.attention import Elements
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import reindex, symbols_in
@@ -25,24 +26,25 @@ class Rows:
 
     axis: int
     heads: int
-    queries: int
+    queries: Dim
     groups: int = 1
 
     @property
-    def count(self) -> int:
-        return self.heads * self.queries
+    def count(self) -> Dim:
+        return mul(self.queries, self.heads)
 
 
-def rows_of(e: Elements, shape: Sequence[int], depth: int) -> Rows:
+def rows_of(e: Elements, shape: Sequence[Dim], depth: int) -> Rows:
     """As many heads as share every key and value and fit a block with their queries, each of ``depth`` elements."""
     queries = shape[e.query_axis]
-    room = PACKED_ROWS if depth + shape[e.value_axis] <= WIDE else PACKED_WIDE_ROWS
+    room = PACKED_ROWS if depth + most(shape[e.value_axis]) <= WIDE else PACKED_WIDE_ROWS
     for axis in reversed(range(len(shape))):
-        if axis in (e.query_axis, e.value_axis):
+        extent = shape[axis]
+        if axis in (e.query_axis, e.value_axis) or not isinstance(extent, int):
             continue
-        for heads in range(min(shape[axis], room // max(queries, 1)), 1, -1):
-            if shape[axis] % heads == 0 and _share_keys(e, axis, shape[axis], heads):
-                return Rows(axis, heads, queries, shape[axis] // heads)
+        for heads in range(min(extent, room // max(most(queries), 1)), 1, -1):
+            if extent % heads == 0 and _share_keys(e, axis, extent, heads):
+                return Rows(axis, heads, queries, extent // heads)
     return Rows(e.query_axis, 1, queries)
 
 
@@ -66,10 +68,10 @@ def place_of_row(e: Elements, rows: Rows, row: Index) -> dict[Symbol, Index]:
     return {e.point[e.query_axis]: query, e.point[rows.axis]: add(mul(_group(rows), rows.heads), head)}
 
 
-def other_axes(e: Elements, rows: Rows, shape: Sequence[int]) -> tuple[Iter, ...]:
+def other_axes(e: Elements, rows: Rows, shape: Sequence[Dim]) -> tuple[Iter, ...]:
     """The grid's iterators besides rows: the other axes, and the groups of heads."""
     return tuple(
-        Iter(_group(rows), n // rows.heads) if rows.heads > 1 and a == rows.axis else Iter(p, n)
+        Iter(_group(rows), rows.groups) if rows.heads > 1 and a == rows.axis else Iter.over(p, n)
         for a, (p, n) in enumerate(zip(e.point, shape, strict=True))
         if a not in (e.query_axis, e.value_axis)
     )

@@ -23,7 +23,7 @@ class _WholeRows(Rows):
             self._keep(op.operands[0])
             self._reduce(op)
         self.code += [self.store(value) for value in self.frame.body.outputs]
-        grid = Grid((Iter(self.g, self.blocks),), tuple(self.code))
+        grid = Grid((Iter.over(self.g, self.blocks),), tuple(self.code))
         return self.frame.finish("row", (grid,), self.schedule.describe())
 
     def _keep(self, value: Value) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, delinearize, mul, sub, substitute, symbol, symbols_of
+from fusec.ir.index import (
+    Index,
+    Symbol,
+    add,
+    ceildiv,
+    delinearize,
+    last,
+    mul,
+    product,
+    sub,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from fusec.passes.lower.frame import Frame, expect_index, place
 from fusec.passes.lower.row import merge_axes, row_group
 from fusec.passes.schedule.gpu import GpuRowSchedule
@@ -25,18 +36,18 @@ class Rows:
     def __init__(self, frame: Frame, schedule: GpuRowSchedule) -> None:
         self.frame, self.schedule = frame, schedule
         self.anchors = [op for op in frame.body.ops if op.definition.kind == "reduce"]
-        shape = self.anchors[0].operands[0].type.static_shape
+        shape = self.anchors[0].operands[0].type.shape
         assert isinstance(self.anchors[0].attributes, ReduceAttributes)
         axes = self.anchors[0].attributes.axes
         self.group = row_group(frame, self.anchors)
         kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
         kept = tuple(shape[a] for a in kept_axes)
-        self.rows, self.length = prod(kept), prod(shape[a] for a in axes)
-        r, self.j = symbol("r", 0, max(self.rows - 1, 0)), symbol("j", 0, max(self.length - 1, 0))
+        self.rows, self.length = product(kept), product(shape[a] for a in axes)
+        r, self.j = symbol("r", 0, last(self.rows)), symbol("j", 0, last(self.length))
         reduced = delinearize(self.j, tuple(shape[a] for a in axes))
         self.point = merge_axes(len(shape), kept_axes, delinearize(r, kept) if kept else (), axes, reduced)
-        self.blocks = -(-self.rows // schedule.rows)
-        self.g = symbol("g", 0, max(self.blocks - 1, 0))
+        self.blocks = ceildiv(self.rows, schedule.rows)
+        self.g = symbol("g", 0, last(self.blocks))
         ri, ji = symbol("row", 0, schedule.rows - 1), symbol("col", 0, schedule.columns - 1)
         self.shift: dict[Symbol, Index] = {r: add(mul(self.g, schedule.rows), ri), self.j: ji}
         row_limit = None if self.rows % schedule.rows == 0 else sub(self.rows, mul(self.g, schedule.rows))
@@ -71,7 +82,7 @@ class Rows:
 
     def is_whole(self, value: Value) -> bool:
         """Whether the value has an element for each place in a row, not one for the row."""
-        return self.length > 1 and any(self.j in symbols_of(i) for i in self.position(value))
+        return self.length != 1 and any(self.j in symbols_of(i) for i in self.position(value))
 
     def store(self, value: Value) -> Statement:
         """The statement that stores an output."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
+from fusec.ir.index import most
 from fusec.ir.types import fixed
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
 from fusec.passes.lower.gpu.apart import operands_first
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
@@ -106,6 +106,8 @@ class GpuSelector:
         library's products. LoweringError when no family fits."""
         assert isinstance(frame.op.attributes, FusedAttributes)
         own = self._own(frame)
+        if sizes_of(frame.body):
+            return own  # the library's products are planned for one shape
         library = attention_alternatives if frame.op.attributes.kind == "attention" else library_alternatives
         return [*own[:1], *library(frame), *own[1:]]
 
@@ -142,7 +144,7 @@ class GpuSelector:
                     only: list[AnySchedule] = [*self._hopper(frame, axes, products), *mma, *tiled]
                     return self._only(only, f"matrix product of {dtype}")
                 read = epilogue_inputs(frame)
-                walks = len(frame.body.outputs) == 1 and all(v.type.size < op.result.type.size for v in read)
+                walks = len(frame.body.outputs) == 1 and all(v.type.most < op.result.type.most for v in read)
                 exact = dtype.bits == 32 and not allows_tf32(op)
                 extents = (axes.batches, axes.m, axes.n, axes.k)
                 across = reads_across(frame)
@@ -181,18 +183,22 @@ class GpuSelector:
         """Rows that a cluster of blocks holds are read once, where one block would read them again."""
         found = self._pointwise(frame, _row_candidates(frame, self.target))
         length, across = _row_length(frame)
-        if not self.cuda or across:
+        if not self._may_be_cuda(frame) or across:
             return found
         held: list[AnySchedule] = [InCuda(s) for s in cluster_candidates(length, self.target)]
         return [*found[:1], *held, *found[1:]]
 
     def _pointwise(self, frame: Frame, found: Sequence[GpuRowSchedule | GpuMapSchedule]) -> list[AnySchedule]:
         """Schedules in both languages; Triton's first, but for doubles, which it does not divide."""
-        in_cuda: list[AnySchedule] = [InCuda(schedule) for schedule in found] if self.cuda else []
+        in_cuda: list[AnySchedule] = [InCuda(schedule) for schedule in found] if self._may_be_cuda(frame) else []
         in_triton: list[AnySchedule] = [*found] if self.triton else []
         doubles = any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in _values(frame))
         first, second = (in_cuda, in_triton) if doubles else (in_triton, in_cuda)
         return self._only([*first, *second], "kernel of maps and reductions")
+
+    def _may_be_cuda(self, frame: Frame) -> bool:
+        """Kernels in CUDA C++ name their sizes, and are not for symbolic ones."""
+        return self.cuda and not sizes_of(frame.body)
 
     def _only(self, found: list[AnySchedule], what: str) -> list[AnySchedule]:
         if not found:
@@ -204,14 +210,18 @@ class GpuSelector:
         op = frame.anchors("dot")[0]
         dtype = op.operands[0].type.dtype
         half = dtype.is_float and dtype.bits < 32
-        if not self.cuda or products > 1 or (self.triton and (half or (dtype.bits == 32 and allows_tf32(op)))):
+        if (
+            not self._may_be_cuda(frame)
+            or products > 1
+            or (self.triton and (half or (dtype.bits == 32 and allows_tf32(op))))
+        ):
             return []
         bits = max(dtype.bits, 32)
         return list(tiled_gemm_candidates(axes.batches, axes.m, axes.n, axes.k, bits, self.target))
 
     def _hopper(self, frame: Frame, axes: Contraction, products: int) -> list[HopperGemmSchedule]:
         """Schedules for the tensor cores' own pipeline, where bulk copies can fetch the operands."""
-        if not self.cuda:
+        if not self._may_be_cuda(frame):
             return []
         result = frame.anchors("dot")[0].result.type.size
         reads = sum(v.type.size >= result for v in epilogue_inputs(frame))
@@ -221,7 +231,7 @@ class GpuSelector:
 
     def _mma(self, frame: Frame, axes: Contraction, products: int) -> list[MmaGemmSchedule]:
         """Schedules for warps' tensor core instructions, which take operands as they lie."""
-        if not self.cuda:
+        if not self._may_be_cuda(frame):
             return []
         bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
         found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, bits)
@@ -229,12 +239,12 @@ class GpuSelector:
 
     def _mma_attention(self, frame: Frame, size: AttentionSize) -> list[MmaAttentionSchedule]:
         """As ``_mma``, for attention."""
-        found = mma_attention_candidates(size, self.target) if self.cuda else []
+        found = mma_attention_candidates(size, self.target) if self._may_be_cuda(frame) else []
         return found if _can_be_lowered(frame, found) else []
 
     def _hopper_attention(self, frame: Frame, size: AttentionSize) -> list[HopperAttentionSchedule]:
         """As ``_hopper``, for attention."""
-        found = hopper_attention_candidates(size, self.target) if self.cuda else []
+        found = hopper_attention_candidates(size, self.target) if self._may_be_cuda(frame) else []
         return found if _can_be_lowered(frame, found) else []
 
     def lower(self, frame: Frame) -> LoweredGroup | Pieces:
@@ -303,8 +313,8 @@ def _values(frame: Frame) -> Iterator[Value]:
 def _map_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:
     axes = turned_axes(frame)
     if axes is None:
-        size = max(v.type.size for v in frame.body.outputs)
-        bits = max(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if 4 * v.type.size >= size)
+        size = max(v.type.most for v in frame.body.outputs)
+        bits = max(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if 4 * v.type.most >= size)
         return map_schedule(size, bits, target)
     shape = fixed(map_domain(frame))
     return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in frame.body.outputs))
@@ -314,19 +324,19 @@ def _row_length(frame: Frame) -> tuple[int, bool]:
     """Elements of a row, and whether neighbours in memory are of neighbouring rows."""
     op = next(o for o in frame.body.ops if o.definition.kind == "reduce")
     assert isinstance(op.attributes, ReduceAttributes)
-    shape, axes = op.operands[0].type.static_shape, op.attributes.axes
+    shape, axes = op.operands[0].type.shape, op.attributes.axes
     kept = tuple(a for a in range(len(shape)) if a not in axes)
-    return prod(shape[a] for a in axes), not reduced_is_innermost(frame, op, shape, kept)
+    return most(product(shape[a] for a in axes)), not reduced_is_innermost(frame, op, shape, kept)
 
 
 def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
     anchors = [o for o in frame.body.ops if o.definition.kind == "reduce"]
     op = anchors[0]
     length, across = _row_length(frame)
-    rows = prod(op.operands[0].type.static_shape) // max(length, 1)
-    largest = max(frame.body.inputs, key=lambda v: v.type.size, default=op.operands[0])
+    rows = most(op.operands[0].type.count) // max(length, 1)
+    largest = max(frame.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
-    again = any(v.type.size > rows for v in frame.body.outputs)
+    again = any(v.type.most > rows for v in frame.body.outputs)
     return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors), again=again)
 
 

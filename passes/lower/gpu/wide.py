@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fusec.ir.attributes import Scalar
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
+from fusec.ir.index import Index, Symbol, add, last, minimum, sub, symbol
 from fusec.ir.types import DType, bool_, f32, i64
 from fusec.passes.inline import broadcast_index, pure
 from fusec.passes.lower.frame import Frame, LoweredGroup
@@ -50,7 +50,7 @@ class _WideRows(Rows):
     def __init__(self, frame: Frame, schedule: GpuRowSchedule) -> None:
         super().__init__(frame, schedule)
         chunk = schedule.columns
-        self.start = symbol("c", 0, max(self.length - 1, 0))
+        self.start = symbol("c", 0, last(self.length))
         self.shift[self.j] = add(self.start, self.column.var)
         limit = None if self.length % chunk == 0 else sub(self.length, self.start)
         self.column = Iter(self.column.var, chunk, limit)
@@ -69,7 +69,7 @@ class _WideRows(Rows):
         if rest:
             code.append(self._loop(rest))
         code += [self.store(v) for v in waiting if not self.is_whole(v)]
-        grid = Grid((Iter(self.g, self.blocks),), tuple(code))
+        grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
         return self.frame.finish("row", (grid,), self.schedule.describe())
 
     def _loop(self, body: list[Statement]) -> Loop:
@@ -109,7 +109,7 @@ class _WideRows(Rows):
 
     def _index_of(self, value: Value) -> tuple[Index, ...]:
         """Where an operand of a map over the domain is read at the block's point."""
-        return pure(broadcast_index(self.point, value.type.static_shape))
+        return pure(broadcast_index(self.point, value.type.shape))
 
     def needs(self, value: Value) -> frozenset[Op]:
         """The reductions whose results the value is made of."""
@@ -197,9 +197,10 @@ class _WideRows(Rows):
         dtype = rest.dtype
         element = self.element(op.operands[0])
         start: dict[Symbol, Index] = {self.start: 0}
-        first = Iter(self.column.var, self.schedule.columns, min(self.length, self.schedule.columns))
+        count = minimum(self.length, self.schedule.columns)
+        first = Iter(self.column.var, self.schedule.columns, count)
         parts.before += [Alloc(rest), Reduce((self.row, first), rest, (self.row.var,), "sum", reindex(element, start))]
-        mean = _apply("div", self._at(rest), Const(float(min(self.length, self.schedule.columns)), dtype))
+        mean = _apply("div", self._at(rest), _number(count, dtype))
         parts.before += self._set(reference, _finite(mean, Const(0.0, dtype)))
         parts.before.append(self._map(rest, Const(0.0, dtype)))
         parts.before += self._set(total, Const(0.0, dtype))
@@ -229,7 +230,7 @@ class _WideRows(Rows):
         added = _apply("add", self._at(chunk), self._at(shift))
         parts.body.append(self._map(total, _apply("add", self._at(total), added)))
         base = _apply("sub", self.element(found.base, self._index_of(found.base)), self._at(reference))
-        moved = _moved(self._at(rest), base, Const(float(self.length), dtype))
+        moved = _moved(self._at(rest), base, _number(self.length, dtype))
         parts.after.append(self._map(total, _apply("add", self._at(total), moved)))
         self.settle(found.anchor, total)
 
@@ -273,6 +274,8 @@ def _moved(rest: ScalarExpr, by: ScalarExpr, count: ScalarExpr) -> Apply:
 
 
 def _number(index: Index, dtype: DType) -> ScalarExpr:
+    if isinstance(index, int):
+        return Const(float(index), dtype)
     return Apply("cast", (IndexValue(index, i64),), dtype)
 
 
