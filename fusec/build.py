@@ -344,7 +344,7 @@ def target_of(graph: Graph) -> str:
     devices = {value.type.device for op in graph.ops for value in op.results} | {v.type.device for v in graph.inputs}
     if devices <= {"cpu"}:
         return "cpu"
-    if len(devices - {"cpu"}) > 1 or "cpu" in {v.type.device for v in graph.inputs if v.type.static_shape}:
+    if len(devices - {"cpu"}) > 1 or "cpu" in {v.type.device for v in graph.inputs if v.type.shape}:
         raise FusecError(f"arrays on {', '.join(sorted(devices))} in one function; move them to one device")
     (device,) = devices - {"cpu"}
     if not is_gpu(device):

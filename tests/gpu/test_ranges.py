@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,73 +17,14 @@ if not torch.cuda.is_available():
 import fusec  # noqa: E402
 from fusec.errors import SignatureError  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "codegen" / "triton"))
+from range_cases import CASES, DIMS, EXTENTS, Function, Shapes, product, sizes  # noqa: E402
+
 pytestmark = pytest.mark.gpu
-Function = Callable[..., Any]
-F = torch.nn.functional
 
 
-def scaled(x: Any) -> Any:
-    return torch.relu(x * 2 + 1)
-
-
-def both(x: Any) -> Any:
-    return torch.cat([x * 2, x + 1], -1).transpose(0, 1)
-
-
-def soft(x: Any) -> Any:
-    return torch.softmax(x * 2, -1)
-
-
-def normed(x: Any, w: Any, b: Any) -> Any:
-    return F.layer_norm(x, (x.shape[-1],), w, b)
-
-
-def mlp(x: Any, w: Any, b: Any) -> Any:
-    return F.gelu(F.linear(x, w, b))
-
-
-def gated(x: Any, a: Any, b: Any) -> Any:
-    return F.silu(x @ a) * (x @ b) + x[..., :1]
-
-
-def scores(x: Any) -> Any:
-    return x @ x.transpose(-1, -2) / x.shape[-2]
-
-
-def full(q: Any, k: Any, v: Any) -> Any:
-    return torch.softmax(q @ k.transpose(-1, -2) * 0.125, -1) @ v
-
-
-def causal(q: Any, k: Any, v: Any) -> Any:
-    i = torch.arange(q.shape[-2], device=q.device)
-    s = (q @ k.transpose(-1, -2) * 0.125).masked_fill(i[None, :] > i[:, None], float("-inf"))
-    return torch.softmax(s, -1) @ v
-
-
-QKV = (("B", 4, "S", 64),) * 3
-CASES: dict[str, tuple[Function, tuple[tuple[int | str, ...], ...]]] = {
-    "map": (scaled, (("B", "S", 24),)),
-    "joined": (both, (("B", "S", 24),)),
-    "softmax": (soft, (("B", "S", 100),)),
-    "softmax of any length": (soft, (("B", "S"),)),
-    "sum of any length": (lambda x: x.float().sum((0, 1)), (("B", "S", 40),)),
-    "variance": (lambda x: x.float().var(1), (("B", "S"),)),
-    "layer norm": (normed, (("B", "S", 96), (96,), (96,))),
-    "linear and gelu": (mlp, (("B", "S", 96), (320, 96), (320,))),
-    "gated": (gated, (("B", "S", 64), (64, 128), (64, 128))),
-    "product along a symbol": (scores, (("B", "S", 64),)),
-    "sum along a symbol": (lambda x, y: x.transpose(-1, -2) @ y, (("B", "S", 64), ("B", "S", 48))),
-    "attention": (full, QKV),
-    "causal attention": (causal, QKV),
-    "few queries": (full, (("B", 4, 1, 64), ("B", 4, "S", 64), ("B", 4, "S", 64))),
-}
-EXTENTS = ((1, 2), (1, 300), (2, 3), (3, 65), (5, 128), (8, 301), (7, 2))
-
-
-def tensors(shapes: tuple[tuple[int | str, ...], ...], b: int, s: int) -> list[Any]:
-    known = {"B": b, "S": s}
-    sizes = [[known.get(n, n) for n in shape] for shape in shapes]  # type: ignore[call-overload]
-    return [torch.randn(size, device="cuda", dtype=torch.float32).to(torch.bfloat16) for size in sizes]
+def tensors(shapes: Shapes, b: int, s: int) -> list[Any]:
+    return [torch.randn(size, device="cuda").to(torch.bfloat16) for size in sizes(shapes, b, s)]
 
 
 def check(f: Function, compiled: Function, given: list[Any]) -> None:
@@ -100,7 +40,7 @@ def test_every_extent(name: str) -> None:
     f, shapes = CASES[name]
     torch.manual_seed(0)
     specs = [fusec.TensorSpec(shape, "bfloat16", device="cuda:0") for shape in shapes]
-    compiled = fusec.compile(f, *specs, dims={"B": (1, 8), "S": (2, 301)}, fallback="error")
+    compiled = fusec.compile(f, *specs, dims=DIMS, fallback="error")
     for b, s in EXTENTS:
         check(f, compiled, tensors(shapes, b, s))
     with pytest.raises(SignatureError):
@@ -112,12 +52,12 @@ def test_addresses_that_are_not_aligned() -> None:
         fusec.TensorSpec(("B", 70), "bfloat16", device="cuda:0"),
         fusec.TensorSpec((70, 32), "bfloat16", device="cuda:0"),
     )
-    compiled = fusec.compile(torch.matmul, *specs, dims={"B": (2, 64)})
+    compiled = fusec.compile(product, *specs, dims={"B": (2, 64)})
     x, w = torch.randn(65, 70, device="cuda").bfloat16(), torch.randn(70, 32, device="cuda").bfloat16()
     base = torch.empty(1 + 64 * 70, device="cuda", dtype=torch.bfloat16)
     shifted = base[1 : 1 + 9 * 70].view(9, 70).copy_(x[:9])
-    check(torch.matmul, compiled, [shifted, w])
-    check(torch.matmul, compiled, [x[:64], w])
+    check(product, compiled, [shifted, w])
+    check(product, compiled, [x[:64], w])
 
 
 def test_as_a_graph() -> None:
@@ -142,7 +82,7 @@ def test_a_file_serves_the_range(tmp_path: Path) -> None:
     f, shapes = CASES["causal attention"]
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     specs = [fusec.TensorSpec(shape, "bfloat16") for shape in shapes]
-    fusec.compile(f, *specs, dims={"B": (1, 8), "S": (2, 301)}, target=f"cuda:{arch}").save(tmp_path / "f.fusec")
+    fusec.compile(f, *specs, dims=DIMS, target=f"cuda:{arch}").save(tmp_path / "f.fusec")
     cases = [(given := tensors(shapes, b, s), f(*given).cpu()) for b, s in EXTENTS]
     torch.save([([t.cpu() for t in given], wanted) for given, wanted in cases], tmp_path / "data.pt")
     done = subprocess.run(

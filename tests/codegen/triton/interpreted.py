@@ -23,9 +23,14 @@ from triton.runtime.interpreter import TensorHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
+from range_cases import CASES as RANGES
+from range_cases import DIMS, FEW_EXTENTS, sizes
 from triton_cases import CASES, CUT
 
+import fusec
+import fusec.build
 from fusec.codegen.triton.build import load_source, module_source
+from fusec.ir.index import Index, evaluate
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame, LoweredGroup
@@ -107,23 +112,26 @@ def to_torch(array: np.ndarray[Any, Any], dtype: Any, strides: tuple[int, ...]) 
     return memory.copy_(source)
 
 
-def run(program: Program, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+def run(program: Program, arrays: list[torch.Tensor], **extents: int) -> list[torch.Tensor]:
     gpu = gpu_target(program.target)
     namespace = load_source(module_source(program.kernels, gpu), interpreted=Libdevice())
     tensors: dict[int, torch.Tensor] = {slot: arrays[k] for k, slot in enumerate(program.inputs)}
 
+    def numbers(*dims: Index) -> list[int]:
+        return [evaluate(n, extents) for n in dims]
+
     def tensor(slot: int) -> torch.Tensor:
         if slot not in tensors:
             record = program.slots[slot]
+            shape, strides = numbers(*record.type.shape), numbers(*record.strides)
             if record.kind == "view":
                 base = tensor(record.source)
-                offset = base.storage_offset() + record.offset
-                tensors[slot] = base.as_strided(record.type.static_shape, record.strides, offset)
+                offset = base.storage_offset() + evaluate(record.offset, extents)
+                tensors[slot] = base.as_strided(shape, strides, offset)
             elif record.kind == "constant":
-                tensors[slot] = torch.full(record.type.static_shape, record.value, dtype=torch_dtype(record.type.dtype))
+                tensors[slot] = torch.full(shape, record.value, dtype=torch_dtype(record.type.dtype))
             else:
-                dtype = torch_dtype(record.type.dtype)
-                tensors[slot] = torch.empty_strided(record.type.static_shape, record.strides, dtype=dtype)
+                tensors[slot] = torch.empty_strided(shape, strides, dtype=torch_dtype(record.type.dtype))
                 tensors[slot].fill_(float("nan") if record.type.dtype.is_float else 77 % 2)
         return tensors[slot]
 
@@ -131,7 +139,8 @@ def run(program: Program, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
         if isinstance(step, Call):
             raise AssertionError(f"a library call: {step.attributes.target} {step.attributes.reason}")
         assert isinstance(step, Launch)
-        namespace.launch(step.kernel, [tensor(slot) for slot in step.arguments])
+        taken = next(k.sizes for k in program.kernels if k.name == step.kernel)
+        namespace.launch(step.kernel, [tensor(slot) for slot in step.arguments], numbers(*taken))
     return [tensor(slot) for slot in program.outputs]
 
 
@@ -162,13 +171,36 @@ def error_of(text: str, schedule: GpuSchedule | None = None) -> tuple[float, str
     return worst, "+".join(r.kind for r in program.reports)
 
 
+def ranged_error(name: str) -> tuple[float, str]:
+    """The worst error of one function's programs for ranges, over their extents, and their kernels."""
+    f, shapes = RANGES[name]
+    specs = [fusec.TensorSpec(shape, "bfloat16") for shape in shapes]
+    made = fusec.compile(f, *specs, dims=DIMS, target="cuda:sm_90", cache=False)
+    worst, kinds = 0.0, set()
+    for b, s in FEW_EXTENTS:
+        given = [torch.randn(shape).to(torch.bfloat16) for shape in sizes(shapes, b, s)]
+        program = made.specialised(
+            {name: n for name, n in (("B", b), ("S", s)) if name in made.ranges}
+        ).executable.program
+        kinds.add("+".join(k.kind for k in program.kernels))
+        (found,) = run(program, given, B=b, S=s)
+        wanted = f(*(t.double() for t in given))
+        assert found.shape == wanted.shape, (found.shape, wanted.shape)
+        worst = max(worst, float(((found.double() - wanted).abs() / (1 + wanted.abs())).max()))
+    return worst, " ".join(sorted(kinds))
+
+
 if __name__ == "__main__":
     _patch_interpreter()
+    fusec.build.compile_module = lambda program: None
     results: dict[str, Any] = {}
     texts = CASES | {name: case.text() for name, case in ATTENTION.items()}
-    for name in sys.argv[1:] or (*texts, *CUT):
+    for name in sys.argv[1:] or (*texts, *CUT, *RANGES):
         try:
-            results[name] = error_of(texts[name]) if name in texts else error_of(*CUT[name])
+            if name in RANGES:
+                results[name] = ranged_error(name)
+            else:
+                results[name] = error_of(texts[name]) if name in texts else error_of(*CUT[name])
         except Exception:
             results[name] = traceback.format_exc(limit=-6)
     print(json.dumps(results))

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import ATTENTION
+from range_cases import CASES as RANGES
 from triton_cases import CASES, CUT
 
 
@@ -45,6 +46,14 @@ def test_attention(name: str, results: dict[str, Any]) -> None:
     error, kinds = found
     assert error < tolerance(ATTENTION[name].text()), found
     assert kinds.endswith("attention")
+
+
+@pytest.mark.parametrize("name", list(RANGES))
+def test_ranges(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
+    assert isinstance(found, list), found
+    error, _ = found
+    assert error < 0.02, found
 
 
 def test_each_is_one_kernel(results: dict[str, Any]) -> None:
