@@ -84,6 +84,28 @@ def test_a_graph_stays_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert load(tmp_path / "f.fusec").only.executable.graph is graph
 
 
+def scores(x: Any, w: Any) -> Any:
+    return torch.softmax(torch.matmul(x, w), -1)
+
+
+def test_a_range_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "require_device", lambda *wanted: None)
+    specs = fusec.TensorSpec(("B", "S", 64), "bfloat16"), fusec.TensorSpec((64, 160), "bfloat16")
+    made = fusec.compile(scores, *specs, dims={"B": (1, 8), "S": (2, 300)}, target="cuda:sm_90")
+    made.save(tmp_path / "f.fusec")
+    loaded = load(tmp_path / "f.fusec")
+    assert loaded.ranges == {"B": (1, 8), "S": (2, 300)}
+    for ours, theirs in zip(made._ranged, loaded._ranged, strict=True):
+        modules = [x.executable.module for x in (ours, theirs)]
+        for kernel in ours.executable.program.kernels:
+            first, second = (m.kernel(kernel.name, True) for m in modules)
+            assert [str(n) for n in first.grid] == [str(n) for n in second.grid]
+            assert [s.name for s in first.sizes] == [s.name for s in second.sizes] == [s.name for s in kernel.sizes]
+            assert first.code == second.code
+    with pytest.raises(SignatureError, match="S is 301, compiled was S from 2 to 300"):
+        loaded.specialised({"B": 4, "S": 301})
+
+
 def test_the_code_for_odd_addresses_is_in_the_file(saved: Path) -> None:
     module = TritonModule.from_bytes(artifact.read(saved).read(artifact.CODE))
     assert module.binaries.keys() == module.unaligned.keys()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fusec.errors import DeviceError, TargetError
+from fusec.ir.index import ceildiv, symbol
 from fusec.runtime import launch
 from fusec.runtime.launch import Device, DeviceKernel, TensorMap
 
@@ -119,6 +120,32 @@ def test_a_graph_gets_new_addresses_where_they_changed(fake: Fake) -> None:
     del run
     assert fake.notes == ["destroy 11 0"]
     assert launch.extension().graphs() == 0
+
+
+def test_sizes_follow_the_addresses_and_make_the_grid(fake: Fake) -> None:
+    n, m = symbol("N", 1, 64), symbol("M", 1, 64)
+    sized = replace(kernel("a", 0, 1, arguments=3), grid=(ceildiv(n, 8), m, 1), sizes=(n, m))
+    run = fake.device.row([(sized, (0, 1, 2)), (kernel("b", 0), (0,))], 3, lambda *given: None)
+    run(5, 16, 9, 3)  # 9 is no address
+    assert fake.notes[2:] == ["grid 20301 128", "launch 16 5", "grid 30201 128", "launch 16 5"]
+    run(5, 16, 8, 0)
+    assert fake.notes == ["grid 30201 128", "launch 16 5"]  # no blocks, no launch
+    odd: list[tuple[int, ...]] = []
+    run = fake.device.row([(sized, (0, 1, 2))], 3, lambda *given: odd.append(given))
+    run(5, 17, 9, 3)
+    assert [given[:4] for given in odd] == [(5, 17, 9, 3)]
+
+
+def test_a_graph_gets_new_sizes(fake: Fake) -> None:
+    n = symbol("N", 0, 64)
+    sized = replace(kernel("a", 0, 1, arguments=2), grid=(n, 1, 1), sizes=(n,))
+    run = fake.device.row([(sized, (0, 1))], 2, graph=True)
+    run(4, 16, 3)
+    assert fake.notes[1:] == ["graph 0 0", "node 16 0", "replay 11 4"]
+    run(4, 16, 5)
+    assert fake.notes == ["set 16 97", "replay 11 4"]
+    run(4, 16, 0)
+    assert fake.notes == []  # a graph has no node of no blocks
 
 
 def test_kernels_that_wait_by_themselves_start_early(fake: Fake) -> None:
