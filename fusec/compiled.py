@@ -12,11 +12,15 @@ from typing import Any
 from fusec.errors import ArtifactError, SignatureError
 from fusec.frontend.capture import ArgumentSource, CallSpec, Library, Rebuild, flatten
 from fusec.ir.types import Dim, TensorType, contiguous_strides
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.arrays import Layout, load_arrays
+from fusec.runtime.entry import MISS, variant_entry
 from fusec.runtime.executable import Executable
 from fusec.specs import TensorSpec
 
 Fetch = Callable[[], Any]
+
+ENTRIES = 4
+"""Calls told apart by their arrays' layouts for which there is code that tests for them at once."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +82,36 @@ class Compiled:
         self._ranged = tuple(ranged)
         self._specialise = specialise
         self._lock = threading.Lock()
+        self._entries: tuple[Callable[..., Any], ...] = ()
+        self._latest: tuple[Layout, ...] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result. SignatureError for arguments that do not fit what was compiled."""
+        for entry in self._entries:
+            result = entry(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call like none of the latest; the second of its kind in a row gets an entry of its own."""
         leaves, spec = flatten(args, kwargs, self._arrays.is_array)
         if spec != self.call_spec:
             raise SignatureError(
                 f"{self.name} was compiled for the arguments {_describe(self.call_spec)}, these are {_describe(spec)}"
             )
-        variant = self._variant(leaves)
+        layouts, variant = self._variant(leaves)
         inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
-        return variant.rebuild(variant.executable(*inputs))
+        result = variant.rebuild(variant.executable(*inputs))
+        if layouts == self._latest:
+            made = variant_entry(variant.executable, variant.arguments, variant.rebuild, spec, leaves)
+            self._entries = (made, *self._entries[: ENTRIES - 1])
+        self._latest = layouts
+        return result
 
-    def _variant(self, leaves: Sequence[Any]) -> Variant:
-        found = []
+    def _variant(self, leaves: Sequence[Any]) -> tuple[tuple[Layout, ...], Variant]:
+        """The layouts of the arrays, and what serves them. SignatureError where nothing does."""
+        found: list[Layout] = []
         for number, leaf in enumerate(leaves):
             try:
                 found.append(self._arrays.layout(leaf))
@@ -111,7 +131,7 @@ class Compiled:
                     f"{self.name}: array {number} has strides {layout.strides}, compiled were {strides}; "
                     "make it contiguous, or compile for these strides"
                 )
-        return variant
+        return tuple(found), variant
 
     def specialised(self, bindings: Mapping[str, int]) -> Variant:
         """The variant for these extents; compiled now if it is new."""

@@ -133,6 +133,28 @@ def compiled_entry(
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
 
 
+def variant_entry(
+    executable: Executable,
+    arguments: Sequence[int | Callable[[], Any]],
+    rebuild: Rebuild,
+    spec: CallSpec,
+    leaves: Sequence[Any],
+) -> Entry:
+    """The entry that runs what was compiled ahead, for calls like the one of ``spec`` and ``leaves``.
+
+    ``arguments``: for each input of the executable the number of a leaf, or the function that fetches it.
+    """
+    scope = Scope()
+    writer = _EntryWriter(scope)
+    writer.call(spec)
+    if leaves:
+        writer.unless(executable.arrays.check(scope, leaves, writer.leaves))
+    inputs = [writer.leaves[a] if isinstance(a, int) else f"{scope.bind(a, 'fetch')}()" for a in arguments]
+    made = f"{scope.bind(executable, 'program')}({', '.join(inputs)})"
+    lines = [*writer.lines, f"return {scope.bind(rebuild, 'rebuild')}({made})"]
+    return make_function(f"run_{executable.program.name}", ["args", "kwargs"], lines, scope)
+
+
 class _Mark:
     """Stands for an output while a rebuild is looked at; ``[()]`` takes the element out of a 0-d array."""
 
