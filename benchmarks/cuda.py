@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import fusec
-from fusec.runtime import host
+from fusec.runtime import staging
 
 from .gpu import (
     add_rmsnorm,
@@ -178,12 +178,12 @@ def from_host() -> list[Row]:
     batch, n = 64, 2048
     rng = np.random.default_rng(0)
     pageable, w = rng.standard_normal((batch, n, n), np.float32), rng.standard_normal((n, n), np.float32)
-    pinned = host.pinned_empty(pageable.shape, pageable.dtype)
+    pinned = staging.pinned_empty(pageable.shape, pageable.dtype)
     pinned[...] = pageable
     function: Callable[..., Any] = lambda x, w: x @ w  # noqa: E731
     fast = fusec.jit(function, target="cuda", fallback="error")
     on_card = fusec.jit(function, fallback="error")
-    there, back = cupy.empty(pinned.shape, np.float32), host.pinned_empty(pinned.shape, pinned.dtype)
+    there, back = cupy.empty(pinned.shape, np.float32), staging.pinned_empty(pinned.shape, pinned.dtype)
     weight = cupy.asarray(w)
     one, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 

@@ -1,29 +1,27 @@
 """Programs on a GPU for arrays in host memory: chunks of a batch go in, are computed and go out on several streams.
 
 Copies of both directions and kernels overlap. Arrays in pageable memory pass through pinned buffers, which a few
-threads fill; results are made in pinned memory. Pinned and device memory come from CuPy's pools.
+threads fill; a large one that comes again is pinned where it lies. Results are made in pinned memory. Pinned and device
+memory come from CuPy's pools.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from itertools import pairwise
-from math import prod
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fusec import tracing
-from fusec.errors import DeviceError, TargetError
+from fusec.errors import DeviceError
 from fusec.ir.types import fixed
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.code import Scope
 from fusec.runtime.emit import Mark, ProgramWriter
 from fusec.runtime.executable import Executable
+from fusec.runtime.staging import PINNED, Stages, copy_with_threads, is_pinned, load_cupy, pinned_empty
 from fusec.runtime.watch import Watcher
 
 STREAMS = 4
@@ -33,9 +31,6 @@ CHUNK_BYTES = 48 << 20
 """Of what one chunk reads and writes, about: large enough for the link's full speed, small beside a card's memory.
 
 On an H200, 64 products of 2048² from pinned memory: 24.0 ms with this, 24.7 with twice as much."""
-
-_COPY_BYTES = 1 << 20
-"""Of what one thread copies at least."""
 
 Array = np.ndarray[Any, Any]
 
@@ -146,21 +141,24 @@ class _Pipeline:
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
         kept = self._shared(inputs, streams)
         results = [self._result(slot) for slot in self.inner.program.outputs]
-        staging: list[dict[int, Array]] = [{} for _ in streams]
+        pieces = [slice(start, min(start + host.chunk, host.batch)) for start in range(0, host.batch, host.chunk)]
+        staged = [k for k, array in enumerate(inputs) if k not in kept and array.nbytes and not _is_ready(array)]
+        stages = Stages([{k: inputs[k][piece] for k in staged} for piece in pieces], STREAMS)
         arrived: list[Any] = [None] * STREAMS
-        starts = range(0, host.batch, host.chunk)
-        for number, start in enumerate(starts):
-            at, stop = number % STREAMS, min(start + host.chunk, host.batch)
+        for number, piece in enumerate(pieces):
+            start, stop, at = piece.start, piece.stop, number % STREAMS
             if arrived[at] is not None:
-                arrived[at].synchronize()  # its pinned buffers may be filled again
+                arrived[at].synchronize()  # no more chunks on the device than there are streams
             program = self.inner if stop - start == host.chunk else host.rest
             assert program is not None
+            buffers = stages.take(number)
             with streams[at]:
                 given = [
-                    kept[k] if k in kept else self._send(array[start:stop], staging[at], k, streams[at])
+                    kept[k] if k in kept else self._put(buffers.get(k, array[piece]), streams[at])
                     for k, array in enumerate(inputs)
                 ]
                 arrived[at] = streams[at].record()
+                stages.release(number, arrived[at].synchronize)
                 made = program(*given)
                 for result, array in zip(results, made, strict=True):
                     _fetch(array, result[start:stop], streams[at])
@@ -171,7 +169,7 @@ class _Pipeline:
     def _whole(self, inputs: Sequence[Array]) -> list[Array]:
         stream = self.cupy.cuda.Stream(non_blocking=True)
         with stream:
-            given = [self._send(array, {}, k, stream) for k, array in enumerate(inputs)]
+            given = [self._send(array, stream) for array in inputs]
             made = self.inner(*given)
             results = [pinned_empty(array.shape, array.dtype) for array in made]
             for result, array in zip(results, made, strict=True):
@@ -185,7 +183,7 @@ class _Pipeline:
         with streams[0]:
             for k, array in enumerate(inputs):
                 if not self.host.sliced[k]:
-                    found[k] = self._send(array, {}, k, streams[0])
+                    found[k] = self._send(array, streams[0])
             there = streams[0].record()
         for stream in streams[1:]:
             stream.wait_event(there)
@@ -195,20 +193,25 @@ class _Pipeline:
         type = self.inner.program.slots[slot].type
         return pinned_empty((self.host.batch, *type.static_shape[1:]), type.dtype.numpy)
 
-    def _send(self, array: Array, staging: dict[int, Array], number: int, stream: Any) -> Any:
+    def _send(self, array: Array, stream: Any) -> Any:
         """The array on the device, row-major; through a pinned buffer unless it lies in pinned memory itself."""
-        target = self.cupy.ndarray(array.shape, array.dtype)
-        if not array.nbytes:
-            return target
-        source = array
-        if not (array.flags.c_contiguous and is_pinned(array)):
-            buffer = staging.get(number)
-            if buffer is None or buffer.nbytes < array.nbytes:
-                buffer = staging[number] = pinned_empty((array.nbytes,), np.dtype(np.uint8))
-            source = np.ndarray(array.shape, array.dtype, buffer)
+        if array.nbytes and not _is_ready(array):
+            source = np.ndarray(array.shape, array.dtype, pinned_empty((array.nbytes,), np.dtype(np.uint8)))
             copy_with_threads(source, array)
-        target.data.copy_from_host_async(source.ctypes.data, array.nbytes, stream)
+            array = source
+        return self._put(array, stream)
+
+    def _put(self, array: Array, stream: Any) -> Any:
+        """The array, which lies row-major in pinned memory, on the device."""
+        target = self.cupy.ndarray(array.shape, array.dtype)
+        if array.nbytes:
+            target.data.copy_from_host_async(array.ctypes.data, array.nbytes, stream)
         return target
+
+
+def _is_ready(array: Array) -> bool:
+    """Whether the array can be copied from where it lies, beside other work."""
+    return array.flags.c_contiguous and (is_pinned(array) or PINNED.offer(array))
 
 
 def _laid_out(array: Array, strides: Sequence[int]) -> Array:
@@ -223,64 +226,3 @@ def _laid_out(array: Array, strides: Sequence[int]) -> Array:
 def _fetch(array: Any, into: Array, stream: Any) -> None:
     if into.nbytes:
         array.data.copy_to_host_async(into.ctypes.data, into.nbytes, stream)
-
-
-@cache
-def load_cupy() -> Any:
-    """CuPy. TargetError where it is not installed or has no device."""
-    try:
-        import cupy
-    except ImportError:
-        raise TargetError(
-            "arrays in host memory go to a GPU through CuPy, which is not installed: pip install fusec[cupy]"
-        ) from None
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise TargetError(f"no GPU here: {error}") from None
-    if not count:
-        raise TargetError("no GPU here")
-    return cupy
-
-
-def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array in pinned memory of CuPy's pool, which gets it back with the last reference to the array.
-
-    Where the system refuses to pin more, the array lies in plain memory: copies to it are slower, and right.
-    """
-    nbytes = prod(shape) * dtype.itemsize
-    if not nbytes:
-        return np.empty(shape, dtype)
-    cupy = load_cupy()
-    try:
-        memory = cupy.cuda.alloc_pinned_memory(nbytes)
-    except (cupy.cuda.runtime.CUDARuntimeError, MemoryError):
-        return np.empty(shape, dtype)
-    return np.frombuffer(memory, dtype, prod(shape)).reshape(shape)
-
-
-def is_pinned(array: Array) -> bool:
-    """Whether a copy to or from the array can run beside others."""
-    cupy = load_cupy()
-    kind = cupy.cuda.runtime.pointerGetAttributes(array.ctypes.data).type
-    return int(kind) == 1  # cudaMemoryTypeHost
-
-
-@cache
-def _copiers() -> tuple[ThreadPoolExecutor, int]:
-    count = max(1, min(8, (os.cpu_count() or 2) - 1))
-    return ThreadPoolExecutor(count, "fusec-copy"), count
-
-
-def copy_with_threads(target: Array, source: Array) -> None:
-    """``target[...] = source``, in parts along the first axis where that pays."""
-    copy: Callable[..., None] = np.copyto
-    pool, count = _copiers()
-    if source.ndim == 0 or source.nbytes < 2 * _COPY_BYTES:
-        copy(target, source)
-        return
-    if source.flags.c_contiguous:
-        target, source = target.reshape(-1), source.reshape(-1)
-    parts = min(count, source.shape[0], source.nbytes // _COPY_BYTES)
-    ends = [source.shape[0] * k // parts for k in range(parts + 1)]
-    list(pool.map(copy, *zip(*((target[a:b], source[a:b]) for a, b in pairwise(ends)), strict=True)))

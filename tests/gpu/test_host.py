@@ -16,7 +16,7 @@ except cp.cuda.runtime.CUDARuntimeError:
     pytest.skip("no CUDA device", allow_module_level=True)
 
 import fusec  # noqa: E402
-from fusec.runtime import host  # noqa: E402
+from fusec.runtime import host, staging  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -115,10 +115,10 @@ def test_pinned_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pinned_argument_needs_no_staging() -> None:
-    x = host.pinned_empty((64, 1000), np.dtype(np.float32))
+    x = staging.pinned_empty((64, 1000), np.dtype(np.float32))
     x[...] = rand(64, 1000)
-    assert host.is_pinned(x)
-    assert not host.is_pinned(rand(10))
+    assert staging.is_pinned(x)
+    assert not staging.is_pinned(rand(10))
     close(fusec.jit(lambda x: x * 2, target="cuda", fallback="error")(x), x * 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fusec
 from fusec.errors import ArtifactError, LoweringError, TargetError
-from fusec.runtime import host
+from fusec.runtime import host, staging
 
 
 def test_chunks_divide_the_batch_where_they_can() -> None:
@@ -25,7 +25,7 @@ def test_copies_with_threads() -> None:
     rng = np.random.default_rng(0)
     for source in (rng.random(3_000_000), rng.random((3000, 2000)).T, rng.random(3), np.array(1.0)):
         target = np.zeros(source.shape)
-        host.copy_with_threads(target, source)
+        staging.copy_with_threads(target, source)
         np.testing.assert_array_equal(target, source)
 
 
@@ -39,7 +39,7 @@ def without_a_gpu() -> None:
         count = 0
     if count:
         pytest.skip("there is a GPU")
-    host.load_cupy.cache_clear()
+    staging.load_cupy.cache_clear()
 
 
 def test_no_gpu() -> None:

@@ -50,7 +50,7 @@ def test_attention(name: str, results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", list(RANGES))
 def test_ranges(name: str, results: dict[str, Any]) -> None:
-    found = results[name]
+    found = results[f"{name}, ranges"]
     assert isinstance(found, list), found
     error, _ = found
     assert error < 0.02, found
