@@ -9,7 +9,7 @@ from functools import partial
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import most
+from fusec.ir.index import most, product
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
