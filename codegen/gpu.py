@@ -69,6 +69,10 @@ class GpuModule:
         """The kernel in its language."""
         return self.part(name).source(name)
 
+    def texts(self, name: str) -> dict[str, str]:
+        """What can be read of one kernel, by the ending of a file's name."""
+        return self.part(name).texts(name)
+
     def assembly(self) -> str:
         """What the compilers said or made."""
         return "\n".join(part.assembly() for part in self.parts)

@@ -211,6 +211,8 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
     _log_fusion(lowered.program)
     folder = config.dump_dir()
     if folder is not None:
+        from fusec.dump import dump
+
         dump(folder, lowered, module, executable)
     return Built(executable, False, seconds, lowered.stopped)
 
@@ -447,32 +449,3 @@ def _log_fusion(program: Program) -> None:
         fuse.info("not fused: %s%s: %s", declined.rule, where, declined.reason)
     for report in program.reports:
         fuse.info("%s: %s kernel of %d ops", report.kernel, report.kind, len(report.fused))
-
-
-_dump_lock = threading.Lock()
-
-
-def dump(folder: Path, lowered: Lowered, module: Module, executable: Executable) -> None:
-    """Writes the IR after each pass, each kernel's tile IR and source, and the Python of a call, under ``folder``."""
-    from fusec.tile.print import print_kernel
-
-    program = lowered.program
-    with _dump_lock:
-        number = 0
-        while True:
-            target = folder / f"{number:03d}_{program.name}"
-            try:
-                target.mkdir(parents=True)
-                break
-            except FileExistsError:
-                number += 1
-    for place, (stage, text) in enumerate(lowered.stages.items()):
-        (target / f"{place:02d}_{stage}.ir").write_text(text + "\n")
-    for kernel in program.kernels:
-        (target / f"{kernel.name}.tile").write_text(print_kernel(kernel) + "\n")
-        source = getattr(module, "source", None)
-        if source is not None:
-            backend = "triton" if is_gpu(program.target) else "tvm"
-            (target / f"{kernel.name}.{backend}.py").write_text(source(kernel.name) + "\n")
-    (target / "program.json").write_text(json.dumps(program_to_json(program), indent=1) + "\n")
-    (target / "call.py").write_text(executable.source)

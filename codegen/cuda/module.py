@@ -66,6 +66,10 @@ class CudaModule:
         """The kernel in CUDA C++, without the device headers that it includes."""
         return self.text[name].text
 
+    def texts(self, name: str) -> dict[str, str]:
+        """What can be read of one kernel, by the ending of a file's name. NVRTC makes no assembly on the way."""
+        return {"cu": self.source(name), "ptxas.txt": self.cubins[name].log}
+
     def assembly(self) -> str:
         """What ptxas said of each kernel: registers, shared memory, spills."""
         return "\n".join(f"// {name}\n{cubin.log}" for name, cubin in self.cubins.items())

@@ -99,6 +99,13 @@ class TritonModule:
         """The kernel in Triton's language."""
         return self.text[name].text
 
+    def texts(self, name: str) -> dict[str, str]:
+        """What can be read of one kernel, by the ending of a file's name."""
+        found = {"triton.py": self.source(name)}
+        if name in self.binaries:
+            found["ptx" if self.target.backend == "cuda" else "amdgcn"] = self.binaries[name].assembly
+        return found
+
     def assembly(self) -> str:
         """What Triton's compiler made, PTX or AMD's assembly."""
         return "\n".join(b.assembly for b in self.binaries.values())

@@ -50,6 +50,10 @@ class CompiledModule:
         """The kernel as TVMScript, its one-vector variables shown as plain assignments to be read more easily."""
         return _readable(str(self.functions[name].script()))
 
+    def texts(self, name: str) -> dict[str, str]:
+        """What can be read of one kernel, by the ending of a file's name."""
+        return {"tvm.py": self.source(name)} if name in self.functions else {}
+
     def llvm(self) -> str:
         """LLVM's optimised IR of all kernels."""
         return str(self.module.inspect_source("ll"))

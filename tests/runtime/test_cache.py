@@ -214,7 +214,25 @@ def test_dump_writes_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first, second = sorted(tmp_path.iterdir())
     assert (first.name, second.name) == ("000_named", "001_named")
     names = {path.name for path in first.iterdir()}
-    assert {"00_capture.ir", "program.json", "call.py"} <= names
+    assert {"00_capture.ir", "program.json", "call.py", "kernels.s"} <= names
+    assert ".text" in (first / "kernels.s").read_text()
     assert any(name.endswith(".tile") for name in names)
     assert any(name.endswith(".tvm.py") for name in names)
     assert "graph @named" in (first / "00_capture.ir").read_text()
+
+
+def test_dump_of_programs_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("FUSEC_DUMP", str(tmp_path))
+    spec = fusec.TensorSpec((64, 64), "float64")
+    fusec.compile(lambda x, y: torch.relu(x @ y), spec, spec, target="cuda:sm_90")
+    fusec.compile(lambda x: torch.softmax(x, -1), fusec.TensorSpec((64, 96)), target="cuda:sm_80")
+    endings = [
+        {path.name.partition(".")[2] for path in folder.iterdir()} - {"ir", "json", "tile"}
+        for folder in sorted(tmp_path.iterdir())
+    ]
+    assert endings[1] - {"py"} == {"triton.py", "ptx"}
+    if endings[0] != endings[1]:  # with NVRTC
+        assert endings[0] - {"py"} == {"cu", "ptxas.txt"}
+    assert [folder.name[:4] for folder in sorted(tmp_path.iterdir())] == ["000_", "001_"]
