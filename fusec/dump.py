@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from fusec.errors import TargetError
@@ -24,7 +25,7 @@ def dump(folder: Path, lowered: Lowered, module: Module, executable: Executable)
     target = _new_folder(folder, program.name)
     for place, (stage, text) in enumerate(lowered.stages.items()):
         (target / f"{place:02d}_{stage}.ir").write_text(text + "\n")
-    texts = getattr(module, "texts", lambda name: {})
+    texts: Callable[[str], dict[str, str]] = getattr(module, "texts", lambda name: {})
     for kernel in program.kernels:
         (target / f"{kernel.name}.tile").write_text(print_kernel(kernel) + "\n")
         for ending, text in texts(kernel.name).items():
