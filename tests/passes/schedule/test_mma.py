@@ -17,7 +17,7 @@ def first(target: str, m: int, n: int, k: int, products: int = 1, bits: int = 16
     [
         ("cuda:h200", (4096, 4096, 4096), "128x256x64"),
         ("cuda:a100", (4096, 4096, 4096), "128x256x64"),
-        ("cuda:l4", (4096, 4096, 4096), "128x256x32"),  # 99 KiB of shared memory
+        ("cuda:a10", (4096, 4096, 4096), "128x256x32"),  # 99 KiB of shared memory
         ("cuda:a100", (512, 512, 512), "64x64x64"),  # wider tiles would leave most units idle
         ("cuda:a100", (16, 4096, 4096), "32x64x64"),
     ],
