@@ -23,6 +23,7 @@ import torch
 import fusec
 from fusec.runtime import staging
 
+from . import warps
 from .gpu import (
     add_rmsnorm,
     attention,
@@ -173,6 +174,11 @@ def attentions() -> list[Row]:
     return [*rows, ("ALiBi, soft cap, window 1024, D128 B4 H16 N4096", rates, "TFLOP/s")]
 
 
+def by_warps() -> list[Row]:
+    """Products and attention by the instructions that cards before Hopper have."""
+    return warps.rows(device_times)
+
+
 def from_host() -> list[Row]:
     """64 products of 2048×2048 float32 with one matrix, from and to NumPy arrays."""
     batch, n = 64, 2048
@@ -252,7 +258,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
-    for section in (attentions, singles, pointwise, from_host, launches):
+    for section in (attentions, singles, by_warps, pointwise, from_host, launches):
         made = section()
         print(table(made), flush=True)
         rows += made

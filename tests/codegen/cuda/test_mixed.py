@@ -9,7 +9,8 @@ from fusec.build import kernel_source
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.codegen.gpu import compile_kernels, module_from_bytes
 from fusec.ir.parse import parse
-from fusec.passes.lower.gpu.select import GpuSelector
+from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector
 from fusec.passes.pipeline import lower
 from fusec.runtime.launch import TensorMap
 from fusec.target.gpu import gpu_target
@@ -69,3 +70,35 @@ def test_unaligned_addresses_have_code_of_their_own() -> None:
     narrow = module.kernel(product.name, False)
     assert narrow.threads == 256
     assert not any(isinstance(p, TensorMap) for p in narrow.parameters)
+
+
+ATTENTION = """graph @attend(%q: bf16[4, 16, 2048, 128], %k: bf16[4, 16, 2048, 128], %v: bf16[4, 16, 2048, 128]) {
+  %y = sdpa(%q, %k, %v) {causal=true} : bf16[4, 16, 2048, 128]
+  return %y
+}"""
+
+
+@pytest.mark.parametrize(("text", "header"), [(MLP, "mma_gemm.cuh"), (ATTENTION, "mma_attention.cuh")])
+def test_cards_before_hopper_have_kernels_of_their_own(text: str, header: str) -> None:
+    card = gpu_target("cuda:sm_80")
+    kernel = lower(parse(text), "cuda:sm_80", selector=GpuSelector(card, cuda=True)).program.kernels[0]
+    assert kernel.language == "cuda"
+    assert kernel.pipeline is None
+    ending, source = kernel_source(kernel, "cuda:sm_80")
+    assert ending == "cu"
+    assert f'#include "{header}"' in source
+
+
+@pytest.mark.parametrize("text", [MLP, ATTENTION])
+def test_on_hopper_they_are_tried_after_its_own(text: str) -> None:
+    class Listing(GpuSelector):
+        def candidates(self, frame: Frame) -> list[AnySchedule]:
+            found = super().candidates(frame)
+            if frame.op.attributes.kind in ("gemm", "attention"):  # type: ignore[attr-defined]
+                listed.append([type(s).__name__ for s in found])
+            return found
+
+    listed: list[list[str]] = []
+    lower(parse(text), "cuda:sm_90", selector=Listing(SM_90, cuda=True))
+    assert listed[0][0].startswith("Hopper")
+    assert any(name.startswith("Mma") for name in listed[0])
