@@ -50,13 +50,15 @@ _TILES = (
 """Rows, columns, bytes of a step, stages, a warp's rows and columns; the share of the instructions' rate reached
 with many tiles. On an H200, 4096³ in bf16: 505, 499, 486, 476, 451, 394, 396 TFLOP/s."""
 
-_RATES = {90: 0.66, 100: 0.33}
+_RATES = {90: 0.69, 100: 0.35}
 """Of a card's rate of half products, what these instructions reach where there are others that are faster."""
 _MOST_RESULTS = 64 * 64
 """Elements of the results that a warp keeps in registers."""
-_START, _TILE = 6e-6, 2.5e-6
-"""Seconds of a launch, and of a tile until its first products and after its last, where nothing runs beside it."""
-_SOLO = 0.7
+_START, _TILE = 3.5e-6, 1.2e-6
+"""Seconds of a launch, and of a tile until its first products and after its last."""
+_AWAY = 0.9e-6
+"""Seconds until a copy from device memory has arrived."""
+_SOLO = 0.8
 """The share of its rate that one block of four warps reaches alone on a unit."""
 _SHALLOW = 0.93
 """What is kept of the rate where fewer stages fit shared memory."""
@@ -115,9 +117,12 @@ def _predict(
         rate *= _NARROW / 2
     if beside == 1 and s.launch.warps < _WARPS:
         rate *= _SOLO
-    multiply = each * 2.0 * s.m * s.n * products * k / rate + ceil(each / resident) * _TILE
+    rounds, steps = ceil(each / resident), ceil(k / s.k)
+    multiply = each * 2.0 * s.m * s.n * products * steps * s.k / rate
+    arrive = rounds * steps * _AWAY / (s.stages - 1)
     moved = item * (tiles * (s.m + products * s.n) * k / _L2 + m * n * batches)
-    return _START + max(multiply, moved / target.bandwidth)
+    traffic = max(arrive, moved / target.bandwidth)
+    return _START + rounds * _TILE + max(multiply, traffic) + 0.1 * min(multiply, traffic)
 
 
 @dataclass(frozen=True)

@@ -80,23 +80,21 @@ struct MmaGemm {
 #pragma unroll
         for (int p = 0; p < Plan::kProducts; ++p)
             right[p] = RightTile(Plan::kRightTurned ? 0 : column0, Plan::kRightTurned ? column0 : 0, right_element(p));
-        auto fetch = [&](int step, int stage, int part, int parts) {
-            if (step >= kSteps) return;
-            char* const to = memory + stage * kStage;
-            left.fetch(to, left_element, part, parts);
-            if (part == parts - 1) left.move(Plan::kLeftTurned ? Plan::kTileK : 0, Plan::kLeftTurned ? 0 : Plan::kTileK);
+        auto fetch = [&](int step, int stage) {
+            if (step < kSteps) {
+                char* const to = memory + stage * kStage;
+                left.fetch(to, left_element);
+                left.move(Plan::kLeftTurned ? Plan::kTileK : 0, Plan::kLeftTurned ? 0 : Plan::kTileK);
 #pragma unroll
-            for (int p = 0; p < Plan::kProducts; ++p) {
-                right[p].fetch(to + LeftTile::kBytes + p * RightTile::kBytes, right_element(p), part, parts);
-                if (part == parts - 1)
+                for (int p = 0; p < Plan::kProducts; ++p) {
+                    right[p].fetch(to + LeftTile::kBytes + p * RightTile::kBytes, right_element(p));
                     right[p].move(Plan::kRightTurned ? Plan::kTileK : 0, Plan::kRightTurned ? 0 : Plan::kTileK);
+                }
             }
+            copies_end_step();
         };
 #pragma unroll
-        for (int step = 0; step < Plan::kStages - 1; ++step) {
-            fetch(step, step, 0, 1);
-            copies_end_step();
-        }
+        for (int step = 0; step < Plan::kStages - 1; ++step) fetch(step, step);
 
         const int warp = warp_id(), warp_row = warp % kWarpsM * Plan::kWarpM, warp_column = warp / kWarpsM * Plan::kWarpN;
         const Fragments<Type, Plan::kLeftTurned, LeftTile::kRowBytes, true> a(warp_row);
@@ -118,10 +116,10 @@ struct MmaGemm {
 #pragma unroll
             for (int p = 0; p < Plan::kProducts; ++p)
 #pragma unroll
-                for (int i = 0; i < kFragmentsM; ++i)
+                for (int j = 0; j < 2 * kFragmentsN; ++j)
 #pragma unroll
-                    for (int each = 0; each < 2 * kFragmentsN; ++each) {
-                        const int j = i % 2 ? 2 * kFragmentsN - 1 - each : each;  // an operand is used twice in a row
+                    for (int each = 0; each < kFragmentsM; ++each) {
+                        const int i = j % 2 ? kFragmentsM - 1 - each : each;  // an operand is used twice in a row
                         multiply_add<Type>(sums[p][i][j], s.a[i], s.b[p][j / 2] + j % 2 * 2);
                     }
         };
@@ -130,18 +128,16 @@ struct MmaGemm {
         read(0, 0, steps[0]);
         int stage = 0;
         for (int step = 0; step < kSteps; ++step) {
-            const int ahead = step + Plan::kStages - 1, freed = stage == 0 ? Plan::kStages - 1 : stage - 1;
 #pragma unroll
             for (int k = 0; k < kSubsteps; ++k) {
                 if (k == kSubsteps - 1) {  // the next step's first fragments are read under this one's last products
-                    copies_end_step();
                     wait_for_all_steps_but<Plan::kStages - 2>();
                     __syncthreads();
                     stage = stage + 1 == Plan::kStages ? 0 : stage + 1;
                 }
                 read(stage, (k + 1) % kSubsteps, steps[(k + 1) % 2]);
+                if (k == 0) fetch(step + Plan::kStages - 1, stage == 0 ? Plan::kStages - 1 : stage - 1);
                 multiply(steps[k % 2]);
-                if (k < kSubsteps - 1) fetch(ahead, freed, k, kSubsteps - 1);
             }
         }
 

@@ -62,11 +62,11 @@ struct TileOfRows {
         if constexpr (kEven) from += i64(down) * Memory::kStride + across;
     }
 
-    /// Starts the copies of the tile at hand, or of one of `parts`.
+    /// Starts the copies of the tile at hand.
     template <typename Element>
-    __device__ void fetch(char* to, Element element, int part = 0, int parts = 1) const {
+    __device__ void fetch(char* to, Element element) const {
 #pragma unroll
-        for (int turn = part * kTurns / parts; turn < (part + 1) * kTurns / parts; ++turn) {
+        for (int turn = 0; turn < kTurns; ++turn) {
             if (kUnits % kThreads != 0 && turn * kThreads + threadIdx.x >= kUnits) break;
             const int row = row_of(turn), column = column_of(turn);
             fetch_unit(to + place_of<kRowBytes, kSwap>(row, column / kUnit), turn, first_row + row, first_column + column,
