@@ -127,8 +127,9 @@ class GpuSelector:
             raise
         schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
-        plain = bool(apart) and isinstance(found[0], TiledGemmSchedule) and _is_half(frame.anchors("dot")[0])
-        first = 0 if plain else 1  # matrix units multiply what plain arithmetic computes on its way far faster
+        one_by_one = bool(apart) and isinstance(found[0], TiledGemmSchedule | MmaGemmSchedule)
+        plain = one_by_one and _is_half(frame.anchors("dot")[0])
+        first = 0 if plain else 1  # matrix units multiply what is computed element by element on its way far faster
         return [*own[:first], *apart, *own[first:]]
 
     def candidates(self, frame: Frame) -> list[AnySchedule]:

@@ -46,6 +46,13 @@ FLAT = MmaGemmSchedule(32, 64, 64, 4, 16, 32)
 SINGLE = MmaGemmSchedule(128, 128, 16, 3, 64, 64)
 SINGLE_SMALL = MmaGemmSchedule(64, 64, 32, 3, 32, 32)
 
+PREPARED = """graph @prepared(%x: bf16[130, 200], %s: bf16[200], %w: bf16[96, 200]) {
+  %g = mul(%x, %s) : bf16[130, 200]
+  %a = silu(%g) : bf16[130, 200]
+  %h = linear(%a, %w) : bf16[130, 96]
+  return %h
+}"""
+
 SLICED = """graph @sliced(%x: bf16[130, 208], %w: bf16[96, 208]) {
   %a = slice(%x) {starts=[0, 8], stops=[130, 203], steps=[1, 1]} : bf16[130, 195]
   %b = slice(%w) {starts=[0, 0], stops=[96, 195], steps=[1, 1]} : bf16[96, 195]
@@ -95,5 +102,6 @@ CASES: dict[str, tuple[str, MmaGemmSchedule]] = {
     "float_result": (FLOAT_RESULT, SQUARE),
     "swiglu": (SWIGLU, MmaGemmSchedule(128, 64, 32, 3, 64, 32)),
     "swiglu_odd": (SWIGLU.replace("256]", "250]").replace("384", "390"), MmaGemmSchedule(64, 64, 32, 3, 32, 32)),
+    "prepared": (PREPARED, SMALL),
     "sliced": (SLICED, SMALL),
 }

@@ -102,3 +102,15 @@ def test_on_hopper_they_are_tried_after_its_own(text: str) -> None:
     lower(parse(text), "cuda:sm_90", selector=Listing(SM_90, cuda=True))
     assert listed[0][0].startswith("Hopper")
     assert any(name.startswith("Mma") for name in listed[0])
+
+
+def test_operands_are_made_first_where_they_would_be_computed_one_by_one() -> None:
+    text = """graph @prepared(%x: bf16[4096, 1024], %w: bf16[4096, 1024]) {
+  %a = silu(%x) : bf16[4096, 1024]
+  %h = linear(%a, %w) : bf16[4096, 4096]
+  return %h
+}"""
+    selector = GpuSelector(gpu_target("cuda:sm_80"), cuda=True)
+    made, product = lower(parse(text), "cuda:sm_80", selector=selector).program.kernels
+    assert (made.kind, product.kind) == ("map", "gemm")
+    assert product.language == "cuda"

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hopper_cases import SWIGLU, linear, product
-from mma_cases import CASES, SMALL, SQUARE, WIDE, Fixed, lowered
+from mma_cases import CASES, PREPARED, SMALL, SQUARE, WIDE, Fixed, lowered
 
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.mma import emit_mma_gemm
@@ -76,6 +76,12 @@ def test_turned_operands_run_along_their_memory() -> None:
 def test_narrow_copies() -> None:
     assert "InRows<130, 132, 132, 4>" in emit_mma_gemm(lowered(parse(linear(130, 132, 136)), SMALL)).text
     assert "InRows<130, 134, 134, 2>" in emit_mma_gemm(lowered(parse(linear(130, 134, 136)), SMALL)).text
+
+
+def test_computed_operands_are_rounded() -> None:
+    text = emit_mma_gemm(lowered(parse(PREPARED), SMALL)).text
+    assert "using Left = InRows<130, 200, -1, 0>;" in text
+    assert "const float as_f32 = float(x[k + row * 200]) * float(s[k]);\n        return bf16(" in text
 
 
 def test_two_products() -> None:
