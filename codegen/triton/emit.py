@@ -36,7 +36,6 @@ from fusec.ir.index import (
     mul,
     needs_int64,
     product,
-    symbol,
     symbols_of,
 )
 from fusec.ir.types import DType
@@ -190,10 +189,9 @@ class _Emitter:
             self.names[buffer] = self.unique(f"{buffer.name}_ptr")
         for size in self.kernel.sizes:
             self.symbols[size] = self.unique(size.name)
-        sizes = self._grid(grid)
         if self.overlaps:
-            self._ahead(grid)
             self.line("_begin()")
+        sizes = self._grid(grid)
         if self.kernel.kind == "row":
             self._read_ahead(grid.body)
         self.block(grid.body)
@@ -203,22 +201,6 @@ class _Emitter:
         head = f"@triton.jit\ndef {self.kernel.name}({', '.join(names)}):"
         text = "\n".join([head, *self.lines]) + "\n"
         return TritonKernel(self.kernel.name, text, sizes, tuple(self.descriptors), extents, self.wide)
-
-    def _ahead(self, grid: Grid) -> None:
-        """Asks the cache for what the block reads first, while it waits for the kernel ahead of it."""
-        for run in grid.ahead if self.describes else ():
-            rows, item = run.rows.extent, run.first.dtype.itemsize
-            pieces = max(p for p in _powers(max(1, 32 * self.kernel.warps // rows)) if run.size % (16 * p) == 0)
-            piece = symbol("piece", 0, pieces - 1)
-            self.domain = ()
-            self.line(f"if {self.index(grid.iters[0].var)} < {run.points}:")
-            with self.indented():
-                self.domain = (run.rows, Iter(piece, pieces))
-                where = self.pointer(run.first.buffer, run.first.index)
-                if pieces > 1:
-                    where += f" + {self.index(piece * (run.size // pieces // item))}"
-                self.line(f"_ahead(tl.broadcast_to({where}, [{rows}, {pieces}]), {run.size // pieces})")
-        self.domain = ()
 
     def _read_ahead(self, block: Block) -> None:
         """Starts the loads of a block before its first reduction, whose barrier none of them would cross.
@@ -574,6 +556,8 @@ class _Emitter:
 
     def _tile(self, load: Load) -> str:
         name = self._slice(load) or self.names[load.buffer]
+        if not load.index:
+            return name
         places = []
         for i in load.index:
             place = next(
@@ -705,14 +689,6 @@ class _Emitter:
             return text
         half = e.dtype.is_float and e.dtype.bits < 32
         return f"tl.cast({text}, {'tl.float32' if half else type_name(e.dtype)})"
-
-
-def _powers(most: int) -> Iterator[int]:
-    """The powers of two up to ``most``."""
-    power = 1
-    while power <= most:
-        yield power
-        power *= 2
 
 
 def _changed(block: Block) -> Iterator[Buffer]:

@@ -142,7 +142,6 @@ def load_source(source: ModuleSource, interpreted: Any = None) -> LoadedSource:
         module._tanh = interpreted.tanh  # type: ignore[attr-defined]
         module._widen = interpreted.widen  # type: ignore[attr-defined]
         module._begin = interpreted.begin  # type: ignore[attr-defined]
-        module._ahead = interpreted.ahead  # type: ignore[attr-defined]
     every = [k for kernel in source.kernels for k in (kernel, kernel.unaligned) if k is not None]
     functions: dict[str, Callable[..., Any]] = {k.name: getattr(module, k.name) for k in every}
     return LoadedSource(source, functions)

@@ -94,19 +94,6 @@ BEGIN = """@triton.jit
 def _begin():
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def _ahead(pointers, size: tl.constexpr):
-    # L2 is where all writes arrive: what is asked for too early is not stale.
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers, size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 """
 """What a kernel starts with that is launched before the one ahead of it has ended (Hopper and later)."""
 

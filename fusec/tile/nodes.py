@@ -37,28 +37,11 @@ class Iter:
 
 
 @dataclass(frozen=True)
-class Run:
-    """``size`` neighbouring bytes of a parameter from ``first`` on, a multiple of 16, for each of ``rows``.
-
-    It is asked for at the first ``points`` of the grid's first iterator.
-    """
-
-    rows: Iter
-    first: Load
-    size: int
-    points: int
-
-
-@dataclass(frozen=True)
 class Grid:
-    """Independent points, run in parallel in any order. Always a kernel's outermost statement.
-
-    ``ahead``: memory that a point reads first, which a cache may be asked for before the kernels ahead have ended.
-    """
+    """Independent points, run in parallel in any order. Always a kernel's outermost statement."""
 
     iters: tuple[Iter, ...]
     body: Block
-    ahead: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Run, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 _INDENT = "  "
@@ -82,18 +82,11 @@ def _block(statements: Block, depth: int) -> list[str]:
     return [line for statement in statements for line in _statement(statement, depth)]
 
 
-def _run(run: Run) -> str:
-    where = f"{print_scalar(run.first)} over ({_domain((run.rows,))})"
-    return f"ahead {run.size} bytes from {where}, at {run.points} points"
-
-
 def _statement(statement: Statement, depth: int) -> list[str]:
     pad = _INDENT * depth
     match statement:
         case Grid():
-            ahead = [f"{_INDENT * (depth + 1)}{_run(run)}" for run in statement.ahead]
-            head, *rest = _braces(f"grid ({_domain(statement.iters)})", statement.body, depth)
-            return [head, *ahead, *rest]
+            return _braces(f"grid ({_domain(statement.iters)})", statement.body, depth)
         case Loop():
             step = f", step {statement.step}" if statement.step != 1 else ""
             head = f"for {statement.var} in {_index(statement.start)}..{_index(statement.stop)}{step}"

@@ -8,22 +8,7 @@ from typing import assert_never
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
 from fusec.ir.types import bool_, fixed
-from fusec.tile.nodes import (
-    Alloc,
-    Block,
-    Dot,
-    Grid,
-    If,
-    Iter,
-    Kernel,
-    Loop,
-    Map,
-    Reduce,
-    Run,
-    Statement,
-    Store,
-    grouped,
-)
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, grouped
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
@@ -86,8 +71,6 @@ class _Verifier:
         match statement:
             case Grid():
                 self.where = "grid"
-                for run in statement.ahead:
-                    self.ahead(run, known, self.domain(statement.iters, bound))
                 self.block(statement.body, known, self.domain(statement.iters, bound))
             case Loop():
                 self.where = f"loop {statement.var}"
@@ -115,11 +98,6 @@ class _Verifier:
                 raise AssertionError("handled by block")
             case _:
                 assert_never(statement)
-
-    def ahead(self, run: Run, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
-        if run.size <= 0 or run.size % 16:
-            self.fail(f"{run.size} bytes of {run.first.buffer} are asked for ahead, which is no multiple of 16")
-        self.place(run.first.buffer, run.first.index, known, self.domain((run.rows,), bound), (run.rows,))
 
     def domain(self, iters: Sequence[Iter], bound: frozenset[Symbol]) -> frozenset[Symbol]:
         for it in iters:

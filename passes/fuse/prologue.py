@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fusec.ir.attributes import DotAttributes
+from math import prod
+
+from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.index import most, product
-from fusec.passes.fuse.grow import Log, grow_producers
+from fusec.passes.fuse.grow import Log
 from fusec.passes.fuse.partition import Group, Partition
 from fusec.runtime.program import Declined
 
@@ -14,11 +16,14 @@ RULE = "prologue into gemm"
 _FLOPS_A_BYTE = 170
 """Multiply-adds (times two) that a GPU's matrix units do in the time that its memory moves a byte."""
 
-_SLOWER = 0.25
+_SLOWER = 0.5
 """The share of its time that a product loses where an operand comes through registers."""
 
 _SCALAR_FLOPS = 12
 """What an elementwise operation costs, in flops of the matrix units, beside the products of its element."""
+
+MOST_OF_A_ROW = 1 << 14
+"""Elements of a row that a block can reduce before it multiplies."""
 
 _LAUNCH_BYTES = 8 << 20
 """What the memory moves while a kernel starts."""
@@ -34,14 +39,20 @@ def grow_prologues(partition: Partition, group: Group, log: Log) -> None:
         if reason:
             log(Declined(RULE, reason, chain[-1].location))
         else:
-            grow_producers(partition, group, chain.__contains__, [value])
+            partition.add(group, chain)
 
 
 def _chain(partition: Partition, group: Group, value: Value) -> list[Op]:
-    """The elementwise ops, in graph order, that make the operand and serve nothing but the group."""
+    """The ops, in graph order, that make the operand and serve nothing but the group.
+
+    They are elementwise; where the operand is one row, sums and maxima of such rows (a norm's) are among them.
+    """
+    row = _row_axes(group, value)
     found: set[Op] = set()
     for op in reversed(partition.graph.ops):
-        if op in partition.owner or op in partition.free or op.definition.kind != "elementwise":
+        if op in partition.owner or op in partition.free:
+            continue
+        if op.definition.kind != "elementwise" and not _is_of_row(op, value, row):
             continue
         consumers = partition.compute_consumers(op)
         own = any(op.result in partition.sources_of(value) for c in consumers if c in group.anchors)
@@ -67,6 +78,29 @@ def _obstacle(partition: Partition, group: Group, value: Value, chain: list[Op])
     if inside <= apart:
         return ""
     return f"each element of {value} meets {times} others: that is more to compute than {moved} bytes take to move"
+
+
+def _row_axes(group: Group, value: Value) -> tuple[int, ...] | None:
+    """The axes of an operand that is one row, not too long for a block; None for others."""
+    if value.type.most > MOST_OF_A_ROW or not value.type.is_static:
+        return None
+    found: set[tuple[int, ...]] = set()
+    for anchor in group.anchors:
+        attributes = anchor.attributes
+        assert isinstance(attributes, DotAttributes)
+        sides = ((attributes.lhs_contract, attributes.lhs_batch), (attributes.rhs_contract, attributes.rhs_batch))
+        found |= {tuple(sorted(c)) for v, (c, b) in zip(anchor.operands, sides, strict=True) if v is value and not b}
+    if len(found) != 1:
+        return None
+    (axes,) = found
+    return axes if prod(n for a, n in enumerate(value.type.static_shape) if a not in axes) == 1 else None
+
+
+def _is_of_row(op: Op, value: Value, row: tuple[int, ...] | None) -> bool:
+    if row is None or op.name not in ("reduce_sum", "reduce_max", "reduce_min"):
+        return False
+    assert isinstance(op.attributes, ReduceAttributes)
+    return op.operands[0].type.shape == value.type.shape and tuple(sorted(op.attributes.axes)) == row
 
 
 def _times(group: Group, value: Value) -> int:

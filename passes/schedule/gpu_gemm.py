@@ -17,12 +17,20 @@ Candidate = GpuGemmSchedule | GpuGemvSchedule
 
 
 @dataclass(frozen=True)
+class Making:
+    """An operand that is computed on its way in: ``bytes`` read and ``flops`` done for each of its elements."""
+
+    bytes: float
+    flops: int
+
+
+@dataclass(frozen=True)
 class Problem:
     """``products`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
 
     walks: the stores need no memory but the product's own, so that blocks may go from tile to tile.
     exact: f32 multiplied by plain arithmetic, no matrix units. across: of the longer operand, neighbours in memory
-    are of different rows or columns of the result, not of K.
+    are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
     """
 
     batches: int
@@ -34,10 +42,22 @@ class Problem:
     walks: bool = True
     exact: bool = False
     across: bool = False
+    left: Making | None = None
+    right: Making | None = None
 
     @property
     def item(self) -> int:
         return self.bits // 8
+
+    def read(self, left: float, right: float) -> float:
+        """Bytes of memory for so many elements of the left operand, and of each right one."""
+        of_left, of_right = (self.item if m is None else m.bytes for m in (self.left, self.right))
+        return left * of_left + right * of_right * self.products
+
+    def made(self, left: float, right: float) -> float:
+        """Operations that compute so many elements of the left operand, and of each right one."""
+        of_left, of_right = (0 if m is None else m.flops + _MAKING for m in (self.left, self.right))
+        return left * of_left + right * of_right * self.products
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,18 @@ _BLOCKS = (
     _Block(16, 128, 64, 4, 4, 0.25, turned=True),
 )
 
+_MAKING_BLOCKS = (
+    _Block(16, 64, 128, 4, 4, 0.21),
+    _Block(16, 64, 256, 4, 3, 0.21),
+    _Block(16, 128, 64, 4, 4, 0.25),
+    _Block(16, 128, 128, 4, 4, 0.25),
+    _Block(16, 128, 128, 8, 4, 0.25),
+    _Block(32, 64, 128, 4, 4, 0.41),
+    _Block(32, 128, 64, 4, 4, 0.51),
+    _Block(32, 128, 128, 8, 4, 0.51),
+)
+"""More of them for few rows where operands are computed on their way in."""
+
 _EXACT_BLOCKS = (
     _Block(64, 64, 32, 8, 2, 0.12),
     _Block(64, 64, 32, 4, 2, 0.22),
@@ -95,9 +127,10 @@ _EXACT_BLOCKS = (
 """f32 through plain arithmetic; ``rate`` is of its own peak."""
 
 _ALONG = ((1, 1024, 4, 1), (2, 2048, 2, 4), (2, 2048, 1, 4), (4, 2048, 2, 4), (8, 512, 2, 4))
+_MAKING_ALONG = ((4, 2048, 2, 8), (8, 1024, 2, 8), (16, 512, 2, 8))
 _ACROSS = ((64, 32, 4, 4), (64, 64, 2, 4), (128, 16, 4, 4), (128, 32, 2, 4), (32, 64, 2, 4))
 """Lines, depth, unrolled steps and warps of a matrix times a few vectors, where neighbours in memory are of one line,
-and where they are of different ones."""
+more of them where operands are computed on their way in, and where neighbours are of different lines."""
 
 
 def most_vectors(p: Problem) -> int:
@@ -113,6 +146,10 @@ def most_vectors(p: Problem) -> int:
 
 MAX_ACCUMULATORS = 128 * 256
 """Elements of the results that a block of eight warps keeps in registers."""
+
+_GROUP_ROWS = 64
+"""Rows that four warps multiply at once on Hopper. Triton 3.6 starts to compute the next step's rows in registers
+while the units may still read the last one's (up to 7 groups of products are under way): results are wrong at times."""
 
 _RESERVED = 1024
 """Bytes of shared memory for barriers, and what the driver keeps of every block's."""
@@ -136,6 +173,8 @@ _NARROW_TF32 = 0.65
 """What blocks of four warps keep of their rate where f32 goes through the matrix units 32 deep."""
 _ELEMENT = 0.025e-6
 """Seconds for each element that a thread multiplies by itself, where few threads share a unit."""
+_MAKING = 4
+"""Operations that an element of an operand that is computed takes besides its own: it goes through registers."""
 _SECOND = 0.85e-6
 """A second kernel, which starts while the first one ends."""
 _SPLITS = (1, 2, 3, 4, 6, 8, 16)
@@ -154,7 +193,7 @@ def predict(p: Problem, s: Candidate, target: GpuTarget) -> float:
 
 
 def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
-    for b in _EXACT_BLOCKS if p.exact else _BLOCKS:
+    for b in _blocks(p):
         s = _fitted(p, b, target)
         if s is None:
             continue
@@ -167,8 +206,15 @@ def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
                     yield _with(s, walkers=walkers)
             continue
         for split in _SPLITS:
-            if split == 1 or (tiles * split <= 2 * target.units and p.k // split >= 4 * s.k):
+            many = 8 if p.left or p.right else 2  # what makes operands hides behind the loads of other blocks
+            if split == 1 or (tiles * split <= many * target.units and p.k // split >= 4 * s.k):
                 yield _with(s, split=split)
+
+
+def _blocks(p: Problem) -> tuple[_Block, ...]:
+    if p.exact:
+        return _EXACT_BLOCKS
+    return (*_BLOCKS, *_MAKING_BLOCKS) if p.left or p.right else _BLOCKS
 
 
 def _with(s: GpuGemmSchedule, *, walkers: int = 0, split: int = 1) -> GpuGemmSchedule:
@@ -181,6 +227,9 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
     if (m > 16 and m >= 2 * _pow2(p.m)) or (n > 32 and n >= 2 * _pow2(p.n)):
         return None
     if m * n * p.products > MAX_ACCUMULATORS * b.warps // 8:
+        return None
+    first, rows = (p.right, n) if b.turned else (p.left, m)
+    if first is not None and rows >= _GROUP_ROWS and target.has_tma and not p.exact:
         return None
     if not p.exact:
         k = k * 2 // p.item
@@ -197,7 +246,8 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
     vectors, lines = min(p.m, p.n), max(p.m, p.n)
     if vectors > most_vectors(p):
         return
-    for block, depth, unroll, warps in _ACROSS if p.across else _ALONG:
+    along = (*_ALONG, *_MAKING_ALONG) if p.left or p.right else _ALONG
+    for block, depth, unroll, warps in _ACROSS if p.across else along:
         while unroll > 1 and depth * unroll >= 2 * _pow2(p.k):
             unroll //= 2
         block, depth = min(block, _pow2(lines)), min(depth, max(16, _pow2(p.k)))
@@ -219,7 +269,7 @@ def _resident(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> int:
 def _rate(p: Problem, s: GpuGemmSchedule) -> float:
     alike = [
         b
-        for b in (_EXACT_BLOCKS if p.exact else _BLOCKS)
+        for b in _blocks(p)
         if (b.m, b.n, b.warps, b.turned, b.walkers > 0) == (s.m, s.n, s.launch.warps, s.turned, s.walkers > 0)
     ]
     rate = next((b.rate for b in alike if b.k * 2 == s.k * p.item), alike[0].rate if alike else 0.5)
@@ -243,9 +293,10 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     peak = (target.single_flops if p.exact else target.half_flops * 2 / p.item) / target.units
     peak *= _rate(p, s) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
     compute = share * max(2.0 * s.m * s.n * p.products * depth / peak, steps * _STEP / beside) + idle
-    loaded = tiles * (s.m + s.n * p.products) * depth * p.item
-    moved = p.batches * (p.m * p.k + p.n * p.products * p.k + p.m * p.n) * p.item
-    ahead = min(tiles, resident * target.units) * (s.m + s.n * p.products) * s.k * p.item
+    compute += share * depth * p.made(s.m, s.n) * 2 * target.units / target.single_flops
+    loaded = tiles * depth * p.read(s.m, s.n)
+    moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item)
+    ahead = min(tiles, resident * target.units) * s.k * p.read(s.m, s.n)
     supply = min(1.0, sqrt(ahead * min(steps, max(1, s.launch.stages - 1)) / _AHEAD))
     traffic = max(moved, loaded / _L2) / target.bandwidth / supply
     arrival = traffic + _TILE - _EPILOGUE
@@ -256,12 +307,15 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     """The matrix's way in, slower where a block has little under way; or the arithmetic of few blocks."""
     vectors, lines = min(p.m, p.n), max(p.m, p.n)
     blocks = p.batches * ceil(lines / s.lines) * s.split
-    moved = p.batches * p.products * lines * p.k * p.item
-    ahead = s.lines * s.depth * s.unroll * p.item * p.products
+    matrix, vector = ((0, 1), (1, 0)) if p.n >= p.m else ((1, 0), (0, 1))
+    moved = p.batches * lines * p.k * p.read(*matrix)
+    ahead = s.lines * s.depth * s.unroll * p.read(*matrix)
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
     supply = min(1.0, sqrt(min(blocks, resident * target.units) * ahead / _AHEAD))
     traffic = moved / target.bandwidth / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
-    arithmetic = 2.0 * moved / p.item * (vectors + 1) / target.single_flops * max(1.0, target.units / blocks)
+    elements = p.batches * p.products * lines * p.k
+    each = p.products * (vectors + 1) + p.made(*matrix) + p.made(*vector) * vectors / s.lines
+    arithmetic = 2.0 * elements / p.products * each / target.single_flops * max(1.0, target.units / blocks)
     alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
     return _LAUNCH + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
 

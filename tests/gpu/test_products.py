@@ -12,6 +12,16 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 import fusec  # noqa: E402
+from fusec.build import compile_module  # noqa: E402
+from fusec.ir.parse import parse  # noqa: E402
+from fusec.passes.fuse import prologue  # noqa: E402
+from fusec.passes.lower.frame import Frame, LoweredGroup  # noqa: E402
+from fusec.passes.lower.gpu.select import GpuSelector, lower_with  # noqa: E402
+from fusec.passes.lower.pieces import Pieces  # noqa: E402
+from fusec.passes.pipeline import lower  # noqa: E402
+from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule  # noqa: E402
+from fusec.runtime.executable import Executable  # noqa: E402
+from fusec.target.gpu import gpu_target  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -167,3 +177,45 @@ def test_values_that_are_no_numbers_pass_through_what_makes_an_operand(value: fl
     x, w = random(20, 200), random(200, 96)
     x[3, 7] = value
     accurate(activated, x, w)
+
+
+class Each(GpuSelector):
+    """Lowers products with the schedule of a number."""
+
+    number = 0
+
+    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+        if not frame.anchors("dot"):
+            return super().lower(frame)
+        found = [s for s in self.candidates(frame) if isinstance(s, GpuGemmSchedule | GpuGemvSchedule)]
+        if self.number >= len(found):
+            raise IndexError(self.number)
+        return lower_with(frame, found[self.number])
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(300, 1024, 512), (16, 1000, 1024), (1, 512, 640)])
+def test_every_schedule_makes_operands_right(m: int, k: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 overwrites some operands in registers that are still being multiplied: no such tile is used."""
+    graph = parse(f"""graph @g(%x: bf16[{m}, {k}]@cuda:0, %w: i8[{n}, {k}]@cuda:0, %s: bf16[{n}, 1]@cuda:0) {{
+      %a = relu(%x) : bf16[{m}, {k}]@cuda:0
+      %c = cast(%w) : bf16[{n}, {k}]@cuda:0
+      %b = mul(%c, %s) : bf16[{n}, {k}]@cuda:0
+      %y = linear(%a, %b) : bf16[{m}, {n}]@cuda:0
+      return %y
+    }}""")
+    w = torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8)
+    x, s = random(m, k), random(n, 1, scale=1e-2)
+    wanted = torch.relu(x).double() @ (w.double() * s.double()).t()
+    monkeypatch.setattr(prologue, "_FLOPS_A_BYTE", 1e9)  # whether it pays or not
+    target, tried = gpu_target("cuda:0"), 0
+    for number in range(100):
+        selector = Each(target)
+        selector.number = number
+        try:
+            program = lower(graph, "cuda:0", selector=selector).program
+        except IndexError:
+            break
+        (found,) = Executable(program, compile_module(program), "torch").runner()(x, w, s)
+        assert error(found, wanted) < 0.02, program.reports[0].schedule
+        tried += 1
+    assert tried > 2

@@ -6,7 +6,7 @@ from tile_harness import buffer, const, iters, kernel, load, op, sym, tile
 
 from fusec.ir.index import minimum
 from fusec.ir.types import bf16, bool_, f32, i32, i64
-from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, RegisterTile, Run, Store
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, RegisterTile, Store
 from fusec.tile.print import print_kernel
 from fusec.tile.scalar import IndexValue
 
@@ -71,16 +71,4 @@ def test_literals_and_steps():
     assert print_kernel(kernel("k", (out,), (body,))).splitlines()[1:3] == [
         "  for i in 0..8, step 2 {",
         "    store out[i] = i32(3)",
-    ]
-
-
-def test_what_is_asked_for_ahead():
-    i, r = sym("i", 8), sym("r", 4)
-    w, out = buffer("w", f32, (32, 64)), buffer("out", f32, (8,))
-    store = Store((), out, (i,), const(0.0, f32))
-    grid = Grid((Iter(i, 8),), (store,), (Run(Iter(r, 4), load(w, 4 * i + r, 0), 256, 6),))
-    assert print_kernel(kernel("k", (w, out), (grid,))).splitlines()[1:4] == [
-        "  grid (i:8) {",
-        "    ahead 256 bytes from w[4*i + r, 0] over (r:4), at 6 points",
-        "    store out[i] = 0.0",
     ]

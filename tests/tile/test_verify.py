@@ -7,7 +7,7 @@ from tile_harness import buffer, const, iters, kernel, load, op, sym, tile
 
 from fusec.errors import VerifyError
 from fusec.ir.types import bf16, bool_, f32, i64
-from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, RegisterTile, Run, Store
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, RegisterTile, Store
 from fusec.tile.scalar import IndexValue
 from fusec.tile.verify import verify
 
@@ -50,20 +50,6 @@ BROKEN = [
     ((Reduce((), OUT, (0, 0), "sum", const(1.0, f32)),), "a reduction needs an iterator"),
     ((Reduce(DOMAIN, OUT, (0, 0), "any", const(True, bool_)),), "any into f32"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (Run(Iter(i, 4), load(X, i, 0), 24, 2), "24 bytes of x are asked for ahead, which is no multiple of 16"),
-        (Run(Iter(i, 4), load(X, i + 1, 0), 32, 2), r"subscript .* of x reaches \[1, 4\], its extent is 4"),
-        (Run(Iter(i, 4), load(X, i, j), 32, 2), "j of j is not bound"),
-    ],
-)
-def test_what_is_asked_for_ahead_lies_in_memory(run: Run, message: str) -> None:
-    store = Store((Iter(j, 32),), OUT, (0, j), const(0.0, f32))
-    with pytest.raises(VerifyError, match=message):
-        verify(Kernel("ahead", "gemm", (X, OUT), 1, (Grid((Iter(s, 3),), (store,), (run,)),)))
 
 
 @pytest.mark.parametrize(("body", "message"), BROKEN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.ir.graph import Op
-from fusec.passes.fuse.fuse import fuse_maps
+from fusec.passes.fuse.fuse import fuse_maps, fuse_rows
 from fusec.passes.fuse.partition import Group, Partition, build_fused_graph
 from fusec.passes.lower.frame import Frame
 from fusec.passes.lower.pieces import Alternative, Pieces
@@ -35,5 +35,6 @@ def _pieces(frame: Frame) -> Pieces:
     dots = frame.anchors("dot")
     group = Group("gemm", dots[0].result.type.shape)
     partition.add(group, [op for op in frame.body.ops if op not in makers and op not in partition.free])
+    fuse_rows(partition, lambda declined: None)
     fuse_maps(partition, lambda declined: None)
     return Pieces(tuple(op for op in build_fused_graph(partition).ops if op.name == "fused"))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, bounds, ceildiv, floordiv, last, minimum, mod, most, mul, sub, symbol
-from fusec.ir.types import DType, bool_
+from fusec.ir.types import bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
-from fusec.passes.lower.gpu.ahead import matrix_ahead
+from fusec.passes.lower.gpu.hoist import hoist
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemmSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Run, Statement
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
-
-FEW_ROWS = 64
-"""Rows or columns of a result whose product takes as long as its matrix takes to come from memory."""
 
 _NO_REGISTERS = RegisterTile(0, 0)
 """A GPU's accumulators are laid out by its compiler."""
@@ -29,6 +28,8 @@ class _Gemm:
     def __init__(self, frame: Frame, schedule: GpuGemmSchedule) -> None:
         self.frame, self.schedule = frame, schedule
         self.products = Products(frame)
+        if self.products.statistics:
+            raise LoweringError("a product of blocks reduces no rows of its operands")
         n, s = self.products.extents, schedule
         self.row_blocks, self.column_blocks = ceildiv(n.m, s.m), ceildiv(n.n, s.n)
         self.tiles = mul(self.row_blocks, self.column_blocks)
@@ -72,33 +73,23 @@ class _Gemm:
                 for p, x in enumerate(totals)
             ]
             iters = (Iter.over(self.pid, tiles), Iter(self.part, s.split), products.batch)
-            grid = Grid(iters, (*before, loop, *parts), self._ahead())
+            grid = Grid(iters, (*before, loop, *parts))
             return products.finish(grid, partials, s.split, s.describe())
         body = (*before, loop, *self._stores(totals))
         if s.walkers and s.walkers < most(tiles):
             walker = symbol("walker", 0, s.walkers - 1)
             walk = Loop(self.pid, walker, tiles, s.walkers, body)
             return self.frame.finish("gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe())
-        grid = Grid((Iter.over(self.pid, tiles), products.batch), body, self._ahead())
+        grid = Grid((Iter.over(self.pid, tiles), products.batch), body)
         return self.frame.finish("gemm", (grid,), s.describe())
-
-    def _ahead(self) -> tuple[Run, ...]:
-        """The first of the larger operands' blocks, where the memory's speed is all that counts."""
-        s, axes = self.schedule, self.products.axes
-        if min(axes.m, axes.n) > FEW_ROWS:
-            return ()
-        side, block = (1, s.n) if axes.n >= axes.m else (0, s.m)
-        start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
-        shift: dict[Symbol, Index] = {self.products.i: self.row0, self.products.j: self.column0}
-        return tuple(r for op in self.products.ops for r in matrix_ahead(self.products, op, side, block, start, shift))
 
     def _multiply(self) -> tuple[list[Load], list[Statement], Loop]:
         """The accumulators, what sets them up, and the loop over the block's share of K."""
         s, products = self.schedule, self.products
-        left, left_code = self._operand(products.ops[0], 0)
+        left = self._operand(products.ops[0], 0)
         totals: list[Load] = []
-        before: list[Statement] = []
-        inside: list[Statement] = [*left_code]
+        before: list[Statement] = [*left.before]
+        inside: list[Statement] = [*left.step]
         rows, columns = self._side(self.m, self.n)
         for op in products.ops:
             name = "acc" if len(products.ops) == 1 else f"acc_{op.result.name}"
@@ -107,11 +98,12 @@ class _Gemm:
             index = (rows.var, columns.var)
             zero = Const(0.0 if products.dtype.is_float else 0, products.dtype)
             before += [Alloc(acc), Map((Iter(rows.var, shape[0]), Iter(columns.var, shape[1])), acc, index, zero)]
-            right, right_code = self._operand(op, 1)
+            right = self._operand(op, 1)
+            before += right.before
             totals.append(Load(acc, index))
-            a, b = (right, left) if s.turned else (left, right)
+            a, b = (right.block, left.block) if s.turned else (left.block, right.block)
             inside += [
-                *right_code,
+                *right.step,
                 Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
             ]
         start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
@@ -141,29 +133,45 @@ class _Gemm:
             stores += self.products.stores(shift, (self.m, Iter(ni, width, limit)), sliced)
         return stores
 
-    def _operand(self, op: Op, side: int) -> tuple[Load, list[Statement]]:
-        """A load of the operand's block, or a tile that its prologue is computed into."""
-        element = reindex(self.products.element(op, side), self.shift)
-        if isinstance(element, Load):
-            return element, []
-        return self._prologue(element, op.operands[side].type.dtype, side)
+    def _operand(self, op: Op, side: int) -> _Operand:
+        """A load of the operand's block, or a tile that its prologue is computed into.
 
-    def _prologue(self, element: ScalarExpr, dtype: DType, side: int) -> tuple[Load, list[Statement]]:
-        """The tile lies as the largest of what it is made from does. Beyond the end of K it is zero."""
-        read = loads(element)
-        if not read:
+        The tile lies as the largest of what it is made from does. Beyond the end of K it is zero.
+        """
+        element = self.products.element(op, side)
+        if isinstance(element, Load):
+            loaded = reindex(element, self.shift)
+            assert isinstance(loaded, Load)
+            return _Operand(loaded)
+        if not loads(element):
             raise LoweringError("an operand that is no memory")
-        free = (self.m, self.n)[side]
-        largest = max(read, key=lambda x: x.buffer.most * (address_step(x, self.ki) is not None))
-        along = address_step(largest, self.ki) == 1 or address_step(largest, free.var) != 1
-        domain = (free, self.depth) if along else (self.depth, free)
+        free, dtype = (self.m, self.n)[side], op.operands[side].type.dtype
+        k = self.products.k
+        block = {s: i for s, i in self.shift.items() if s is not k}
+        element, before = hoist(self.frame, reindex(element, block), free, k)
+        element = reindex(element, {k: self.shift[k]})
+        domain = (free, self.depth) if self._lies_along(element, free) else (self.depth, free)
         shape = (domain[0].extent, domain[1].extent)
         tile = Buffer(self.frame.unique(("left", "right")[side]), dtype, shape, (shape[1], 1), "tile")
         where = (domain[0].var, domain[1].var)
         if self.depth.limit is not None:
             live = Apply("lt", (IndexValue(self.ki), IndexValue(self.depth.limit)), bool_)
-            element = Apply(
-                "select", (live, element, Const(0.0 if dtype.is_float else 0, element.dtype)), element.dtype
-            )
+            zero = Const(0.0 if dtype.is_float else 0, element.dtype)
+            element = Apply("select", (live, element, zero), element.dtype)
         value = element if element.dtype == dtype else Apply("cast", (element,), dtype)
-        return Load(tile, where), [Alloc(tile), Map(domain, tile, where, value)]
+        return _Operand(Load(tile, where), tuple(before), (Alloc(tile), Map(domain, tile, where, value)))
+
+    def _lies_along(self, element: ScalarExpr, free: Iter) -> bool:
+        """Whether neighbours along K are neighbours in the largest of what the element is made from."""
+        read = [x for x in loads(element) if x.buffer.space == "parameter"]
+        largest = max(read, key=lambda x: x.buffer.most, default=None)
+        return largest is None or address_step(largest, self.ki) == 1 or address_step(largest, free.var) != 1
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A block of an operand, the code that comes before the loop over K, and the code of a step."""
+
+    block: Load
+    before: tuple[Statement, ...] = ()
+    step: tuple[Statement, ...] = ()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from fusec.errors import LoweringError
+from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, ceildiv, last, minimum, mul, sub, symbol
 from fusec.ir.types import DType, bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
-from fusec.passes.lower.gpu.ahead import matrix_ahead
+from fusec.passes.lower.gpu.hoist import hoist
 from fusec.passes.lower.gpu.product import Products
+from fusec.passes.lower.row import REDUCTIONS
 from fusec.passes.schedule.gpu import GpuGemvSchedule
-from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Run, Statement
+from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
+
+ROW_OF_A_WARP = 128 * 32
+"""Elements of a row that a warp can hold."""
 
 
 def lower_gemv(frame: Frame, schedule: GpuGemvSchedule) -> LoweredGroup:
@@ -60,6 +65,8 @@ class _Gemv:
         code: list[Statement] = []
         for x in (x for of_product in sums for x in of_product):
             code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
+        code += self._statistics()
+        self.matrices = [self._matrix(op, code) for op in products.ops]
         start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
         stop = products.extents.k
         stop = minimum(add(start, self.part_length), stop) if s.split > 1 else stop
@@ -83,16 +90,34 @@ class _Gemv:
                 )
                 code += stores
         if partials is None:
-            grid = Grid((Iter.over(self.pid, self.blocks), products.batch), tuple(code), self._ahead(start))
+            grid = Grid((Iter.over(self.pid, self.blocks), products.batch), tuple(code))
             return self.frame.finish("gemm", (grid,), s.describe())
         iters = (Iter.over(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
-        grid = Grid(iters, tuple(code), self._ahead(start))
+        grid = Grid(iters, tuple(code))
         return products.finish(grid, partials, s.split, s.describe())
 
-    def _ahead(self, start: Index) -> tuple[Run, ...]:
-        shift: dict[Symbol, Index] = {self.line: self.line0, self.vector: 0}
-        ops, lines = self.products.ops, self.schedule.lines
-        return tuple(r for op in ops for r in matrix_ahead(self.products, op, self.side, lines, start, shift))
+    def _statistics(self) -> list[Statement]:
+        """Every block reduces the vector for itself: it is in cache, and another kernel would be more to wait for."""
+        axes = self.products.axes
+        block = 1 << (axes.k - 1).bit_length()
+        if self.products.statistics and block > ROW_OF_A_WARP * self.schedule.launch.warps:
+            raise LoweringError(f"a row of {axes.k} elements in {self.schedule.launch.warps} warps")
+        at = symbol("at", 0, block - 1)
+        code: list[Statement] = []
+        for op, found in self.products.statistics.items():
+            element = reindex(self.products.row_of(op, 1 - self.side), {self.products.k: at})
+            domain = (Iter(at, block, None if block == axes.k else axes.k),)
+            code += [Alloc(found.buffer), Reduce(domain, found.buffer, (), REDUCTIONS[op.name], element)]
+        return code
+
+    def _matrix(self, op: Op, code: list[Statement]) -> ScalarExpr:
+        """An element of the matrix, at depth k; what is the same along K is computed by ``code``."""
+        element = reindex(self.products.element(op, self.side), {self.line: add(self.line0, self.li)})
+        if isinstance(element, Load):
+            return element
+        element, before = hoist(self.frame, element, self.rows, self.products.k)
+        code += before
+        return element
 
     def _sums(self, product: int, vector: int) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)
@@ -108,9 +133,9 @@ class _Gemv:
         k0 = add(self.k0, step * s.depth)
         limit = None if depth % (s.depth * s.unroll) == 0 else sub(depth, k0)
         shift = {**self._place(vector), self.products.k: add(k0, self.ki)}
-        op = self.products.ops[product]
-        a, b = (_in(reindex(self.products.element(op, side), shift), self.products.dtype) for side in (0, 1))
         kind = self.products.dtype
+        elements = [self.matrices[product], self.products.element(self.products.ops[product], 1 - self.side)]
+        a, b = (_in(reindex(e, shift), kind) for e in (elements if self.side == 0 else elements[::-1]))
         term: ScalarExpr = Apply("mul", (a, b), kind)
         if limit is not None:
             live = Apply("lt", (IndexValue(self.ki), IndexValue(limit)), bool_)

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, ceildiv, delinearize, last, product, substitute, symbol
+from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
+from fusec.passes.lower.row import accumulator_of
+from fusec.passes.schedule.gpu_gemm import Making
 from fusec.tile.nodes import Grid, Iter, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
 
 FINISH_ELEMENTS = 512
 """Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
@@ -27,6 +30,18 @@ def epilogue_inputs(frame: Frame) -> list[Value]:
     return [v for v in frame.body.inputs if v in read]
 
 
+def making_of(frame: Frame, side: int) -> Making | None:
+    """What it takes to have an element of an operand of the group's products; None where it is in memory."""
+    products = Products(frame)
+    dot = products.ops[0]
+    element = products.element(dot, side)
+    if isinstance(element, Load):
+        return None
+    size = max(dot.operands[side].type.most, 1)
+    read = sum(min(1.0, x.buffer.most / size) * x.dtype.itemsize for x in loads(element))
+    return Making(read, sum(max(1, OPS[e.op].flops) for e in walk(element) if isinstance(e, Apply)))
+
+
 class Products:
     """The dots of a group, which share their left operand, at batch ``b``, row ``i``, column ``j`` and depth ``k``."""
 
@@ -39,6 +54,21 @@ class Products:
         self.extents = n = self.axes.extents
         self.b = symbol("b", 0, last(n.batches))
         self.i, self.j, self.k = symbol("i", 0, last(n.m)), symbol("j", 0, last(n.n)), symbol("k", 0, last(n.k))
+        self.statistics = {op: self._statistic(op) for op in frame.body.ops if op.definition.kind == "reduce"}
+        """Reductions of an operand that is one row, and where their results lie."""
+
+    def _statistic(self, op: Op) -> Load:
+        dtype = accumulator_of(op.result.type.dtype)
+        found = Load(Buffer(self.frame.name_of(op.result), dtype, (), (), "tile"), ())
+        self.frame.inliner.add_leaf(op.result, lambda index: found)
+        return found
+
+    def row_of(self, op: Op, side: int) -> ScalarExpr:
+        """The operand of a reduction, at depth ``k`` of the one row that the products' operand is."""
+        axes = self.axes
+        free = tuple(0 for _ in (axes.rows, axes.columns)[side])
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        return self.frame.inliner.at(op.operands[0], operand_index(self.ops[0], side, (), free, inner))
 
     @property
     def batch(self) -> Iter:

@@ -16,7 +16,7 @@ from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
 from fusec.passes.lower.gpu.apart import operands_first
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
-from fusec.passes.lower.gpu.gemv import lower_gemv, reads_across
+from fusec.passes.lower.gpu.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
 from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
 from fusec.passes.lower.gpu.library import library_alternatives
@@ -24,7 +24,7 @@ from fusec.passes.lower.gpu.library_attention import attention_alternatives
 from fusec.passes.lower.gpu.map import lower_map, turned_axes
 from fusec.passes.lower.gpu.mma import lower_mma_gemm
 from fusec.passes.lower.gpu.mma_attention import lower_mma_attention
-from fusec.passes.lower.gpu.product import epilogue_inputs
+from fusec.passes.lower.gpu.product import epilogue_inputs, making_of
 from fusec.passes.lower.gpu.row import lower_row
 from fusec.passes.lower.gpu.tiled import lower_tiled_gemm
 from fusec.passes.lower.gpu.wide import lower_wide_row
@@ -143,6 +143,8 @@ class GpuSelector:
                 op = frame.anchors("dot")[0]
                 axes, dtype = contraction(op), op.operands[0].type.dtype
                 products = len(frame.anchors("dot"))
+                if any(o.definition.kind == "reduce" for o in frame.body.ops):
+                    return self._of_one_row(frame, axes, products)
                 tiled = self._tiled(frame, axes, products)
                 if not self.triton or not dtype.is_float or dtype.bits == 64:
                     mma = self._mma(frame, axes, products)
@@ -153,7 +155,8 @@ class GpuSelector:
                 exact = dtype.bits == 32 and not allows_tf32(op)
                 extents = (axes.batches, axes.m, axes.n, axes.k)
                 across = reads_across(frame)
-                problem = Problem(*extents, dtype.bits, products, walks, exact, across)
+                making = (making_of(frame, side) for side in (0, 1))
+                problem = Problem(*extents, dtype.bits, products, walks, exact, across, *making)
                 found = gemm_candidates(problem, self.target)
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
@@ -192,6 +195,21 @@ class GpuSelector:
             return found
         held: list[AnySchedule] = [InCuda(s) for s in cluster_candidates(length, self.target)]
         return [*found[:1], *held, *found[1:]]
+
+    def _of_one_row(self, frame: Frame, axes: Contraction, products: int) -> list[AnySchedule]:
+        """Schedules for a matrix times one vector, which each block reduces before it multiplies (a norm's)."""
+        dtype = axes.op.operands[0].type.dtype
+        if not self.triton or not dtype.is_float or dtype.bits == 64:
+            raise LoweringError("no kernel here reduces a product's operand")
+        exact = dtype.bits == 32 and not allows_tf32(axes.op)
+        making = (making_of(frame, side) for side in (0, 1))
+        extents = (axes.batches, axes.m, axes.n, axes.k)
+        problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(frame), *making)
+        found = gemm_candidates(problem, self.target)
+        fitting = [s for s in found if isinstance(s, GpuGemvSchedule) and axes.k <= ROW_OF_A_WARP * s.launch.warps]
+        if not fitting:
+            raise LoweringError(f"no block reduces a row of {axes.k} elements and multiplies it")
+        return [*fitting]
 
     def _pointwise(self, frame: Frame, found: Sequence[GpuRowSchedule | GpuMapSchedule]) -> list[AnySchedule]:
         """Schedules in both languages; Triton's first, but for doubles, which it does not divide."""

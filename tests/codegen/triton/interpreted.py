@@ -54,9 +54,6 @@ class Libdevice:
     def begin(self) -> None:
         """Kernels run one after another here."""
 
-    def ahead(self, pointers: Any, size: int) -> None:
-        """There is no cache."""
-
     def __getattr__(self, name: str) -> Any:
         function = getattr(np, _NUMPY_NAMES.get(name, name))
 

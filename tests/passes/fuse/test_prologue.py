@@ -65,15 +65,28 @@ def test_an_operand_that_is_an_output_is_stored() -> None:
     assert group_kinds(lowered(text)) == ["map", "gemm"]
 
 
-def test_a_norm_makes_its_operand_by_itself() -> None:
-    text = """graph @norm(%x: bf16[4, 64], %g: bf16[64], %w: bf16[32, 64]) {
-      %a = rms_norm(%x, %g) {axes=[1], eps=1e-5} : bf16[4, 64]
-      %y = linear(%a, %w) : bf16[4, 32]
+def norm(rows: int, width: int) -> str:
+    return f"""graph @norm(%x: bf16[{rows}, {width}], %g: bf16[{width}], %w: bf16[32, {width}]) {{
+      %a = rms_norm(%x, %g) {{axes=[1], eps=1e-5}} : bf16[{rows}, {width}]
+      %y = linear(%a, %w) : bf16[{rows}, 32]
       return %y
-    }"""
-    found = lowered(text)
+    }}"""
+
+
+def test_a_norm_makes_its_operand_by_itself() -> None:
+    found = lowered(norm(4, 64))
     assert group_kinds(found) == ["row", "gemm"]
     assert any("is a reduction" in reason for reason in why(found))
+
+
+def test_one_row_is_normalised_by_each_block() -> None:
+    assert group_kinds(lowered(norm(1, 64))) == ["gemm"]
+    assert group_kinds(lowered(norm(1, 40000)))[0] == "row"
+
+
+def test_a_norm_whose_sum_others_read_is_a_kernel() -> None:
+    text = norm(1, 64).replace("return %y", "%z = exp(%a) : bf16[1, 64]\n return %y, %z")
+    assert group_kinds(lowered(text)) == ["row", "gemm"]
 
 
 def test_an_epilogue_stays_with_the_product_before() -> None:

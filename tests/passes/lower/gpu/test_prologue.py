@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import pytest
 from programs import Run, check
 
+from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.apart import TEXT
 from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector, lower_with
 from fusec.passes.lower.pieces import Pieces
+from fusec.passes.pipeline import lower
 from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule, Launch
 from fusec.passes.schedule.tiled import TiledGemmSchedule
 from fusec.target.gpu import gpu_target
@@ -148,3 +150,38 @@ def test_halves_are_made_first_where_plain_arithmetic_would_multiply_them() -> N
     half = GATED.replace("f32", "f16")
     assert run(GATED, Plain(TARGET, cuda=True, triton=False)).kernels == ["gemm"]
     assert run(half, Plain(TARGET, cuda=True, triton=False)).kernels == ["map", "gemm"]
+
+
+NORM = """graph @norm(%x: bf16[1, 50], %g: bf16[50], %w: bf16[45, 50], %v: bf16[45, 50]) {
+  %a = layer_norm(%x, %g, %g) {axes=[1], eps=1e-5} : bf16[1, 50]
+  %y = linear(%a, %w) : bf16[1, 45]
+  %z = linear(%a, %v) : bf16[1, 45]
+  %s = mul(%y, %z) : bf16[1, 45]
+  return %s
+}"""
+
+SOFTMAX = """graph @weighted(%x: f32[50], %w: f32[45, 50]) {
+  %p = softmax(%x) {axis=0} : f32[50]
+  %y = linear(%p, %w) : f32[45]
+  return %y
+}"""
+
+TURNED = """graph @turned(%w: f32[45, 50], %x: f32[50, 1]) {
+  %s = reduce_sum(%x) {axes=[0]} : f32[1]
+  %a = div(%x, %s) : f32[50, 1]
+  %y = matmul(%w, %a) : f32[45, 1]
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("text", [NORM, SOFTMAX, TURNED], ids=["norm", "softmax", "sum"])
+@pytest.mark.parametrize("schedule", [s for s in EVERY if isinstance(s, GpuGemvSchedule)])
+def test_one_row_is_reduced_before_it_is_multiplied(text: str, schedule: GpuGemvSchedule) -> None:
+    kinds = run(text, With(TARGET, schedule=schedule)).kernels
+    assert kinds == ["gemm"] * (2 if schedule.split > 1 else 1)
+
+
+def test_one_row_is_reduced_first_where_no_block_can() -> None:
+    assert run(NORM, Apart(TARGET)).kernels == ["row", "gemm"]
+    plain = lower(parse(SOFTMAX), TARGET.name, selector=GpuSelector(TARGET, cuda=True, triton=False)).program
+    assert [k.kind for k in plain.kernels] == ["row", "gemm"]
