@@ -307,7 +307,8 @@ def test_random_calls_stay_apart():
     captured = capture(f, (X,), {})
     attributes = [op.attributes for op in captured.graph.ops if op.name == "extern"]
     assert len(set(attributes)) == 4
-    assert "call eval() on the module (call 1)" in captured.notes[0]
+    assert "aten.bernoulli.p" in captured.notes[0]
+    assert "it draws random numbers (call 1)" in captured.notes[0]
     torch.manual_seed(3)
     first = run(captured, (X,))
     torch.manual_seed(3)

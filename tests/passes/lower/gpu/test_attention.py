@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from programs import check
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Graph
@@ -37,6 +38,11 @@ def test_one_query_of_each_head_that_shares_keys_is_a_row_and_keys_are_shared_ou
     assert [p.shape for p in first.parameters[-3:]] == [(4, 2, 2, 1, 4), (4, 2, 2, 1, 4), (4, 2, 2, 1, 4, 64)]
     assert first.final is not None
     assert [program.slots[s].kind for s in program.steps[0].arguments[-3:]] == ["workspace"] * 3
+
+
+def test_parts_are_joined_by_their_maxima() -> None:
+    run = check(str(sdpa(8, 2, 1, 1000, size=16)), target=TARGET.name, slack=4)
+    assert run.kernels == ["attention", "row"]
 
 
 def test_few_queries_of_one_head_alone() -> None:

@@ -102,3 +102,13 @@ def test_parts_are_workspace_of_each_call() -> None:
     (slot,) = (s for s in made.lowered.program.slots if s.name.startswith("partials"))
     assert slot.kind == "workspace"
     assert slot.type.static_shape == (1, 2, 1, 19, 45)
+
+
+@pytest.mark.parametrize("kind", ["f32", "i32"])
+def test_a_depth_that_is_no_multiple_of_the_tile(kind: str) -> None:
+    text = f"""graph @g(%x: {kind}[19, 37], %w: {kind}[37, 21]) {{
+      %y = dot(%x, %w) {{contract=[1]x[0]}} : {kind}[19, 21]
+      return %y
+    }}"""
+    made = check(text, target=TARGET.name, selector=GpuSelector(TARGET, cuda=True, triton=False), slack=4)
+    assert made.kernels == ["gemm"]

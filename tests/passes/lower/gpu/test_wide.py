@@ -165,3 +165,18 @@ def test_what_is_ready_is_stored_on_the_way() -> None:
     first, second = run.lowered.stages["tile"].split("for c in")[1:]
     assert "store h" in first
     assert "store h" not in second
+
+
+@pytest.mark.parametrize("factors", ["mul(%e, %w)", "div(%e, %w)", "mul(%w, %e)"])
+def test_exponentials_with_a_factor_are_added_up_in_the_pass_of_their_maximum(factors: str) -> None:
+    lines = (
+        "%m = reduce_max(%x) {axes=[1]} : f32ROWS",
+        "%k = reshape(%m) : f32[3, 1]",
+        "%s = sub(%x, %k) : f32SHAPE",
+        "%e = exp(%s) : f32SHAPE",
+        f"%p = {factors} : f32SHAPE",
+        "%y = reduce_sum(%p) {axes=[1]} : f32ROWS",
+    )
+    run = in_chunks(graph([3, 100], *lines, inputs=", %w: f32[3, 100]"), slack=8)
+    assert run.kernels == ["row"]
+    assert loops(run) == 1
