@@ -120,7 +120,8 @@ def _predict(
     rounds, steps = ceil(each / resident), ceil(k / s.k)
     multiply = each * 2.0 * s.m * s.n * products * steps * s.k / rate
     arrive = rounds * steps * _AWAY / (s.stages - 1)
-    moved = item * (tiles * (s.m + products * s.n) * k / _L2 + m * n * batches)
+    read = max(tiles * (s.m + products * s.n) / _L2, batches * (m + products * n)) * k
+    moved = item * (read + batches * m * n)
     traffic = max(arrive, moved / target.bandwidth)
     return _START + rounds * _TILE + max(multiply, traffic) + 0.1 * min(multiply, traffic)
 
@@ -153,7 +154,7 @@ _ATTENTION = (
     (256, ((64, 64, 4, 1), (128, 64, 8, 1), (64, 32, 4, 1))),
 )
 """For heads of so many columns at most: queries, keys, warps, buffers; in the order of their rate on an H200 (heads of
-64: 341, 339 and 317 TFLOP/s; of 128: 380, 377, 362 and 313; of 256: 337, 336 and 294), whose units hold two of each."""
+64: 341, 339 and 317 TFLOP/s; of 128: 386, 381, 362 and 313; of 256: 337, 336 and 294), whose units hold two of each."""
 
 
 def mma_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[MmaAttentionSchedule]:

@@ -72,7 +72,7 @@ NEAR = 0.94
 pipeline keeps more of its speed where the card is at its limit of power."""
 
 BY_WARPS = 1.25
-"""Triton's predictions were fitted to Hopper's instructions; with those of warps alone its products take longer.
+"""Triton's predictions were fitted to Hopper's instructions; with those of warps alone large products take longer.
 Compiled for sm_80 and run on an H200, 4096³ in bf16: 394 TFLOP/s at best, where ``mma_gemm.cuh`` has 503."""
 
 
@@ -165,8 +165,9 @@ class GpuSelector:
                 ahead = few or predict(problem, found[0], self.target) < NEAR * hopper[0].seconds
                 here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
                 mma = self._mma(frame, axes, products)
-                seconds = predict(problem, found[0], self.target) * BY_WARPS
-                here = _with_mma(here, mma, 0.0 if has_faster(self.target) else seconds)
+                slower = 1.0 if min(axes.m, axes.n) <= FEW else BY_WARPS
+                seconds = predict(problem, found[0], self.target) * slower
+                here = [*here, *mma] if hopper else _with_mma(here, mma, 0.0 if has_faster(self.target) else seconds)
                 apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":

@@ -43,3 +43,9 @@ def test_left_to_others() -> None:
     assert not mma_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"), bits=64)
     assert not mma_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"), products=9)
     assert not mma_candidates(0, 4096, 4096, 4096, gpu_target("cuda:sm_80"))
+
+
+def test_a_few_rows_take_as_long_as_their_matrix_is_read() -> None:
+    card = gpu_target("cuda:a100")
+    (best, *_) = mma_candidates(1, 1, 8192, 8192, card)
+    assert best.seconds > 2 * 8192 * 8192 / card.bandwidth
