@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
+from fusec.codegen.triton.scalars import PASSING, Scalars
 from fusec.codegen.triton.spelling import (
-    COARSE,
-    DOUBLE,
-    EXACT,
-    FAST,
-    FLOAT_HELPERS,
-    INT_HELPERS,
-    LIBDEVICE,
-    SHARED,
-    float_literal,
     type_name,
 )
 from fusec.errors import LoweringError
 from fusec.ir.index import (
     Expr,
-    Extremum,
-    FloorDiv,
     Index,
-    Mod,
-    Product,
-    Sum,
     Symbol,
-    bounds,
     most,
     mul,
-    needs_int64,
     product,
-    symbols_of,
 )
 from fusec.ir.types import DType
-from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads
+from fusec.tile.scalar import Buffer, Load, loads
 
 _REDUCE = {
     "sum": "tl.sum({0}, {1})",
@@ -67,8 +48,6 @@ _NAN_COMBINE = {
 _BOOL_COMBINE = {"any": "{0} | {1}", "all": "{0} & {1}"}
 _IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf')", "any": "0", "all": "1"}
 
-_PASSING = ', eviction_policy="evict_first"'
-"""Of what is read for the last time, and of what is written then: cache is for rows that are still to be read again."""
 
 LaunchGrid = tuple[Index, Index, Index]
 
@@ -128,58 +107,10 @@ def emit_kernel(kernel: Kernel, *, descriptors: bool = False, overlaps: bool = F
     return _Emitter(kernel, descriptors, overlaps).emit()
 
 
-class _Emitter:
+class _Emitter(Scalars):
     def __init__(self, kernel: Kernel, describes: bool, overlaps: bool) -> None:
-        self.kernel = kernel
-        self.describes, self.overlaps = describes, overlaps
-        self.descriptors: dict[Descriptor, str] = {}
-        outputs = [b.dtype for b in kernel.parameters[len(kernel.parameters) - kernel.outputs :]]
-        results = outputs if kernel.final is None else [kernel.final]
-        self.fast = all(not d.is_float or d.bits < 32 for d in results)
-        self.coarse = all(not d.is_float or d.name == "bf16" for d in results)
-        self.lines: list[str] = []
-        self.depth = 1
-        self.names: dict[Buffer, str] = {}
-        self.symbols: dict[Symbol, str] = {}
-        self.taken = {"tl", "triton", "libdevice", "float", "range", "block"}
-        self.wide = any(needs_int64(b.extent) for b in kernel.parameters)
-        self.made: dict[str, str] = {}
-        self.domain: tuple[Iter, ...] = ()
-        self.outer: set[Symbol] = set()
-        self.passing = False
-        self.fetches = False
-
-    # Text
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-    def unique(self, name: str) -> str:
-        base = re.sub(r"\W", "_", name)
-        candidate, count = base, 0
-        while candidate in self.taken:
-            count += 1
-            candidate = f"{base}_{count}"
-        self.taken.add(candidate)
-        return candidate
-
-    def once(self, text: str, prefix: str) -> str:
-        """A variable that holds ``text``, made at its first use in the enclosing blocks."""
-        if text not in self.made:
-            name = self.unique(prefix)
-            self.line(f"{name} = {text}")
-            self.made[text] = name
-        return self.made[text]
-
-    @contextmanager
-    def indented(self) -> Iterator[None]:
-        outer = dict(self.made)
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.made = outer
-
-    # Statements
+        super().__init__(kernel, describes)
+        self.overlaps = overlaps
 
     def emit(self) -> TritonKernel:
         (grid,) = self.kernel.body
@@ -215,10 +146,6 @@ class _Emitter:
                 plain = load.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in load.index)
                 if plain and (self._is_own(load) or not isinstance(s, Store)):
                     self._read(load)
-
-    def _is_own(self, load: Load) -> bool:
-        """Whether a load differs from one block of the grid to the next."""
-        return any(s in self.outer for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i))
 
     def _grid(self, grid: Grid) -> LaunchGrid:
         """The last iterator on the fastest axis; the others together on the second, or, if too many, behind it.
@@ -327,15 +254,6 @@ class _Emitter:
         self.fetches = False
         self._forget(name)
 
-    def _forget(self, name: str) -> None:
-        """Drops remembered texts that read a variable which has a new value now."""
-        word = re.compile(rf"\b{re.escape(name)}\b")
-        stale = {text for text in self.made if word.search(text)}
-        while stale:
-            gone = {self.made.pop(text) for text in stale}
-            words = [re.compile(rf"\b{re.escape(g)}\b") for g in gone]
-            stale = {text for text in self.made if any(w.search(text) for w in words)}
-
     def _store(self, s: Store) -> None:
         self.domain = s.domain
         value = self.scalar(s.value)
@@ -352,7 +270,7 @@ class _Emitter:
         where = self.pointer(s.target, s.index)
         mask = self.mask()
         tail = f", mask={mask}" if mask else ""
-        tail += _PASSING if self.passing else ""
+        tail += PASSING if self.passing else ""
         self.line(f"tl.store(tl.broadcast_to({where}, [{shape}]), {value}{tail})")
 
     def _reduce(self, s: Reduce) -> None:
@@ -422,19 +340,6 @@ class _Emitter:
             text = f"{text}.to({type_name(half[0])})"
         return text
 
-    def _fetch(self, load: Load, domain: tuple[Iter, Iter]) -> str | None:
-        """The block through a tensor descriptor; None where its layout does not allow one."""
-        found = self._describe(load, domain)
-        if found is None:
-            return None
-        name, where, fetch = found
-        text = f"{name}.load([{where}])"
-        if len(fetch.block) > 2:
-            text = f"tl.reshape({text}, [{fetch.block[-2]}, {fetch.block[-1]}])"
-        if fetch.turned:
-            text = f"tl.trans({text})"
-        return self.once(text, load.buffer.name)
-
     def _put(self, s: Store, value: str) -> bool:
         """Stores a product's block through a tensor descriptor; False where it can't be."""
         if self.kernel.kind not in ("gemm", "attention") or len(s.domain) != 2:
@@ -447,248 +352,6 @@ class _Emitter:
             value = f"tl.reshape({value}, [{', '.join(map(str, fetch.block))}])"
         self.line(f"{name}.store([{where}], {value})")
         return True
-
-    def _describe(self, load: Load, domain: tuple[Iter, Iter]) -> tuple[str, str, Fetch] | None:
-        """The descriptor's name, the coordinates of the block, and how it lies there."""
-        if not self.describes or load.dtype.bits > 32 or load.dtype.name == "bool":
-            return None
-        fetch = fetch_of(load, domain)
-        if fetch is None:
-            return None
-        parameter = self.kernel.parameters.index(load.buffer)
-        key = Descriptor(parameter, fetch.shape, fetch.strides, fetch.block, load.dtype.name)
-        if key not in self.descriptors:
-            self.descriptors[key] = self.unique(f"{load.buffer.name}_desc")
-        self.domain = ()
-        where = ", ".join(map(self.index, fetch.coordinates))
-        self.domain = domain
-        return self.descriptors[key], where, fetch
-
-    # Expressions
-
-    def mask(self, iters: tuple[Iter, ...] | None = None) -> str:
-        """The condition that a point of the domain is live; empty when all are."""
-        parts = [
-            f"({self.axis(i.var)} < {self.index(i.limit)})"
-            for i in (self.domain if iters is None else iters)
-            if i.limit is not None
-        ]
-        return self.once(" & ".join(parts), "live") if parts else ""
-
-    def axis(self, s: Symbol) -> str:
-        """A domain iterator as a block along its own axis; a loop or grid variable as a scalar."""
-        place = next((k for k, i in enumerate(self.domain) if i.var is s), None)
-        if place is None:
-            return self.symbols[s]
-        extent = self.domain[place].extent
-        wide = ".to(tl.int64)" if self.wide else ""
-        arange = self.once(f"tl.arange(0, {extent}){wide}", s.name)
-        rank = len(self.domain)
-        if rank == 1:
-            return arange
-        selector = ", ".join(":" if k == place else "None" for k in range(rank))
-        return f"{arange}[{selector}]"
-
-    def index(self, e: Index) -> str:
-        match e:
-            case int():
-                return str(e)
-            case Symbol():
-                return self.axis(e)
-            case Sum():
-                terms = [self.index(a) if k == 1 else f"{self.index(a)} * {k}" for a, k in e.terms]
-                return f"({' + '.join([*terms, *([str(e.constant)] if e.constant else [])])})"
-            case FloorDiv():
-                return self._divide(e.value, e.divisor, "//")
-            case Mod():
-                return self._divide(e.value, e.divisor, "%")
-            case Extremum():
-                function = "tl.maximum" if e.largest else "tl.minimum"
-                return f"{function}({self.index(e.a)}, {self.index(e.b)})"
-            case Product():
-                return f"({' * '.join(map(self.index, e.factors))})"
-            case Expr():
-                raise AssertionError(type(e))
-            case _:
-                assert_never(e)
-
-    def _divide(self, value: Expr, divisor: Index, sign: str) -> str:
-        """Triton divides towards zero: a value that may be negative is moved up by a multiple of the divisor first."""
-        low = bounds(value)[0]
-        a, b = self.index(value), self.index(divisor)
-        if low is not None and low >= 0:
-            return f"({a} {sign} {b})"
-        if low is None or not isinstance(divisor, int):
-            raise LoweringError("a division of an index that may be negative")
-        up = -(low // divisor)
-        moved = f"(({a} + {up * divisor}) {sign} {b})"
-        return moved if sign == "%" else f"({moved} - {up})"
-
-    def pointer(self, buffer: Buffer, index: Iterable[object]) -> str:
-        offset = []
-        flat: Index = 0
-        for i, stride in zip(index, buffer.strides, strict=True):
-            if isinstance(i, int | Expr):
-                flat = flat + i * stride
-            else:
-                offset.append(f"{self.scalar(i)}.to(tl.int64) * {stride}")  # type: ignore[arg-type]
-        if flat != 0 or not offset:
-            offset.insert(0, self.index(flat))
-        return f"{self.names[buffer]} + {' + '.join(offset)}"
-
-    def _read(self, load: Load, *, whole: bool = False) -> str:
-        """A load. ``whole``: at every point of the domain, with zeros beyond its limits."""
-        if load.buffer.space == "tile":
-            return self._tile(load)
-        if self.fetches:
-            fetched = self._fetch(load, (self.domain[0], self.domain[1]))
-            if fetched is not None:
-                return fetched
-        pointer = self.pointer(load.buffer, load.index)
-        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-        gathers = any(not isinstance(i, int | Expr) for i in load.index)
-        limited = tuple(i for i in self.domain if i.limit is not None and (whole or gathers or i.var in used))
-        if (gathers and limited) or (whole and not all(i.var in used for i in self.domain)):
-            pointer = f"tl.broadcast_to({pointer}, [{', '.join(str(i.extent) for i in self.domain)}])"
-        mask = f", mask={self.mask(limited)}, other=0" if limited else ""
-        hint = _PASSING if self.passing and self._is_own(load) else ""
-        return self.once(f"tl.load({pointer}{mask}{hint})", load.buffer.name)
-
-    def _tile(self, load: Load) -> str:
-        name = self._slice(load) or self.names[load.buffer]
-        if not load.index:
-            return name
-        places = []
-        for i in load.index:
-            place = next(
-                (k for k, it in enumerate(self.domain) if isinstance(i, Expr) and it.var in symbols_of(i)), None
-            )
-            if place is None or not (load.index[-1] is i or self.domain[place].var is i):
-                raise LoweringError(f"a tile read at {i}, which is no iterator of its statement")
-            places.append(place)
-        if places != sorted(places):
-            raise LoweringError("a tile read in another order of axes")
-        rank = len(self.domain)
-        if len(places) == rank:
-            return name
-        selector = ", ".join(":" if k in places else "None" for k in range(rank))
-        return f"{name}[{selector}]"
-
-    def _slice(self, load: Load) -> str | None:
-        """The variable of a slice of the tile's columns: halves of halves; None for a read of all of them."""
-        if len(load.index) != 2 or not isinstance(load.index[1], Expr):
-            return None
-        (rows, columns), last = load.buffer.shape, load.index[1]
-        inside = next((i for i in self.domain if i.var in symbols_of(last)), None)
-        if inside is None or inside.extent == columns:
-            return None
-        start = last - inside.var
-        if not isinstance(start, int) or start % inside.extent:
-            raise LoweringError(f"a tile read at {last}, which is no slice of its columns")
-        assert isinstance(rows, int)
-        assert isinstance(columns, int)
-        name = self.names[load.buffer]
-        while columns > inside.extent:
-            columns //= 2
-            high, start = start >= columns, start % columns
-            name = self._halves(name, rows, columns)[high]
-        return name
-
-    def _halves(self, name: str, rows: int, columns: int) -> tuple[str, str]:
-        text = f"tl.split(tl.permute(tl.reshape({name}, [{rows}, 2, {columns}]), [0, 2, 1]))"
-        keys = f"{text}[0]", f"{text}[1]"
-        if keys[0] not in self.made:
-            low, high = (self.unique(f"{name}_{half}") for half in ("low", "high"))
-            self.line(f"{low}, {high} = {text}")
-            self.made.update(zip(keys, (low, high), strict=True))
-        return self.made[keys[0]], self.made[keys[1]]
-
-    def scalar(self, e: ScalarExpr) -> str:
-        match e:
-            case Const():
-                return self._constant(e)
-            case IndexValue():
-                return self.index(e.index)
-            case Load():
-                text = self._read(e)
-                if e.buffer.space == "parameter" and e.dtype.is_float and e.dtype.bits < 32:
-                    pairs = e.dtype.name == "bf16" and self.kernel.kind in ("map", "row") and self._is_block(e)
-                    return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
-                return text
-            case Apply(op="cast"):
-                return self._cast(e)
-            case Apply():
-                return self.once(self._apply(e), e.op)
-            case _:
-                assert_never(e)
-
-    def _is_block(self, load: Load) -> bool:
-        """Whether a load reads more than one place."""
-        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-        return any(i.var in used and i.extent > 1 for i in self.domain)
-
-    def _is_number(self, e: ScalarExpr) -> bool:
-        """Whether the expression's text is one number for the block, not a tensor."""
-        match e:
-            case Const():
-                return True
-            case IndexValue():
-                return not any(i.var in symbols_of(e.index) for i in self.domain)
-            case Apply(op="cast"):
-                return self._is_number(e.args[0])
-        return False
-
-    def _constant(self, e: Const) -> str:
-        if e.dtype.name == "f64":
-            return f"tl.full((), {float_literal(float(e.value.real))}, tl.float64)"
-        if e.dtype.is_float:
-            return float_literal(float(e.value.real))
-        return str(e.value) if e.dtype.name == "bool" else str(int(e.value.real))
-
-    def _cast(self, e: Apply) -> str:
-        argument = self.scalar(e.args[0])
-        if isinstance(e.args[0], Const):
-            return self._constant(Const(e.args[0].value, e.dtype))
-        if isinstance(e.args[0], IndexValue) and not symbols_of(e.args[0].index):
-            return argument
-        if e.dtype.name == "bool":
-            return f"({argument} != 0)"
-        text = f"({argument}).to({type_name(e.dtype)})"
-        if isinstance(e.args[0], IndexValue):
-            text = f"tl.cast({argument}, {type_name(e.dtype)})"  # a loop's variable is no tensor in the interpreter
-        half = e.dtype.is_float and e.dtype.bits < 32
-        source = e.args[0].dtype
-        if half and not source.is_float:  # eight bits are exact in any float type; others are rounded twice, as eager's
-            wide = f"({argument}).to(tl.float32)"
-            return wide if source.bits <= 8 else f"{wide}.to({type_name(e.dtype)}).to(tl.float32)"
-        return f"{text}.to(tl.float32)" if half else text
-
-    def _apply(self, e: Apply) -> str:
-        args = [self.scalar(a) for a in e.args]
-        table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
-        if e.dtype.name == "f64" and e.op in DOUBLE:
-            table = DOUBLE
-        if e.op in table:
-            return table[e.op].format(*args)
-        if e.op in SHARED:
-            return SHARED[e.op].format(*args)
-        helper = (FLOAT_HELPERS if e.dtype.is_float else INT_HELPERS).get(e.op)
-        if helper is not None:
-            typed = [self._typed(a, text) for a, text in zip(e.args, args, strict=True)]
-            bits = [str(e.dtype.bits - (e.dtype.kind == "int"))] if e.op == "pow" else []
-            return f"{helper}({', '.join([*typed, *bits])})"
-        if e.op in LIBDEVICE and e.dtype.is_float:
-            return f"libdevice.{LIBDEVICE[e.op]}({', '.join(args)})"
-        if e.op == "sign":
-            return f"tl.where({args[0]} > 0, 1.0, tl.where({args[0]} < 0, -1.0, {args[0]}))"
-        raise LoweringError(f"{e.op} of {e.dtype} in a Triton kernel")
-
-    def _typed(self, e: ScalarExpr, text: str) -> str:
-        """The text as a tensor of the expression's own type, which numbers and loop variables are not."""
-        if not isinstance(e, Const | IndexValue):
-            return text
-        half = e.dtype.is_float and e.dtype.bits < 32
-        return f"tl.cast({text}, {'tl.float32' if half else type_name(e.dtype)})"
 
 
 def _changed(block: Block) -> Iterator[Buffer]:

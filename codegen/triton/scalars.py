@@ -1,0 +1,249 @@
+"""Scalar expressions of a kernel in Triton, and how it reads memory and tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from fusec.codegen.triton.describe import Descriptor
+from fusec.codegen.triton.spelling import (
+    COARSE,
+    DOUBLE,
+    EXACT,
+    FAST,
+    FLOAT_HELPERS,
+    INT_HELPERS,
+    LIBDEVICE,
+    SHARED,
+    float_literal,
+    type_name,
+)
+from fusec.codegen.triton.text import Text
+from fusec.errors import LoweringError
+from fusec.ir.index import Expr, Index, Symbol, needs_int64, symbols_of
+from fusec.tile.fetch import Fetch, fetch_of
+from fusec.tile.nodes import Iter, Kernel
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+
+PASSING = ', eviction_policy="evict_first"'
+"""Of what is read for the last time, and of what is written then: cache is for rows that are still to be read again."""
+
+
+class Scalars(Text):
+    """Expressions over the domain at hand.
+
+    With ``describes`` blocks come through tensor descriptors where their layout allows. ``outer`` are the grid's
+    iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a product.
+    """
+
+    def __init__(self, kernel: Kernel, describes: bool) -> None:
+        super().__init__(any(needs_int64(b.extent) for b in kernel.parameters))
+        self.kernel, self.describes = kernel, describes
+        self.descriptors: dict[Descriptor, str] = {}
+        outputs = [b.dtype for b in kernel.parameters[len(kernel.parameters) - kernel.outputs :]]
+        results = outputs if kernel.final is None else [kernel.final]
+        self.fast = all(not d.is_float or d.bits < 32 for d in results)
+        self.coarse = all(not d.is_float or d.name == "bf16" for d in results)
+        self.names: dict[Buffer, str] = {}
+        self.outer: set[Symbol] = set()
+        self.passing = False
+        self.fetches = False
+
+    def scalar(self, e: ScalarExpr) -> str:
+        match e:
+            case Const():
+                return self._constant(e)
+            case IndexValue():
+                return self.index(e.index)
+            case Load():
+                text = self._read(e)
+                if e.buffer.space == "parameter" and e.dtype.is_float and e.dtype.bits < 32:
+                    pairs = e.dtype.name == "bf16" and self.kernel.kind in ("map", "row") and self._is_block(e)
+                    return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
+                return text
+            case Apply(op="cast"):
+                return self._cast(e)
+            case Apply():
+                return self.once(self._apply(e), e.op)
+            case _:
+                assert_never(e)
+
+    def _is_number(self, e: ScalarExpr) -> bool:
+        """Whether the expression's text is one number for the block, not a tensor."""
+        match e:
+            case Const():
+                return True
+            case IndexValue():
+                return not any(i.var in symbols_of(e.index) for i in self.domain)
+            case Apply(op="cast"):
+                return self._is_number(e.args[0])
+        return False
+
+    def _constant(self, e: Const) -> str:
+        if e.dtype.name == "f64":
+            return f"tl.full((), {float_literal(float(e.value.real))}, tl.float64)"
+        if e.dtype.is_float:
+            return float_literal(float(e.value.real))
+        return str(e.value) if e.dtype.name == "bool" else str(int(e.value.real))
+
+    def _cast(self, e: Apply) -> str:
+        argument = self.scalar(e.args[0])
+        if isinstance(e.args[0], Const):
+            return self._constant(Const(e.args[0].value, e.dtype))
+        if isinstance(e.args[0], IndexValue) and not symbols_of(e.args[0].index):
+            return argument
+        if e.dtype.name == "bool":
+            return f"({argument} != 0)"
+        text = f"({argument}).to({type_name(e.dtype)})"
+        if isinstance(e.args[0], IndexValue):
+            text = f"tl.cast({argument}, {type_name(e.dtype)})"  # a loop's variable is no tensor in the interpreter
+        half = e.dtype.is_float and e.dtype.bits < 32
+        source = e.args[0].dtype
+        if half and not source.is_float:  # eight bits are exact in any float type; others are rounded twice, as eager's
+            wide = f"({argument}).to(tl.float32)"
+            return wide if source.bits <= 8 else f"{wide}.to({type_name(e.dtype)}).to(tl.float32)"
+        return f"{text}.to(tl.float32)" if half else text
+
+    def _apply(self, e: Apply) -> str:
+        args = [self.scalar(a) for a in e.args]
+        table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
+        if e.dtype.name == "f64" and e.op in DOUBLE:
+            table = DOUBLE
+        if e.op in table:
+            return table[e.op].format(*args)
+        if e.op in SHARED:
+            return SHARED[e.op].format(*args)
+        helper = (FLOAT_HELPERS if e.dtype.is_float else INT_HELPERS).get(e.op)
+        if helper is not None:
+            typed = [self._typed(a, text) for a, text in zip(e.args, args, strict=True)]
+            bits = [str(e.dtype.bits - (e.dtype.kind == "int"))] if e.op == "pow" else []
+            return f"{helper}({', '.join([*typed, *bits])})"
+        if e.op in LIBDEVICE and e.dtype.is_float:
+            return f"libdevice.{LIBDEVICE[e.op]}({', '.join(args)})"
+        if e.op == "sign":
+            return f"tl.where({args[0]} > 0, 1.0, tl.where({args[0]} < 0, -1.0, {args[0]}))"
+        raise LoweringError(f"{e.op} of {e.dtype} in a Triton kernel")
+
+    def _typed(self, e: ScalarExpr, text: str) -> str:
+        """The text as a tensor of the expression's own type, which numbers and loop variables are not."""
+        if not isinstance(e, Const | IndexValue):
+            return text
+        half = e.dtype.is_float and e.dtype.bits < 32
+        return f"tl.cast({text}, {'tl.float32' if half else type_name(e.dtype)})"
+
+    def pointer(self, buffer: Buffer, index: Iterable[object]) -> str:
+        offset = []
+        flat: Index = 0
+        for i, stride in zip(index, buffer.strides, strict=True):
+            if isinstance(i, int | Expr):
+                flat = flat + i * stride
+            else:
+                offset.append(f"{self.scalar(i)}.to(tl.int64) * {stride}")  # type: ignore[arg-type]
+        if flat != 0 or not offset:
+            offset.insert(0, self.index(flat))
+        return f"{self.names[buffer]} + {' + '.join(offset)}"
+
+    def _read(self, load: Load, *, whole: bool = False) -> str:
+        """A load. ``whole``: at every point of the domain, with zeros beyond its limits."""
+        if load.buffer.space == "tile":
+            return self._tile(load)
+        if self.fetches:
+            fetched = self._fetch(load, (self.domain[0], self.domain[1]))
+            if fetched is not None:
+                return fetched
+        pointer = self.pointer(load.buffer, load.index)
+        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+        gathers = any(not isinstance(i, int | Expr) for i in load.index)
+        limited = tuple(i for i in self.domain if i.limit is not None and (whole or gathers or i.var in used))
+        if (gathers and limited) or (whole and not all(i.var in used for i in self.domain)):
+            pointer = f"tl.broadcast_to({pointer}, [{', '.join(str(i.extent) for i in self.domain)}])"
+        mask = f", mask={self.mask(limited)}, other=0" if limited else ""
+        hint = PASSING if self.passing and self._is_own(load) else ""
+        return self.once(f"tl.load({pointer}{mask}{hint})", load.buffer.name)
+
+    def _is_own(self, load: Load) -> bool:
+        """Whether a load differs from one block of the grid to the next."""
+        return any(s in self.outer for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i))
+
+    def _tile(self, load: Load) -> str:
+        name = self._slice(load) or self.names[load.buffer]
+        if not load.index:
+            return name
+        places = []
+        for i in load.index:
+            place = next(
+                (k for k, it in enumerate(self.domain) if isinstance(i, Expr) and it.var in symbols_of(i)), None
+            )
+            if place is None or not (load.index[-1] is i or self.domain[place].var is i):
+                raise LoweringError(f"a tile read at {i}, which is no iterator of its statement")
+            places.append(place)
+        if places != sorted(places):
+            raise LoweringError("a tile read in another order of axes")
+        rank = len(self.domain)
+        if len(places) == rank:
+            return name
+        selector = ", ".join(":" if k in places else "None" for k in range(rank))
+        return f"{name}[{selector}]"
+
+    def _slice(self, load: Load) -> str | None:
+        """The variable of a slice of the tile's columns: halves of halves; None for a read of all of them."""
+        if len(load.index) != 2 or not isinstance(load.index[1], Expr):
+            return None
+        (rows, columns), last = load.buffer.shape, load.index[1]
+        inside = next((i for i in self.domain if i.var in symbols_of(last)), None)
+        if inside is None or inside.extent == columns:
+            return None
+        start = last - inside.var
+        if not isinstance(start, int) or start % inside.extent:
+            raise LoweringError(f"a tile read at {last}, which is no slice of its columns")
+        assert isinstance(rows, int)
+        assert isinstance(columns, int)
+        name = self.names[load.buffer]
+        while columns > inside.extent:
+            columns //= 2
+            high, start = start >= columns, start % columns
+            name = self._halves(name, rows, columns)[high]
+        return name
+
+    def _halves(self, name: str, rows: int, columns: int) -> tuple[str, str]:
+        text = f"tl.split(tl.permute(tl.reshape({name}, [{rows}, 2, {columns}]), [0, 2, 1]))"
+        keys = f"{text}[0]", f"{text}[1]"
+        if keys[0] not in self.made:
+            low, high = (self.unique(f"{name}_{half}") for half in ("low", "high"))
+            self.line(f"{low}, {high} = {text}")
+            self.made.update(zip(keys, (low, high), strict=True))
+        return self.made[keys[0]], self.made[keys[1]]
+
+    def _fetch(self, load: Load, domain: tuple[Iter, Iter]) -> str | None:
+        """The block through a tensor descriptor; None where its layout does not allow one."""
+        found = self._describe(load, domain)
+        if found is None:
+            return None
+        name, where, fetch = found
+        text = f"{name}.load([{where}])"
+        if len(fetch.block) > 2:
+            text = f"tl.reshape({text}, [{fetch.block[-2]}, {fetch.block[-1]}])"
+        if fetch.turned:
+            text = f"tl.trans({text})"
+        return self.once(text, load.buffer.name)
+
+    def _describe(self, load: Load, domain: tuple[Iter, Iter]) -> tuple[str, str, Fetch] | None:
+        """The descriptor's name, the coordinates of the block, and how it lies there."""
+        if not self.describes or load.dtype.bits > 32 or load.dtype.name == "bool":
+            return None
+        fetch = fetch_of(load, domain)
+        if fetch is None:
+            return None
+        parameter = self.kernel.parameters.index(load.buffer)
+        key = Descriptor(parameter, fetch.shape, fetch.strides, fetch.block, load.dtype.name)
+        if key not in self.descriptors:
+            self.descriptors[key] = self.unique(f"{load.buffer.name}_desc")
+        self.domain = ()
+        where = ", ".join(map(self.index, fetch.coordinates))
+        self.domain = domain
+        return self.descriptors[key], where, fetch
+
+    def _is_block(self, load: Load) -> bool:
+        """Whether a load reads more than one place."""
+        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+        return any(i.var in used and i.extent > 1 for i in self.domain)
