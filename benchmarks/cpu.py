@@ -2,6 +2,8 @@
 
     python -m benchmarks.cpu                 # all, writes benchmarks/results/cpu.md and cpu.json
     python -m benchmarks.cpu --only attention --quick
+    python -m benchmarks.cpu --only narrow --save DIR --target cpu:sapphirerapids   # here
+    python -m benchmarks.cpu --only narrow --load DIR --out FILE.md                 # where there is no compiler
 
 All peers of a line run in one process in turn, on two threads, on the same random inputs; medians of rounds in
 which no other process used the machine.
@@ -10,6 +12,7 @@ which no other process used the machine.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 import traceback
@@ -24,9 +27,10 @@ from rich.console import Console
 
 from benchmarks import noise
 from benchmarks.harness import FULL, PAUSE, QUICK
-from benchmarks.machine import measure_machine
+from benchmarks.machine import Machine, measure_machine
 from benchmarks.peers import THREADS, limit_threads
 from benchmarks.report import Row, as_json, show, write
+from benchmarks.saved import Loading, Saving
 from benchmarks.session import Session
 from benchmarks.workloads import (
     attention,
@@ -37,6 +41,7 @@ from benchmarks.workloads import (
     load_time,
     memory,
     minilm,
+    narrow,
     rowwise,
     windows,
 )
@@ -44,6 +49,7 @@ from benchmarks.workloads import (
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "linear": linear.rows,
     "attention": attention.rows,
+    "narrow": narrow.rows,
     "memory": memory.rows,
     "elementwise": elementwise.rows,
     "rowwise": rowwise.rows,
@@ -53,6 +59,7 @@ WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "compile_time": compile_time.rows,
     "load_time": load_time.rows,
 }
+_NOWHERE = Machine("", "", "", 0, 0, "", 0, "", "", {}, 0.0, "", 0.0)
 RESULTS = Path(__file__).parent / "results"
 
 HOW = f"""\
@@ -72,25 +79,40 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload (again for more)")
     parser.add_argument("--quick", action="store_true", help="few rounds, no waiting for a quiet machine, no files")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="compile the cases into this folder, measure nothing")
+    parser.add_argument("--target", default="cpu", help="what --save compiles for")
+    parser.add_argument("--load", type=Path, metavar="DIR", help="measure what --save wrote")
+    parser.add_argument("--out", type=Path, help="the table's file (default: cpu.md among the results, if all is run)")
+    parser.add_argument("--seconds", type=float, default=FULL.seconds, help="of rounds for each line")
     parser.add_argument("--wait", type=float, default=30.0, help="seconds to wait for a quiet machine, each time")
     arguments = parser.parse_args()
     limit_threads()
     warnings.filterwarnings("ignore", module="torch")
     console = Console(width=None if sys.stdout.isatty() else 150)
-    budget = QUICK if arguments.quick else replace(FULL, wait=arguments.wait)
+    budget = QUICK if arguments.quick else replace(FULL, wait=arguments.wait, seconds=arguments.seconds)
+    log = partial(console.print, highlight=False, markup=False)
+    names = arguments.only or list(WORKLOADS)
+    if arguments.save:
+        arguments.save.mkdir(parents=True, exist_ok=True)
+        saving = Saving(_NOWHERE, QUICK, True, log, folder=arguments.save, target=arguments.target)
+        run(saving, names, quiet=False)
+        raise SystemExit("\n".join(saving.failures) or 0)
     if not noise.wait_for_quiet(budget.wait):
         console.print("[yellow]other processes use this machine; the figures will be worse than they are[/]")
-    log = partial(console.print, highlight=False, markup=False)
-    session = Session(measure_machine(THREADS, budget.wait), budget, arguments.quick, log)
-    rows = run(session, arguments.only or list(WORKLOADS), quiet=arguments.json)
+    machine = measure_machine(THREADS, budget.wait)
+    session = Session(machine, budget, arguments.quick, log)
+    if arguments.load:
+        session = Loading(machine, budget, arguments.quick, log, folder=arguments.load)
+    rows = run(session, names, quiet=arguments.json)
     if arguments.json:
         print(as_json(rows, session.machine), end="")
     else:
         show(console, rows)
     for failure in session.failures:
         console.print(failure, style="red", markup=False)
-    if not arguments.quick and not arguments.only:
-        write(RESULTS, rows, session.machine, HOW)
+    out = arguments.out or (RESULTS / "cpu.md" if not arguments.quick and not arguments.only else None)
+    if out is not None:
+        write(out, rows, machine, HOW, " ".join(["python -m benchmarks.cpu", *map(shlex.quote, sys.argv[1:])]))
     if session.failures:
         raise SystemExit(1)
 

@@ -17,7 +17,8 @@ TOLERATED = 0.04
 
 @dataclass(frozen=True)
 class Moment:
-    """Seconds since some start: of the clock, of all busy cores, of this process and its finished children."""
+    """Seconds since some start: of the clock, of the busy cores that this process may use, of this process and its
+    finished children."""
 
     clock: float
     busy: float
@@ -25,15 +26,17 @@ class Moment:
 
 
 def now() -> Moment:
-    columns = [int(c) for c in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    busy = sum(int(columns[1 + i]) for columns in lines if columns[0] in mine for i in _BUSY)
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
-    return Moment(time.perf_counter(), sum(columns[i] for i in _BUSY) * _TICK, own)
+    return Moment(time.perf_counter(), busy * _TICK, own)
 
 
 def taken_by_others(start: Moment, end: Moment) -> float:
     """Share of the machine, 0 to 1, that other processes took. Ticks are coarse: up to three of them are no sign."""
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     foreign = (end.busy - start.busy) - (end.own - start.own) - 3 * _TICK
     return max(0.0, foreign / ((end.clock - start.clock) * cores))
 

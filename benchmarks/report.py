@@ -123,13 +123,13 @@ def show(console: Console, rows: Iterable[Row]) -> None:
     console.print(table)
 
 
-def markdown(rows: Sequence[Row], machine: Machine, how: str) -> str:
+def markdown(rows: Sequence[Row], machine: Machine, how: str, command: str) -> str:
     """The table for the repository."""
     reached = sum(check.met for row in rows for check in row.checks)
     lines = [
         "# fusec on the CPU",
         "",
-        f"{machine.date}, `python -m benchmarks.cpu`. Targets met: {reached} of {sum(len(r.checks) for r in rows)}.",
+        f"{machine.date}, `{command}`. Targets met: {reached} of {sum(len(r.checks) for r in rows)}.",
         "",
         *_machine_lines(machine),
         "",
@@ -143,7 +143,8 @@ def markdown(rows: Sequence[Row], machine: Machine, how: str) -> str:
     notes = [f"- {row.work}: {note}" for row in rows for note in row.notes]
     if notes:
         lines += ["## Notes", "", *notes, ""]
-    lines += _kernel_lines(rows)
+    if any(row.kernels for row in rows):
+        lines += _kernel_lines(rows)
     return "\n".join(lines)
 
 
@@ -198,7 +199,8 @@ def _record(row: Row) -> dict[str, object]:
     }
 
 
-def write(folder: Path, rows: Sequence[Row], machine: Machine, how: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cpu.md").write_text(markdown(rows, machine, how))
-    (folder / "cpu.json").write_text(as_json(rows, machine))
+def write(path: Path, rows: Sequence[Row], machine: Machine, how: str, command: str) -> None:
+    """The table at ``path``, and beside it the same as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(markdown(rows, machine, how, command))
+    path.with_suffix(".json").write_text(as_json(rows, machine))

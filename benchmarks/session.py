@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.harness import Budget, Peer, Times, measure
 from benchmarks.kernels import kernel_times, refuse_eager
 from benchmarks.machine import Machine
-from benchmarks.report import FUSEC, Check, Row
+from benchmarks.report import FUSEC, Check, KernelTime, Row
 
 Array = np.ndarray[Any, Any]
 
@@ -81,7 +81,7 @@ class Session:
         refuse_eager(case.peers[FUSEC].f)
         errors = _errors(case) if case.exact is not None else {}
         medians = times.medians()
-        kernels = kernel_times(case.function, case.args, 3 if self.quick else 9)
+        kernels = self.kernels(case)
         limit = self.machine.limit(case.flops, case.nbytes)
         checks = [
             target.check(medians) if isinstance(target, Faster) else target.check(medians[FUSEC] * case.scale)
@@ -103,6 +103,10 @@ class Session:
             first=times.first,
         )
 
+    def kernels(self, case: Case) -> list[KernelTime]:
+        """fusec's kernels for a case, one by one."""
+        return kernel_times(case.function, case.args, 3 if self.quick else 9)
+
 
 def _rounds_note(times: Times) -> list[str]:
     if times.noisy:
@@ -112,7 +116,10 @@ def _rounds_note(times: Times) -> list[str]:
 
 def as_array(value: Any) -> Array:
     """A result of any library as a NumPy array."""
-    return np.asarray(value.detach() if hasattr(value, "detach") else value)
+    if hasattr(value, "detach"):
+        value = value.detach()
+        return np.asarray(value.float() if value.itemsize == 2 else value)
+    return np.asarray(value)
 
 
 def _errors(case: Case) -> dict[str, float]:

@@ -50,14 +50,14 @@ def case(heads: int, n: int, *, is_causal: bool) -> Case:
         targets,
         function,
         (q, k, v),
-        exact=lambda: _exact(function, q, k, v),
+        exact=lambda: exact(function, q, k, v),
         checked=("eager", FUSEC, "SDPA"),
         flops=4.0 * heads * pairs * DEPTH,
         nbytes=4.0 * 4 * heads * n * DEPTH,
     )
 
 
-def _exact(function: object, q: Tensor, k: Tensor, v: Tensor) -> Array:
+def exact(function: object, q: Tensor, k: Tensor, v: Tensor) -> Array:
     """Head by head, so that the float64 scores of one are there at a time."""
     assert callable(function)
     heads = [function(*(x[:, h : h + 1].double() for x in (q, k, v))).numpy() for h in range(q.shape[1])]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tvm import tirx
+
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float
@@ -73,7 +75,22 @@ def to_memory(code: Code, value: Value, dtype: DType) -> Value:
             return value
 
 
+ROUND_IR = """
+declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
+define linkonce_odr <16 x i16> @fusec_to_bf16(<16 x float> %x) alwaysinline
+    "target-features"="+avx512bf16,+avx512f,+evex512" {
+  %y = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %x)
+  %r = bitcast <16 x bfloat> %y to <16 x i16>
+  ret <16 x i16> %r
+}
+"""
+
+
 def _to_bf16(code: Code, value: Value) -> Value:
+    """Rounded to nearest even; by the instruction, which takes subnormal numbers for 0, where that is allowed."""
+    if code.halves is not None and value.lanes == 16:
+        code.halves.add(ROUND_IR)
+        return code.let(Value(tirx.call_pure_extern("uint16x16", "fusec_to_bf16", value.node), "uint16", 16))
     bits = code.reinterpret(value, "uint32")
     sixteen = code.constant(bits, 16)
     odd = code.bitwise("bitwise_and", code.bitwise("shift_right", bits, sixteen), code.constant(bits, 1))

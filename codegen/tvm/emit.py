@@ -25,9 +25,9 @@ from fusec.codegen.tvm.vector import Code
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
-from fusec.ir.types import most_of
+from fusec.ir.types import bf16, most_of
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, grouped
 from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
 
 STACK_BYTES = 256 * 1024
@@ -45,11 +45,19 @@ class Emitter:
         self.context = Context(target, "int64" if _is_large(kernel) else "int32")
         self.numbers = Numbers()
         self._names = [0]
+        self._halves = self.context.imports if self._rounds_as_products() else None
         self._stack_left = STACK_TOTAL
         self._releases: list[list[Node]] = []
 
+    def _rounds_as_products(self) -> bool:
+        """Whether the kernel multiplies bf16, of which the instructions take subnormal numbers for 0, and may do so
+        when
+        it rounds."""
+        dots = (s for s in _statements(self.kernel.body) if isinstance(s, Dot))
+        return self.context.target.multiplies(bf16) and any(s.a.dtype is bf16 and grouped(s) > 1 for s in dots)
+
     def code(self) -> Code:
-        return Code(self.context.target.has_avx512, self._names)
+        return Code(self.context.target.has_avx512, self._names, self._halves)
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()

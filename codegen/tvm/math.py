@@ -176,6 +176,14 @@ def tanh(code: Code, x: Value) -> Value:
     return code.copysign(code.select(code.compare("lt", size, one), small, large), x)
 
 
+def tanh_plus_one(code: Code, x: Value) -> Value:
+    """``tanh(x) + 1`` as ``2 / (1 + e**(-2x))``: half the instructions of tanh, and exact digits near -1, where gelu
+    needs
+    them."""
+    power = exp(code, code.mul(x, code.constant(x, -2.0)))
+    return code.div(code.constant(x, 2.0), code.add(power, code.constant(x, 1.0)))
+
+
 # logarithms
 
 

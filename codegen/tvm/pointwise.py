@@ -76,6 +76,9 @@ class _Writer:
         lane_loop(self.context, code, self.numbers, last, lanes, self.body)
 
     def body(self, points: Points) -> None:
+        if isinstance(self.operand, Load) and self.operand.dtype == self.statement.target.dtype:
+            points.move(self.operand, self.statement.target, self.statement.index)
+            return
         computed = coerce(points.code, points.value(self.operand), self.statement.target.dtype)
         points.store(self.statement.target, self.statement.index, computed)
 

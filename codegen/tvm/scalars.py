@@ -13,6 +13,7 @@ from tvm import tirx
 from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
+from fusec.codegen.tvm.math import tanh_plus_one
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
@@ -121,6 +122,8 @@ class Points:
                 return cast(self.code, self.value(e.args[0]), e.dtype)
             case Apply(op="select"):
                 return self._select(e)
+            case Apply(op="add") if (x := _tanh_plus_one(e)) is not None:
+                return tanh_plus_one(self.code, self.value(x))
             case Apply():
                 if e.op in _COMPARISONS and all(_is_small_index(a) for a in e.args):
                     a, b = (self._narrow(x) for x in e.args)
@@ -172,8 +175,17 @@ class Points:
     # memory
 
     def _load(self, e: Load) -> Value:
-        raw = self.staged.get(self.numbers.number(e)) or self._load_raw(e)
-        return from_memory(self.code, self.code.let(raw, e.buffer.name), e.dtype)
+        return from_memory(self.code, self.code.let(self._bits(e), e.buffer.name), e.dtype)
+
+    def _bits(self, e: Load) -> Value:
+        """What memory holds."""
+        return self.staged.get(self.numbers.number(e)) or self._load_raw(e)
+
+    def move(self, source: Load, target: Buffer, subscripts: tuple[Index, ...]) -> None:
+        """Copies elements of one type as they are."""
+        varies = self.outer is None or self.varies(source)
+        raw = self._bits(source) if varies else self.outer._bits(source)  # type: ignore[union-attr]
+        self._store_bits(target, flat_index(subscripts, target.strides), raw)
 
     def _load_raw(self, e: Load) -> Value:
         memory, element = self.context.memory[e.buffer], memory_type(e.dtype)
@@ -249,8 +261,11 @@ class Points:
         self.store_at(buffer, flat_index(subscripts, buffer.strides), value)
 
     def store_at(self, buffer: Buffer, flat: Index, value: Value) -> None:
+        self._store_bits(buffer, flat, to_memory(self.code, value, buffer.dtype))
+
+    def _store_bits(self, buffer: Buffer, flat: Index, value: Value) -> None:
         memory = self.context.memory[buffer]
-        raw = tir.widen(to_memory(self.code, value, buffer.dtype), self.lanes)
+        raw = tir.widen(value, self.lanes)
         place = self._affine_place(flat)
         block = self.block
         if block is None or place.lanes == 1 or block.valid is None:
@@ -276,6 +291,14 @@ class Place:
     node: Node
     lanes: int
     unit: bool
+
+
+def _tanh_plus_one(e: Apply) -> ScalarExpr | None:
+    """``x`` of ``tanh(x) + 1`` in f32 or f64."""
+    for a, b in (e.args, e.args[::-1]):
+        if isinstance(a, Apply) and a.op == "tanh" and isinstance(b, Const) and b.value == 1 and e.dtype.bits >= 32:
+            return a.args[0]
+    return None
 
 
 def _constant(e: Const) -> Value:

@@ -40,17 +40,19 @@ def bits_of(element: str) -> int:
 class Code:
     """A list of statements being written, with the instruction set they may use.
 
-    avx512: vectors of 16 floats may use AVX-512's own intrinsics.
+    avx512: vectors of 16 floats may use AVX-512's own intrinsics. halves: where it is not None, AVX512-BF16 may round
+    to bf16, and the LLVM IR that this takes is added to it.
     """
 
-    def __init__(self, avx512: bool, names: list[int] | None = None) -> None:
+    def __init__(self, avx512: bool, names: list[int] | None = None, halves: set[str] | None = None) -> None:
         self.avx512 = avx512
+        self.halves = halves
         self.statements: list[Node] = []
         self._names = names if names is not None else [0]
 
     def nested(self) -> Code:
         """An empty list of statements whose variables have names of their own."""
-        return Code(self.avx512, self._names)
+        return Code(self.avx512, self._names, self.halves)
 
     def append(self, *statements: Node) -> None:
         self.statements.extend(statements)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
-from fusec.ir.attributes import EinsumAttributes, Scalar
+from fusec.ir.attributes import DotAttributes, EinsumAttributes, Scalar
 from fusec.ir.graph import Value
-from fusec.ir.types import f32
+from fusec.ir.types import f32, i32
 
 Lowering = Callable[..., Value]
 
@@ -21,6 +21,11 @@ def _linear(e: Emitter, input: Value, weight: Value, bias: Value | None = None) 
 
 def _matmul(e: Emitter, x: Value, other: Value) -> Value:
     return e.emit("matmul", x, other)
+
+
+def _int_mm(e: Emitter, x: Value, mat2: Value) -> Value:
+    """Bytes with a sign, added up in 32 bits."""
+    return e.emit("dot", x, mat2, attributes=DotAttributes((1,), (0,), dtype=i32))
 
 
 def _addmm(e: Emitter, x: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
@@ -111,6 +116,7 @@ CONTRACTIONS: dict[str, Lowering] = {
     "matmul": _matmul,
     "mm": _matmul,
     "bmm": _matmul,
+    "_int_mm": _int_mm,
     "mv": _matmul,
     "dot": _matmul,
     "addmm": _addmm,

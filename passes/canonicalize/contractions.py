@@ -8,7 +8,7 @@ from fusec.ir.attributes import DotAttributes, PermuteAttributes
 from fusec.ir.graph import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.ops.shapes import broadcast_shapes
-from fusec.ir.types import DType
+from fusec.ir.types import DType, i8, i32
 from fusec.passes.canonicalize.composites import compute_dtype, widen
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
@@ -105,4 +105,18 @@ def _folded(
     return source, tuple(names[a] for a in batch), tuple(names[a] for a in contract)
 
 
-CONTRACTION_RULES: tuple[Rule, ...] = (linear, matmul, dot_of_permuted)
+@rule("dot")
+def dot_of_widened(r: Rewriter) -> Outcome:
+    """dot(cast(a: i8, i32), cast(b: i8, i32)) ⇒ dot(a, b) {dtype=i32}"""
+    attributes = r.op.attributes
+    assert isinstance(attributes, DotAttributes)
+    casts = [r.producer(v, "cast") for v in r.operands]
+    if any(v.type.dtype is not i32 for v in (*r.operands, r.op.result)):
+        return None
+    sources = [made.operands[0] for made in casts if made is not None]
+    if len(sources) != 2 or any(v.type.dtype is not i8 for v in sources):
+        return None
+    return r.emit("dot", *sources, attributes=replace(attributes, dtype=i32))
+
+
+CONTRACTION_RULES: tuple[Rule, ...] = (linear, matmul, dot_of_permuted, dot_of_widened)

@@ -124,9 +124,11 @@ def operand_index(op: Op, side: int, batch: Subscripts, free: Subscripts, inner:
 
 
 def accumulator_dtype(op: Op) -> DType:
-    """Half types are multiplied and added in f32."""
+    """Half types are multiplied and added in f32, integers in the result's type."""
     dtype = op.operands[0].type.dtype
-    return f32 if dtype.is_float and dtype.bits < 32 else dtype
+    if not dtype.is_float:
+        return op.result.type.dtype
+    return f32 if dtype.bits < 32 else dtype
 
 
 def allows_tf32(op: Op) -> bool:

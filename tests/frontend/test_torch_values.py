@@ -17,6 +17,7 @@ I = torch.tensor([[1, -2, 3, 4], [5, 6, -7, 8], [9, 10, 11, 12]])  # noqa: E741 
 B = torch.tensor([[True, False, True, False]] * 3)
 Z = torch.randn(2, 3, 4)
 IMAGE = torch.randn(2, 4, 5, 6)
+BYTES = torch.randint(-128, 128, (32, 16), dtype=torch.int8)
 INDEX = torch.tensor([2, 0, 1, 1])
 
 
@@ -126,6 +127,7 @@ NETWORK = [
         lambda b, x, y: (torch.addmm(b, x, y.T), torch.addmm(b, x, y.T, beta=0.5, alpha=2)),
         (torch.randn(3), X, Y),
     ),
+    ("int_mm", lambda a: torch._int_mm(a, a.t()[:, ::2]), (BYTES,)),
     ("baddbmm", lambda z: torch.baddbmm(torch.zeros(2, 3, 3), z, z.mT, beta=0, alpha=0.5), (Z,)),
     ("einsum", lambda q, k: torch.einsum("bid,bjd->bij", q, k), (Z, Z)),
     (

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from tile_harness import buffer, iters, kernel, load, op, sym
+from tile_harness import buffer, const, iters, kernel, load, op, sym
 
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import f32, f64
@@ -173,3 +173,19 @@ def test_power():
     np.testing.assert_array_equal(np.signbit(result[finite]), np.signbit(rounded[finite]))
     spacing = np.maximum(np.spacing(np.abs(rounded[finite])), np.float32(1e-45)).astype(np.float64)
     assert (np.abs(result[finite].astype(np.float64) - exact[finite]) / spacing).max() < 0.51
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3"])
+@pytest.mark.parametrize(("dtype", "least"), [(f32, -43.0), (f64, -354.0)], ids=str)
+def test_tanh_plus_one_has_its_digits_where_tanh_is_near_minus_one(dtype, least, target):
+    """Below ``least`` the result is subnormal, and may be 0."""
+    x, y, i = buffer("x", dtype, (N,)), buffer("y", dtype, (N,)), sym("i", N)
+    value = op("add", op("tanh", load(x, i)), const(1.0, dtype))
+    function = compile_kernels([kernel("curve", (x, y), (Store(iters((i, N)), y, (i,), value),))], cpu_target(target))
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -1e3, 1e3], dtype.numpy)
+    values = np.concatenate([special, np.random.default_rng(3).uniform(least, 30, N - 7).astype(dtype.numpy)])
+    result = np.empty_like(values)
+    function.function("curve")(values.ctypes.data, result.ctypes.data)
+    np.testing.assert_array_equal(result[:7], [1, 1, 2, 0, np.nan, 0, 2])
+    exact = 2 / (1 + np.exp(-2 * values[7:].astype(np.longdouble)))
+    assert (np.abs(result[7:] - exact) / np.spacing(exact.astype(dtype.numpy))).max() < 2.5

@@ -183,3 +183,32 @@ def test_linear_without_bias(dtype: str) -> None:
         }}
         """,
     )
+
+
+WIDENED = """
+        graph @g(%x: {a}[8, 16], %w: {b}[16, 4]) {{
+          %xi = cast(%x) : i32[8, 16]
+          %wi = cast(%w) : i32[16, 4]
+          %y = dot(%xi, %wi) {{contract=[1]x[0]}} : i32[8, 4]
+          return %y
+        }}
+        """
+
+
+def test_a_product_of_bytes_takes_them_as_they_are() -> None:
+    becomes(
+        opened,
+        WIDENED.format(a="i8", b="i8"),
+        """
+        graph @g(%x: i8[8, 16], %w: i8[16, 4]) {
+          %y = dot(%x, %w) {contract=[1]x[0], dtype=i32} : i32[8, 4]
+          return %y
+        }
+        """,
+    )
+    computes_the_same(opened, WIDENED.format(a="i8", b="i8"))
+
+
+@pytest.mark.parametrize(("a", "b"), [("i8", "i16"), ("u8", "i8"), ("i16", "i16")])
+def test_a_product_of_other_integers_stays(a: str, b: str) -> None:
+    unchanged(opened, WIDENED.format(a=a, b=b))
