@@ -28,7 +28,8 @@ class Saving(Session):
 
     def time(self, case: Case) -> Row:
         path = file_of(self.folder, case.work)
-        fusec.compile(case.function, *case.args, target=self.target).save(path, weights=False)
+        has_weights = isinstance(case.function, nn.Module)
+        fusec.compile(case.function, *case.args, target=self.target).save(path, weights=not has_weights)
         return Row(case.work, "bytes", {FUSEC: float(path.stat().st_size)}, [])
 
 

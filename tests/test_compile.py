@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fusec
 from fusec.errors import ArtifactError, CaptureError, SignatureError
 from fusec.runtime import artifact
+from fusec.target.cpu import cpu_target
 
 
 def random(*shape: int) -> Any:
@@ -361,3 +363,16 @@ def test_mutated_files_are_refused_or_right(tmp_path: Path) -> None:
     script = Path(__file__).parent / "fuzz_artifact.py"
     done = subprocess.run([sys.executable, script, "150", "77"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_weights_are_packed_for_a_cpu_whose_code_does_not_run_here(tmp_path: Path) -> None:
+    """The code for AMX may use instructions that this CPU lacks, also where it packs."""
+    layer = torch.nn.Linear(100, 70).bfloat16().eval().requires_grad_(False)
+    x = torch.randn(33, 100).bfloat16()
+    path = tmp_path / "layer.fusec"
+    fusec.compile(layer, x, target="cpu:sapphirerapids").save(path)
+    if cpu_target("cpu:sapphirerapids").runs_here:
+        torch.testing.assert_close(fusec.load(path)(x), layer(x))
+    else:
+        with pytest.raises(ArtifactError, match="needs a CPU with amx_bf16"):
+            fusec.load(path)

@@ -17,9 +17,12 @@ from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, make_function
 from fusec.runtime.emit import Mark, Parts, ProgramWriter, RowMaker, pack_sources, root_of
+from fusec.runtime.isa import can_run
 from fusec.runtime.packing import Packer
 from fusec.runtime.program import Call, Launch, Pack, Program
 from fusec.runtime.watch import watch_test, watched_runner
+from fusec.target.cpu import cpu_target
+from fusec.target.gpu import is_gpu
 
 
 class Module(Protocol):
@@ -96,9 +99,21 @@ class Executable:
         return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph)
 
     def _packer(self, step: Pack) -> Packer:
-        kernel = self.module.function(step.kernel)
+        kernel = self._here.function(step.kernel)
         digest = self.digests.get(step.kernel) or f"{step.kernel}@{id(self.module)}"
         return Packer(self.program, step, kernel, self.arrays, digest)
+
+    @cached_property
+    def _here(self) -> Module:
+        """The module whose kernels pack: this one, or where another CPU's code can't run here, the same for this
+        CPU."""
+        if self.device is not None or is_gpu(self.program.target) or can_run(cpu_target(self.program.target)):
+            return self.module
+        from fusec.codegen.tvm.build import compile_kernels  # only what was compiled here is for another machine
+
+        names = {step.kernel for step in self.program.steps if isinstance(step, Pack)}
+        here: Module = compile_kernels([k for k in self.program.kernels if k.name in names], cpu_target())
+        return here
 
     def _call(self, step: Call) -> Callable[..., Sequence[Any]]:
         return bind_call(step.attributes, self.library)

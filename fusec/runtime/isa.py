@@ -42,6 +42,11 @@ def required_features(target: CpuTarget) -> tuple[str, ...]:
     return tuple(sorted({*known, *target.products}))
 
 
+def can_run(target: CpuTarget) -> bool:
+    """Whether this machine's CPU has what code for a target may need."""
+    return target.name == "cpu" or set(required_features(target)) <= host_features()
+
+
 @cache
 def host_features() -> frozenset[str]:
     """The flags of this machine's CPU; empty where the system does not tell."""
