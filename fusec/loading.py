@@ -32,6 +32,7 @@ from fusec.specs import TensorSpec
 MOST_PIECES = 1000
 _MOST_LISTED = 8
 """Weights that one error names."""
+_LONGEST_NAME = 100
 
 Weights = Mapping[str, Any] | str | PathLike[str]
 """Arrays by name, such as a module's ``state_dict()``, or the path of a safetensors file."""
@@ -47,7 +48,7 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
 
     ``weights``: for a file that was saved without them, arrays by name (a ``state_dict()``) or the path of a
     safetensors file. They are copied or packed now. SignatureError that lists those which are missing, of another
-    shape or dtype, or that the function's module does not have.
+    shape or dtype, or that the function's module does not have; ArtifactError where none are given.
     """
     with tracing.span(f"load {fspath(path)}", "load"):
         return _checked(path, weights)
@@ -109,7 +110,7 @@ def _given(manifest: Json, arrays: Arrays, weights: Weights | None) -> dict[str,
     needed = {str(name): (type_from_json(entry["type"]), entry["also"]) for name, entry in manifest["weights"].items()}
     if weights is None:
         if needed:
-            raise SignatureError(
+            raise ArtifactError(
                 f"it was saved without its {len(needed)} weights ({_listed(needed)}); "
                 "give them: fusec.load(..., weights=module.state_dict() or 'model.safetensors')"
             )
@@ -140,9 +141,9 @@ def _given(manifest: Json, arrays: Arrays, weights: Weights | None) -> dict[str,
 
 
 def _listed(names: Iterable[str]) -> str:
-    listed = list(names)
+    listed = [name if name.isprintable() else ascii(name) for name in names]
     more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
-    return ", ".join(listed[:_MOST_LISTED]) + more
+    return ", ".join(name[:_LONGEST_NAME] for name in listed[:_MOST_LISTED]) + more
 
 
 def _as_array(arrays: Arrays, value: Any, name: str) -> Any:

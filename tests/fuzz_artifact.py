@@ -1,6 +1,7 @@
 """Mutated files: ``python tests/fuzz_artifact.py COUNT [SEED]`` changes a compiled file COUNT times and opens each.
 
-Opening must give the function, or one ArtifactError of one line: no crash, no other exception, no file left behind.
+Opening must give the function, or one error of one line (ArtifactError; SignatureError for weights that do not fit):
+no crash, no other exception, no file left behind.
 Machine code is never run here: a loader in its place records that it was asked for code of another hash, which would
 be code that the file's author did not write. Each batch runs in a process of its own.
 """
@@ -22,13 +23,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import fusec
 from fusec import loading
 from fusec.cli.inspect import describe_file
-from fusec.errors import ArtifactError
+from fusec.errors import ArtifactError, SignatureError
 from fusec.runtime import artifact
 
-BATCH = 500
+BATCH = 250
 SECONDS = 300
 
 GRAPH_SPEC = ("B:1..9", 24)
@@ -50,16 +53,17 @@ _WORDS = (
 _NAMES = ("../../evil", "/etc/evil", "a\\b", "pieces/0/../../evil", "kernels.bin", "x" * 300, "", "\x00", "CON")
 
 
-def make(path: Path) -> Path:
-    """The file that is mutated: two pieces, weights, a constant."""
-    import numpy as np
+WEIGHTS = {"weights": np.linspace(-1, 1, 24 * 8, dtype=np.float32).reshape(24, 8)}
 
-    weights = np.linspace(-1, 1, 24 * 8, dtype=np.float32).reshape(24, 8)
+
+def make(path: Path, *, inside: bool) -> Path:
+    """The file that is mutated: two pieces, weights or none, a constant."""
+    weights = WEIGHTS["weights"]
 
     def function(x: Any) -> Any:
         return np.exp(np.squeeze(x) @ weights), 3
 
-    fusec.compile(function, fusec.TensorSpec(GRAPH_SPEC)).save(path)
+    fusec.compile(function, fusec.TensorSpec(GRAPH_SPEC)).save(path, weights=inside)
     return path
 
 
@@ -198,16 +202,27 @@ class Checked:
             if sha256(code[40:]).digest() != code[8:40]:
                 raise ArtifactError("the bytes of a compiled CPU module are damaged: their checksum is wrong")
             self.wrong += 1
-        return None
+        return _Nothing()
 
 
-def try_one(path: Path, loader: Checked) -> str:
-    """What came of a file: ``loaded``, ``refused``, or what is wrong."""
+class _Nothing:
+    """A module whose kernels do nothing."""
+
+    def function(self, name: str, device: int | None = None) -> Callable[..., None]:
+        return lambda *addresses: None
+
+
+def _load_with_weights(path: Path) -> Any:
+    return fusec.load(path, weights=WEIGHTS)
+
+
+def try_one(path: Path, loader: Checked, *, inside: bool) -> str:
+    """What came of a file, with its weights ``inside`` or given: ``loaded``, ``refused``, or what is wrong."""
     outcome = "loaded"
-    for look in (fusec.load, describe_file):
+    for look in (fusec.load if inside else _load_with_weights, describe_file):
         try:
             look(path)  # type: ignore[operator]
-        except ArtifactError as error:
+        except (ArtifactError, SignatureError) as error:
             outcome = "refused"
             if "\n" in str(error) or len(str(error)) > 2000:
                 return f"{look.__name__}: an error of {len(str(error))} characters"
@@ -228,7 +243,7 @@ def run_batch(source: Path, count: int, seed: int) -> Counter[str]:
             rng = random.Random(number)
             mutate = rng.choice(MUTATIONS)
             path.write_bytes(mutate(data, rng))
-            outcome = try_one(path, loader)
+            outcome = try_one(path, loader, inside=source.stem == "inside")
             loader.wrong = 0
             found[outcome if outcome in ("loaded", "refused") else f"seed {number}, {mutate.__name__}: {outcome}"] += 1
         if os.listdir(folder) != ["m.fusec"]:
@@ -239,8 +254,9 @@ def run_batch(source: Path, count: int, seed: int) -> Counter[str]:
 def main(count: int, seed: int) -> int:
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        source = make(Path(folder) / "f.fusec")
-        for start in range(seed, seed + count, BATCH):
+        sources = [make(Path(folder) / f"{name}.fusec", inside=name == "inside") for name in ("inside", "given")]
+        for number, start in enumerate(range(seed, seed + count, BATCH)):
+            source = sources[number % 2]
             size = min(BATCH, seed + count - start)
             command = [sys.executable, __file__, "--batch", str(source), str(size), str(start)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
