@@ -75,6 +75,7 @@ class _Emitter(PlanWriter):
             tensor_maps=tuple(m.map for m in self.maps),
             shapes=(self.n.extent * len(self.dots),),
             aligned=True,
+            overlaps=True,
         )
 
     @property

@@ -112,4 +112,5 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
 def _device_kernel(kernel: KernelSource, cubin: Cubin) -> DeviceKernel:
     count = len(kernel.dtypes)
     parameters = (*range(count), *(m.encoded() for m in kernel.tensor_maps))
-    return DeviceKernel(kernel.name, cubin.code, kernel.grid, kernel.threads, kernel.shared, count, parameters)
+    launch = (kernel.grid, kernel.threads, kernel.shared)
+    return DeviceKernel(kernel.name, cubin.code, *launch, count, parameters, overlaps=kernel.overlaps)

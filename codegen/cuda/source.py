@@ -17,7 +17,7 @@ class KernelSource:
     ``tensor_maps``. grid: blocks on each axis. cluster: blocks that work together, which the text says, too
     (``__cluster_dims__``). threads: of one block. shared: bytes of dynamic shared memory. dtypes: of the parameters.
     shapes: columns of the wgmma instructions that it includes. aligned: every address must be a multiple of 16 bytes;
-    ``unaligned`` is the same kernel for other addresses.
+    ``unaligned`` is the same kernel for other addresses. overlaps: as :class:`fusec.runtime.launch.DeviceKernel`'s.
     """
 
     name: str
@@ -31,6 +31,7 @@ class KernelSource:
     shapes: tuple[int, ...] = ()
     aligned: bool = False
     unaligned: KernelSource | None = None
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)

@@ -388,6 +388,7 @@ __device__ void gemm(const Plan& plan) {
     char* buffers = memory + (1024 - shared_address(memory) % 1024) % 1024;
     int rank = L::kCluster > 1 ? cluster_rank() : 0;
     start_barriers(plan, full, empty, (Plan::kPingPong ? 1 : kConsumers) * (Plan::kClusterM + Plan::kClusterN - 1));
+    start_after_the_kernel_ahead();
     if (L::kCluster > 1)
         cluster_sync();
     else

@@ -20,8 +20,7 @@ __device__ inline Four load_from(int block, const Four* here) {
         "{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
         "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
         : "=f"(v.at[0]), "=f"(v.at[1]), "=f"(v.at[2]), "=f"(v.at[3])
-        : "r"(shared_address(here)), "r"(block)
-        : "memory");
+        : "r"(shared_address(here)), "r"(block));
     return v;
 }
 
@@ -30,6 +29,7 @@ template <typename Plan>
 struct Parts {
     using L = Layout<Plan>;
     static constexpr int kAcross = L::kColumns / 16, kGroups = kAcross / Plan::kProducts;
+    static constexpr int kMine = (kGroups + Plan::kSplit - 1) / Plan::kSplit;
 
     /// Where a thread leaves half `h` of a group for the others: neighbours lie side by side.
     __device__ static Four* place(char* buffers, int group, int h) {
@@ -37,57 +37,55 @@ struct Parts {
         return reinterpret_cast<Four*>(buffers) + (group * 2 + h) * kConsumers * kWarpgroup + thread;
     }
 
-    __device__ static void leave(char* buffers, const float (&acc)[L::kColumns / 2], int rank) {
+    __device__ static void leave(char* buffers, const float (&acc)[L::kColumns / 2]) {
 #pragma unroll
         for (int g = 0; g < kAcross; ++g)
-            if (g % kGroups % Plan::kSplit != rank)
 #pragma unroll
-                for (int h = 0; h < 2; ++h)
-                    *place(buffers, g, h) = Four{{acc[g * 8 + h * 4], acc[g * 8 + h * 4 + 1], acc[g * 8 + h * 4 + 2],
-                                                  acc[g * 8 + h * 4 + 3]}};
+            for (int h = 0; h < 2; ++h)
+                *place(buffers, g, h) =
+                    Four{{acc[g * 8 + h * 4], acc[g * 8 + h * 4 + 1], acc[g * 8 + h * 4 + 2], acc[g * 8 + h * 4 + 3]}};
     }
 
-    /// The group's sums over all blocks.
-    __device__ static void add_up(char* buffers, float (&acc)[L::kColumns / 2], int group, int rank) {
+    /// Half of a group, summed over all blocks.
+    __device__ static Four sum(char* buffers, int group, int h) {
+        Four parts[Plan::kSplit];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            Four sum, parts[Plan::kSplit];
+        for (int part = 0; part < Plan::kSplit; ++part) parts[part] = load_from(part, place(buffers, group, h));
 #pragma unroll
-            for (int part = 0; part < Plan::kSplit; ++part)
-                if (part != rank) parts[part] = load_from(part, place(buffers, group, h));
+        for (int part = 1; part < Plan::kSplit; ++part)
 #pragma unroll
-            for (int part = 0; part < Plan::kSplit; ++part)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float value = part == rank ? acc[group * 8 + h * 4 + i] : parts[part].at[i];
-                    sum.at[i] = part == 0 ? value : sum.at[i] + value;
-                }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) acc[group * 8 + h * 4 + i] = sum.at[i];
-        }
+            for (int i = 0; i < 4; ++i) parts[0].at[i] += parts[part].at[i];
+        return parts[0];
     }
 };
 
 template <typename Plan>
-__device__ void finish_parts(const Plan& plan, float (&acc)[Layout<Plan>::kColumns / 2], char* buffers,
-                             const Tiles<Plan>& tile, int first_row, int rank) {
+__device__ void finish_parts(const Plan& plan, char* buffers, const Tiles<Plan>& tile, int first_row, int rank) {
     using P = Parts<Plan>;
+    Four sums[P::kMine][Plan::kProducts][2];
 #pragma unroll
-    for (int g = 0; g < P::kGroups; ++g) {
-        if (g % Plan::kSplit != rank) continue;
+    for (int j = 0; j < P::kMine; ++j) {
+        int group = min(j * Plan::kSplit + rank, P::kGroups - 1);
 #pragma unroll
-        for (int p = 0; p < Plan::kProducts; ++p) P::add_up(buffers, acc, p * P::kGroups + g, rank);
+        for (int p = 0; p < Plan::kProducts; ++p)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) sums[j][p][h] = P::sum(buffers, p * P::kGroups + group, h);
+    }
+#pragma unroll
+    for (int j = 0; j < P::kMine; ++j) {
+        int group = j * Plan::kSplit + rank;
+        if (group >= P::kGroups) break;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float values[Plan::kProducts][2];
             u32 staged[1];
 #pragma unroll
             for (int p = 0; p < Plan::kProducts; ++p) {
-                values[p][0] = acc[(p * P::kGroups + g) * 8 + i * 2];
-                values[p][1] = acc[(p * P::kGroups + g) * 8 + i * 2 + 1];
+                values[p][0] = sums[j][p][i / 2].at[i % 2 * 2];
+                values[p][1] = sums[j][p][i / 2].at[i % 2 * 2 + 1];
             }
             plan.finish(tile.batch, tile.row, tile.column, first_row + fragment_row() + i % 2 * 8,
-                        g * 16 + i / 2 * 8 + fragment_column(), values, staged);
+                        group * 16 + i / 2 * 8 + fragment_column(), values, staged);
         }
     }
 }
@@ -103,6 +101,7 @@ __device__ void split_gemm(const Plan& plan) {
     Tiles<Plan> tile(blockIdx.x / Plan::kSplit, 0);
     int first = Plan::kSteps * rank / Plan::kSplit, last = Plan::kSteps * (rank + 1) / Plan::kSplit;
     start_barriers(plan, full, empty, kConsumers);
+    start_after_the_kernel_ahead();
     __syncthreads();
     Ring<Plan::kStages> ring;
     if (warpgroup_id() == 0) {
@@ -118,9 +117,9 @@ __device__ void split_gemm(const Plan& plan) {
         multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, thread == 0, rank, last - first, [](int) {},
                           [] {});
         named_sync(1, kConsumers * kWarpgroup);
-        Parts<Plan>::leave(buffers, acc[0], rank);
+        Parts<Plan>::leave(buffers, acc[0]);
         cluster_sync();
-        finish_parts(plan, acc[0], buffers, tile, first_row, rank);
+        finish_parts(plan, buffers, tile, first_row, rank);
     }
     cluster_sync();
 }
