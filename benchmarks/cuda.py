@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.cuda [--out FILE]`` on a machine with a CUDA card, torch and CuPy. Peers are called in turn in
 one process with random data; the median is shown. Device times are between events, and the L2 cache is overwritten
-before each.
+before each. The table says what was asked of fusec, as a multiple of a peer's rate, and what part of the card's own
+rate (products, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 
 import fusec
 from fusec.runtime import staging
+from fusec.target.gpu import gpu_target
 
 from . import warps
 from .gpu import (
@@ -29,8 +32,10 @@ from .gpu import (
     attention,
     causal_attention,
     changed_attention,
+    epilogue_gelu,
     flex_changed,
     layernorm_gelu,
+    linear_gelu,
     rand,
     sdpa,
     silu_mul,
@@ -38,7 +43,23 @@ from .gpu import (
 )
 
 Call = Callable[[], Any]
-Row = tuple[str, dict[str, float], str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A work's figures by peer. ``asked``: the least multiple of a peer's rate. ``limit``: of the card, in ``unit``."""
+
+    name: str
+    rates: dict[str, float]
+    unit: str
+    asked: dict[str, float] = field(default_factory=dict)
+    limit: float = 0.0
+
+    def against(self, peer: str) -> float:
+        """How many times as fast as the peer."""
+        mine, other = self.rates["fusec"], self.rates[peer]
+        return mine / other if self.unit in ("TFLOP/s", "GB/s") else other / mine
+
 
 NAIVE = """extern "C" __global__ void naive(const float* a, const float* b, float* c, int n) {
     const int column = blockIdx.x * 16 + threadIdx.x, row = blockIdx.y * 16 + threadIdx.y;
@@ -93,6 +114,24 @@ def compiled(function: Callable[..., Any], language: str = "") -> Callable[..., 
     return call
 
 
+def products() -> list[Row]:
+    """A linear layer with gelu in bf16, against the library's fused epilogue, and its product without any."""
+    rows = []
+    for m, k, n in ((8192, 4096, 14336), (4096, 4096, 4096), (16384, 1024, 4096)):
+        x, w, b = rand(m, k), rand(n, k, scale=k**-0.5), rand(n)
+        fast = compiled(linear_gelu)
+        calls: dict[str, Call] = {
+            "cuBLASLt's epilogue": lambda a=(x, w, b): epilogue_gelu(*a),
+            "cuBLAS without": lambda a=(x, w): torch.nn.functional.linear(*a),
+            "fusec": lambda f=fast, a=(x, w, b): f(*a),
+        }
+        rates = {peer: 2e-12 * m * k * n / t for peer, t in device_times(calls).items()}
+        asked = {"cuBLASLt's epilogue": 1.08, "cuBLAS without": 1.0}
+        limit = gpu_target("cuda:0").half_flops * 1e-12
+        rows.append(Row(f"linear+bias+gelu bf16 {m}×{k}×{n}", rates, "TFLOP/s", asked, limit))
+    return rows
+
+
 def singles() -> list[Row]:
     """float32 products, without tf32."""
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -113,7 +152,8 @@ def product(
     if plain is not None:
         calls["an element a thread"] = plain(x, w, n)
     rates = {peer: 2e-12 * n**3 / t for peer, t in device_times(calls).items()}
-    return f"float32 product {name}", rates, "TFLOP/s"
+    asked = {"cuBLAS": 0.95} if plain is None else {"an element a thread": 4.6}
+    return Row(f"float32 product {name}", rates, "TFLOP/s", asked, gpu_target("cuda:0").single_flops * 1e-12)
 
 
 def naive_product(x: Any, w: Any, n: int) -> Call:
@@ -147,13 +187,13 @@ def pointwise() -> list[Row]:
             "fusec": lambda f=in_cuda, a=args: f(*a),
         }
         rates = {k: each * shape[0] * shape[1] / t * 1e-9 for k, t in device_times(calls).items()}
-        rows.append((name, rates, "GB/s"))
+        rows.append(Row(name, rates, "GB/s", limit=gpu_target("cuda:0").bandwidth * 1e-9))
     return rows
 
 
 def attentions() -> list[Row]:
     """Attention in bf16 as plain code, against cuDNN's; scores changed by hand, against FlexAttention."""
-    rows = []
+    rows, limit = [], gpu_target("cuda:0").half_flops * 1e-12
     for b, h, n, d in ((4, 16, 4096, 128), (1, 16, 16384, 128), (4, 32, 4096, 64), (1, 32, 16384, 64)):
         for causal in (False, True):
             q, k, v = (rand(b, h, n, d) for _ in range(3))
@@ -165,13 +205,15 @@ def attentions() -> list[Row]:
             }
             flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
             rates = {peer: flops / t * 1e-12 for peer, t in device_times(calls).items()}
-            rows.append((f"attention D{d} {'causal' if causal else 'full'} B{b} H{h} N{n}", rates, "TFLOP/s"))
+            name = f"attention D{d} {'causal' if causal else 'full'} B{b} H{h} N{n}"
+            rows.append(Row(name, rates, "TFLOP/s", {"cuDNN": 1.0}, limit))
     q, k, v = (rand(4, 16, 4096, 128) for _ in range(3))
     fast, flex = compiled(changed_attention), flex_changed()
     calls = {"FlexAttention": lambda: flex(q, k, v), "fusec": lambda: fast(q, k, v)}
     flops = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
     rates = {peer: flops / t * 1e-12 for peer, t in device_times(calls).items()}
-    return [*rows, ("ALiBi, soft cap, window 1024, D128 B4 H16 N4096", rates, "TFLOP/s")]
+    name = "ALiBi, soft cap, window 1024, D128 B4 H16 N4096"
+    return [*rows, Row(name, rates, "TFLOP/s", {"FlexAttention": 2.5}, limit)]
 
 
 def by_warps() -> list[Row]:
@@ -211,7 +253,9 @@ def from_host() -> list[Row]:
             "copy, compute, copy": lambda x=x: cupy.asnumpy(cupy.asarray(x) @ cupy.asarray(w)),
             "fusec": lambda x=x: fast(x, w),
         }
-        rows.append((f"64 products of 2048² from {name} memory", wall_times(calls) | limits, "s"))
+        slower = {"slower of link and compute": max(limits.values())}
+        asked = {"copy, compute, copy": 1.5, "slower of link and compute": 0.9} if name == "pinned" else {}
+        rows.append(Row(f"64 products of 2048² from {name} memory", wall_times(calls) | limits | slower, "s", asked))
     return rows
 
 
@@ -241,15 +285,17 @@ def launches() -> list[Row]:
                 call()
             best[name] = min(best.get(name, math.inf), (time.perf_counter() - start) / 200 * 1e6)
             torch.cuda.synchronize()
-    return [("host time a launch", best, "µs")]
+    return [Row("host time a launch", best | {"4 µs": 4.0}, "µs", {"4 µs": 1.0})]
 
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| work | unit | fusec | peers |", "|---|---|---|---|"]
-    for name, found, unit in rows:
-        peers = ", ".join(f"{peer} {value:.4g}" for peer, value in found.items() if peer != "fusec")
-        lines.append(f"| {name} | {unit} | {found['fusec']:.4g} | {peers} |")
+    lines = ["| work | unit | fusec | peers | times a peer's (asked) | of the card's |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        peers = ", ".join(f"{peer} {value:.4g}" for peer, value in row.rates.items() if peer != "fusec")
+        asked = ", ".join(f"{row.against(peer):.3f} ({times:g} {peer})" for peer, times in row.asked.items())
+        part = f"{row.rates['fusec'] / row.limit:.2f}" if row.limit else "–"
+        lines.append(f"| {row.name} | {row.unit} | {row.rates['fusec']:.4g} | {peers} | {asked or '–'} | {part} |")
     return "\n".join(lines) + "\n"
 
 
@@ -258,7 +304,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
-    for section in (attentions, singles, by_warps, pointwise, from_host, launches):
+    for section in (products, attentions, singles, by_warps, pointwise, from_host, launches):
         made = section()
         print(table(made), flush=True)
         rows += made

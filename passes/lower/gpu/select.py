@@ -50,6 +50,7 @@ from fusec.passes.schedule.gpu_row import cluster_candidates, row_candidates
 from fusec.passes.schedule.hopper import (
     HopperAttentionSchedule,
     HopperGemmSchedule,
+    HopperProblem,
     hopper_attention_candidates,
     hopper_candidates,
 )
@@ -161,13 +162,15 @@ class GpuSelector:
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
                 hopper = self._hopper(frame, axes, products)
+                seconds = predict(problem, found[0], self.target)
                 few = min(axes.m, axes.n) <= FEW or not hopper
-                ahead = few or predict(problem, found[0], self.target) < NEAR * hopper[0].seconds
+                few = few and not (hopper and hopper[0].pipeline.split > 1)
+                ahead = few or seconds < NEAR * hopper[0].seconds
                 here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
                 mma = self._mma(frame, axes, products)
                 slower = 1.0 if min(axes.m, axes.n) <= FEW else BY_WARPS
-                seconds = predict(problem, found[0], self.target) * slower
-                here = [*here, *mma] if hopper else _with_mma(here, mma, 0.0 if has_faster(self.target) else seconds)
+                seconds = 0.0 if has_faster(self.target) else seconds * slower
+                here = [*here, *mma] if hopper else _with_mma(here, mma, seconds)
                 apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
@@ -250,7 +253,9 @@ class GpuSelector:
         result = frame.anchors("dot")[0].result.type.size
         reads = sum(v.type.size >= result for v in epilogue_inputs(frame))
         bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
-        found = hopper_candidates(axes.batches, axes.m, axes.n, axes.k, self.target, products, reads, bits)
+        parks = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in frame.body.outputs)
+        extents = (axes.batches, axes.m, axes.n, axes.k)
+        found = hopper_candidates(HopperProblem(*extents, products, reads, bits, parks), self.target)
         return found if _can_be_lowered(frame, found) else []
 
     def _mma(self, frame: Frame, axes: Contraction, products: int) -> list[MmaGemmSchedule]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fusec.passes.schedule.gpu import AttentionSize
 from fusec.passes.schedule.hopper import (
     HopperAttentionSchedule,
     HopperGemmSchedule,
+    HopperProblem,
     hopper_attention_candidates,
     hopper_candidates,
 )
@@ -16,8 +19,12 @@ from fusec.target.gpu import gpu_target
 SM_90 = gpu_target("cuda:sm_90")
 
 
-def first(m: int, n: int, k: int, products: int = 1, batches: int = 1) -> HopperGemmSchedule:
-    return hopper_candidates(batches, m, n, k, SM_90, products)[0]
+def found(m: int, n: int, k: int, **given: Any) -> list[HopperGemmSchedule]:
+    return hopper_candidates(HopperProblem(given.pop("batches", 1), m, n, k, **given), SM_90)
+
+
+def first(m: int, n: int, k: int, **given: Any) -> HopperGemmSchedule:
+    return found(m, n, k, **given)[0]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +45,29 @@ def test_a_single_tile_is_stored_by_both_consumers() -> None:
 
 
 def test_epilogues_that_read_run_under_products() -> None:
-    found = hopper_candidates(1, 4096, 4096, 4096, SM_90, reads=1)
-    assert dict(found[0].describe())["consumers"] == "in turns"
+    assert dict(first(4096, 4096, 4096, reads=1).describe())["consumers"] == "in turns"
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (16384, 4096, 1024), (8192, 14336, 4096)])
+def test_epilogues_under_the_next_tile_leave_wide_tiles_the_best(shape: tuple[int, int, int]) -> None:
+    described = dict(first(*shape, parks=True, reads=1).describe())
+    assert (described["block"], described["consumers"]) == ("128x256x64", "together")
+
+
+@pytest.mark.parametrize(("shape", "split"), [((128, 4096, 4096), 2), ((256, 4096, 4096), 2), ((512, 3072, 768), 1)])
+def test_few_tiles_are_split_along_k(shape: tuple[int, int, int], split: int) -> None:
+    schedule = first(*shape, parks=True)
+    assert schedule.pipeline.split == split
+    assert dict(schedule.describe()).get("split", 1) == split
+
+
+def test_a_split_leaves_each_block_some_steps() -> None:
+    assert all(s.pipeline.split == 1 for s in found(256, 1024, 512))
+    assert any(s.pipeline.split > 1 for s in found(256, 1024, 4096))
+
+
+def test_a_single_wave_shares_no_operands() -> None:
+    assert dict(first(512, 3072, 768).describe())["cluster"] == "1x1"
 
 
 def test_blocks_share_operands_where_tiles_pair_up() -> None:
@@ -50,17 +78,17 @@ def test_blocks_share_operands_where_tiles_pair_up() -> None:
 
 def test_everything_fits_shared_memory_and_registers() -> None:
     for products in (1, 2):
-        for s in hopper_candidates(1, 4096, 4096, 4096, SM_90, products):
+        for s in found(4096, 4096, 4096, products=products):
             assert (s.m + s.n * products) * 128 * s.stages + 4 * 8192 + 2048 <= SM_90.shared_memory
             rows = s.m if s.pipeline.turns else s.m // 2
             assert rows * s.n * products <= 128 * 128
 
 
 def test_left_to_others() -> None:
-    assert not hopper_candidates(1, 16, 4096, 4096, SM_90)
-    assert not hopper_candidates(1, 4096, 4096, 4096, SM_90, products=3)
-    assert not hopper_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"))
-    assert not hopper_candidates(0, 4096, 4096, 4096, SM_90)
+    assert not found(16, 4096, 4096)
+    assert not found(4096, 4096, 4096, products=3)
+    assert not hopper_candidates(HopperProblem(1, 4096, 4096, 4096), gpu_target("cuda:sm_80"))
+    assert not found(4096, 4096, 4096, batches=0)
 
 
 def attention(heads: int, keys: int, columns: int, masked: bool, bits: int = 16) -> list[HopperAttentionSchedule]:
