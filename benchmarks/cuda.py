@@ -218,7 +218,7 @@ def attentions() -> list[Row]:
 
 def by_warps() -> list[Row]:
     """Products and attention by the instructions that cards before Hopper have."""
-    return warps.rows(device_times)
+    return [Row(*row) for row in warps.rows(device_times)]
 
 
 def from_host() -> list[Row]:

@@ -104,7 +104,7 @@ _START = 6e-6
 _EPILOGUE, _PARKED, _READ = 2.2e-6, 0.5e-6, 3e-6
 """Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128; in which it puts them aside instead; and what
 each tensor read there adds."""
-_SPLITS = ((2, 1.0), (3, 0.95), (4, 0.9), (6, 0.9))
+_SPLITS = ((2, 1.0), (3, 0.95))
 """Blocks of a cluster that share a tile, and the share of the units that such clusters fill."""
 _ADD_UP = 4e-6
 """Seconds in which they add up their sums."""
@@ -135,8 +135,7 @@ class HopperProblem:
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
     """Schedules, best predicted first. None on other cards, or for too little work."""
-    enough = p.batches * ceil(p.m / 128) * ceil(p.n / 64) >= target.units // 8 and min(p.m, p.n) >= 64
-    if target.backend != "cuda" or target.arch != 90 or p.products > 2 or not enough or not p.k:
+    if target.backend != "cuda" or target.arch != 90 or p.products > 2 or min(p.m, p.n) <= 64 or not p.k:
         return []
     found: dict[HopperGemmSchedule, float] = {}
     for tile in _TILES if p.products == 1 else _PAIRED:
@@ -152,12 +151,14 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     """Blocks that share operands, where there is more than one wave, or that share a tile, where there are few."""
     rows, columns = p.tiles(tile)
     tiles, steps = p.batches * rows * columns, p.k * p.bits // (8 * _ROW_BYTES)
-    if tiles <= target.units:
+    enough = target.units // 2
+    if enough <= tiles <= target.units:
         yield (1, 1), 1
-    else:
+    elif tiles > target.units:
         yield (2, 1) if rows % 2 == 0 else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
-        if not tile.turns and tiles * split <= target.units * filled and steps >= split * _STEPS:
+        fits = enough <= tiles * split <= target.units * filled
+        if not tile.turns and fits and steps >= split * _STEPS:
             yield (1, 1), split
 
 

@@ -56,6 +56,7 @@ def hopper_products() -> None:
     import test_hopper as kernels
 
     names = "together in_turns small_tile wide_tile tile_192 tf32 odd_sizes odd_columns nn tt_in_turns batched"
+    names += " one_step_together split split_odd_columns split_turned split_tf32"
     for name in [*names.split(), "residual", "two_outputs", "float_result", "swiglu", "clusters_beyond_the_end"]:
         text, schedule = kernels.CASES[name]
         kernels.run(text, schedule, kernels.given(text))
