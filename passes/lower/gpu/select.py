@@ -171,7 +171,7 @@ class GpuSelector:
                 ahead = not hopper or seconds < near * hopper[0].seconds
                 here: list[AnySchedule] = [*found[:ahead], *hopper, *found[ahead:]]
                 mma = self._mma(frame, axes, products)
-                slower = 1.0 if min(axes.m, axes.n) <= FEW else BY_WARPS
+                slower = 1.0 if few else BY_WARPS
                 seconds = 0.0 if has_faster(self.target) else seconds * slower
                 here = [*here, *mma] if hopper else _with_mma(here, mma, seconds)
                 apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
