@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config, loading
-from fusec.ahead import Conditions, Piece, for_range, pieces, ranges_of
+from fusec.ahead import Conditions, Piece, for_range, in_sizes, pieces, ranges_of
 from fusec.build import Options, Precision, Tune, build, checked, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, Variant, WeightNames, argument_of
 from fusec.errors import CaptureError, FusecError, TargetError
@@ -269,7 +269,8 @@ def compile(
         return variant(Piece(exact, capture.graph, capture))
 
     def variant(piece: Piece) -> Variant:
-        executable = replace(build(piece.graph, library, options).executable, graph=graph)
+        chosen = replace(options, usual=tuple(piece.usual.items())) if piece.upto is not None else options
+        executable = replace(build(piece.graph, library, chosen).executable, graph=graph)
         made = _variant(piece, executable, placed, shared if freeze else None)
         return replace(made, names=_weight_names(function, piece.capture)) if freeze else made
 
@@ -277,7 +278,10 @@ def compile(
     if ranges:
         if library != "torch" and any(spec.device != "cpu" for spec in placed):
             raise TargetError("ranges of extents on GPUs are there for PyTorch alone; give integers, or no ranges")
-        ranged = [variant(piece) for piece in pieces(capture_at, ranges, _conditions(function, specs, call, library))]
+        found = pieces(capture_at, ranges, _conditions(function, specs, call, library))
+        if device is not None and device != "cpu":
+            found = [part for piece in found for part in in_sizes(piece)]
+        ranged = [variant(piece) for piece in found]
         return Compiled(name, library, placed, call, {}, None, ranged)
     compiled = Compiled(name, library, placed, call, {}, specialise)
     if not any(spec.names for spec in specs):
@@ -317,7 +321,8 @@ def _variant(
     arguments = tuple(argument_of(capture.sources[k]) for k in executable.free_inputs)
     dims: dict[str, Dim] = {name: a if a == b else symbol(name, a, b) for name, (a, b) in piece.ranges.items()}
     layouts = tuple((spec.type(dims), spec.laid_out(dims)) for spec in specs)
-    return Variant(executable, arguments, layouts, capture.rebuild, str(piece.graph), capture.notes, piece.ranges)
+    text = str(piece.graph)
+    return Variant(executable, arguments, layouts, capture.rebuild, text, capture.notes, piece.ranges, upto=piece.upto)
 
 
 _CONSTANT = re.compile(r"constant\d*")

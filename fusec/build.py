@@ -46,13 +46,15 @@ class Options:
     """What a compilation depends on besides the graph.
 
     target: None is where the arguments live. tune: measure the best few schedules of each kernel. cache: look in
-    and write to the on-disk cache. precision: of f32 products on a GPU.
+    and write to the on-disk cache. precision: of f32 products on a GPU. usual: extents of named dimensions for which
+    schedules are chosen on a GPU, where a program serves more (the largest that it serves, if not given).
     """
 
     target: str | None = None
     tune: Tune = False
     cache: bool = True
     precision: Precision = "ieee"
+    usual: tuple[tuple[str, int], ...] = ()
 
 
 def checked(options: Options) -> Options:
@@ -225,7 +227,7 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
     if options.tune:
         selector = _tuning_gpu(graph, target, options) if is_gpu(target) else _tuning_selector(target, options.tune)
     elif is_gpu(target):
-        selector = gpu_selector(target)
+        selector = gpu_selector(target, dict(options.usual))
     lowered: Lowered = lower(
         graph,
         target,
@@ -237,12 +239,12 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
     return lowered
 
 
-def gpu_selector(target: str) -> GpuSelector:
-    """A selector that has kernels written in CUDA C++ where they can be compiled."""
+def gpu_selector(target: str, usual: Mapping[str, int] | None = None) -> GpuSelector:
+    """A selector that has kernels written in CUDA C++ where they can be compiled; ``usual`` as in :class:`Options`."""
     from fusec.passes.lower.gpu.select import GpuSelector
 
     cuda, triton = _languages(target)
-    return GpuSelector(gpu_target(target), cuda, triton)
+    return GpuSelector(gpu_target(target), cuda, triton, usual or {})
 
 
 def _languages(target: str) -> tuple[bool, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class WeightNames:
 class Variant:
     """One set of extents, or ranges of them, compiled.
 
-    ranges: the least and largest extent of each named dimension.
+    ranges: the least and largest extent of each named dimension. upto: the largest product of them, None for any.
     arguments: for each free input of the executable, the number of the argument leaf, or the function that fetches it.
     layouts: type and strides of each leaf. rebuild: makes the user's result from the outputs.
     """
@@ -50,8 +51,11 @@ class Variant:
     notes: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     names: WeightNames = field(default_factory=WeightNames)
+    upto: int | None = None
 
     def serves(self, bindings: Mapping[str, int]) -> bool:
+        if self.upto is not None and prod(bindings[name] for name in self.ranges) > self.upto:
+            return False
         return all(low <= bindings[name] <= high for name, (low, high) in self.ranges.items())
 
 
@@ -224,6 +228,7 @@ class Compiled:
         texts = []
         for variant in self._ranged:
             head = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in variant.ranges.items())
+            head += f", {variant.upto} in all at most" if variant.upto is not None else ""
             texts.append(f"for {head}\n" + explain_program(variant.executable.program, variant.notes))
         for key, variant in sorted(self._variants.items()) if not self._ranged else ():
             extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))

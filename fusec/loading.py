@@ -207,7 +207,8 @@ class _Reader:
             executable = executable.freeze({k: self.given_weight(program, k, given[k]) for k in given}, self.frozen)
         graph = self.members[folder + artifact.GRAPH].decode()
         notes = tuple(map(str, record["notes"]))
-        return Variant(executable, arguments, layouts, result.rebuild(constants), graph, notes, ranges)
+        upto = None if record["upto"] is None else int(record["upto"])
+        return Variant(executable, arguments, layouts, result.rebuild(constants), graph, notes, ranges, upto=upto)
 
     def layouts(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[Any, ...]:
         dims: dict[str, Dim] = {name: a if a == b else symbol(name, a, b) for name, (a, b) in ranges.items()}

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from typing import Any
 
+from fusec.ahead import usual_extents
 from fusec.build import Options, kernel_digests, kernel_source, run_passes
 from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError
@@ -141,6 +142,7 @@ def _piece(
     packed = {slot: block for slot, block in executable.packed.items() if without.isdisjoint(made_of.get(slot, ()))}
     record = {
         "ranges": {name: list(ends) for name, ends in variant.ranges.items()},
+        "upto": variant.upto,
         "result": {**result_to_json(result), "outputs": len(program.outputs)},
         "arguments": list(variant.arguments),
         "fixed": sorted(executable.fixed - given.keys()),
@@ -217,7 +219,9 @@ def _output(program: Program, k: int) -> Json:
 
 def texts_of(variant: Variant, program: Program, digests: Mapping[str, str]) -> dict[str, bytes]:
     """IR after each pass, and the tile IR and source of each kernel whose text is that of its machine code."""
-    lowered = run_passes(parse(variant.graph_text), program.target, Options(program.target))
+    usual = () if variant.upto is None else tuple(usual_extents(variant.ranges, variant.upto).items())
+    options = Options(program.target, usual=usual)
+    lowered = run_passes(parse(variant.graph_text), program.target, options)
     members = {f"stages/{n:02d}_{name}.ir": text.encode() for n, (name, text) in enumerate(lowered.stages.items())}
     remade = kernel_digests(lowered.program)
     for kernel in lowered.program.kernels:

@@ -7,6 +7,7 @@ they found (Dao et al., *Flash-Decoding*, 2023).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, prod
 
 from fusec.errors import LoweringError
@@ -61,19 +62,18 @@ def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bo
     return _Attention(frame, schedule, attention_in(frame), bounded).lower()
 
 
-def attention_size(frame: Frame) -> AttentionSize:
-    """What its schedule depends on."""
+def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> AttentionSize:
+    """What its schedule depends on; ``usual`` gives the number to take for an extent that is symbolic."""
     match = attention_in(frame)
     e, shape = find_elements(frame, match), match.value_dot.result.type.shape
-    keys, depth = contraction(match.value_dot).k, contraction(match.score_dot).k
+    keys, depth = usual(contraction(match.value_dot).extents.k), contraction(match.score_dot).k
     rows = rows_of(e, shape, depth)
-    heads = prod(i.extent for i in other_axes(e, rows, shape))
+    heads = prod(i.extent if i.limit is None else usual(i.limit) for i in other_axes(e, rows, shape))
+    count = usual(rows.count) if rows.heads == 1 else most(rows.count)
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
     bounded = any(t.query is not None for t in data_tests(e, rows, 1))
-    return AttentionSize(
-        heads, most(rows.count), rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded
-    )
+    return AttentionSize(heads, count, rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded)
 
 
 def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:

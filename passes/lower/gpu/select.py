@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -10,7 +10,7 @@ from math import inf
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import most, product
+from fusec.ir.index import Index, evaluate, most, product, symbols_of
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
@@ -102,11 +102,15 @@ AnySchedule = GpuSchedule | _InCudaAlone
 
 @dataclass
 class GpuSelector:
-    """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton."""
+    """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton.
+
+    usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
+    """
 
     target: GpuTarget
     cuda: bool = False
     triton: bool = True
+    usual: Mapping[str, int] = field(default_factory=dict)
     measured: list[Choice] = field(default_factory=list, kw_only=True)
 
     def alternatives(self, frame: Frame) -> list[Alternative]:
@@ -157,11 +161,14 @@ class GpuSelector:
                 read = epilogue_inputs(frame)
                 walks = len(frame.body.outputs) == 1 and all(v.type.most < op.result.type.most for v in read)
                 exact = dtype.bits == 32 and not allows_tf32(op)
-                extents = (axes.batches, axes.m, axes.n, axes.k)
+                n = axes.extents
+                extents = (self._usual(n.batches), self._usual(n.m), self._usual(n.n), self._usual(n.k))
                 across = reads_across(frame)
                 making = (making_of(frame, side) for side in (0, 1))
                 problem = Problem(*extents, dtype.bits, products, walks, exact, across, *making)
                 found = gemm_candidates(problem, self.target)
+                if not (isinstance(n.m, int) and isinstance(n.n, int)):
+                    found = [s for s in found if not isinstance(s, GpuGemvSchedule)]
                 if not found:
                     raise LoweringError(f"{products} products side by side do not fit a block")
                 hopper = self._hopper(frame, axes, products)
@@ -177,7 +184,7 @@ class GpuSelector:
                 apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
                 return [*tiled, *here] if exact and not apart else [*here, *tiled]
             case "attention":
-                size = attention_size(frame.fresh())
+                size = attention_size(frame.fresh(), self._usual)
                 piped = self._hopper_attention(frame, size)
                 others = attention_candidates(size, self.target)
                 by_warps = self._mma_attention(frame, size)
@@ -225,6 +232,11 @@ class GpuSelector:
         doubles = any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in _values(frame))
         first, second = (in_cuda, in_triton) if doubles else (in_triton, in_cuda)
         return self._only([*first, *second], "kernel of maps and reductions")
+
+    def _usual(self, extent: Index) -> int:
+        if isinstance(extent, int) or any(s.name not in self.usual for s in symbols_of(extent)):
+            return most(extent)
+        return evaluate(extent, self.usual)
 
     def _may_be_cuda(self, frame: Frame) -> bool:
         """Kernels in CUDA C++ name their sizes, and are not for symbolic ones."""
