@@ -126,18 +126,22 @@ def run_jobs(wanted: list[tuple[Any, ...]], workers: int, limit: int | None) -> 
     while left:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
             running = {pool.submit(_job, *job, limit): job for job in left}
-            for future in as_completed(running):
-                job = running[future]
-                try:
-                    row = future.result()
-                except BrokenProcessPool:
-                    break
-                except Exception as error:  # of the check itself: it costs one row, and fails the run
-                    row = _lost(job, f"{type(error).__name__}: {error}")
-                left.remove(job)
-                yield row
-            else:
-                return
+            try:
+                for future in as_completed(running):
+                    job = running[future]
+                    try:
+                        row = future.result()
+                    except BrokenProcessPool:
+                        break
+                    except Exception as error:  # of the check itself: it costs one row, and fails the run
+                        row = _lost(job, f"{type(error).__name__}: {error}")
+                    left.remove(job)
+                    yield row
+                else:
+                    return
+            except BaseException:  # Ctrl-C: the rows that have not begun are not waited for
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         job = left.pop(0)  # the oldest unfinished one is the one that crashed, or was beside it
         yield _lost(job, "the process crashed")
 
@@ -188,13 +192,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = jobs(options.checks, options.dtypes, options.families, options.ops)
     rows: list[Row] = []
     start = time.monotonic()
-    for row in run_jobs(wanted, options.workers, options.limit):
-        rows.append(row)
-        left = (time.monotonic() - start) / len(rows) * (len(wanted) - len(rows))
-        counts = ", ".join(f"{n} {state}" for state, n in row.states.items())
-        print(f"[{len(rows)}/{len(wanted)}, about {left:.0f} s left] {row.key}: {counts}", flush=True)
-        for reason, n in row.reasons.items():
-            print(f"      {n} × {reason}", flush=True)
+    stopped = False
+    try:
+        for row in run_jobs(wanted, options.workers, options.limit):
+            rows.append(row)
+            left = (time.monotonic() - start) / len(rows) * (len(wanted) - len(rows))
+            counts = ", ".join(f"{n} {state}" for state, n in row.states.items())
+            print(f"[{len(rows)}/{len(wanted)}, about {left:.0f} s left] {row.key}: {counts}", flush=True)
+            for reason, n in row.reasons.items():
+                print(f"      {n} × {reason}", flush=True)
+    except KeyboardInterrupt:
+        stopped = True
+        print(f"stopped by Ctrl-C after {len(rows)} of {len(wanted)} rows", flush=True)
     if options.merge:
         ran = {row.key for row in rows}
         rows += [row for row in read_rows(options.merge) if row.key not in ran]
@@ -206,8 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     text = as_markdown(rows)
     print(text)
-    if options.write:
+    if options.write and not stopped:
         RESULTS.write_text(text)
     for problem in problems:
         print(f"FAILED {problem}")
-    return 1 if problems else 0
+    return 1 if problems or stopped else 0
