@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -124,3 +125,25 @@ def test_cupy_functions_are_traced(tmp_path):
     device = [e for e in events if str(e.get("cat")).startswith("cuda:")]
     assert device
     assert set(_lines(e["name"] for e in device)) == {f"[{HERE}:{line}]"}
+
+
+def test_numpy_functions_on_a_gpu_are_traced_chunk_by_chunk(tmp_path):
+    pytest.importorskip("cupy")
+
+    def doubled(x):
+        return np.tanh(x) * 2
+
+    x = np.random.default_rng(0).random((64, 256, 1024), np.float32)
+    function = fusec.jit(target="cuda", fallback="error")(doubled)
+    expected = function(x).copy()
+    with fusec.profile(tmp_path / "trace.json"):
+        found = function(x)
+    np.testing.assert_array_equal(found, expected)
+    events = json.loads((tmp_path / "trace.json").read_text())
+    calls = [e for e in events if e.get("cat") == "call"]
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    device = [e for e in events if str(e.get("cat")).startswith("cuda:")]
+    outer = max(calls, key=lambda e: e["dur"])
+    assert len(calls) - 1 == len(kernels) == len(device) > 1  # one inner call and one kernel a chunk
+    assert all(outer["ts"] <= e["ts"] <= outer["ts"] + outer["dur"] for e in kernels)
+    assert len({e["tid"] for e in device}) > 1  # chunks are on several streams
