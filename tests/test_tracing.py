@@ -125,6 +125,32 @@ def test_each_thread_has_a_row_with_its_name(tmp_path):
     assert len(_names(events, "call")) == 3
 
 
+def test_events_of_a_row_nest(tmp_path):
+    """Viewers draw a row as a stack: each event lies within the one around it, or after the one before it."""
+    path = tmp_path / "trace.json"
+    functions = [
+        fusec.jit(cache=False)(lambda x, k=k: np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) + k) for k in range(3)
+    ]
+    with fusec.profile(path):
+        threads = [threading.Thread(target=f, args=(np.ones((4, 8), np.float32),)) for f in functions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for event in _trace(path):
+        if event["ph"] == "X":
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    assert sum(map(len, rows.values())) > 30
+    for spans in rows.values():
+        around: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= start:
+                around.pop()
+            assert not around or end <= around[-1] + 1e-3
+            around.append(end)
+
+
 def test_blocks_may_overlap(tmp_path):
     with fusec.profile(tmp_path / "outer.json"):
         with fusec.profile(tmp_path / "inner.json"), tracing.span("both", "compile"):

@@ -6,6 +6,7 @@ import http.server
 import re
 import shutil
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.errors import ArtifactError
+from fusec.errors import ArtifactError, TargetError
 from fusec.export.onnx import model_of, write_onnx
 from fusec.ir.parse import parse
 from tests.chromium import NAMES
@@ -98,6 +99,12 @@ def test_a_file_that_cant_be_written(tmp_path):
     graph, _ = lowered(complex_numbers, np.ones(4, np.complex64))
     with pytest.raises(ArtifactError, match="can't write"):
         write_onnx(graph, tmp_path / "none" / "g.onnx")
+
+
+def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(TargetError, match=r"pip install fusec\[onnx\]"):
+        model_of(lowered(complex_numbers, np.ones(4, np.complex64))[0])
 
 
 class _Consent(http.server.BaseHTTPRequestHandler):
