@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "codegen" / "cuda"), str(ROOT)]
 from mma_cases import CASES, lowered  # noqa: E402
 from oracle import assert_close_to_oracle  # noqa: E402
 
+import fusec  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.ir.interpret import interpret  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
@@ -94,3 +95,23 @@ def test_the_same_each_time() -> None:
     first = run(text, schedule, arrays)[0]
     for _ in range(5):
         assert torch.equal(first.nan_to_num(), run(text, schedule, arrays)[0].nan_to_num())
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_through_jit(monkeypatch: pytest.MonkeyPatch, shift: int) -> None:
+    """Odd rows, which no bulk copy takes, through all passes and the launcher."""
+    monkeypatch.setenv("FUSEC_GPU_LANGUAGE", "cuda")
+
+    def layer(x: Any, w: Any, b: Any) -> Any:
+        return torch.relu(torch.nn.functional.linear(x, w, b))
+
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape: int) -> Any:
+        memory = torch.empty(int(np.prod(shape)) + shift, dtype=torch.bfloat16, device="cuda")[shift:]
+        return memory.view(shape).copy_(torch.randn(shape, device="cuda", generator=generator))
+
+    arrays = [random(300, 131), random(200, 131), random(200)]
+    made = fusec.jit(layer, fallback="error", cache=False)(*arrays)
+    assert " warp=" in fusec.explain(layer, *arrays)
+    assert_close_to_oracle(made, layer(*(a.double() for a in arrays)), layer(*arrays))
