@@ -42,6 +42,7 @@ struct MmaGemm {
     static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
     static constexpr int kFragmentsM = Plan::kWarpM / 16, kFragmentsN = Plan::kWarpN / 16;
     static constexpr int kSteps = (Plan::kK + Plan::kTileK - 1) / Plan::kTileK;
+    static constexpr int kFetches = kSubsteps > 2 ? 1 : 0;  // not with the reads that come right after a barrier
     static_assert(kSubsteps % 2 == 0, "fragments are read into two places in turn");
 
     template <typename Memory, bool kTurned, int kExtent>
@@ -136,7 +137,7 @@ struct MmaGemm {
                     stage = stage + 1 == Plan::kStages ? 0 : stage + 1;
                 }
                 read(stage, (k + 1) % kSubsteps, steps[(k + 1) % 2]);
-                if (k == 0) fetch(step + Plan::kStages - 1, stage == 0 ? Plan::kStages - 1 : stage - 1);
+                if (k == kFetches) fetch(step + Plan::kStages - 1, stage == 0 ? Plan::kStages - 1 : stage - 1);
                 multiply(steps[k % 2]);
             }
         }
