@@ -70,11 +70,13 @@ NAIVE = """extern "C" __global__ void naive(const float* a, const float* b, floa
 
 
 def device_times(calls: dict[str, Call], rounds: int = 15) -> dict[str, float]:
-    """Median seconds on the device, the calls in turn."""
+    """Median seconds on the device, the calls in turn; each round starts with another of them."""
     flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.int8, device="cuda")
     found: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     for number in range(rounds + 2):
-        for name, call in calls.items():
+        for name in (*names[number % len(names) :], *names[: number % len(names)]):
+            call = calls[name]
             flush.zero_()
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
