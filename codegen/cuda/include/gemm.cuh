@@ -15,13 +15,13 @@
 //     prepare()                              fetches the tensor maps themselves
 //     finish(batch, row_tile, column_tile, row, column, values, staged)
 //                                            two neighbours in a row: stores what is not staged, packs what is
+//     send(output, from, batch, row_tile, column_tile, row, column)
+//                                            starts the copy of 64 x 64 results out of shared memory
 //     kParked                                values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
 //                                            takes what this has made, a pair to a word, and runs under the next tile:
 //     park(batch, row_tile, column_tile, row, column, early, values, parked)
 //     Early, read_early(batch, row_tile, column_tile, column)
 //                                            what `park` reads whatever the row, read under a tile's last products
-//     send(output, from, batch, row_tile, column_tile, row, column)
-//                                            starts the copy of 64 x 64 results out of shared memory
 //
 // `row` and `column` are places within the tile.
 #pragma once

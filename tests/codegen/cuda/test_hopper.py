@@ -13,6 +13,7 @@ from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, Fixed, linear, lower
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.nvrtc import has_nvrtc
+from fusec.errors import LoweringError
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
 from fusec.target.gpu import gpu_target
@@ -47,6 +48,31 @@ def test_turned_operands_come_in_boxes_of_64() -> None:
     assert "kTurnedA = true, kTurnedB = true" in source.text
     assert [m.box for m in source.tensor_maps[:2]] == [(64, 64), (64, 64)]
     assert "fetch_tile(to, x_map, full, blocks, row_tile * 128 + row, k);" in source.text
+
+
+def test_no_more_blocks_than_are_done_as_early() -> None:
+    text = linear(4096, 4096, 4096)
+    assert emit_hopper_gemm(lowered(parse(text), TOGETHER), SM_90).grid == (128, 1, 1)
+    assert emit_hopper_gemm(lowered(parse(text), IN_TURNS), SM_90).grid == (128, 1, 1)
+    assert emit_hopper_gemm(lowered(parse(linear(4096, 4096, 4352)), TOGETHER), SM_90).grid == (110, 1, 1)
+
+
+def test_split_plan() -> None:
+    text, s = CASES["split"]
+    source = emit_hopper_gemm(lowered(parse(text), s), SM_90)
+    assert source.grid == (4 * 3, 1, 1)
+    assert source.overlaps
+    assert "__cluster_dims__(3, 1, 1)" in source.text
+    assert "split_gemm(Plan{" in source.text
+    assert "kStaged = 0" in source.text
+    assert "kSplit = 3" in source.text
+
+
+def test_no_block_without_a_step() -> None:
+    text, s = CASES["split"]
+    with pytest.raises(LoweringError, match="2 steps along K are not split 3 times"):
+        emit_hopper_gemm(lowered(parse(linear(128, 128, 512)), s), SM_90)
+    assert emit_hopper_gemm(lowered(parse(linear(128, 192, 512)), s), SM_90).grid == (12, 1, 1)
 
 
 def test_two_products() -> None:
