@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fusec.errors import DimensionError
-from fusec.frontend.capture import Capture
+from fusec.frontend.capture import SAMPLING, Capture
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, most, symbol
@@ -159,17 +159,24 @@ class _Samples:
         self.known = known
         grid, checks = sample_extents(symbols)
         self.grid = grid
-        self.first = capture_at({**known, **grid[0]})
+        self.first = self._capture(grid[0])
         self.result = _result(self.first)
         self.samples = [Sample(grid[0], self.first.graph)]
         self.samples += [self.sample(extents) for extents in (*grid[1:], *checks)]
 
     def sample(self, extents: Bindings) -> Sample:
-        capture = self.capture_at({**self.known, **extents})
+        capture = self._capture(extents)
         if _result(capture) != self.result:
             names = ", ".join(f"{name} = {n}" for name, n in extents.items())
             raise DimensionError(f"what the function returns, besides arrays, depends on the extents (with {names})")
         return Sample(extents, capture.graph)
+
+    def _capture(self, extents: Bindings) -> Capture:
+        token = SAMPLING.set(True)
+        try:
+            return self.capture_at({**self.known, **extents})
+        finally:
+            SAMPLING.reset(token)
 
     def graph(self) -> Graph:
         return generalise(self.samples, self.symbols)

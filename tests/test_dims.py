@@ -108,6 +108,18 @@ def test_two_symbols(compiled_two: Any, b: int, s: int) -> None:
     check(compiled_two, two, random(b, s), random(s, 18))
 
 
+def test_numbers_that_half_types_hold_at_some_extents_alone() -> None:
+    torch = pytest.importorskip("torch")
+
+    def mean(x: Any) -> Any:
+        return torch.relu(x).sum(1) / x.shape[1]
+
+    compiled = fusec.compile(mean, fusec.TensorSpec(("B", "S"), "bfloat16"), dims={"B": (1, 8), "S": (2, 301)})
+    for b, s in ((1, 7), (2, 300), (8, 301), (5, 2)):
+        x = torch.from_numpy(random(b, s)).bfloat16()
+        torch.testing.assert_close(compiled(x), mean(x), rtol=0, atol=0)
+
+
 def test_equal_names_are_equal_extents(compiled_two: Any) -> None:
     with pytest.raises(SignatureError, match=r"array 1 is f32\[6, 18\], compiled was f32\[S, 18\], S = 5"):
         compiled_two(random(4, 5), random(6, 18))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -42,6 +43,10 @@ class ReferenceSource:
 
 
 Source = ArgumentSource | ReferenceSource
+
+
+SAMPLING: ContextVar[bool] = ContextVar("SAMPLING", default=False)
+"""Whether a capture is one of several that differ in extents alone, and must differ in numbers alone."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 
 from fusec.errors import UnsupportedOpError
+from fusec.frontend.capture import SAMPLING
 from fusec.ir.attributes import (
     NO_ATTRIBUTES,
     Attributes,
@@ -258,9 +259,14 @@ def convert(value: Scalar, dtype: DType) -> Scalar:
 
 
 def exact_in(value: Scalar, dtype: DType) -> bool:
-    """True when a number has exactly this value in ``dtype``."""
+    """True when a number has exactly this value in ``dtype``.
+
+    While samples of a range are captured a whole number may be an extent, and is taken for one that has not.
+    """
     if not dtype.is_float or dtype in (f32, f64) or isinstance(value, complex):
         return True
+    if isinstance(value, int) and abs(value) > 1 and SAMPLING.get():
+        return False
     return torch.tensor(float(value), dtype=torch_dtype(dtype)).item() == float(value) or value != value
 
 
