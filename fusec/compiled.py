@@ -236,16 +236,17 @@ class Compiled:
             texts.append(head + explain_program(variant.executable.program, variant.notes))
         return "\n".join(texts)
 
-    def write_report(self, path: str | PathLike[str]) -> None:
+    def write_report(self, path: str | PathLike[str], *, measure: bool = False) -> None:
         """Writes one HTML page that needs no network: the graph before and after fusion, what each pass changed, each
-        kernel's source beside the user's lines, a roofline plot, and what was not fused and why.
+        kernel's source beside the user's lines, a roofline plot, and what was not fused and why. With ``measure`` it is
+        run on random arguments, and the page has each kernel's time.
 
         ArtifactError where a named dimension has no range, or the page can't be written.
         """
         from fusec.page.gather import gather_compiled  # needs the passes, for the texts
         from fusec.page.write import write_page
 
-        write_page(gather_compiled(self), path)
+        write_page(gather_compiled(self, measure), path)
 
     def __repr__(self) -> str:
         return f"<fusec compiled {self.name}({', '.join(map(str, self.specs))})>"

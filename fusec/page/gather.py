@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fusec.errors import ArtifactError
 from fusec.ir.graph import Location
-from fusec.measuring import Times
+from fusec.measuring import Times, measure_steps
 from fusec.runtime import artifact
 from fusec.runtime.program import Program
 from fusec.runtime.serial import program_from_json
@@ -98,15 +98,16 @@ def gather_file(path: Path, source: Path | None = None, times: Times | None = No
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
 
 
-def gather_compiled(compiled: Compiled) -> Gathered:
-    """From a compiled function. ArtifactError where a named dimension has no range."""
+def gather_compiled(compiled: Compiled, measure: bool = False) -> Gathered:
+    """From a compiled function, which is run if ``measure``. ArtifactError where a named dimension has no range."""
     from fusec.saving import texts_of  # needs the passes
 
     parts = []
-    for variant in compiled.complete:
+    measured = measure_steps(compiled) if measure else [None] * len(compiled.complete)
+    for variant, seconds in zip(compiled.complete, measured, strict=True):
         program = variant.executable.program
         texts = {name: data.decode() for name, data in texts_of(variant, program, variant.executable.digests).items()}
-        parts.append(_part(program, texts, variant.ranges, variant.notes))
+        parts.append(replace(_part(program, texts, variant.ranges, variant.notes), measured=seconds))
     specs = ", ".join(map(str, compiled.specs))
     facts = [f"{compiled.library} function of ({specs}), compiled for {parts[0].program.target}"]
     return Gathered(compiled.name, facts, parts, True)

@@ -64,9 +64,10 @@ def _step_label(program: Program, step: Step, reports: dict[str, KernelReport], 
             report = reports.get(step.group)
             if report is None:
                 return Label(step.kernel, "kernel", {})
-            details = {} if report.kernel in told else _details(report)
-            told.add(report.kernel)
-            return Label(_named(step.kernel, [place for _, place in report.fused]), "kernel", details)
+            # Groups that are alike share a kernel; a group's first step goes by the name that explain gives the group.
+            name, details = (step.kernel, {}) if step.group in told else (step.group, _details(report))
+            told.add(step.group)
+            return Label(_named(name, [place for _, place in report.fused]), "kernel", details)
         case Pack():
             return Label(f"pack {program.slots[step.arguments[0]].name}", "pack", {"kernel": step.kernel})
         case Call():

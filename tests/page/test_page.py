@@ -52,6 +52,14 @@ class _Nesting(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_a_compiled_function_may_be_measured(tmp_path: Path) -> None:
+    compiled = fusec.compile(lambda x: np.sin(x), np.ones((4, 8), np.float32))
+    compiled.write_report(tmp_path / "f.html", measure=True)
+    assert ", measured " in (tmp_path / "f.html").read_text()
+    compiled.write_report(tmp_path / "f.html")
+    assert ", measured " not in (tmp_path / "f.html").read_text()
+
+
 def test_a_folder_of_source_that_is_none(tmp_path: Path) -> None:
     fusec.compile(lambda x: np.sin(x), np.ones(4, np.float32)).save(tmp_path / "f.fusec")
     result = CliRunner().invoke(

@@ -196,3 +196,14 @@ def test_a_group_of_several_kernels_tells_its_figures_once():
     told = [label.details["flops"] for label in labels if "flops" in label.details]
     assert told == [report.flops for report in program.reports]
     assert watch.call_label(program).details["flops"] == sum(told)
+
+
+def test_groups_that_share_a_kernel_keep_their_names():
+    def twice(x):
+        return torch.softmax(torch.sort(torch.softmax(x, -1)).values, -1)
+
+    program = fusec.lower(fusec.trace(twice, torch.randn(64, 64))).program
+    launches = [step for step in program.steps if getattr(step, "group", "")]
+    assert len({step.kernel for step in launches}) < len(launches)  # both softmaxes run one kernel
+    names = [label.name.partition(" ")[0] for label in watch.step_labels(program) if label.category == "kernel"]
+    assert names == [step.group for step in launches]
