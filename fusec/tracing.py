@@ -198,15 +198,17 @@ class profile:
         self._recorder = Recorder(Path(path))
 
     def __enter__(self) -> profile:
+        try:
+            self._recorder.path.write_text("")  # so that a path that can't be written is told before the work
+        except OSError as error:
+            raise FusecError(f"the trace can't be written: {error}") from None
         _start(self._recorder)
         return self
 
     def __exit__(self, *_: object) -> None:
         _stop(self._recorder)
-        path = self._recorder.path
         try:
-            path.write_text("")
-            append_events(path, self._recorder.take(wait=True))
+            append_events(self._recorder.path, self._recorder.take(wait=True))
         except OSError as error:
             raise FusecError(f"the trace can't be written: {error}") from None
 
