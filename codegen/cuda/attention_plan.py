@@ -17,7 +17,7 @@ from fusec.tile.nodes import Kernel, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 _OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head turn first whole part last
-finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kLazy kStaged kSubtractsFirst kMaskedBefore
+finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kMaskedBefore
 kMaskedAfter"""
 
 
@@ -59,7 +59,6 @@ class AttentionPlan(PlanWriter):
         """What the header's loops are told; ``sizes`` and ``flags`` are those of one kind of kernel alone."""
         roles, line = self.roles, self.writer.line
         flags = flags | {
-            "kLazy": self.scores.depends_on_products_alone,
             "kSubtractsFirst": any(loop.subtracts_first for loop in roles.loops),
             "kMaskedBefore": roles.whole > 0,
             "kMaskedAfter": roles.whole < len(roles.loops) - 1,

@@ -20,7 +20,7 @@ from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import Index, Symbol, bounds, symbol
 from fusec.ir.types import f32
 from fusec.tile.attention import AttentionRoles
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, rewrite, walk
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, rewrite
 
 SCORE_NAMES = "Row at raw number place changed score_masked score_whole"
 
@@ -70,15 +70,6 @@ class ScorePlan:
         if isinstance(e, IndexValue) and e.index in self.bounds:
             return IndexValue(self.bounds[e.index], e.dtype)
         return None
-
-    @property
-    def depends_on_products_alone(self) -> bool:
-        """Whether no position or bias enters a score that no mask touches."""
-        raw = self.roles.loops[self.whole].raw
-        return not any(
-            isinstance(n, IndexValue) or (isinstance(n, Load) and n.buffer is not raw)
-            for n in walk(self.scores[self.whole])
-        )
 
     # The plan
 

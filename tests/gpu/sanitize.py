@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TOOLS = ("memcheck", "racecheck", "synccheck")
 FAULT = "fault"
 FOUND = 86
 """The exit status of compute-sanitizer where a tool found something; every other but 0 is a failure of the run."""
@@ -99,7 +99,6 @@ FAULTS = {
     "memcheck": "results[threadIdx.x + 4096] = 1;",
     "racecheck": "tile[threadIdx.x] = threadIdx.x; results[threadIdx.x] = tile[63 - threadIdx.x];",
     "synccheck": "if (threadIdx.x % 2) __syncthreads(); results[threadIdx.x] = 1;",
-    "initcheck": "results[threadIdx.x] = results[threadIdx.x + 64];",
 }
 """What each tool must complain of: else it does not see our kernels."""
 
@@ -149,7 +148,7 @@ def check(tool: str, kind: str) -> tuple[int, str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"], choices=TOOLS)
+    parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--jobs", type=int, default=3, help="runs at a time")
     parser.add_argument("--run", choices=[*KINDS, FAULT], help=argparse.SUPPRESS)

@@ -12,7 +12,6 @@
 //     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; consumers take turns
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
 //     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
-//     kLazy                                   sums and results are rescaled only where a maximum has grown by 8 units
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
 //     kHeads, kBlocks, kWalks                 blocks of queries of a head; a block of threads does one after another
 //     begin(block)                            sets which head and queries a block does, and its keys:
@@ -106,7 +105,6 @@ struct Online {
     u32 weights[Plan::kKeys / 16][4];
     float peak[2] = {-infinity, -infinity}, total[2] = {0, 0}, rescale[2] = {1, 1};
     bool grew = true;  // in any row of the warp
-    static constexpr float kGrowth = 8;  // weights of up to 2^8, which f16 holds as exactly as those up to 1
 
     /// scores = Q K^T, started.
     __device__ void multiply_scores(float (&scores)[kScores], const char* queries, const char* keys) {
@@ -131,7 +129,7 @@ struct Online {
     }
 
     __device__ void rescale_out() {
-        if (Plan::kLazy && !grew) return;
+        if (!grew) return;
 #pragma unroll
         for (int i = 0; i < kOut; ++i) out[i] *= rescale[i / 2 % 2];
     }
@@ -159,12 +157,12 @@ struct Online {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[h] = row_max(highest[h]);
-            if (Plan::kLazy && (highest[h] - peak[h]) * Plan::kScale <= kGrowth) highest[h] = peak[h];
+            if ((highest[h] - peak[h]) * Plan::kScale <= kGrowth) highest[h] = peak[h];
             shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
             rescale[h] = weight_of(peak[h], shift[h]);
             peak[h] = highest[h];
         }
-        if (Plan::kLazy) grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
+        grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             scores[i] = weight_of(scores[i], shift[i / 2 % 2]);

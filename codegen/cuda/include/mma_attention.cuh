@@ -13,7 +13,7 @@
 //     using Queries, Keys, Values             `InRows`: how the operands lie in memory
 //     query(row, column), key(...), value(...)  an element's address, or its value; rows of keys count from the first
 //     rows                                    queries of this block that there are
-//     kScale, kSubtractsFirst, kLazy          as in `attention.cuh`, and so are
+//     kScale, kSubtractsFirst                 as in `attention.cuh`, and so are
 //     begin, first, whole, part, last, kMaskedBefore, kMaskedAfter, Row, at, score_masked, score_whole, finish
 //     kStaged                                 results of 16 bits leave eight neighbours at a time
 //     send(row, column, eight)                stores eight neighbours
@@ -71,7 +71,7 @@ struct MmaAttention {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             highest[h] = row_max(highest[h]);
-            if (Plan::kLazy && (highest[h] - o.peak[i][h]) * Plan::kScale <= 8.0f) highest[h] = o.peak[i][h];
+            if ((highest[h] - o.peak[i][h]) * Plan::kScale <= kGrowth) highest[h] = o.peak[i][h];
             shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
             rescale[h] = weight_of(o.peak[i][h], shift[h]);
             o.peak[i][h] = highest[h];
@@ -85,7 +85,7 @@ struct MmaAttention {
             }
 #pragma unroll
         for (int h = 0; h < 2; ++h) o.total[i][h] = o.total[i][h] * rescale[h] + sum[h];
-        if (Plan::kLazy && !__any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+        if (!__any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
         for (int j = 0; j < kOut; ++j)
 #pragma unroll

@@ -10,6 +10,10 @@ __device__ inline float power_of_two(float x) {
     return result;
 }
 
+/// What a row's maximum may grow by before sums and results are rescaled to it, in units of log2: weights of up to 2^8 are
+/// as exact as those up to 1, in f16, too.
+constexpr float kGrowth = 8;
+
 /// Sum, and maximum without NaN, over the four lanes that share a row.
 __device__ inline float row_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);

@@ -47,7 +47,7 @@ def test_plan_of_a_causal_mask() -> None:
     source = emit_hopper_attention(kernel, SM_90)
     assert (source.grid, source.threads, source.shapes) == ((60, 1, 1), 384, (128,))
     assert [m.box for m in source.tensor_maps] == [(1, 1, 128, 64)] * 3 + [(1, 1, 64, 64)]
-    assert "kTurns = true, kWalks = false, kStaged = true, kLazy = true, kSubtractsFirst = false" in source.text
+    assert "kTurns = true, kWalks = false, kStaged = true, kSubtractsFirst = false" in source.text
     assert "kMaskedBefore = false, kMaskedAfter = true" in source.text
     assert "kHeads = 15, kBlocks = 4" in source.text
     assert "head_and_turn<kHeads, kBlocks, 8>(block)" in source.text
@@ -67,7 +67,6 @@ def test_window_is_masked_on_both_sides() -> None:
     assert "tanh" in text
     assert "first = 0;" not in text
     assert "return ((place > at.bound) || (place <= at.bound_1)) ? -infinity : changed;" in text
-    assert "kLazy = false" in text
 
 
 def test_even_blocks_go_head_by_head() -> None:
