@@ -97,20 +97,23 @@ def attention(heads: int, keys: int, columns: int, masked: bool, bits: int = 16)
 
 
 @pytest.mark.parametrize(
-    ("keys", "columns", "masked", "walks"),
+    ("keys", "columns", "masked", "turns", "walks"),
     [
-        (4096, 64, False, True),
-        (4096, 128, True, True),
-        (16384, 128, False, True),
-        (16384, 64, True, False),
-        (4096, 256, False, False),
+        (4096, 64, False, False, True),
+        (4096, 64, True, True, True),
+        (16384, 64, False, True, False),
+        (16384, 64, True, True, False),
+        (4096, 128, True, True, True),
+        (16384, 128, False, True, True),
+        (16384, 128, True, True, False),
+        (4096, 256, False, True, False),
     ],
 )
 def test_attention_walks_where_rows_are_short_and_there_is_room(
-    keys: int, columns: int, masked: bool, walks: bool
+    keys: int, columns: int, masked: bool, turns: bool, walks: bool
 ) -> None:
     found = attention(64, keys, columns, masked)
-    assert found[0].walks is walks
+    assert (found[0].turns, found[0].walks) == (turns, walks)
     assert len(set(found)) == len(found)
 
 
