@@ -187,8 +187,8 @@ _ATTENTION = (
     (192, ((128, 96, 2), (128, 64, 2))),
     (256, ((128, 80, 2), (128, 64, 2))),
 )
-"""For heads of so many columns at most: queries, keys, stages, in the order of their rate on an H200 (heads of 128, 4096
-keys: 706, 697 and 654 TFLOP/s)."""
+"""For heads of so many columns at most: queries, keys, stages, in the order of their rate on an H200 (heads of 128,
+4096 keys: 706, 697 and 654 TFLOP/s)."""
 _MOST_WALKED = 128
 """Columns of heads up to which there is room for the next queries beside the results."""
 _LONG = 8192
