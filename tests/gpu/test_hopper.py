@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "codegen" / "cuda"), str(ROOT)]
 from hopper_cases import CASES, lowered  # noqa: E402
 from oracle import assert_close_to_oracle  # noqa: E402
 
+import fusec  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.ir.interpret import interpret  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
@@ -83,3 +84,16 @@ def test_the_same_each_time() -> None:
     first = run(text, schedule, arrays)[0]
     for _ in range(5):
         assert torch.equal(first.nan_to_num(), run(text, schedule, arrays)[0].nan_to_num())
+
+
+def test_products_in_a_row_wait_for_each_other() -> None:
+    one = fusec.jit(lambda x, w: x @ w.T, fallback="error")
+    three = fusec.jit(lambda x, a, b, c: ((x @ a.T) @ b.T) @ c.T, fallback="error")
+    x, *weights = (torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32 for _ in range(4))
+    expected = x
+    for w in weights:
+        expected = one(expected, w)
+        torch.cuda.synchronize()
+    assert "consumers" in fusec.explain(one, x, weights[0])
+    for _ in range(20):
+        assert torch.equal(three(x, *weights), expected)
