@@ -37,14 +37,19 @@ _HEADER = '#include "reduce.cuh"\nusing namespace fusec;\n'
 def emit_blocks(kernel: Kernel) -> KernelSource:
     """A kernel of maps and reductions. LoweringError for what this layout can't say."""
     kept = keep_in_registers(kernel)
-    source = _Emitter(kept, vectors=True).emit()
+    source = BlockEmitter(kept, vectors=True).emit()
     if not source.aligned:
         return source
     plain = replace(kept, name=f"{kernel.name}_unaligned")
-    return replace(source, unaligned=_Emitter(plain, vectors=False).emit())
+    return replace(source, unaligned=BlockEmitter(plain, vectors=False).emit())
 
 
-class _Emitter:
+class BlockEmitter:
+    """One kernel's text. ``vectors``: addresses are multiples of 16 bytes. shared: bytes of dynamic shared memory."""
+
+    header = _HEADER
+    shared = 0
+
     def __init__(self, kernel: Kernel, *, vectors: bool) -> None:
         (grid,) = kernel.body
         if not isinstance(grid, Grid):
@@ -58,7 +63,6 @@ class _Emitter:
         self.shapes: dict[Buffer, tuple[Iter, ...]] = {}
         self.writer = Writer(1)
         self.in_loop = False
-        self.waits = kernel.cluster > 1
 
     # The kernel
 
@@ -72,26 +76,20 @@ class _Emitter:
             parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
         self._find_shapes(self.grid.body)
         blocks = self._grid()
-        self._positions()
+        self.positions()
         self.block(self.grid.body)
         together = "__cluster_dims__(CLUSTER, 1, 1) " if kernel.cluster > 1 else ""
         bounds = f"{together}__launch_bounds__(THREADS)"
         head = f'extern "C" __global__ void {bounds} {kernel.name}({", ".join(parameters)})'
-        text = "\n".join([_HEADER, *self._constants(), "", f"{head} {{", *self.writer.lines, "}", ""])
+        text = "\n".join([self.header, *self.constants(), "", f"{head} {{", *self.writer.lines, "}", ""])
         dtypes = tuple(b.dtype.name for b in kernel.parameters)
         grid, cluster = (blocks * kernel.cluster, 1, 1), (kernel.cluster, 1, 1)
-        return KernelSource(kernel.name, text, dtypes, grid, self.threads, cluster=cluster, aligned=layout.vector > 1)
+        aligned = layout.vector > 1
+        return KernelSource(kernel.name, text, dtypes, grid, layout.threads, self.shared, cluster, aligned=aligned)
 
-    @property
-    def threads(self) -> int:
-        """Of one block."""
-        return self.layout.threads // self.kernel.cluster
-
-    def _constants(self) -> list[str]:
+    def constants(self) -> list[str]:
         layout = self.layout
-        lines = [f"constexpr int THREADS = {self.threads};"]
-        if self.kernel.cluster > 1:
-            lines.append(f"constexpr int CLUSTER = {self.kernel.cluster};  // blocks that share a row")
+        lines = [f"constexpr int THREADS = {layout.threads};"]
         if layout.vector > 1:
             lines.append(
                 f"constexpr int VECTOR = {layout.vector};  // neighbouring elements that a thread moves at once"
@@ -121,16 +119,12 @@ class _Emitter:
             step *= i.extent
         return total
 
-    def _positions(self) -> None:
+    def positions(self) -> None:
         layout = self.layout
         plain = layout.heights == 1 and not layout.fast_rows
         self.fast = "threadIdx.x" if plain else "threadIdx.x % LANES"
         self.slow = "0" if plain else "threadIdx.x / LANES"
-        if self.kernel.cluster > 1:
-            self.fast = self.names.unique("thread")
-            self.writer.line("cluster_arrive();")
-            self.writer.line(f"const int {self.fast} = blockIdx.x % CLUSTER * THREADS + threadIdx.x;")
-        elif not plain:
+        if not plain:
             self.fast, self.slow = self.names.unique("lane"), self.names.unique("line")
             self.writer.line(
                 f"[[maybe_unused]] const int {self.fast} = threadIdx.x % LANES, {self.slow} = threadIdx.x / LANES;"
@@ -195,7 +189,7 @@ class _Emitter:
 
     def _map(self, s: Map | Store) -> None:
         target = Load(s.target, s.index)
-        with self._points(s.domain, owner=isinstance(s, Store)) as point:
+        with self.points(s.domain, owner=isinstance(s, Store)) as point:
             name = self.buffers[s.target]
             out = ""
             if (
@@ -205,7 +199,7 @@ class _Emitter:
             ):
                 out = self.names.unique(f"{name}_v")
                 self.writer.line(f"Vec<{memory_type(s.target.dtype)}, VECTOR> {out};")
-            self._read_ahead(s.value, point)
+            self.read_ahead(s.value, point)
             with self._each(point):
                 value = self._moved(s, point) or stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 if isinstance(s, Map):
@@ -240,8 +234,8 @@ class _Emitter:
 
     def _add_up(self, s: Reduce, part: str) -> None:
         """Each thread's own points into ``part``."""
-        with self._points(s.domain, owner=False) as point:
-            self._read_ahead(s.value, point)
+        with self.points(s.domain, owner=False) as point:
+            self.read_ahead(s.value, point)
             with self._each(point):
                 value = stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 at = part + self._place(self.shapes[s.target], point)
@@ -250,14 +244,14 @@ class _Emitter:
     def _across_threads(self, s: Reduce, part: str, kept: tuple[Iter, ...]) -> None:
         """Combines the threads' parts; every thread has the result then."""
         layout, functor, name = self.layout, f"{_FUNCTORS[s.op]}{{}}", self.buffers[s.target]
-        threads = layout.lanes // self.kernel.cluster
+        threads = layout.lanes
         scratch = ""
         if threads > 1 and (layout.fast_rows or threads > 32):
             scratch = self.names.unique("scratch")
-            elements = layout.threads if layout.fast_rows else self.threads // 32
+            elements = layout.threads if layout.fast_rows else layout.threads // 32
             self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {scratch}[{elements}];")
         repeats = self.in_loop or bool(self._tile_sizes(kept))
-        slots = self._slots(s, repeats)
+        slots = self.slots(s, repeats)
         with self._registers(kept) as place:
             value = part + place
             if scratch:
@@ -274,25 +268,16 @@ class _Emitter:
             elif value != name + place:
                 self.writer.line(f"{name}{place} = {value};")
 
-    def _slots(self, s: Reduce, repeats: bool) -> str:
+    def slots(self, s: Reduce, repeats: bool) -> str:
         """The shared memory where the blocks of a cluster leave their parts of a reduction; "" for a single block."""
-        if self.kernel.cluster == 1:
-            return ""
-        if repeats:
-            raise LoweringError("a cluster of blocks that reduces again and again")
-        if self.waits:
-            self.writer.line("cluster_wait();  // the other blocks have started")
-            self.waits = False
-        slots = self.names.unique("parts")
-        self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {slots}[CLUSTER];")
-        return slots
+        return ""
 
     # Points of a domain
 
     @contextmanager
-    def _points(self, domain: tuple[Iter, ...], *, owner: bool) -> Iterator[_Point]:
+    def points(self, domain: tuple[Iter, ...], *, owner: bool) -> Iterator[Point]:
         """Loops over a thread's part of a domain. ``owner``: of threads with the same points only one runs."""
-        layout, point = self.layout, _Point(domain)
+        layout, point = self.layout, Point(domain)
         with ExitStack() as stack:
             stack.enter_context(self.names.scope())
             conditions = []
@@ -345,7 +330,7 @@ class _Emitter:
         return conditions
 
     @contextmanager
-    def _each(self, point: _Point) -> Iterator[None]:
+    def _each(self, point: Point) -> Iterator[None]:
         """The loop over the elements of a vector."""
         if point.vector is None:
             yield
@@ -371,7 +356,7 @@ class _Emitter:
                 place += f"[{name}]"
             yield place
 
-    def _place(self, iters: tuple[Iter, ...], point: _Point) -> str:
+    def _place(self, iters: tuple[Iter, ...], point: Point) -> str:
         """The subscripts of a tile's element at a point."""
         place = "".join(f"[{point.chunks[i.var]}]" for i in iters if point.chunks[i.var])
         if self.layout.vector > 1 and any(self.layout.is_row(i) == self.layout.fast_rows for i in iters):
@@ -380,17 +365,18 @@ class _Emitter:
 
     # Values
 
-    def _read_ahead(self, value: ScalarExpr, point: _Point) -> None:
+    def read_ahead(self, value: ScalarExpr, point: Point) -> None:
         """Loads whole vectors, and what is one value along a vector, before the loop over its elements."""
         if point.vector is None:
             return
-        guarded = _guarded(value)
+        choices = guarded(value)
         for load in loads(value):
             flat = offset_of(load.buffer, load.index)
             if (
-                load.buffer.space != "parameter"
+                load in point.read
+                or load.buffer.space != "parameter"
                 or flat is None
-                or (load in guarded and not _is_inside(load, point.domain))
+                or (load in choices and not _is_inside(load, point.domain))
             ):
                 continue
             name, kind = self.buffers[load.buffer], memory_type(load.dtype)
@@ -404,24 +390,24 @@ class _Emitter:
                 self.writer.line(f"const {kind} {made} = {self._element(load)};")
                 point.read[load] = made
 
-    def _moved(self, s: Map | Store, point: _Point) -> str:
+    def _moved(self, s: Map | Store, point: Point) -> str:
         """The text of an element of memory that was loaded ahead and is kept as it is; "" for what is computed."""
         if not isinstance(s.value, Load) or s.value not in point.read or s.value.dtype is not s.target.dtype:
             return ""
         return point.read[s.value].replace("LANE", point.lane)
 
-    def _scalar(self, value: ScalarExpr, point: _Point) -> str:
-        guarded = _guarded(value)
+    def _scalar(self, value: ScalarExpr, point: Point) -> str:
+        choices = guarded(value)
 
         def read(load: Load) -> str:
-            text = self._read(load, point, load in guarded, scalars)
+            text = self.read(load, point, load in choices, scalars)
             half = load.dtype.is_float and load.dtype.bits < 32
             return f"float({text})" if half else text
 
         scalars = Scalars(self.style, self.names, read, self.index, self.writer.line, [value])
         return scalars.value(value)
 
-    def _read(self, load: Load, point: _Point, guarded: bool, scalars: Scalars) -> str:
+    def read(self, load: Load, point: Point, choice: bool, scalars: Scalars) -> str:
         if load.buffer.space == "tile":
             shape = self.shapes[load.buffer]
             if tuple(i.var for i in shape) != tuple(load.index) or any(i.var not in point.chunks for i in shape):
@@ -429,18 +415,18 @@ class _Emitter:
             return self.buffers[load.buffer] + self._place(shape, point)
         if load in point.read:
             return point.read[load].replace("LANE", point.lane)
-        if offset_of(load.buffer, load.index) is None or (guarded and not _is_inside(load, point.domain)):
+        if offset_of(load.buffer, load.index) is None or (choice and not _is_inside(load, point.domain)):
             return f"{self.buffers[load.buffer]}[{scalars.gathered(load, inside=True)}]"
         return self._element(load)
 
     def _element(self, load: Load) -> str:
-        return f"{self.buffers[load.buffer]}[{bare(self._offset(load))}]"
+        return f"{self.buffers[load.buffer]}[{bare(self.offset(load))}]"
 
     def _address(self, load: Load) -> str:
-        offset = self._offset(load)
+        offset = self.offset(load)
         return self.buffers[load.buffer] if offset == "0" else f"{self.buffers[load.buffer]} + {offset}"
 
-    def _offset(self, load: Load) -> str:
+    def offset(self, load: Load) -> str:
         flat = offset_of(load.buffer, load.index)
         if flat is None:
             raise LoweringError("a write at loaded subscripts")
@@ -450,11 +436,11 @@ class _Emitter:
         return spell_index(e, self.symbols)
 
 
-class _Point:
+class Point:
     """A point of a domain while code for it is written.
 
     chunks: the variable of each iterator's chunk. vector: the iterator that vectors lie along; lane: the variable of
-    the element in one. read: the text of loads made ahead.
+    the element in one. read: the text of loads made ahead. at: the place in a block's part of a row, where it has one.
     """
 
     def __init__(self, domain: tuple[Iter, ...]) -> None:
@@ -463,9 +449,10 @@ class _Point:
         self.vector: Iter | None = None
         self.lane = ""
         self.read: dict[Load, str] = {}
+        self.at = ""
 
 
-def _guarded(value: ScalarExpr) -> set[Load]:
+def guarded(value: ScalarExpr) -> set[Load]:
     """Loads that only one side of a choice reads."""
     free: set[Load] = set()
     seen: set[int] = set()

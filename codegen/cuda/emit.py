@@ -9,6 +9,7 @@ from fusec.codegen.cuda.mma import emit_mma_gemm, is_mma
 from fusec.codegen.cuda.mma_attention import emit_mma_attention
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.tiled import emit_tiled_gemm, is_tiled
+from fusec.codegen.cuda.wide import emit_wide_rows
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
@@ -17,6 +18,8 @@ from fusec.tile.nodes import Kernel
 def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
     """The kernel as CUDA C++ for a target. LoweringError for what no emitter can say."""
     match kernel.kind:
+        case "row" if kernel.cluster > 1:
+            return emit_wide_rows(kernel)
         case "map" | "row":
             return emit_blocks(kernel)
         case "gemm" if kernel.pipeline is not None:

@@ -10,6 +10,7 @@ NAMES = (
     "base.cuh",
     "scalar.cuh",
     "reduce.cuh",
+    "wide.cuh",
     "copy.cuh",
     "tiled.cuh",
     "mma.cuh",

@@ -47,7 +47,6 @@ class Layout:
 
     @property
     def threads(self) -> int:
-        """Of a block, or of all blocks of a cluster."""
         return self.lanes * self.heights
 
     def is_row(self, i: Iter) -> bool:
@@ -63,7 +62,7 @@ class Layout:
 def layout_of(kernel: Kernel, body: Block, *, vectors: bool = True) -> Layout:
     """The layout for a kernel's statements; without ``vectors`` addresses may be any multiple of their element.
 
-    LoweringError for domains of more than two axes, and for several rows in a cluster of blocks.
+    LoweringError for domains of more than two axes.
     """
     statements = list(pointwise(body))
     if any(len(s.domain) > 2 for s in statements):
@@ -72,20 +71,18 @@ def layout_of(kernel: Kernel, body: Block, *, vectors: bool = True) -> Layout:
     row_symbols = frozenset(s.domain[0].var for s in wide)
     rows = max((s.domain[0].extent for s in wide), default=1)
     columns = [s.domain[-1] for s in statements if s.domain and s.domain[-1].var not in row_symbols]
-    threads = 32 * (kernel.warps or 4) * kernel.cluster
+    threads = 32 * (kernel.warps or 4)
     width = max((i.extent for i in columns), default=1)
     accesses = list(_accesses(statements, row_symbols))
     along_rows = sum(a.bytes for a in accesses if _unit(a.load, a.row))
     along_columns = sum(a.bytes for a in accesses if _unit(a.load, a.column))
     fast_rows = along_rows > along_columns and rows > 1
-    if kernel.cluster > 1 and rows > 1:
-        raise LoweringError("several rows in a cluster of blocks")
     if fast_rows:
         vector = _vector([(a, a.row) for a in accesses if a.row is not None], rows) if vectors else 1
         heights = _power(min(rows // vector, threads))
         return Layout(row_symbols, rows, max(1, threads // heights), heights, vector, True)
     vector = _vector([(a, a.column) for a in accesses if a.column is not None], width) if vectors else 1
-    lanes = threads if kernel.cluster > 1 else _lanes(-(-width // vector), threads)
+    lanes = _lanes(-(-width // vector), threads)
     return Layout(row_symbols, rows, lanes, _power(min(rows, threads // lanes)), vector, False)
 
 

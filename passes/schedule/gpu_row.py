@@ -19,8 +19,14 @@ CHUNK, CHUNK_AGAIN = 8192, 16384
 read again. Of bf16 rows of 128256, log-sum-exp: 2.88 TB/s, with 32768 elements 2.39; softmax, read twice: 2.82 and
 2.72."""
 
-CLUSTER_WARPS, MOST_BLOCKS, HELD = 16, 8, 32
-"""Warps of a cluster's blocks, blocks that any card with clusters can put together, elements that a thread holds."""
+CLUSTER_WARPS, MOST_BLOCKS = 8, 8
+"""Warps of a cluster's blocks, and blocks that any card with clusters can put together."""
+
+SHARING = (3, 2, 1)
+"""Blocks of clusters that share a unit's memory, best guess first: while one waits, another stores."""
+
+RESERVED = 2048
+"""Bytes of shared memory that each block takes besides: for reductions, and the driver's."""
 
 NEAR_BYTES = 128
 """Bytes of neighbouring rows that a block takes side by side where neighbours in memory lie in different rows."""
@@ -54,16 +60,19 @@ def row_candidates(
     return [GpuRowSchedule(together, columns, _launch(together * columns, target))]
 
 
-def cluster_candidates(length: int, target: GpuTarget) -> list[GpuRowSchedule]:
-    """Schedules for rows wider than a block, which the blocks of a cluster hold together; none where they don't fit."""
+def cluster_candidates(length: int, bits: int, target: GpuTarget) -> list[GpuRowSchedule]:
+    """Schedules for rows wider than a block, which the blocks of a cluster hold together; none where they don't fit.
+
+    bits: of all that is read at a place of the row.
+    """
     if not target.has_tma or length <= MOST_ELEMENTS:
         return []
-    found = []
-    for warps in (CLUSTER_WARPS, 2 * CLUSTER_WARPS):
-        blocks = pow2(-(-length // (warps * target.warp_size * HELD)))
+    found: dict[GpuRowSchedule, None] = {}
+    for sharing in SHARING:
+        blocks = max(2, -(-length * bits // 8 // (target.shared_memory // sharing - RESERVED)))
         if blocks <= MOST_BLOCKS:
-            found.append(GpuRowSchedule(1, length, Launch(warps, 1), cluster=max(2, blocks)))
-    return found
+            found[GpuRowSchedule(1, length, Launch(CLUSTER_WARPS, 1), cluster=blocks)] = None
+    return list(found)
 
 
 def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:

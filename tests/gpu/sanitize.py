@@ -44,6 +44,7 @@ def maps() -> None:
 
 def rows() -> None:
     pointwise(["softmax_f32_31", "softmax_bf16_1000", "softmax_f32_8192", "sum_columns", "sum_columns_odd"])
+    pointwise(["cluster_softmax", "cluster_softmax_odd", "cluster_norm"])
     pointwise(["sum_outer", "max_middle", "any", "norm_bf16", "statistics"])
 
 

@@ -116,13 +116,24 @@ def test_against_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["chain_f32_4096", "chain_bf16_100000", "functions_f32", "binaries_f32", "floor_f32", "softmax_f32_1000"]
+    "name",
+    [
+        "chain_f32_4096",
+        "chain_bf16_100000",
+        "functions_f32",
+        "binaries_f32",
+        "floor_f32",
+        "softmax_f32_1000",
+        "cluster_softmax",
+    ],
 )
 def test_special_values(name: str) -> None:
     check(POINTWISE[name], special=True)
 
 
-@pytest.mark.parametrize("name", ["chain_f32_4096", "chain_bf16_4096", "softmax_bf16_1000", "sum_columns"])
+@pytest.mark.parametrize(
+    "name", ["chain_f32_4096", "chain_bf16_4096", "softmax_bf16_1000", "sum_columns", "cluster_softmax", "cluster_norm"]
+)
 def test_addresses_off_sixteen_bytes(name: str) -> None:
     check(POINTWISE[name], shift=1)
 

@@ -1,6 +1,5 @@
-// Reductions over the threads of a block, or of a cluster of blocks. Every thread of a group gets the result.
+// Reductions over the threads of a block. Every thread of a group gets the result.
 #pragma once
-#include "barrier.cuh"
 #include "scalar.cuh"
 
 namespace fusec {
@@ -61,18 +60,6 @@ T reduce_strided(T value, Op op, T* scratch) {
         value = scratch[first];
         for (int k = 1; k < COUNT; ++k) value = op(value, scratch[first + k * STRIDE]);
     }
-    return value;
-}
-
-// The blocks of a cluster, in each of which all threads have the block's own value; all must have started.
-// slots: one element a block, of shared memory that nothing else uses.
-template <int BLOCKS, typename Op, typename T>
-T reduce_cluster(T value, Op op, T* slots) {
-    if (threadIdx.x < BLOCKS) *in_block(slots + cluster_rank(), threadIdx.x) = value;
-    cluster_sync();
-    value = slots[0];
-#pragma unroll
-    for (int k = 1; k < BLOCKS; ++k) value = op(value, slots[k]);
     return value;
 }
 

@@ -207,8 +207,11 @@ class GpuSelector:
         length, across = _row_length(frame)
         if not self._may_be_cuda(frame) or across:
             return found
-        held: list[AnySchedule] = [InCuda(s) for s in cluster_candidates(length, self.target)]
-        return [*found[:1], *held, *found[1:]]
+        elements = max(v.type.size for o in frame.body.ops if o.definition.kind == "reduce" for v in o.operands)
+        bits = sum(v.type.dtype.bits for v in frame.body.inputs if v.type.size >= elements)
+        held: list[AnySchedule] = [InCuda(s) for s in cluster_candidates(length, bits, self.target)]
+        again = any(v.type.size >= elements for v in frame.body.outputs)
+        return [*held, *found] if again else [*found[:1], *held, *found[1:]]
 
     def _of_one_row(self, frame: Frame, axes: Contraction, products: int) -> list[AnySchedule]:
         """Schedules for a matrix times one vector, which each block reduces before it multiplies (a norm's)."""

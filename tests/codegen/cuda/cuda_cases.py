@@ -35,6 +35,14 @@ def softmax(dtype: str, rows: int, columns: int) -> str:
 
 
 POINTWISE: dict[str, str] = {
+    "cluster_softmax": softmax("bf16", 70, 40000),
+    "cluster_softmax_odd": softmax("f32", 67, 33001),
+    "cluster_norm": """graph @n(%x: f16[66, 40008], %r: f16[66, 40008], %w: f16[40008]) {
+  %h = add(%x, %r) : f16[66, 40008]
+  %n = layer_norm(%h) {axes=[1], eps=1e-5} : f16[66, 40008]
+  %y = mul(%n, %w) : f16[66, 40008]
+  return %y
+}""",
     **{f"chain_{d}_{n}": chain(d, str(n)) for d in ("f16", "bf16", "f32", "f64") for n in (1, 7, 4096, 100000)},
     "chain_broadcast": """graph @m(%x: f32[64, 1, 96], %y: f32[32, 1], %z: f32[96]) {
   %a = add(%x, %y) : f32[64, 32, 96]
