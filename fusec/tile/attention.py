@@ -72,6 +72,9 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
         raise LoweringError(f"{kernel.name} does more than walk over keys")
     key_loops = tuple(_loop(kernel, s) for s in loops)
     scores, weighted = _dots(kernel, loops[0].body)
+    total = _summed(loops[0].body, weighted.a.buffer)
+    if any(isinstance(s, Map) and s.target is total and s.value != Const(0.0, total.dtype) for s in grid.body):
+        raise LoweringError("logits beside those of the keys")
     queries = _half(_staged(grid.body, scores.a), scores.k)
     partial = (d.n for d in (_dots(kernel, s.body)[0] for s in loops) if d.n.limit is not None)
     key = next(partial, scores.n)
@@ -89,7 +92,7 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
         values,
         key_loops,
         min(range(len(loops)), key=lambda n: _effort(key_loops[n])),
-        _summed(loops[0].body, weighted.a.buffer),
+        total,
         weighted.accumulator.buffer,
         stores,
     )

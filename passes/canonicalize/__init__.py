@@ -10,6 +10,7 @@ from fusec.passes.canonicalize.attention import ATTENTION_RULES
 from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
+from fusec.passes.canonicalize.sinks import SINK_RULES
 from fusec.passes.canonicalize.strides import STRIDE_RULES
 from fusec.passes.canonicalize.views import VIEW_RULES
 from fusec.passes.canonicalize.windows import WINDOW_RULES
@@ -17,6 +18,7 @@ from fusec.passes.rewrite import Rule, rewrite
 from fusec.runtime.program import Declined
 
 RULES: tuple[Rule, ...] = (
+    *SINK_RULES,
     *COMPOSITE_RULES,
     *EINSUM_RULES,
     *ATTENTION_RULES,

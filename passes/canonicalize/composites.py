@@ -32,7 +32,7 @@ def widen(r: Rewriter, value: Value) -> Value:
     return r.cast(value, compute_dtype(value.type.dtype))
 
 
-def _narrow(r: Rewriter, value: Value) -> Value:
+def narrow(r: Rewriter, value: Value) -> Value:
     """``value`` in the result's dtype. The rounding to a half type ends a library's call: no user wrote it."""
     dtype = r.op.result.type.dtype
     if dtype not in (f16, bf16) or value.type.dtype == dtype:
@@ -54,13 +54,13 @@ def relu(r: Rewriter) -> Outcome:
 @rule("sigmoid")
 def sigmoid(r: Rewriter) -> Outcome:
     """sigmoid(x) ⇒ 1 / (1 + exp(-x))"""
-    return _narrow(r, _reciprocal_logistic(r, None))
+    return narrow(r, _reciprocal_logistic(r, None))
 
 
 @rule("silu")
 def silu(r: Rewriter) -> Outcome:
     """silu(x) ⇒ x / (1 + exp(-x))"""
-    return _narrow(r, _reciprocal_logistic(r, widen(r, r.operands[0])))
+    return narrow(r, _reciprocal_logistic(r, widen(r, r.operands[0])))
 
 
 def _reciprocal_logistic(r: Rewriter, numerator: Value | None) -> Value:
@@ -74,7 +74,7 @@ def softplus(r: Rewriter) -> Outcome:
     """softplus(x) ⇒ maximum(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels"""
     x = widen(r, r.operands[0])
     rest = r.emit("log1p", r.emit("exp", r.emit("neg", r.emit("abs", x))))
-    return _narrow(r, r.emit("add", _binary(r, "maximum", x, 0.0), rest))
+    return narrow(r, r.emit("add", _binary(r, "maximum", x, 0.0), rest))
 
 
 @rule("gelu")
@@ -89,7 +89,7 @@ def gelu(r: Rewriter) -> Outcome:
         inner = r.emit("add", x, _binary(r, "mul", cube, 0.044715), hint="inner")
         curve = r.emit("tanh", _binary(r, "mul", inner, sqrt(2 / pi)))
     half = _binary(r, "mul", x, 0.5, hint="half")
-    return _narrow(r, r.emit("mul", half, _binary(r, "add", curve, 1.0)))
+    return narrow(r, r.emit("mul", half, _binary(r, "add", curve, 1.0)))
 
 
 @rule("softmax")
@@ -103,7 +103,7 @@ def softmax(r: Rewriter) -> Outcome:
     if x.type.shape[axis] == 0:
         return r.emit("copy", r.operands[0])
     weights, _ = softmax_of(r, x, axis)
-    return _narrow(r, weights)
+    return narrow(r, weights)
 
 
 def softmax_of(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
@@ -123,7 +123,7 @@ def log_softmax(r: Rewriter) -> Outcome:
         return r.emit("copy", r.operands[0])
     shifted, _ = _shifted(r, x, axis)
     total = r.reduce("reduce_sum", r.emit("exp", shifted), [axis], hint="sum")
-    return _narrow(r, r.emit("sub", shifted, r.keep(r.emit("log", total), x, [axis])))
+    return narrow(r, r.emit("sub", shifted, r.keep(r.emit("log", total), x, [axis])))
 
 
 def _axis(r: Rewriter) -> int:
@@ -140,7 +140,7 @@ def _shifted(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
 def mean(r: Rewriter) -> Outcome:
     """mean(x) ⇒ sum(x) / n"""
     assert isinstance(r.op.attributes, ReduceAttributes)
-    return _narrow(r, _mean(r, widen(r, r.operands[0]), r.op.attributes.axes))
+    return narrow(r, _mean(r, widen(r, r.operands[0]), r.op.attributes.axes))
 
 
 @rule("var")
@@ -151,7 +151,7 @@ def var(r: Rewriter) -> Outcome:
     x = widen(r, r.operands[0])
     centred = _centred(r, x, axes)
     total = r.reduce("reduce_sum", r.emit("mul", centred, centred, hint="square"), axes, hint="sum")
-    return _narrow(r, r.emit("div", total, _count(r, x, axes, correction)))
+    return narrow(r, r.emit("div", total, _count(r, x, axes, correction)))
 
 
 @rule("layer_norm")
@@ -164,7 +164,7 @@ def layer_norm(r: Rewriter) -> Outcome:
         result = r.emit("mul", result, affine[0], hint="scaled")
     if affine[1:]:
         result = r.emit("add", result, affine[1], hint="biased")
-    return _narrow(r, result)
+    return narrow(r, result)
 
 
 @rule("rms_norm")
@@ -172,7 +172,7 @@ def rms_norm(r: Rewriter) -> Outcome:
     """rms_norm(x, w) ⇒ x · rsqrt(mean(x²) + eps) · w"""
     x, *weight = (widen(r, v) for v in r.operands)
     result = _normalised(r, x, _norm(r))
-    return _narrow(r, r.emit("mul", result, weight[0], hint="scaled") if weight else result)
+    return narrow(r, r.emit("mul", result, weight[0], hint="scaled") if weight else result)
 
 
 def _norm(r: Rewriter) -> NormAttributes:

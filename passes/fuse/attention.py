@@ -24,6 +24,7 @@ class AttentionMatch:
     """The parts of an attention.
 
     scores: the softmax's argument; score_dot makes it through score_ops. axis: of the scores, that is normalised.
+    sink: a logit beside those of a row's keys, broadcast along the axis, which takes its share of the weights.
     normalized: the value ``exp(scores - max) / sum``; weights: what the second dot reads, a view or cast of it.
     weights_side: which operand of value_dot the weights are. ops: everything that becomes the kernel.
     """
@@ -36,6 +37,7 @@ class AttentionMatch:
     value_dot: Op
     weights_side: int
     ops: frozenset[Op]
+    sink: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class _Softmax:
     scores: Value
     axis: int
     ops: tuple[Op, ...]
+    sink: Value | None
 
 
 def match_attention(partition: Partition, value_dot: Op) -> AttentionMatch | Declined:
@@ -92,7 +95,8 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
         others = [c for c in partition.compute_consumers(op) if c not in ops]
         if others:
             return no(f"{op.result} is also read by {others[0].name} ({others[0].location or 'unknown line'})")
-    return AttentionMatch(score_dot, tuple(between), softmax.scores, softmax.axis, normalized, value_dot, side, ops)
+    scores, axis, sink = softmax.scores, softmax.axis, softmax.sink
+    return AttentionMatch(score_dot, tuple(between), scores, axis, normalized, value_dot, side, ops, sink)
 
 
 def _strip(partition: Partition, value: Value) -> tuple[list[Op], Value]:
@@ -107,8 +111,13 @@ def _strip(partition: Partition, value: Value) -> tuple[list[Op], Value]:
 
 
 def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
-    """``div(exp(sub(s, max(s))), sum(exp(...)))`` over one axis."""
+    """``div(exp(sub(s, max(s))), sum(exp(...)))`` over one axis.
+
+    With a sink the maximum is ``maximum(max(s), sink)``, and the sum ``add(sum(exp(...)), exp(sub(sink, maximum)))``.
+    """
     exponentials, total = divide.operands
+    added = _producer(partition, total, "add")
+    total = added.operands[0] if added is not None else total
     sum_op = _producer(partition, _strip(partition, total)[1], "reduce_sum")
     exp_op = _producer(partition, exponentials, "exp")
     if sum_op is None or exp_op is None or sum_op.operands[0] is not exponentials:
@@ -117,6 +126,13 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     if sub_op is None:
         return None
     scores, peak = sub_op.operands
+    sink: Value | None = None
+    beside: tuple[Op, ...] = ()
+    if added is not None:
+        found = _match_sink(partition, added, peak)
+        if found is None:
+            return None
+        peak, sink, beside = found
     max_op = _producer(partition, _strip(partition, peak)[1], "reduce_max")
     if max_op is None or max_op.operands[0] is not scores:
         return None
@@ -129,7 +145,21 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     shape = scores.type.shape
     if not (_is_of_own_row(partition, peak, shape, axis) and _is_of_own_row(partition, total, shape, axis)):
         return None
-    return _Softmax(scores, axis, (sum_op, exp_op, sub_op, max_op))
+    kept = tuple(1 if a == axis else n for a, n in enumerate(shape))
+    if any(op.result.type.shape != kept for op in beside[:2]):
+        return None
+    return _Softmax(scores, axis, (sum_op, exp_op, sub_op, max_op, *beside), sink)
+
+
+def _match_sink(partition: Partition, added: Op, peak: Value) -> tuple[Value, Value, tuple[Op, ...]] | None:
+    """The maximum of the scores alone, the sink, and the ops that take it into the maximum and the sum."""
+    larger = _producer(partition, peak, "maximum")
+    power = _producer(partition, added.operands[1], "exp")
+    less = _producer(partition, power.operands[0], "sub") if power is not None else None
+    if larger is None or power is None or less is None:
+        return None
+    alone, sink = larger.operands
+    return (alone, sink, (added, larger, power, less)) if less.operands == (sink, peak) else None
 
 
 def _is_of_own_row(partition: Partition, value: Value, shape: tuple[Dim, ...], axis: int) -> bool:

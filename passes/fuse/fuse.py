@@ -74,6 +74,7 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
         group.position[op.result] = group.identity
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
+        scores += [found.sink] if found.sink is not None else []
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
         queries, keys = (found.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
         if not blocked:

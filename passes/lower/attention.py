@@ -17,7 +17,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
-from fusec.passes.inline import Subscripts, fresh_index
+from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
 from fusec.passes.lower.mask import KeyRange, key_range
@@ -33,7 +33,7 @@ RECOMPUTE_FLOPS = 8
 class Elements:
     """One element of each operand, of the score and of the outputs, over tight symbols.
 
-    ``query_side``: which operand of the first product the queries are.
+    ``query_side``: which operand of the first product the queries are. sink: the logit beside those of a query's keys.
     """
 
     query: ScalarExpr
@@ -47,6 +47,16 @@ class Elements:
     key_symbol: Symbol
     depth: Symbol
     query_side: int
+    sink: ScalarExpr | None = None
+
+    def start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
+        """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone."""
+        dtype = peak.dtype
+        if self.sink is None:
+            return Const(-inf, dtype), Const(0.0, dtype)
+        sink = self.sink if self.sink.dtype == dtype else Apply("cast", (self.sink,), dtype)
+        none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
+        return sink, Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
 
 
 def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
@@ -117,8 +127,12 @@ def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
         raise LoweringError("every query has keys of its own")
     query_axis = max(candidates, key=lambda a: most(shape[a]))
     value_axis = point.index(frees[1 - side][0])
+    sink = None
+    if match.sink is not None:
+        of_row = tuple(0 if a == match.axis else i for a, i in enumerate(weights_at))
+        sink = frame.inliner.at(match.sink, broadcast_index(of_row, match.sink.type.shape))
     return Elements(
-        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side
+        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side, sink
     )
 
 
@@ -174,15 +188,16 @@ class _Attention:
         q = self.tile("queries", self.depth, s.queries)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", self.values, s.queries)
-        zero, low = Const(0.0, self.dtype), Const(-inf, self.dtype)
+        zero = Const(0.0, self.dtype)
+        first_peak, first_total = (reindex(x, self.shift) for x in e.start(Load(peak, (self.qi,))))
         span = self._key_range()
         setup: list[Statement] = [
             Alloc(q),
             Map((depth, self.live_lanes), q, (e.depth, self.qi), self._cast(reindex(e.query, self.shift))),
             Alloc(peak),
-            Map((self.lanes,), peak, (self.qi,), low),
+            Map((self.lanes if e.sink is None else self.live_lanes,), peak, (self.qi,), first_peak),
             Alloc(total),
-            Map((self.lanes,), total, (self.qi,), zero),
+            Map((self.lanes if e.sink is None else self.live_lanes,), total, (self.qi,), first_total),
             Alloc(out),
             Map((one, self.lanes), out, (self.dv, self.qi), zero),
         ]

@@ -26,7 +26,7 @@ from fusec.ir.index import (
     substitute,
     symbol,
 )
-from fusec.ir.types import DType, bool_, f32, i32
+from fusec.ir.types import DType, bool_, f32, i32, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
 from fusec.passes.lower.bounds import KeyTest, key_tests
@@ -142,12 +142,13 @@ class _Attention:
             e.score, e.point[e.query_axis], e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo
         )
         row = (self.qi,)
+        first_peak, first_total = self._start(Load(peak, row))
         setup: list[Statement] = [
             *query_code,
             Alloc(peak),
-            Map((rows,), peak, row, Const(-inf, f32)),
+            Map((rows if e.sink is None else self.q,), peak, row, first_peak),
             Alloc(total),
-            Map((rows,), total, row, Const(0.0, f32)),
+            Map((rows,), total, row, first_total),
             Alloc(out),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
@@ -200,6 +201,14 @@ class _Attention:
             start = maximum(start, mul(self.part, share))
             stop = minimum(stop, mul(add(self.part, 1), share))
         return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)), self.within)
+
+    def _start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
+        """Of the parts of the keys only the first has the sink."""
+        sink, total = (reindex(x, self.shift) for x in self.e.start(peak))
+        if self.e.sink is not None and self.schedule.split > 1:
+            first = Apply("eq", (IndexValue(self.part), Const(0, i64)), bool_)
+            sink = Apply("select", (first, sink, Const(-inf, f32)), f32)
+        return sink, total
 
     def _find_keys(self) -> list[Statement]:
         """Sets bounds for the loops over keys where the mask is made of data."""

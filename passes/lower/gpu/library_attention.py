@@ -46,6 +46,8 @@ def attention_alternatives(frame: Frame) -> list[Alternative]:
 
 def _match(frame: Frame) -> tuple[Attention, tuple[Value, ...], Value] | None:
     match = attention_in(frame)
+    if match.sink is not None:
+        return None
     e = find_elements(frame, match)
     shape = match.value_dot.result.type.static_shape
     result = _only_result(frame, match.value_dot)

@@ -109,6 +109,22 @@ def documents(q: Any, k: Any, v: Any, ids: Any) -> Any:
     return finish(s.masked_fill(~(same & (j <= i)), -math.inf), v)
 
 
+def sinks(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    """As models write them: a logit of each head beside its keys', dropped again after the softmax."""
+    s = scores(q, k)
+    i, j = indices(s)
+    s = s.masked_fill(j > i + k.shape[-2] - q.shape[-2], -math.inf)
+    s = torch.cat((s, sink.reshape(1, -1, 1, 1).expand(*s.shape[:-1], 1)), -1)
+    s = s - s.max(-1, keepdim=True).values
+    return torch.softmax(s, -1)[..., :-1] @ v
+
+
+def sinks_before(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    s = scores(q, k)
+    s = torch.cat((sink.reshape(1, -1, 1, 1).expand(*s.shape[:-1], 1), s), -1)
+    return torch.softmax(s.float(), -1).to(v.dtype)[..., 1:] @ v
+
+
 def key_padding(q: Any, k: Any, v: Any, keep: Any) -> Any:
     s = scores(q, k)
     return finish(s.masked_fill(keep[:, None, None, :] == 0, -math.inf), v)
@@ -222,6 +238,9 @@ ATTENTION: dict[str, Case] = {
     "rows_without_keys_lowest": Case(masked(lambda i, j: j < i - 70, torch.finfo(HALF).min), *same(1, 1, 150, 64)),
     "rows_without_keys_1e9": Case(masked(lambda i, j: j < i - 70, -1e9), *same(1, 1, 150, 64)),
     "documents": Case(documents, *same(2, 1, 130, 64), (((2, 130), torch.int64),)),
+    "sinks": Case(sinks, *same(2, 3, 130, 64), (((3,), HALF),)),
+    "sinks_of_one_query": Case(sinks, (1, 4, 1, 64), (1, 4, 1030, 64), (((4,), HALF),)),
+    "sinks_before": Case(sinks_before, (1, 2, 70, 64), (1, 2, 130, 64), (((2,), torch.float32),)),
     "key_padding": Case(key_padding, (2, 1, 70, 64), (2, 1, 130, 64), (((2, 130), torch.int32),)),
     "an_empty_batch": Case(an_empty_batch, (2, 1, 70, 64), (2, 1, 130, 64), (((2, 130), torch.int64),)),
     "lengths": Case(lengths, (2, 1, 70, 64), (2, 1, 130, 64), (((2,), torch.int64),)),

@@ -1,0 +1,99 @@
+"""Softmax beside a few extra logits (attention sinks): of each part by itself, with what the others add to its sum.
+
+Models write ``softmax(concat(scores, sinks))`` and drop the sinks' columns again. In parts, the dropped ones are never
+made, and the scores' part is an attention's.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.attributes import AxisAttributes, ConcatAttributes, ReduceAttributes, SliceAttributes
+from fusec.ir.graph import Value
+from fusec.passes.canonicalize.composites import narrow, widen
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
+
+FEW = 8
+"""Extra logits of a row."""
+
+
+@rule("softmax")
+def softmax_of_shifted(r: Rewriter) -> Outcome:
+    """softmax(x - max(x)) ⇒ softmax(x), which subtracts the maximum itself"""
+    (x,) = r.operands
+    assert isinstance(r.op.attributes, AxisAttributes)
+    shifted = r.producer(x, "sub")
+    if shifted is None or shifted.operands[0].type != x.type:
+        return None
+    inner, peak = shifted.operands
+    while (view := r.producer(peak, "reshape", "broadcast")) is not None:
+        peak = view.operands[0]
+    largest = r.producer(peak, "reduce_max")
+    axis = r.op.attributes.axis
+    if largest is None or largest.operands[0] is not inner or largest.attributes != ReduceAttributes((axis,)):
+        return None
+    kept = tuple(1 if a == axis else n for a, n in enumerate(x.type.shape))
+    return r.emit("softmax", inner, attributes=r.op.attributes) if shifted.operands[1].type.shape == kept else None
+
+
+@rule("softmax")
+def softmax_beside_few(r: Rewriter) -> Outcome:
+    """softmax(concat(x, s)) ⇒ concat(e / t, f / t), e = exp(x - m), f = exp(s - m), m = maximum(max(x), max(s)), t = sum(e) + sum(f)"""
+    (whole,) = r.operands
+    joined = r.producer(whole, "concat")
+    assert isinstance(r.op.attributes, AxisAttributes)
+    axis = r.op.attributes.axis
+    if joined is None or joined.attributes != ConcatAttributes(axis):
+        return None
+    extents = [v.type.shape[axis] for v in joined.operands]
+    few = [isinstance(n, int) and n <= FEW for n in extents]
+    if few.count(False) != 1 or len(few) == 1 or 0 in extents:
+        return None
+    parts = [widen(r, v) for v in joined.operands]
+    peaks = [_over(r, "reduce_max", x, axis) for x in parts]
+    largest = _combined(r, "maximum", peaks)
+    powers = [r.emit("exp", r.emit("sub", x, largest, hint="shifted")) for x in parts]
+    total = _combined(r, "add", [_over(r, "reduce_sum", x, axis) for x in powers])
+    made = [narrow(r, r.emit("div", x, total)) for x in powers]
+    return r.emit("concat", *made, attributes=joined.attributes)
+
+
+def _over(r: Rewriter, name: str, x: Value, axis: int) -> Value:
+    """The reduction along an axis, which is kept; a single element is itself."""
+    return x if x.type.shape[axis] == 1 else r.keep(r.reduce(name, x, [axis]), x, [axis])
+
+
+def _combined(r: Rewriter, name: str, values: list[Value]) -> Value:
+    """The scores' part first: what is added to it is a sink."""
+    first, *rest = sorted(values, key=lambda v: r.producer(v) is None or r.producer(v, "reshape") is None)
+    for value in rest:
+        first = r.emit(name, first, value)
+    return first
+
+
+@rule("slice")
+def slice_of_concat(r: Rewriter) -> Outcome:
+    """slice(concat(x, y)) ⇒ slice(x), where nothing of y is taken"""
+    joined = r.producer(r.operands[0], "concat")
+    cut = r.op.attributes
+    assert isinstance(cut, SliceAttributes)
+    if joined is None or not r.op.result.type.is_static or not r.operands[0].type.is_static:
+        return None
+    assert isinstance(joined.attributes, ConcatAttributes)
+    axis = joined.attributes.axis
+    count = r.op.result.type.static_shape[axis]
+    if count == 0 or any(not isinstance(n, int) for n in (*cut.starts, *cut.stops)):
+        return None
+    begin, step = int(cut.starts[axis]), cut.steps[axis]  # type: ignore[call-overload]
+    places = sorted((begin, begin + (count - 1) * step))
+    start = 0
+    for part in joined.operands:
+        extent = part.type.static_shape[axis]
+        if start <= places[0] and places[1] < start + extent:
+            starts = tuple(begin - start if a == axis else n for a, n in enumerate(cut.starts))
+            past = begin - start + count * step if step > 0 else max(begin - start + count * step, -1)
+            stops = tuple(min(past, extent) if a == axis else n for a, n in enumerate(cut.stops))
+            return r.emit("slice", part, attributes=SliceAttributes(starts, stops, cut.steps))
+        start += extent
+    return None
+
+
+SINK_RULES: tuple[Rule, ...] = (softmax_of_shifted, softmax_beside_few, slice_of_concat)
