@@ -36,7 +36,10 @@ def softmax_of_shifted(r: Rewriter) -> Outcome:
 
 @rule("softmax")
 def softmax_beside_few(r: Rewriter) -> Outcome:
-    """softmax(concat(x, s)) ⇒ concat(e / t, f / t), e = exp(x - m), f = exp(s - m), m = maximum(max(x), max(s)), t = sum(e) + sum(f)"""
+    """softmax(concat(x, s)) ⇒ concat(e / t, f / t), t = sum(e) + sum(f)
+
+    with e = exp(x - m), f = exp(s - m) and m = maximum(max(x), max(s)).
+    """
     (whole,) = r.operands
     joined = r.producer(whole, "concat")
     assert isinstance(r.op.attributes, AxisAttributes)
@@ -80,9 +83,9 @@ def slice_of_concat(r: Rewriter) -> Outcome:
     assert isinstance(joined.attributes, ConcatAttributes)
     axis = joined.attributes.axis
     count = r.op.result.type.static_shape[axis]
-    if count == 0 or any(not isinstance(n, int) for n in (*cut.starts, *cut.stops)):
+    begin, step = cut.starts[axis], cut.steps[axis]
+    if count == 0 or not isinstance(begin, int):
         return None
-    begin, step = int(cut.starts[axis]), cut.steps[axis]  # type: ignore[call-overload]
     places = sorted((begin, begin + (count - 1) * step))
     start = 0
     for part in joined.operands:
