@@ -247,6 +247,8 @@ class _Emitter(Scalars):
         text = self._read(s.value) if isinstance(s.value, Load) and copied else self.scalar(s.value)
         if self._is_number(s.value):
             self.line(f"{name} = tl.full([{shape}], {text}, {dtype})")
+        elif not s.domain:
+            self.line(f"{name} = ({text}).to({dtype})")
         elif copied:
             self.line(f"{name} = tl.broadcast_to({text}, [{shape}])")
         else:

@@ -74,8 +74,9 @@ def _combined(r: Rewriter, name: str, values: list[Value]) -> Value:
 
 @rule("slice")
 def slice_of_concat(r: Rewriter) -> Outcome:
-    """slice(concat(x, y)) ⇒ slice(x), where nothing of y is taken"""
-    joined = r.producer(r.operands[0], "concat")
+    """slice(concat(x, y)) ⇒ slice(x), where nothing of y is taken;  slice(cast(concat(x, y))) ⇒ cast(slice(x))"""
+    cast = r.producer(r.operands[0], "cast")
+    joined = r.producer(r.operands[0] if cast is None else cast.operands[0], "concat")
     cut = r.op.attributes
     assert isinstance(cut, SliceAttributes)
     if joined is None or not r.op.result.type.is_static or not r.operands[0].type.is_static:
@@ -94,7 +95,8 @@ def slice_of_concat(r: Rewriter) -> Outcome:
             starts = tuple(begin - start if a == axis else n for a, n in enumerate(cut.starts))
             past = begin - start + count * step if step > 0 else max(begin - start + count * step, -1)
             stops = tuple(min(past, extent) if a == axis else n for a, n in enumerate(cut.stops))
-            return r.emit("slice", part, attributes=SliceAttributes(starts, stops, cut.steps))
+            taken = r.emit("slice", part, attributes=SliceAttributes(starts, stops, cut.steps))
+            return taken if cast is None else r.emit("cast", taken, attributes=cast.attributes)
         start += extent
     return None
 

@@ -5,6 +5,8 @@ first to the last that may count for one of its queries. A key ``k`` with ``g(k)
 - under ``f(query) == g(k)``, where ``g(k)`` lies between the least and the greatest ``f`` of the block's queries;
 - under ``g(k) < f(query)``, where it is less than the greatest, and so on;
 - under a condition on keys alone, where that holds.
+
+With the other extreme, the greatest for the least, the same says which keys surely count for all of them.
 """
 
 from __future__ import annotations
@@ -44,12 +46,34 @@ class KeyTest:
     query: ScalarExpr | None = None
 
 
-def key_tests(conditions: Sequence[Live], query: Symbol, key: Symbol) -> list[KeyTest]:
-    """What data say of keys; none where a masked score may count after all, or no condition takes sides apart."""
+@dataclass(frozen=True)
+class DataMask:
+    """What data say of keys. indices: the mask's conditions without data. ``whole``: no other conditions are left."""
+
+    tests: tuple[KeyTest, ...]
+    indices: tuple[Live, ...]
+    whole: bool
+
+
+def data_mask(conditions: Sequence[Live], query: Symbol, key: Symbol) -> DataMask:
+    """No tests where a masked score may count after all, or no condition takes sides apart."""
     if not all(c.exact for c in conditions):
-        return []
-    atoms = [atom for c in conditions for atom in _atoms(c.condition, c.wanted)]
-    return [test for e, wanted in atoms for test in _tests(e, wanted, query, key)]
+        return DataMask((), (), False)
+    tests: list[KeyTest] = []
+    indices: list[Live] = []
+    whole = True
+    for condition, wanted in [atom for c in conditions for atom in _atoms(c.condition, c.wanted)]:
+        found = _tests(condition, wanted, query, key)
+        tests += found
+        if not _reads(condition):
+            indices.append(Live(condition, wanted, True))
+        elif not found:
+            whole = False
+    return DataMask(tuple(tests), tuple(indices), whole)
+
+
+def _reads(e: ScalarExpr) -> bool:
+    return any(x.buffer.space == "parameter" for x in loads(e))
 
 
 def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
@@ -68,7 +92,7 @@ def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
 
 
 def _tests(e: ScalarExpr, wanted: bool, query: Symbol, key: Symbol) -> list[KeyTest]:
-    if not any(x.buffer.space == "parameter" for x in loads(e)):
+    if not _reads(e):
         return []  # index arithmetic has told already
     found = symbols_in(e)
     if key in found and query not in found:

@@ -8,6 +8,7 @@ they found (Dao et al., *Flash-Decoding*, 2023).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, prod
 
 from fusec.errors import LoweringError
@@ -16,7 +17,6 @@ from fusec.ir.index import (
     Symbol,
     add,
     ceildiv,
-    floordiv,
     last,
     maximum,
     minimum,
@@ -26,12 +26,13 @@ from fusec.ir.index import (
     substitute,
     symbol,
 )
-from fusec.ir.types import DType, bool_, f32, i32, i64
+from fusec.ir.types import bool_, f32, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
-from fusec.passes.lower.bounds import KeyTest, key_tests
+from fusec.passes.lower.bounds import DataMask, data_mask
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
+from fusec.passes.lower.gpu.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.gpu.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.gpu.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.lower.mask import (
@@ -40,6 +41,7 @@ from fusec.passes.lower.mask import (
     key_range,
     live_conditions,
     may_be_huge,
+    only,
     without_conditions,
     without_factor,
 )
@@ -49,8 +51,8 @@ from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
-SCANNED = 1024
-"""Keys that a block looks at together to find those that a mask made of data leaves."""
+State = tuple[Load, Buffer, Buffer, Buffer]
+"""The queries; of each of them the maximum, the sum of exponentials and the sum of values so far."""
 
 
 def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bool = True) -> LoweredGroup:
@@ -72,15 +74,15 @@ def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> Attent
     count = usual(rows.count) if rows.heads == 1 else most(rows.count)
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
-    bounded = any(t.query is not None for t in data_tests(e, rows, 1))
+    bounded = any(t.query is not None for t in mask_of_data(e, rows, 1).tests)
     return AttentionSize(heads, count, rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded)
 
 
-def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
-    """What data say of the keys that a block visits; none where blocks hold several heads, or share out the keys."""
+def mask_of_data(e: Elements, rows: Rows, split: int) -> DataMask:
+    """What data say of the keys that a block visits; nothing where blocks hold several heads, or share out the keys."""
     if rows.heads > 1 or split > 1:
-        return []
-    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+        return DataMask((), (), False)
+    return data_mask(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
 
 
 class _Attention:
@@ -107,7 +109,6 @@ class _Attention:
             self.qo: sub(sub(self.blocks, 1), self.turn) if most(self.blocks) > 1 else 0
         }
         self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
-        self.within: tuple[Load, Load] | None = None
         self.k0 = symbol("k0", 0, last(self.keys))
         self.part = symbol("part", 0, s.split - 1)
         wide, deep = _pow2(self.values), _pow2(self.depth)
@@ -137,10 +138,7 @@ class _Attention:
         query, query_code = self._operand(e.query, "queries", self.shift, self.q, self.inner, stage=True)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", s.queries, self.value.extent)
-        block = s.queries if self.rows.heads == 1 else most(self.rows.queries)
-        span = key_range(
-            e.score, e.point[e.query_axis], e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo
-        )
+        span = self._key_range(e.score)
         row = (self.qi,)
         first_peak, first_total = self._start(Load(peak, row))
         setup: list[Statement] = [
@@ -152,10 +150,11 @@ class _Attention:
             Alloc(out),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
-        setup += self._find_keys()
+        found = self._find_keys(span)
+        setup += found.code if found is not None else ()
         state = (query, peak, total, out)
         named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
-        code = (*setup, *self._loops(span, state))
+        code = (*setup, *(self._loops(span, state) if found is None else self._found_loops(span, found, state)))
         turns = Iter.over(self.turn, self.blocks)
         if s.split == 1:
             mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, row)), f32)
@@ -178,7 +177,7 @@ class _Attention:
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
         return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 
-    def _loops(self, span: KeyRange, state: tuple[Load, Buffer, Buffer, Buffer]) -> list[Loop]:
+    def _loops(self, span: KeyRange, state: State) -> list[Loop]:
         """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
         if span.full is None or span.full[0] == span.full[1]:
             return [self._loop(span.start, span.stop, self.e.score, self.block, state)]
@@ -191,16 +190,23 @@ class _Attention:
             loops.append(self._loop(last, span.stop, self.e.score, self.block, state))
         return loops
 
-    def _loop(
-        self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: tuple[Load, Buffer, Buffer, Buffer]
-    ) -> Loop:
+    def _found_loops(self, span: KeyRange, found: FoundKeys, state: State) -> list[Loop]:
+        masked = self._loop(span.start, span.stop, self.e.score, self.block, state)
+        loops = [replace(masked, within=found.ahead)]
+        if found.sure is not None and found.behind is not None:
+            plain = without_conditions(self.e.score, tuple(live_conditions(self.e.score)))
+            whole = self._loop(span.start, span.stop, plain, Iter(self.kj, self.schedule.keys), state)
+            loops += [replace(whole, within=found.sure), replace(masked, within=found.behind)]
+        return loops
+
+    def _loop(self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: State) -> Loop:
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
         s = self.schedule
         if s.split > 1:
             share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
             start = maximum(start, mul(self.part, share))
             stop = minimum(stop, mul(add(self.part, 1), share))
-        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)), self.within)
+        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)))
 
     def _start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
         """Of the parts of the keys only the first has the sink."""
@@ -210,44 +216,21 @@ class _Attention:
             sink = Apply("select", (first, sink, Const(-inf, f32)), f32)
         return sink, total
 
-    def _find_keys(self) -> list[Statement]:
-        """Sets bounds for the loops over keys where the mask is made of data."""
-        tests = data_tests(self.e, self.rows, self.schedule.split)
-        if not tests or not self.bounded:
-            return []
-        step = max(self.schedule.keys, min(SCANNED, _pow2(most(self.keys))))
-        c, j = symbol("c", 0, last(self.keys)), symbol("j", 0, step - 1)
-        shift = {**self.shift, self.e.key_symbol: add(c, j)}
-        keys = Iter(j, step, None if self.keys % step == 0 else sub(self.keys, c))
-        bounds: dict[tuple[ScalarExpr, str], Load] = {}
-        code: list[Statement] = []
-        may: ScalarExpr = Const(True, bool_)
-        for test in tests:
-            one = reindex(test.key, shift)
-            if test.query is not None:
-                made = (test.query, test.extreme)
-                if made not in bounds:
-                    bounds[made] = self._scalar(f"{test.extreme}_of_queries", test.query.dtype)
-                    value = reindex(test.query, self.shift)
-                    code.append(Alloc(bounds[made].buffer))
-                    code.append(Reduce((self.q,), bounds[made].buffer, (), test.extreme, value))
-                one = Apply(test.compare, (one, Apply("cast", (bounds[made],), one.dtype)), bool_)
-            may = one if may == Const(True, bool_) else Apply("logical_and", (may, one), bool_)
-        first, past = self._scalar("first_key", i32), self._scalar("past_key", i32)
-        block = IndexValue(add(c, mul(floordiv(j, self.schedule.keys), self.schedule.keys)), i32)
-        found = Apply("select", (may, block, _number(self.keys)), i32)
-        after = Apply("select", (may, IndexValue(add(add(c, j), 1), i32), Const(0, i32)), i32)
-        for bound, start in ((first, self.keys), (past, 0)):
-            code += [Alloc(bound.buffer), Map((), bound.buffer, (), _number(start))]
-        body = (
-            Reduce((keys,), first.buffer, (), "min", found, fresh=False),
-            Reduce((keys,), past.buffer, (), "max", after, fresh=False),
-        )
-        self.within = (first, past)
-        return [*code, Loop(c, 0, self.keys, step, body)]
+    def _find_keys(self, span: KeyRange) -> FoundKeys | None:
+        """The keys that a mask made of data leaves; None where there is no such mask."""
+        e, s = self.e, self.schedule
+        mask = mask_of_data(e, self.rows, s.split)
+        if not mask.tests or not self.bounded:
+            return None
+        finder = KeyFinder(mask, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)
+        full = self._key_range(only(mask.indices)).full
+        return finder.find(None if full is None else tuple(substitute(i, self.last_first) for i in full))
 
-    def _scalar(self, name: str, dtype: DType) -> Load:
-        return Load(Buffer(self.frame.unique(name), dtype, (), (), "tile"), ())
+    def _key_range(self, score: ScalarExpr) -> KeyRange:
+        e, s = self.e, self.schedule
+        block = s.queries if self.rows.heads == 1 else most(self.rows.queries)
+        query = e.point[e.query_axis]
+        return key_range(score, query, e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo)
 
     def _step(
         self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer
@@ -345,10 +328,6 @@ def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
             inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
             element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
     return element
-
-
-def _number(n: Index) -> ScalarExpr:
-    return Const(n, i32) if isinstance(n, int) else IndexValue(n, i32)
 
 
 def _pow2(n: int) -> int:
