@@ -150,7 +150,7 @@ class _Attention:
             Alloc(out),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
-        found = self._find_keys(span)
+        found = self._find_keys()
         setup += found.code if found is not None else ()
         state = (query, peak, total, out)
         named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
@@ -216,7 +216,7 @@ class _Attention:
             sink = Apply("select", (first, sink, Const(-inf, f32)), f32)
         return sink, total
 
-    def _find_keys(self, span: KeyRange) -> FoundKeys | None:
+    def _find_keys(self) -> FoundKeys | None:
         """The keys that a mask made of data leaves; None where there is no such mask."""
         e, s = self.e, self.schedule
         mask = mask_of_data(e, self.rows, s.split)
@@ -224,7 +224,9 @@ class _Attention:
             return None
         finder = KeyFinder(mask, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)
         full = self._key_range(only(mask.indices)).full
-        return finder.find(None if full is None else tuple(substitute(i, self.last_first) for i in full))
+        if full is not None:
+            full = substitute(full[0], self.last_first), substitute(full[1], self.last_first)
+        return finder.find(full)
 
     def _key_range(self, score: ScalarExpr) -> KeyRange:
         e, s = self.e, self.schedule

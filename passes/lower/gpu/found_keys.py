@@ -125,5 +125,5 @@ class KeyFinder:
         whole = isinstance(self.count, int) and self.count % self.step == 0
         return Iter(self.j, self.step, None if whole else sub(self.count, self.c))
 
-    def _scan(self, body: list[Statement]) -> Loop:
+    def _scan(self, body: list[Reduce]) -> Loop:
         return Loop(self.c, 0, self.count, self.step, tuple(body))
