@@ -67,7 +67,7 @@ DOUBLES = {**FLOATS, **EXACT, "rsqrt": "(1.0 / sqrt({0}))"}
 
 FAST = {
     "div": "__fdividef({0}, {1})",
-    "exp": "__expf({0})",
+    "exp": "fast_exp({0})",
     "exp2": "fast_exp2({0})",
     "log": "__logf({0})",
     "log2": "__log2f({0})",

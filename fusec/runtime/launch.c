@@ -63,7 +63,8 @@ typedef struct {
     unsigned count;
 } LaunchConfig;
 
-enum { MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 48 * 1024, RELAXED = 2, STREAM_SERIALIZATION = 6 };
+/* What a kernel has besides dynamic shared memory counts, too: far below the 48 KiB that need no asking. */
+enum { MAX_DYNAMIC_SHARED = 8, STATIC_LIMIT = 32 * 1024, RELAXED = 2, STREAM_SERIALIZATION = 6 };
 
 static struct {
     CUresult (*cuInit)(unsigned);

@@ -202,5 +202,6 @@ inline float fast_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
+inline float fast_exp(float x) { return fast_exp2(x * 1.4426950408889634f); }
 
 }  // namespace fusec

@@ -15,7 +15,6 @@ from fusec.ir.index import Index, Symbol, add, last, minimum, sub, symbol
 from fusec.ir.types import DType, bool_, f32, i64
 from fusec.passes.inline import broadcast_index, pure
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gpu.join import LOG2E
 from fusec.passes.lower.gpu.online import Online, online_sum
 from fusec.passes.lower.gpu.rows import Rows
 from fusec.passes.lower.row import REDUCTIONS, accumulator_of
@@ -177,7 +176,7 @@ class _WideRows(Rows):
     def _exponentials(self, found: Online, parts: _Parts) -> None:
         reference, factor, last = self.running[found.parent]
         total, chunk = self._of_rows(found.anchor.result), self._of_rows(found.anchor.result)
-        element = _power(_apply("sub", self.element(found.value), self._at(reference)))
+        element = _exp(_apply("sub", self.element(found.value), self._at(reference)))
         for name, value in reversed(found.factors):
             element = _apply(name, element, self.element(value, self._index_of(value)))
         parts.before += self._set(total, Const(0.0, total.dtype))
@@ -256,13 +255,6 @@ def _apply(name: str, a: ScalarExpr, b: ScalarExpr) -> Apply:
 
 def _exp(a: ScalarExpr) -> Apply:
     return Apply("exp", (a,), accumulator_of(a.dtype))
-
-
-def _power(a: ScalarExpr) -> Apply:
-    """exp(a) for a sum, where a is not positive: what rounding the product adds is least where it counts most."""
-    if accumulator_of(a.dtype) is not f32:
-        return _exp(a)
-    return Apply("exp2", (_apply("mul", a, Const(LOG2E, f32)),), f32)
 
 
 def _finite(a: ScalarExpr, other: ScalarExpr) -> Apply:
