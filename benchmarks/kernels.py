@@ -29,7 +29,7 @@ def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int
 def refuse_eager(function: Any) -> None:
     """RuntimeError where calls of a function that ``fusec.jit`` made ran as written: those are not to be timed."""
     jitted = getattr(function, "_fusec", function)
-    reasons = dict(jitted.dispatcher.eager_calls)
+    reasons = dict(jitted.dispatcher.eager_calls) if hasattr(jitted, "dispatcher") else {}
     if reasons:
         raise RuntimeError(f"fusec ran calls as written: {reasons}")
 

@@ -25,7 +25,7 @@ from fusec.runtime.code import Scope
 from fusec.runtime.emit import pack_sources
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.host import HostExecutable
-from fusec.runtime.isa import host_architecture, required_features
+from fusec.runtime.isa import required_features
 from fusec.runtime.program import Pack, Program
 from fusec.runtime.serial import (
     Json,
@@ -172,7 +172,8 @@ def _requirements(executable: Executable) -> Json:
     if is_gpu(target):
         gpu = gpu_target(target)
         return {"gpu": {"backend": gpu.backend, "arch": gpu.arch, "device": executable.device or 0}}
-    return {"architecture": host_architecture(), "features": list(required_features(cpu_target(target)))}
+    machine = cpu_target(target)
+    return {"architecture": machine.architecture, "features": list(required_features(machine))}
 
 
 def _example_outputs(executable: Executable) -> list[Any]:

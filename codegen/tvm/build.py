@@ -25,6 +25,8 @@ from fusec.tile.nodes import Kernel
 def llvm_target(target: CpuTarget) -> Any:
     """TVM's target for a CPU."""
     options: dict[str, object] = {"kind": "llvm", "mcpu": target.mcpu, "num-cores": target.cores}
+    if target.triple:
+        options["mtriple"] = target.triple
     if target.attributes:
         options["mattr"] = list(target.attributes)
     return tvm.target.Target(options)

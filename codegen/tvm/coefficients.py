@@ -570,3 +570,6 @@ TANH_TABLE_F32 = Table(
         ),
     ),
 )
+
+HALF_EXP2 = (0.5000013, 0.34650192, 0.12072138, 0.02600573, 0.00676708)
+"""2**r / 2 on [0, 1) to 2.6e-6, for results that are rounded to bf16."""

@@ -15,6 +15,7 @@ from fusec.codegen.tvm.coefficients import (
     ERF_SMALL_F32,
     ERF_TABLE_F32,
     FORMATS,
+    HALF_EXP2,
     LOG_F32,
     LOG_F64,
     TANH_TABLE_F32,
@@ -177,11 +178,32 @@ def tanh(code: Code, x: Value) -> Value:
 
 
 def tanh_plus_one(code: Code, x: Value) -> Value:
-    """``tanh(x) + 1`` as ``2 / (1 + e**(-2x))``: half the instructions of tanh, and exact digits near -1, where gelu
-    needs
-    them."""
+    """``tanh(x) + 1`` as ``2 / (1 + e**(-2x))``: half the instructions of tanh, and all digits near -1, for gelu."""
     power = exp(code, code.mul(x, code.constant(x, -2.0)))
     return code.div(code.constant(x, 2.0), code.add(power, code.constant(x, 1.0)))
+
+
+def short_tanh_plus_one(code: Code, x: Value, factor: float) -> Value | None:
+    """``tanh(factor * x) + 1`` with a relative error of 2**-13; None where that takes AVX-512 and there is none.
+
+    Few instructions that wait for each other: an epilogue of 32 by 32 has nothing else to do meanwhile.
+    """
+    if not (_fills_register(code, x) and x.type == "float32"):
+        return None
+    exponent = code.mul(x, code.constant(x, -2.0 / math.log(2.0) * factor))
+    rest = _avx512(code, "reduce", exponent, tir.integer(_FLOOR), exponent.node)  # 0 of infinities
+    square = code.mul(rest, rest)
+    constant, linear, *others = (code.constant(x, c) for c in HALF_EXP2)
+    high = code.fma(code.fma(others[2], rest, others[1]), rest, others[0])
+    half = _avx512(code, "scalef", code.fma(high, square, code.fma(linear, rest, constant)), exponent.node, x.node)
+    every = tir.integer(-1, "int16")
+    below = code.add(half, code.constant(x, 0.5))
+    node = tir.intrinsic("llvm.x86.avx512.rcp14.ps.512", x.type, x.lanes, below.node, x.node, every)
+    return code.let(Value(node, x.type, x.lanes))
+
+
+_FLOOR = 1
+"""Intel's number for rounding down to whole numbers."""
 
 
 # logarithms

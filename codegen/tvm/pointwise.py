@@ -16,10 +16,12 @@ from fusec.codegen.tvm.casts import memory_type, register_type
 from fusec.codegen.tvm.context import Context, Numbers, distinct, flat_index
 from fusec.codegen.tvm.domain import LaneLoop, coerce, lane_count, lane_loop, outer_loops, split_lanes
 from fusec.codegen.tvm.scalars import LaneBlock, Points, is_within
+from fusec.codegen.tvm.short import short_nodes
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Index, Symbol
+from fusec.ir.types import bf16
 from fusec.tile.nodes import Iter, Map, Store
 from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr
 
@@ -57,6 +59,8 @@ class _Writer:
     def __init__(self, context: Context, numbers: Numbers, statement: Map | Store) -> None:
         self.context, self.numbers, self.statement = context, numbers, statement
         self.operand = _store_operand(statement)
+        halves = statement.target.dtype is bf16
+        self.short = short_nodes(self.operand, numbers) if halves else frozenset()
 
     def write(self, code: Code) -> None:
         if not self.statement.domain:
@@ -79,6 +83,7 @@ class _Writer:
         if isinstance(self.operand, Load) and self.operand.dtype == self.statement.target.dtype:
             points.move(self.operand, self.statement.target, self.statement.index)
             return
+        points.short = self.short
         computed = coerce(points.code, points.value(self.operand), self.statement.target.dtype)
         points.store(self.statement.target, self.statement.index, computed)
 

@@ -13,7 +13,7 @@ from tvm import tirx
 from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
-from fusec.codegen.tvm.math import tanh_plus_one
+from fusec.codegen.tvm.math import short_tanh_plus_one, tanh_plus_one
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
@@ -54,6 +54,8 @@ class Points:
         self._varies: dict[int, bool] = outer._varies if outer is not None else {}
         self.staged: dict[int, Value] = {}
         """Loads already made, by number, as they lie in memory."""
+        self.short: frozenset[int] = frozenset()
+        """Values, by number, that need no more digits than bf16 has."""
         self._symbol_vector: Node | None = None
         self._guard: list[int] = outer._guard if outer is not None else [0]
 
@@ -123,7 +125,7 @@ class Points:
             case Apply(op="select"):
                 return self._select(e)
             case Apply(op="add") if (x := _tanh_plus_one(e)) is not None:
-                return tanh_plus_one(self.code, self.value(x))
+                return self._tanh_plus_one(e, x)
             case Apply():
                 if e.op in _COMPARISONS and all(_is_small_index(a) for a in e.args):
                     a, b = (self._narrow(x) for x in e.args)
@@ -131,6 +133,16 @@ class Points:
                 return operations.apply(self.code, e, [self.value(a) for a in e.args])
             case _:
                 assert_never(e)
+
+    def _tanh_plus_one(self, e: Apply, x: ScalarExpr) -> Value:
+        if self.numbers.number(e) in self.short:
+            factor = 1.0
+            if isinstance(x, Apply) and x.op == "mul" and isinstance(x.args[1], Const):
+                x, factor = x.args[0], float(x.args[1].value.real)
+            found = short_tanh_plus_one(self.code, self.value(x), factor)
+            if found is not None:
+                return found
+        return tanh_plus_one(self.code, self.value(x))
 
     def _select(self, e: Apply) -> Value:
         """Both sides are computed; loads that may lie outside their buffer are moved inside where not chosen."""

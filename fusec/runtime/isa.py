@@ -38,13 +38,16 @@ LLVM's X86.td; without those that only intrinsics give, such as VAES."""
 
 def required_features(target: CpuTarget) -> tuple[str, ...]:
     """CPU flags that code for a target may need, sorted."""
+    if target.architecture == "aarch64":
+        return ("asimd",) if target.mcpu == "neoverse-n1" else ("asimd", "sve")
     known = _FEATURES.get(target.mcpu, _V4 if target.has_avx512 else _V3)
     return tuple(sorted({*known, *target.products}))
 
 
 def can_run(target: CpuTarget) -> bool:
     """Whether this machine's CPU has what code for a target may need."""
-    return target.name == "cpu" or set(required_features(target)) <= host_features()
+    here = target.architecture == host_architecture()
+    return target.name == "cpu" or here and set(required_features(target)) <= host_features()
 
 
 @cache
@@ -56,7 +59,7 @@ def host_features() -> frozenset[str]:
         return frozenset()
     for line in text.splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "flags":
+        if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ class CpuTarget:
     cores: cores that may be used. frequency: sustained clock in Hz. fma_units: vector FMAs a cycle a core.
     bandwidth: main memory, bytes a second, all cores together.
     products: instruction sets that multiply narrow types into wide sums, as Linux spells them (``amx_bf16``).
+    triple: LLVM's name of the platform, where it is another than x86-64 Linux.
     """
 
     name: str
@@ -37,6 +39,12 @@ class CpuTarget:
     fma_units: int
     bandwidth: float
     products: tuple[str, ...] = ()
+    triple: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """As ``uname -m`` says it."""
+        return self.triple.partition("-")[0] or "x86_64"
 
     def lanes(self, bits: int) -> int:
         """Lanes of a vector whose elements have this many bits."""
@@ -67,6 +75,8 @@ class CpuTarget:
         """Whether this machine can run code for the target."""
         if self.name == "cpu":
             return True
+        if self.architecture != platform.machine():
+            return False
         host = host_cpu()
         if not set(self.products) <= set(host.products):
             return False
@@ -90,6 +100,14 @@ _AMX = ("amx_bf16", "amx_int8", "amx_tile", *_BF16)
 
 _GENERIC_V3 = CpuTarget("cpu:x86-64-v3", "x86-64-v3", (), 256, 16, 32 * _KIB, 512 * _KIB, 16 * _MIB, 4, 3.0e9, 2, 30e9)
 _WIDE = ("-prefer-256-bit",)
+
+
+def _arm(mcpu: str, l2: int, frequency: float) -> CpuTarget:
+    """A server's core with NEON, or SVE, of which vectors of 128 bits are used."""
+    return CpuTarget(
+        f"cpu:{mcpu}", mcpu, (), 128, 32, 64 * _KIB, l2, 32 * _MIB, 4, frequency, 2, 40e9, triple="aarch64-linux-gnu"
+    )
+
 
 NAMED: dict[str, CpuTarget] = {
     "x86-64-v3": _GENERIC_V3,
@@ -125,6 +143,8 @@ NAMED: dict[str, CpuTarget] = {
     "sapphirerapids": CpuTarget(
         "cpu:sapphirerapids", "sapphirerapids", _WIDE, 512, 32, 48 * _KIB, 2 * _MIB, 32 * _MIB, 4, 2.8e9, 2, 80e9, _AMX
     ),
+    "neoverse-n1": _arm("neoverse-n1", 1 * _MIB, 3.0e9),
+    "neoverse-v1": _arm("neoverse-v1", 1 * _MIB, 2.6e9),
 }
 """Processors that can be named without being at hand; core counts and clocks are typical of a small machine."""
 

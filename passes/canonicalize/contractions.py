@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.attributes import DotAttributes, PermuteAttributes
+from fusec.ir.attributes import CastAttributes, DotAttributes, PermuteAttributes
 from fusec.ir.graph import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.ops.shapes import broadcast_shapes
@@ -35,7 +35,9 @@ def linear(r: Rewriter) -> Outcome:
     product = dot(r, x, w, ((x.type.rank - 1,), (1,)), dtype=dtype)
     if bias:
         product = r.emit("add", product, widen(r, bias[0]), hint="biased")
-    return r.cast(product, x.type.dtype)
+    if product.type.dtype == x.type.dtype:
+        return product
+    return r.emit("cast", product, attributes=CastAttributes(x.type.dtype, True))
 
 
 @rule("matmul")

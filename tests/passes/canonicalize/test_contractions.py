@@ -41,7 +41,7 @@ def test_linear_of_halves_adds_the_bias_before_it_rounds() -> None:
           %h_dot = dot(%x, %w) {contract=[1]x[1], dtype=f32} : f32[8, 4]
           %h_f32 = cast(%b) : f32[4]
           %h_biased = add(%h_dot, %h_f32) : f32[8, 4]
-          %h = cast(%h_biased) : bf16[8, 4]
+          %h = cast(%h_biased) {implied=true} : bf16[8, 4]
           return %h
         }
         """,
