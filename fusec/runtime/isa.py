@@ -47,7 +47,7 @@ def required_features(target: CpuTarget) -> tuple[str, ...]:
 def can_run(target: CpuTarget) -> bool:
     """Whether this machine's CPU has what code for a target may need."""
     here = target.architecture == host_architecture()
-    return target.name == "cpu" or here and set(required_features(target)) <= host_features()
+    return target.name == "cpu" or (here and set(required_features(target)) <= host_features())
 
 
 @cache
