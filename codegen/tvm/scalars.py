@@ -137,8 +137,10 @@ class Points:
     def _tanh_plus_one(self, e: Apply, x: ScalarExpr) -> Value:
         if self.numbers.number(e) in self.short:
             factor = 1.0
-            if isinstance(x, Apply) and x.op == "mul" and isinstance(x.args[1], Const):
-                x, factor = x.args[0], float(x.args[1].value.real)
+            if isinstance(x, Apply) and x.op == "mul":
+                inner, constant = x.args
+                if isinstance(constant, Const):
+                    x, factor = inner, float(constant.value.real)
             found = short_tanh_plus_one(self.code, self.value(x), factor)
             if found is not None:
                 return found
