@@ -165,7 +165,7 @@ class _WideEmitter(BlockEmitter):
         if repeats:
             raise LoweringError("a cluster of blocks that reduces again and again")
         if not self.started:
-            self.writer.line("cluster_wait();  // the other blocks have started")
+            self.writer.line("wait_for_cluster();  // the other blocks have started")
             self.started = True
         slots = self.names.unique("parts")
         self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {slots}[CLUSTER];")

@@ -5,6 +5,10 @@
 
 namespace fusec {
 
+// A cluster's barrier where threads of a warp may have gone different ways (loops over parts that end unevenly).
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ inline void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+
 /// Brings `bytes` of memory to shared memory, both at multiples of 16; `arrived` counts them. By one thread.
 __device__ inline void load_bytes(void* to, const void* from, int bytes, Barrier& arrived) {
     asm volatile(
@@ -19,7 +23,8 @@ __device__ inline void load_bytes(void* to, const void* from, int bytes, Barrier
 template <int BLOCKS, typename Op, typename T>
 T reduce_cluster(T value, Op op, T* slots) {
     if (threadIdx.x < BLOCKS) *in_block(slots + cluster_rank(), threadIdx.x) = value;
-    cluster_sync();
+    arrive_in_cluster();
+    wait_for_cluster();
     value = slots[0];
 #pragma unroll
     for (int k = 1; k < BLOCKS; ++k) value = op(value, slots[k]);

@@ -53,8 +53,8 @@ def test_a_row_is_brought_to_shared_memory_once() -> None:
     assert text.count("load<VECTOR>(x_part + at)") == 3
     assert text.count("load<VECTOR>(x +") == 0
     assert text.count("reduce_cluster<CLUSTER>(") == 2
-    assert text.index("cluster_arrive()") < text.index("arrived.wait(0)") < text.index("cluster_wait()")
-    assert text.index("cluster_wait()") < text.index("reduce_cluster<CLUSTER>(")
+    assert text.index("cluster_arrive()") < text.index("arrived.wait(0)") < text.index("wait_for_cluster()")
+    assert text.index("wait_for_cluster()") < text.index("reduce_cluster<CLUSTER>(")
 
 
 def test_what_one_statement_reads_is_not_kept() -> None:
