@@ -216,6 +216,7 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._recent: tuple[Plan, ...] = ()
         self._plans: dict[Hashable, list[Plan]] = {}
+        self._keys: list[Hashable] = []
         self._count = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -280,6 +281,7 @@ class Dispatcher:
                 plan = self._make(arrays, leaves, spec, args, kwargs)
                 self._plans.setdefault(key, []).append(plan)
             self._count += 1
+            self._keys.append(key)
             self._promote(plan)
         result = plan.entry(args, kwargs)
         if result is MISS:
@@ -290,10 +292,10 @@ class Dispatcher:
         self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
 
     def _log_recompile(self, key: Hashable, known: tuple[Plan, ...]) -> None:
-        if not self._plans:
+        if not self._keys:
             log.info("%s: first call", self._name)
         elif not known:
-            nearest = min((_what_differs(key, other) for other in self._plans), key=len)
+            nearest = min((_what_differs(key, other) for other in self._keys), key=len)
             log.info("%s: new signature (%d plans so far): %s", self._name, self._count, "; ".join(nearest))
         else:
             why = getattr(known[-1].capture and known[-1].capture.environment, "why_changed", lambda: "")()
