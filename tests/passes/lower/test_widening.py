@@ -14,7 +14,6 @@ from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.select import Selector, lower_with
 from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
 from fusec.passes.schedule.widening import (
-    FEW_ROWS,
     WideningProblem,
     WideningSchedule,
     depth_step,
@@ -71,8 +70,7 @@ def through(text: str, schedule: WideningSchedule | None, target: str, inputs: o
     compiled = machine.runs_here
     run = check(text, inputs, selector=selector, slack=2, atol=1e-5, compiled=compiled, target=target)  # type: ignore[arg-type]
     assert run.kernels[-1] == "gemm"
-    few = schedule is None and run.outputs[0].shape[0] <= FEW_ROWS
-    assert ("in tiles" in run.lowered.stages["tile"]) == (machine.multiplies_in_tiles(bf16) and not few)
+    assert ("in tiles" in run.lowered.stages["tile"]) == machine.multiplies_in_tiles(bf16)
     return run
 
 
@@ -143,7 +141,7 @@ def test_candidates_fit_the_target(name: str, dtype: DType, size: tuple[int, int
         assert -(-size[2] // step) * step % s.tile_k == 0
         assert s.tile_m % s.registers.rows == s.block_n % s.registers.columns == 0
         assert s.registers.tiles or s.registers.rows * s.registers.columns // 16 < target.vector_registers
-        assert s.registers.tiles == target.multiplies_in_tiles(dtype) or size[0] <= FEW_ROWS
+        assert s.registers.tiles == target.multiplies_in_tiles(dtype)
     assert schedule_from_text(schedule_to_text(candidates[0])) == candidates[0]
 
 
