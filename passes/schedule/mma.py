@@ -49,7 +49,8 @@ _TILES = (
 )
 """Rows, columns, bytes of a step, stages, a warp's rows and columns; the share of the instructions' rate reached
 with many tiles. On an H200, 4096³ in bf16: 512, 499, 492, 488, 475, 394, 396 TFLOP/s. Small tiles are used where there
-are few, which wait for memory: 128x4096x4096 has 168 TFLOP/s with five stages, 116 with three; wider ones are two a unit."""
+are few, which wait for memory: 128x4096x4096 has 168 TFLOP/s with five stages, 116 with three.
+Wider ones share a unit by twos."""
 
 _RATES = {90: 0.69, 100: 0.35}
 """Of a card's rate of half products, what these instructions reach where there are others that are faster."""
