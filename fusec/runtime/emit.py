@@ -214,6 +214,8 @@ class ProgramWriter:
 
     def _write_step(self, step: Step) -> None:
         match step:
+            case Launch() if self._parts.row is not None:
+                self._write_row([step])
             case Launch():
                 _, writes = reads_and_writes(self._program, step)
                 for slot in writes:

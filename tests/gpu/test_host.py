@@ -52,6 +52,18 @@ def test_chunks(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
             close(found, wanted)
 
 
+def test_a_large_array_that_comes_again_is_pinned_where_it_lies() -> None:
+    x, w = rand(64, 256, 1024), rand(1024)
+    fast = fusec.jit(lambda x, w: np.tanh(x) * w, target="cuda", fallback="error")
+    wanted = np.tanh(x) * w
+    for pinned in (False, True, True):
+        close(fast(x, w), wanted)
+        assert staging.is_pinned(x) is pinned
+    x[:] = rand(64, 256, 1024)
+    close(fast(x, w), np.tanh(x) * w)
+    close(fast(x[3:], w), np.tanh(x[3:]) * w)
+
+
 def test_explain_tells_of_the_chunks() -> None:
     args = rand(64, 33, 40), rand(40, 24), rand(24)
     text = fusec.explain(fusec.jit(scores, target="cuda"), *args)
