@@ -102,6 +102,8 @@ _BLOCKS = (
     _Block(16, 64, 128, 4, 6, 0.21, turned=True),
     _Block(16, 64, 128, 4, 8, 0.21, turned=True),
     _Block(16, 128, 64, 4, 4, 0.25, turned=True),
+    _Block(32, 32, 64, 4, 4, 0.20),
+    _Block(16, 32, 64, 4, 4, 0.10),
 )
 
 _MAKING_BLOCKS = (

@@ -19,7 +19,8 @@ TARGETS = ["cuda:sm_80", "cuda:sm_86", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"
 @pytest.mark.parametrize("bits", [16, 32])
 def test_candidates_fit(target: str, products: int, bits: int) -> None:
     gpu = gpu_target(target)
-    for shape in ((8192, 4096, 4096), (16, 4096, 4096), (1, 100, 100), (300, 7, 3)):
+    shapes = ((8192, 4096, 4096), (16, 4096, 4096), (1, 100, 100), (300, 7, 3), (8, 8, 64), (3, 3, 3), (16, 16, 9000))
+    for shape in shapes:
         found = gemm_candidates(Problem(1, *shape, bits, products), gpu)
         assert found
         for s in found:
