@@ -31,6 +31,7 @@ class Problem:
     walks: the stores need no memory but the product's own, so that blocks may go from tile to tile.
     exact: f32 multiplied by plain arithmetic, no matrix units. across: of the longer operand, neighbours in memory
     are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
+    reduces: every block reduces the vector first.
     """
 
     batches: int
@@ -44,6 +45,7 @@ class Problem:
     across: bool = False
     left: Making | None = None
     right: Making | None = None
+    reduces: bool = False
 
     @property
     def item(self) -> int:
@@ -54,10 +56,15 @@ class Problem:
         of_left, of_right = (self.item if m is None else m.bytes for m in (self.left, self.right))
         return left * of_left + right * of_right * self.products
 
-    def made(self, left: float, right: float) -> float:
-        """Operations that compute so many elements of the left operand, and of each right one."""
-        of_left, of_right = (0 if m is None else m.flops + _MAKING for m in (self.left, self.right))
+    def made(self, left: float, right: float, besides: int) -> float:
+        """Operations that compute so many elements of the left operand and of each right one, ``besides`` their own."""
+        of_left, of_right = (0 if m is None else m.flops + besides for m in (self.left, self.right))
         return left * of_left + right * of_right * self.products
+
+    def kept(self, m: int, n: int, k: int, stages: int) -> float:
+        """Bytes of shared memory for a block's operands: of computed ones a tile of their own, too."""
+        made = sum(size for size, x in ((m, self.left), (n * self.products, self.right)) if x is not None)
+        return k * (self.read(m, n) * stages + made * self.item)
 
 
 @dataclass(frozen=True)
@@ -175,8 +182,13 @@ _NARROW_TF32 = 0.65
 """What blocks of four warps keep of their rate where f32 goes through the matrix units 32 deep."""
 _ELEMENT = 0.025e-6
 """Seconds for each element that a thread multiplies by itself, where few threads share a unit."""
-_MAKING = 4
-"""Operations that an element of an operand that is computed takes besides its own: it goes through registers."""
+_MAKING, _MAKING_ALONG_VECTORS = 10, 5
+"""Operations that an element of an operand that is computed takes besides its own: for the matrix units, where it also
+goes through registers and shared memory, and beside plain arithmetic."""
+_BUSY = 16
+"""Warps on a unit that compute operands at the full rate."""
+_BOTH = 0.3
+"""The part of computing operands, or of multiplying them, that other blocks' other work does not hide."""
 _SECOND = 0.85e-6
 """A second kernel, which starts while the first one ends."""
 _SPLITS = (1, 2, 3, 4, 6, 8, 16)
@@ -202,7 +214,7 @@ def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
         tiles = p.batches * ceil(p.m / s.m) * ceil(p.n / s.n)
         slots = b.walkers * target.units
         if slots:
-            if p.walks and p.batches == 1 and tiles > slots:
+            if p.walks and p.batches == 1 and tiles > slots and not (p.left or p.right):
                 even = ceil(tiles / ceil(tiles / slots))
                 for walkers in dict.fromkeys((even, slots)):
                     yield _with(s, walkers=walkers)
@@ -237,9 +249,9 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
         k = k * 2 // p.item
     k = min(k, max(16, _pow2(p.k)))
     room = target.shared_memory // max(b.walkers, 1) - _RESERVED - (m * n // b.slices * 2 if b.slices > 1 else 0)
-    while stages > 1 and (m + n * p.products) * k * p.item * stages > room:
+    while stages > 1 and p.kept(m, n, k, stages) > room:
         stages -= 1
-    if (m + n * p.products) * k * p.item * stages > room:
+    if p.kept(m, n, k, stages) > room:
         return None
     return GpuGemmSchedule(m, n, k, 8, 1, 0, Launch(b.warps, stages), b.slices, b.turned)
 
@@ -248,7 +260,7 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
     vectors, lines = min(p.m, p.n), max(p.m, p.n)
     if vectors > most_vectors(p):
         return
-    along = (*_ALONG, *_MAKING_ALONG) if p.left or p.right else _ALONG
+    along = (*_MAKING_ALONG, *_ALONG) if p.reduces else (*_ALONG, *_MAKING_ALONG) if p.left or p.right else _ALONG
     for block, depth, unroll, warps in _ACROSS if p.across else along:
         while unroll > 1 and depth * unroll >= 2 * _pow2(p.k):
             unroll //= 2
@@ -263,7 +275,7 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
 def _resident(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> int:
     """Blocks that a unit holds at once."""
     threads = 32 * s.launch.warps
-    memory = (s.m + s.n * p.products) * s.k * p.item * s.launch.stages + _RESERVED
+    memory = int(p.kept(s.m, s.n, s.k, s.launch.stages)) + _RESERVED
     registers = min(255, s.m * s.n * p.products // threads + 48) * threads
     return max(1, min(target.shared_memory // memory, _REGISTERS // registers, _THREADS // threads))
 
@@ -295,7 +307,7 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     peak = (target.single_flops if p.exact else target.half_flops * 2 / p.item) / target.units
     peak *= _rate(p, s) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
     compute = share * max(2.0 * s.m * s.n * p.products * depth / peak, steps * _STEP / beside) + idle
-    compute += share * depth * p.made(s.m, s.n) * 2 * target.units / target.single_flops
+    compute = _beside(compute, share * depth * _making(p, s, beside, target), beside)
     loaded = tiles * depth * p.read(s.m, s.n)
     moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item)
     ahead = min(tiles, resident * target.units) * s.k * p.read(s.m, s.n)
@@ -303,6 +315,17 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     traffic = max(moved, loaded / _L2) / target.bandwidth / supply
     arrival = traffic + _TILE - _EPILOGUE
     return _LAUNCH + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)
+
+
+def _making(p: Problem, s: GpuGemmSchedule, beside: int, target: GpuTarget) -> float:
+    """Seconds to compute the operands of a tile, one element deep, where so many blocks share a unit."""
+    busy = min(1.0, beside * s.launch.warps / _BUSY) ** 0.25
+    return p.made(s.m, s.n, _MAKING) * 2 * target.units / target.single_flops / busy
+
+
+def _beside(a: float, b: float, blocks: int) -> float:
+    """Both works on a unit: one after the other in a block; among more of them the longer hides most of the other."""
+    return a + b if blocks < 2 else max(a, b) + _BOTH * min(a, b)
 
 
 def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
@@ -316,8 +339,9 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     supply = min(1.0, sqrt(min(blocks, resident * target.units) * ahead / _AHEAD))
     traffic = moved / target.bandwidth / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
     elements = p.batches * p.products * lines * p.k
-    each = p.products * (vectors + 1) + p.made(*matrix) + p.made(*vector) * vectors / s.lines
-    arithmetic = 2.0 * elements / p.products * each / target.single_flops * max(1.0, target.units / blocks)
+    making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
+    rate = target.single_flops / max(1.0, target.units / blocks)
+    arithmetic = 2.0 * elements / p.products * (p.products * (vectors + 1) + making) / rate
     alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
     return _LAUNCH + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
 

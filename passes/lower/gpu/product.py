@@ -39,7 +39,12 @@ def making_of(frame: Frame, side: int) -> Making | None:
         return None
     size = max(dot.operands[side].type.most, 1)
     read = sum(min(1.0, x.buffer.most / size) * x.dtype.itemsize for x in loads(element))
-    return Making(read, sum(max(1, OPS[e.op].flops) for e in walk(element) if isinstance(e, Apply)))
+    rows = (products.row_of(op, side) for op in products.statistics)
+    return Making(read, sum(_operations(e) for e in (element, *rows)))
+
+
+def _operations(element: ScalarExpr) -> int:
+    return 1 + sum(max(1, OPS[e.op].flops) for e in walk(element) if isinstance(e, Apply))
 
 
 class Products:

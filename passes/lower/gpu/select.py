@@ -221,7 +221,7 @@ class GpuSelector:
         exact = dtype.bits == 32 and not allows_tf32(axes.op)
         making = (making_of(frame, side) for side in (0, 1))
         extents = (axes.batches, axes.m, axes.n, axes.k)
-        problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(frame), *making)
+        problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(frame), *making, reduces=True)
         found = gemm_candidates(problem, self.target)
         fitting = [s for s in found if isinstance(s, GpuGemvSchedule) and axes.k <= ROW_OF_A_WARP * s.launch.warps]
         if not fitting:
