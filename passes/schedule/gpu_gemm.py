@@ -319,7 +319,7 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
 
 def _making(p: Problem, s: GpuGemmSchedule, beside: int, target: GpuTarget) -> float:
     """Seconds to compute the operands of a tile, one element deep, where so many blocks share a unit."""
-    busy = min(1.0, beside * s.launch.warps / _BUSY) ** 0.25
+    busy = sqrt(sqrt(min(1.0, beside * s.launch.warps / _BUSY)))
     return p.made(s.m, s.n, _MAKING) * 2 * target.units / target.single_flops / busy
 
 

@@ -164,8 +164,8 @@ class GpuSelector:
                 n = axes.extents
                 extents = (self._usual(n.batches), self._usual(n.m), self._usual(n.n), self._usual(n.k))
                 across = reads_across(frame)
-                making = (making_of(frame, side) for side in (0, 1))
-                problem = Problem(*extents, dtype.bits, products, walks, exact, across, *making)
+                left, right = (making_of(frame, side) for side in (0, 1))
+                problem = Problem(*extents, dtype.bits, products, walks, exact, across, left, right)
                 found = gemm_candidates(problem, self.target)
                 if not (isinstance(n.m, int) and isinstance(n.n, int)):
                     found = [s for s in found if not isinstance(s, GpuGemvSchedule)]
@@ -219,9 +219,9 @@ class GpuSelector:
         if not self.triton or not dtype.is_float or dtype.bits == 64:
             raise LoweringError("no kernel here reduces a product's operand")
         exact = dtype.bits == 32 and not allows_tf32(axes.op)
-        making = (making_of(frame, side) for side in (0, 1))
+        left, right = (making_of(frame, side) for side in (0, 1))
         extents = (axes.batches, axes.m, axes.n, axes.k)
-        problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(frame), *making, reduces=True)
+        problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(frame), left, right, True)
         found = gemm_candidates(problem, self.target)
         fitting = [s for s in found if isinstance(s, GpuGemvSchedule) and axes.k <= ROW_OF_A_WARP * s.launch.warps]
         if not fitting:
