@@ -7,7 +7,7 @@ from math import ceil
 import pytest
 
 from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
-from fusec.passes.schedule.gpu_gemm import MAX_ACCUMULATORS, Problem, gemm_candidates, predict
+from fusec.passes.schedule.gpu_gemm import MAX_ACCUMULATORS, Making, Problem, gemm_candidates, predict
 from fusec.target.gpu import gpu_target
 
 TARGET = gpu_target("cuda:sm_90")
@@ -63,3 +63,37 @@ def test_longer_sums_are_predicted_to_take_longer() -> None:
             for p in (Problem(1, m, 4096, k, 16) for k in (512, 2048, 8192))
         ]
         assert times == sorted(times)
+
+
+def test_no_computed_operand_goes_into_hoppers_matrix_units_from_registers() -> None:
+    made = Making(1.0, 2)
+    for shape in ((16, 4096, 4096), (64, 4096, 4096), (300, 512, 1024)):
+        for left, right in ((made, None), (None, made), (made, made)):
+            found = gemm_candidates(Problem(1, *shape, 16, left=left, right=right), TARGET)
+            blocks = [s for s in found if isinstance(s, GpuGemmSchedule)]
+            assert blocks
+            for s in blocks:
+                first, rows = (right, s.n) if s.turned else (left, s.m)
+                assert first is None or rows < 64
+                assert not s.walkers
+
+
+def test_computed_operands_are_read_as_they_lie() -> None:
+    """Weights of 8 bits are half as much to read; computing them keeps the units busier in more blocks."""
+    plain, coded = Problem(1, 1, 14336, 4096, 16), Problem(1, 1, 14336, 4096, 16, right=Making(1.0, 2))
+    assert predict(coded, gemm_candidates(coded, TARGET)[0], TARGET) < predict(
+        plain, gemm_candidates(plain, TARGET)[0], TARGET
+    )
+    few = Problem(1, 16, 14336, 4096, 16, right=Making(1.0, 2))
+    assert gemm_candidates(few, TARGET)[0].split > 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_candidates_that_compute_operands_fit(target: str) -> None:
+    gpu = gpu_target(target)
+    for m in (1, 16, 64, 300):
+        p = Problem(1, m, 4096, 4096, 16, left=Making(4.0, 3), right=Making(1.0, 2))
+        for s in gemm_candidates(p, gpu):
+            if isinstance(s, GpuGemmSchedule):
+                read = (4 * s.m + s.n) * s.k * s.launch.stages
+                assert read + (s.m + s.n) * s.k * 2 <= gpu.shared_memory
