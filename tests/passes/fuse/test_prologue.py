@@ -84,6 +84,12 @@ def test_one_row_is_normalised_by_each_block() -> None:
     assert group_kinds(lowered(norm(1, 40000)))[0] == "row"
 
 
+def test_one_row_for_products_side_by_side_is_normalised_first() -> None:
+    text = norm(1, 64).replace("%w: bf16[32, 64]", "%w: bf16[32, 64], %v: bf16[32, 64]")
+    text = text.replace("return %y", "%z = linear(%a, %v) : bf16[1, 32]\n return %y, %z")
+    assert group_kinds(lowered(text)) == ["row", "gemm"]
+
+
 def test_a_norm_whose_sum_others_read_is_a_kernel() -> None:
     text = norm(1, 64).replace("return %y", "%z = exp(%a) : bf16[1, 64]\n return %y, %z")
     assert group_kinds(lowered(text)) == ["row", "gemm"]
