@@ -118,7 +118,10 @@ class ProgramWriter:
                 continue
             for step in steps:
                 start = len(self.lines)
-                self._write_step(step)
+                if isinstance(step, Launch) and self._parts.row is not None:
+                    self._write_row([step])  # on the library's own stream, as all launches are
+                else:
+                    self._write_step(step)
                 if self._mark is not None:
                     self.lines[start:] = self._mark(number, self.lines[start:])
                 number += 1

@@ -72,7 +72,13 @@ class Executable:
         """The lines of the program, for code in which these variables hold the free inputs."""
         variables = dict(zip(self.free_inputs, inputs, strict=True))
         parts = Parts(
-            self._kernel, self._packer, self._call, self._placed, self.packed, self._row_maker(), self.device or 0
+            self._kernel,
+            self._packer,
+            self._call,
+            self._placed,
+            self.packed,
+            self._row_maker(mark is None),
+            self.device or 0,
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
         return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, mark).write()
@@ -92,11 +98,12 @@ class Executable:
     def _kernel(self, name: str) -> Callable[..., Any]:
         return self.module.function(name) if self.device is None else self.module.function(name, self.device)
 
-    def _row_maker(self) -> RowMaker | None:
+    def _row_maker(self, together: bool) -> RowMaker | None:
+        """``together``: rows may be CUDA graphs; not where each kernel is looked at by itself."""
         row = getattr(self.module, "row", None)
         if row is None or self.device is None:
             return None
-        return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph)
+        return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph and together)
 
     def _packer(self, step: Pack) -> Packer:
         kernel = self._here.function(step.kernel)

@@ -207,3 +207,25 @@ def test_groups_that_share_a_kernel_keep_their_names():
     assert len({step.kernel for step in launches}) < len(launches)  # both softmaxes run one kernel
     names = [label.name.partition(" ")[0] for label in watch.step_labels(program) if label.category == "kernel"]
     assert names == [step.group for step in launches]
+
+
+def test_kernels_on_a_gpu_are_launched_on_the_librarys_stream_one_by_one():
+    """As rows of one: a kernel's own function would take torch's stream, whatever library the arrays are of."""
+    pytest.importorskip("cupy")
+    from fusec.runtime.arrays import load_arrays
+    from fusec.runtime.code import Scope
+    from fusec.runtime.emit import Parts, ProgramWriter
+
+    program = fusec.lower(fusec.trace(chain, torch.randn(64, 16), torch.randn(16, 32)), "cuda:sm_90").program
+    rows = []
+
+    def row(launches, arguments):
+        rows.append([kernel for kernel, _ in launches])
+        return print
+
+    parts = Parts(pytest.fail, pytest.fail, pytest.fail, row=row)
+    inputs = [f"i{k}" for k in range(len(program.inputs))]
+    writer = ProgramWriter(program, load_arrays("cupy"), parts, Scope(), inputs, lambda k, lines: [f"# {k}", *lines])
+    lines = writer.write().lines
+    assert rows == [[step.kernel] for step in program.steps]
+    assert [line for line in lines if line.startswith("#")] == [f"# {k}" for k in range(len(program.steps))]
