@@ -104,6 +104,14 @@ SWIGLU = """graph @swiglu(%x: bf16[384, 256], %g: bf16[512, 256], %u: bf16[512, 
   return %y
 }"""
 
+SWIGLU_TURNED = """graph @swiglu(%x: bf16[384, 256], %g: bf16[256, 520], %u: bf16[256, 520]) {
+  %a = dot(%x, %g) {contract=[1]x[0]} : bf16[384, 520]
+  %b = dot(%x, %u) {contract=[1]x[0]} : bf16[384, 520]
+  %s = silu(%a) : bf16[384, 520]
+  %y = mul(%s, %b) : bf16[384, 520]
+  return %y
+}"""
+
 CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "together": (linear(512, 512, 512), TOGETHER),
     "in_turns": (linear(1024, 512, 768), IN_TURNS),
@@ -142,6 +150,7 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "two_outputs": (TWO_OUTPUTS, IN_TURNS),
     "float_result": (FLOAT_RESULT, TOGETHER),
     "swiglu": (SWIGLU, PAIRED),
+    "swiglu_turned": (SWIGLU_TURNED, PAIRED),
     "swiglu_many_tiles": (SWIGLU.replace("384", "4000").replace("512", "4600"), PAIRED),
     "many_tiles_together": (linear(4096, 256, 4608), TOGETHER),
     "one_step_together": (linear(4096, 64, 4608), TOGETHER),
