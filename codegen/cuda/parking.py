@@ -79,7 +79,8 @@ class _Cut:
         return self.can[number]
 
     def _rounds(self, e: ScalarExpr) -> bool:
-        return isinstance(e, Apply) and e.op == "cast" and _is_half(e.dtype.is_float, e.dtype.bits)
+        """A rounding, or one that may be left out: a ``copy`` where a library's call would round (``inline.py``)."""
+        return isinstance(e, Apply) and e.op in ("cast", "copy") and _is_half(e.dtype.is_float, e.dtype.bits)
 
     def _is_place(self, e: Apply) -> bool:
         """Whether it is rounded here and what it is made of can't be cut before."""

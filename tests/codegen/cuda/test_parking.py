@@ -50,6 +50,13 @@ def test_cut_is_nearest_the_products() -> None:
     assert rest.value == rounded(Apply("tanh", (Load(found.places[0], ()),), F32))
 
 
+def test_a_rounding_that_may_be_left_out_is_a_place_to_cut() -> None:
+    implied = Apply("copy", (Apply("add", (PRODUCT, READ), F32),), BF16)
+    found = parking_of([store(Apply("tanh", (implied,), BF16))], [PRODUCT.buffer])
+    assert found is not None
+    assert found.values == (implied,)
+
+
 def test_what_is_stored_is_rounded_at_the_latest() -> None:
     wide = Apply("tanh", (PRODUCT,), F32)
     for value in (wide, rounded(wide)):
@@ -99,6 +106,19 @@ def test_plan_in_two_parts() -> None:
     assert "tanh" not in first
     assert "tanh" in second
     assert "parked[0]" in second
+
+
+def test_gates_are_put_off_with_their_biases_added() -> None:
+    text = text_of(
+        SWIGLU.replace("%g)", "%g, %gb)")
+        .replace("%u)", "%u, %ub)")
+        .replace("%u: bf16[512, 256])", "%u: bf16[512, 256], %gb: bf16[512], %ub: bf16[512])"),
+        PAIRED,
+    )
+    first, second = text[text.index("void park(") :].split("void finish(")
+    assert "early.gb_pair[0]" in first
+    assert "exp" not in first
+    assert "exp" in second
 
 
 def test_ragged_columns_are_not_read_early() -> None:
