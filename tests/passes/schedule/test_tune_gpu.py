@@ -11,7 +11,7 @@ from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.tune import Done, Measured
+from fusec.passes.schedule.tune import Done, Measured, Stopped
 from fusec.passes.schedule.tune_gpu import GpuTuningSelector
 from fusec.report import explain_program
 from fusec.runtime.program import Call, Launch
@@ -111,3 +111,33 @@ def test_tuning_for_a_card_that_is_not_here() -> None:
 
     with pytest.raises(TargetError, match=r"can't be measured on this machine \(.*\); leave tune= out"):
         run_passes(parse(PRODUCT), "hip:gfx942", Options("hip:gfx942", "quick"))
+
+
+TWO = PRODUCT.replace("  return %y", "  %z = dot(%y, %w) {contract=[1]x[0]} : bf16[512, 256]@cuda:0\n  return %z")
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_measures_no_more() -> None:
+    asked: list[str] = []
+    remembered: dict[str, str] = {}
+
+    def stopped(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+        asked.append(frame.name)
+        raise Stopped([Measured(1.0), Measured(0.25), Measured(0.5)])
+
+    chosen = GpuTuningSelector(gpu_target("cuda:sm_90"), measure=stopped, remembered=remembered)
+    lowered = lower(parse(TWO), "cuda:sm_90", selector=chosen)
+    assert len(asked) == 1
+    assert lowered.stopped
+    assert not remembered
+    (choice,) = lowered.program.choices
+    assert choice.chosen == choice.measured[1][0]
+
+
+def test_ctrl_c_before_anything_is_measured() -> None:
+    def interrupted(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+        raise KeyboardInterrupt
+
+    chosen = GpuTuningSelector(gpu_target("cuda:sm_90"), measure=interrupted)
+    lowered = lower(parse(TWO), "cuda:sm_90", selector=chosen)
+    assert lowered.stopped
+    assert not lowered.program.choices
