@@ -89,7 +89,7 @@ def test_the_same_each_time() -> None:
 def test_products_in_a_row_wait_for_each_other() -> None:
     one = fusec.jit(lambda x, w: x @ w.T, fallback="error")
     three = fusec.jit(lambda x, a, b, c: ((x @ a.T) @ b.T) @ c.T, fallback="error")
-    x, *weights = (torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32 for _ in range(4))
+    x, *weights = (torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) / 45 for _ in range(4))
     expected = x
     for w in weights:
         expected = one(expected, w)
