@@ -5,8 +5,6 @@ first to the last that may count for one of its queries. A key ``k`` with ``g(k)
 - under ``f(query) == g(k)``, where ``g(k)`` lies between the least and the greatest ``f`` of the block's queries;
 - under ``g(k) < f(query)``, where it is less than the greatest, and so on;
 - under a condition on keys alone, where that holds.
-
-With the other extreme, the greatest for the least, the same says which keys surely count for all of them.
 """
 
 from __future__ import annotations
@@ -46,30 +44,12 @@ class KeyTest:
     query: ScalarExpr | None = None
 
 
-@dataclass(frozen=True)
-class DataMask:
-    """What data say of keys. indices: the mask's conditions without data. ``whole``: no other conditions are left."""
-
-    tests: tuple[KeyTest, ...]
-    indices: tuple[Live, ...]
-    whole: bool
-
-
-def data_mask(conditions: Sequence[Live], query: Symbol, key: Symbol) -> DataMask:
-    """No tests where a masked score may count after all, or no condition takes sides apart."""
+def key_tests(conditions: Sequence[Live], query: Symbol, key: Symbol) -> list[KeyTest]:
+    """What data say of keys; none where a masked score may count after all, or no condition takes sides apart."""
     if not all(c.exact for c in conditions):
-        return DataMask((), (), False)
-    tests: list[KeyTest] = []
-    indices: list[Live] = []
-    whole = True
-    for condition, wanted in [atom for c in conditions for atom in _atoms(c.condition, c.wanted)]:
-        found = _tests(condition, wanted, query, key)
-        tests += found
-        if not _reads(condition):
-            indices.append(Live(condition, wanted, True))
-        elif not found:
-            whole = False
-    return DataMask(tuple(tests), tuple(indices), whole)
+        return []
+    atoms = [atom for c in conditions for atom in _atoms(c.condition, c.wanted)]
+    return [test for e, wanted in atoms for test in _tests(e, wanted, query, key)]
 
 
 def _reads(e: ScalarExpr) -> bool:

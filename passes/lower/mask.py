@@ -79,15 +79,6 @@ def live_conditions(score: ScalarExpr) -> list[Live]:
             return []
 
 
-def only(conditions: Sequence[Live]) -> ScalarExpr:
-    """A score that these conditions mask, and nothing else does."""
-    score: ScalarExpr = Const(0.0, f32)
-    for c in conditions:
-        sides = (score, Const(-inf, f32)) if c.wanted else (Const(-inf, f32), score)
-        score = Apply("select", (c.condition, *sides), f32)
-    return score
-
-
 def _fill(e: ScalarExpr) -> float | None:
     """The value of a masking constant, else None."""
     match e:

@@ -29,7 +29,7 @@ from fusec.ir.index import (
 from fusec.ir.types import bool_, f32, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
-from fusec.passes.lower.bounds import DataMask, data_mask
+from fusec.passes.lower.bounds import KeyTest, key_tests
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.lower.gpu.found_keys import FoundKeys, KeyFinder
@@ -41,7 +41,6 @@ from fusec.passes.lower.mask import (
     key_range,
     live_conditions,
     may_be_huge,
-    only,
     without_conditions,
     without_factor,
 )
@@ -74,15 +73,15 @@ def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> Attent
     count = usual(rows.count) if rows.heads == 1 else most(rows.count)
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
-    bounded = any(t.query is not None for t in mask_of_data(e, rows, 1).tests)
+    bounded = any(t.query is not None for t in data_tests(e, rows, 1))
     return AttentionSize(heads, count, rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded)
 
 
-def mask_of_data(e: Elements, rows: Rows, split: int) -> DataMask:
-    """What data say of the keys that a block visits; nothing where blocks hold several heads, or share out the keys."""
+def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
+    """What data say of the keys that a block visits; none where blocks hold several heads, or share out the keys."""
     if rows.heads > 1 or split > 1:
-        return DataMask((), (), False)
-    return data_mask(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+        return []
+    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
 
 
 class _Attention:
@@ -154,7 +153,10 @@ class _Attention:
         setup += found.code if found is not None else ()
         state = (query, peak, total, out)
         named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
-        code = (*setup, *(self._loops(span, state) if found is None else self._found_loops(span, found, state)))
+        loops = self._loops(span, state)
+        if found is not None:
+            loops = [replace(loop, within=found.bounds) for loop in loops]
+        code = (*setup, *loops)
         turns = Iter.over(self.turn, self.blocks)
         if s.split == 1:
             mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, row)), f32)
@@ -190,15 +192,6 @@ class _Attention:
             loops.append(self._loop(last, span.stop, self.e.score, self.block, state))
         return loops
 
-    def _found_loops(self, span: KeyRange, found: FoundKeys, state: State) -> list[Loop]:
-        masked = self._loop(span.start, span.stop, self.e.score, self.block, state)
-        loops = [replace(masked, within=found.ahead)]
-        if found.sure is not None and found.behind is not None:
-            plain = without_conditions(self.e.score, tuple(live_conditions(self.e.score)))
-            whole = self._loop(span.start, span.stop, plain, Iter(self.kj, self.schedule.keys), state)
-            loops += [replace(whole, within=found.sure), replace(masked, within=found.behind)]
-        return loops
-
     def _loop(self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: State) -> Loop:
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
         s = self.schedule
@@ -219,14 +212,11 @@ class _Attention:
     def _find_keys(self) -> FoundKeys | None:
         """The keys that a mask made of data leaves; None where there is no such mask."""
         e, s = self.e, self.schedule
-        mask = mask_of_data(e, self.rows, s.split)
-        if not mask.tests or not self.bounded:
+        tests = data_tests(e, self.rows, s.split)
+        if not tests or not self.bounded:
             return None
-        finder = KeyFinder(mask, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)
-        full = self._key_range(only(mask.indices)).full
-        if full is not None:
-            full = substitute(full[0], self.last_first), substitute(full[1], self.last_first)
-        return finder.find(full)
+        finder = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)
+        return finder.find()
 
     def _key_range(self, score: ScalarExpr) -> KeyRange:
         e, s = self.e, self.schedule

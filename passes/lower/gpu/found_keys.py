@@ -1,13 +1,13 @@
-"""Code that finds the keys that a mask made of data leaves to a block of queries, and those that it surely leaves."""
+"""Code that finds the keys that a mask made of data leaves to a block of queries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusec.ir.index import Index, Symbol, add, floordiv, last, most, mul, sub, symbol
 from fusec.ir.types import DType, bool_, i32
-from fusec.passes.lower.bounds import DataMask, Extreme, KeyTest
+from fusec.passes.lower.bounds import Extreme, KeyTest
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
 
@@ -20,13 +20,10 @@ Bounds = tuple[Load, Load]
 
 @dataclass(frozen=True)
 class FoundKeys:
-    """``code`` sets the bounds of the keys that may count: those ahead of a run of whole tiles in which all surely do,
-    that run, and those behind it. ``sure`` is None, and all are ``ahead``, where that is not to be had."""
+    """``code`` sets the ``bounds`` of the keys that may count."""
 
     code: tuple[Statement, ...]
-    ahead: Bounds
-    sure: Bounds | None = None
-    behind: Bounds | None = None
+    bounds: Bounds
 
 
 class KeyFinder:
@@ -37,7 +34,7 @@ class KeyFinder:
 
     def __init__(
         self,
-        mask: DataMask,
+        tests: Sequence[KeyTest],
         key: Symbol,
         shift: dict[Symbol, Index],
         queries: Iter,
@@ -45,7 +42,7 @@ class KeyFinder:
         tile: int,
         unique: Callable[[str], str],
     ) -> None:
-        self.mask, self.shift, self.queries, self.count, self.tile = mask, shift, queries, count, tile
+        self.tests, self.shift, self.queries, self.count, self.tile = tests, shift, queries, count, tile
         self.unique = unique
         self.step = max(tile, min(SCANNED, 1 << max(most(count) - 1, 0).bit_length()))
         self.c, self.j = symbol("c", 0, last(count)), symbol("j", 0, self.step - 1)
@@ -54,26 +51,12 @@ class KeyFinder:
         self.code: list[Statement] = []
         self.extremes: dict[tuple[ScalarExpr, Extreme], Load] = {}
 
-    def find(self, full: tuple[Index, Index] | None) -> FoundKeys:
-        """full: whole tiles that the mask's conditions on indices leave as they are; None where no tile is."""
-        may = self._all([self._holds(t, t.extreme) for t in self.mask.tests])
+    def find(self) -> FoundKeys:
+        """Bounds of all keys that may count."""
+        may = self._all([self._holds(t, t.extreme) for t in self.tests])
         first, past = self._bound("first_key", self.count), self._bound("past_key", 0)
         scan = [self._least(first, may, self._tile_of(self.place)), self._greatest(past, may, add(self.place, 1))]
-        if full is None or not self.mask.whole:
-            return FoundKeys((*self.code, self._scan(scan)), (first, past))
-        other: dict[Extreme, Extreme] = {"min": "max", "max": "min"}
-        sure = self._all([self._holds(t, other[t.extreme]) for t in self.mask.tests])
-        run, over = self._bound("sure_key", self.count), self._bound("unsure_key", self._tile_of(self.count))
-        scan.append(self._least(run, sure, self._tile_of(add(self.place, self.tile - 1))))
-        behind = Apply("ge", (IndexValue(self.place, i32), run), bool_)
-        ends = Apply("logical_and", (behind, Apply("logical_not", (sure,), bool_)), bool_)
-        scan.append(self._least(over, ends, self._tile_of(self.place)))
-        self.code.append(self._scan(scan))
-        start = self._set("plain_key", "maximum", run, self._index(full[0]), first)
-        stop = self._set("masked_key", "minimum", over, self._index(full[1]))
-        stop = self._set("masked_key", "maximum", stop, start)
-        ahead = self._set("plain_or_past", "minimum", start, past)
-        return FoundKeys(tuple(self.code), (first, ahead), (start, stop), (stop, past))
+        return FoundKeys((*self.code, self._scan(scan)), (first, past))
 
     def _holds(self, test: KeyTest, extreme: Extreme) -> ScalarExpr:
         one = reindex(test.key, self.at_key)
@@ -104,13 +87,6 @@ class KeyFinder:
     def _bound(self, name: str, start: Index) -> Load:
         made = self._scalar(name, i32)
         self.code += [Alloc(made.buffer), Map((), made.buffer, (), self._index(start))]
-        return made
-
-    def _set(self, name: str, op: str, first: ScalarExpr, *rest: ScalarExpr) -> Load:
-        made = self._scalar(name, i32)
-        for value in rest:
-            first = Apply(op, (first, value), i32)
-        self.code += [Alloc(made.buffer), Map((), made.buffer, (), first)]
         return made
 
     def _least(self, bound: Load, where: ScalarExpr, value: Index) -> Reduce:
