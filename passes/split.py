@@ -24,6 +24,9 @@ CHAIN_ELEMENTS = 1 << 16
 UNEVEN_ELEMENTS = 1 << 22
 """Fewer elements than these are not cut unevenly: the rest is a kernel more, and the operand may have to be stored."""
 
+UNEVEN_BLOCK = 1 << 19
+"""The same for a GPU, one block of which takes 40 µs for as many, and adds them up in long sums."""
+
 PART_ELEMENTS = 1 << 13
 """No part that one task reduces has fewer elements."""
 
@@ -56,12 +59,16 @@ _COMBINE = {
 
 @dataclass(frozen=True)
 class _Share:
-    """Parts that a reduction may be made of, the tasks that will do, and the elements below which it stays whole."""
+    """Parts that a reduction may be made of, the tasks that will do, and the elements below which it stays whole.
+
+    uneven: elements from which on it is cut into parts of which the last is shorter.
+    """
 
     tasks: int
     parts: int
     enough: int
     whole: int
+    uneven: int
 
 
 Shape = tuple[int, ...]
@@ -76,7 +83,7 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
         return graph
 
     def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
-        return _Share(_tasks(shape, axes), 8 * threads, threads, SERIAL_ELEMENTS)
+        return _Share(_tasks(shape, axes), 8 * threads, threads, SERIAL_ELEMENTS, UNEVEN_ELEMENTS)
 
     return _split(graph, share)
 
@@ -87,7 +94,7 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
 
     def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
         if name in attended:
-            return _Share(1, 1, 1, prod(shape) + 1)
+            return _Share(1, 1, 1, prod(shape) + 1, UNEVEN_BLOCK)
         kept = prod(n for a, n in enumerate(shape) if a not in axes)
         if len(shape) - 1 in axes or not kept:
             tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
@@ -95,8 +102,8 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
             tasks, most = -(-kept // (CHAIN_LANES if name in chains else NEAR_BITS // max(bits, 8))), 0
         parts = max(-(-4 * units // max(tasks, 1)), most)
         if name in chains:
-            return _Share(tasks, parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4))
-        return _Share(tasks, parts, 2 * units if most else units, tasks * BLOCK_ELEMENTS)
+            return _Share(tasks, parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4), UNEVEN_ELEMENTS)
+        return _Share(tasks, parts, 2 * units if most else units, tasks * BLOCK_ELEMENTS, UNEVEN_BLOCK)
 
     @rule(*_COMBINE)
     def side_by_side(r: Rewriter) -> Outcome:
@@ -180,7 +187,7 @@ def _in_parts(r: Rewriter, share: Sharing) -> Outcome:
     if wanted < 2:
         return None
     even = [d for d in range(2, min(most, 8 * wish.parts) + 1) if n % d == 0 and 2 * d >= wanted]
-    if not even and x.type.size < UNEVEN_ELEMENTS:
+    if not even and x.type.size < wish.uneven:
         return None
     parts = min(even, key=lambda d: abs(d - wanted), default=wanted)
     whole = n // parts * parts

@@ -133,6 +133,12 @@ def test_parts_of_a_gpu_are_rows_that_a_block_holds() -> None:
     assert blocks([4096, 8192], [1]) == ["f32[4096, 8192]"]
 
 
+def test_prime_lengths_are_shared_on_a_gpu() -> None:
+    first, joined, rest = blocks([4 * 10**6 + 3], [0])
+    assert (first, joined, rest) == ("f32[488, 8196]", "f32[488]", "f32[355]")
+    assert blocks([5 * 10**5 + 9], [0]) == ["f32[500009]"]
+
+
 def test_columns_of_a_gpu_are_shared_among_blocks() -> None:
     assert blocks([16384, 1024], [0]) == ["f32[16, 1024, 1024]", "f32[16, 1024]"]
     assert blocks([16384, 8192], [0]) == ["f32[16384, 8192]"]
