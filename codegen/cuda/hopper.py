@@ -93,6 +93,8 @@ class _Emitter(PlanWriter):
         if self.dtype.bits != 16 and not (along_k and self.dots[0].tf32):
             raise LoweringError(f"{load.buffer} is not what tensor cores multiply")
         box = (part if along_k else self.k.extent, ROW_BYTES // self.dtype.itemsize)
+        if not along_k and part % box[1]:
+            raise LoweringError(f"a cluster's blocks can't share copies of {part} places of {load.buffer}")
         place = {domain[side].var: ("row", "column")[side]}
         return self.add_map(load, fetch, box, place, dtype=self._kind)
 

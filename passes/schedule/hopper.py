@@ -98,6 +98,8 @@ _PAIRED = (_Tile(128, 128, 4, False, 0.92), _Tile(128, 64, 6, True, 0.80))
 """For two products of one left operand; the columns are those of each."""
 
 _ROW_BYTES = 128
+_LEAST_COPY = 64
+"""Columns that one copy brings where they lie side by side."""
 _GROUP = 8
 _START = 6e-6
 """Seconds of a launch until the first product, and after the last."""
@@ -117,7 +119,8 @@ class HopperProblem:
     """Products of operands of 16 bits, or of 32 that may be rounded to TF32.
 
     ``reads``: tensors of the result's size that the epilogue reads. parks: the results are rounded to 16 bits, so that
-    epilogues can run under the next tile's products.
+    epilogues can run under the next tile's products. turned: neighbours in the right operands' memory are of different
+    columns, of which a copy brings 64.
     """
 
     batches: int
@@ -128,6 +131,7 @@ class HopperProblem:
     reads: int = 0
     bits: int = 16
     parks: bool = False
+    turned: bool = False
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -155,7 +159,8 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     if enough <= tiles <= target.units:
         yield (1, 1), 1
     elif tiles > target.units:
-        yield (2, 1) if rows % 2 == 0 else (1, 2) if columns % 2 == 0 else (1, 1), 1
+        halved = rows % 2 == 0 and not (p.turned and tile.n < 2 * _LEAST_COPY)
+        yield (2, 1) if halved else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
         fits = enough <= tiles * split <= target.units * filled
         if not tile.turns and fits and steps >= split * _STEPS:

@@ -100,6 +100,7 @@ __device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barr
     using L = Layout<Plan>;
     constexpr int kPartM = Plan::kTileM / Plan::kClusterN, kPartN = Plan::kTileN / Plan::kClusterM;
     constexpr int kBoxM = Plan::kTurnedA ? 64 : kPartM, kBoxN = Plan::kTurnedB ? 64 : kPartN;
+    static_assert(kPartM % kBoxM == 0 && kPartN % kBoxN == 0, "a block fetches whole boxes, or waits forever");
     for (int step = first; step < last; ++step) {
         empty[ring.stage].wait(ring.parity ^ 1);
         Barrier& arrived = full[ring.stage];

@@ -35,10 +35,11 @@ struct Tiled {
     static constexpr int kSteps = (Plan::kK + Plan::kTileK - 1) / Plan::kTileK;
     static constexpr int kFragmentsM = Plan::kThreadM / kFragment, kFragmentsN = Plan::kThreadN / kFragment;
 
-    // Where registers are to spare, sums of 32 products are added up, whose error does not grow with K as one sum's does:
-    // of K 300 it is half of what sums of 128 leave, and no larger than cuBLAS's.
+    // Where registers are to spare, sums of 32 products (128 of doubles) are added up, whose error does not grow with
+    // K as one sum's does: of K 300 it is half of what sums of 128 leave, and no larger than cuBLAS's.
     static constexpr bool kInBlocks = Plan::kThreadM * Plan::kThreadN <= 32;
-    static constexpr int kBlockSteps = 32 / Plan::kTileK > 1 ? 32 / Plan::kTileK : 1;
+    static constexpr int kBlock = sizeof(T) > 4 ? 128 : 32;
+    static constexpr int kBlockSteps = kBlock / Plan::kTileK > 1 ? kBlock / Plan::kTileK : 1;
 
     /// How a block's threads share one operand's part of a step, `kExtent` places along M or N of `kWhole`.
     template <bool kAlongK, int kVector, bool kComputed, int kExtent, int kWhole, int kStride, int kStrideK>

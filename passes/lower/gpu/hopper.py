@@ -5,8 +5,9 @@ from __future__ import annotations
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op
 from fusec.ir.index import Expr, Index, Symbol, add, delinearize, mul, sub, symbol
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
+from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.hopper import HopperGemmSchedule
 from fusec.tile.fetch import fetch_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
@@ -21,6 +22,15 @@ def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGrou
     LoweringError for operands that a bulk copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
     return _HopperGemm(frame, schedule).lower()
+
+
+def columns_adjoin(frame: Frame) -> bool:
+    """Whether neighbours in the right operands' memory are of different columns of the result."""
+    products = Products(frame)
+    elements = [products.element(op, 1) for op in products.ops]
+    return any(
+        isinstance(e, Load) and address_step(e, products.j) == 1 and address_step(e, products.k) != 1 for e in elements
+    )
 
 
 class _HopperGemm:

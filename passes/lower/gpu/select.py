@@ -18,7 +18,7 @@ from fusec.passes.lower.gpu.apart import operands_first
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm
 from fusec.passes.lower.gpu.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
-from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
+from fusec.passes.lower.gpu.hopper import columns_adjoin, lower_hopper_gemm
 from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
 from fusec.passes.lower.gpu.library import library_alternatives
 from fusec.passes.lower.gpu.library_attention import attention_alternatives
@@ -273,7 +273,8 @@ class GpuSelector:
         bits = frame.anchors("dot")[0].operands[0].type.dtype.bits
         parks = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in frame.body.outputs)
         extents = (axes.batches, axes.m, axes.n, axes.k)
-        found = hopper_candidates(HopperProblem(*extents, products, reads, bits, parks), self.target)
+        turned = columns_adjoin(frame.fresh())
+        found = hopper_candidates(HopperProblem(*extents, products, reads, bits, parks, turned), self.target)
         return found if _can_be_lowered(frame, found) else []
 
     def _mma(self, frame: Frame, axes: Contraction, products: int) -> list[MmaGemmSchedule]:

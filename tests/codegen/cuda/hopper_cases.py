@@ -131,6 +131,10 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "nn": (product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512"), TOGETHER),
     "tn": (product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512"), TOGETHER),
     "tt": (product("256, 384", "512, 256", "contract=[0]x[1]", "384, 512"), TOGETHER),
+    "nn_narrow": (
+        product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512", "f16"),
+        schedule(128, 64, 8, (1, 2)),
+    ),
     "nn_in_turns": (product("384, 200", "200, 520", "contract=[1]x[0]", "384, 520"), IN_TURNS),
     "tt_in_turns": (product("256, 392", "520, 256", "contract=[0]x[1]", "392, 520"), IN_TURNS),
     "tn_wide": (

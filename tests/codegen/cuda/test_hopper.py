@@ -50,6 +50,12 @@ def test_turned_operands_come_in_boxes_of_64() -> None:
     assert "fetch_tile(to, x_map, full, blocks, row_tile * 128 + row, k);" in source.text
 
 
+def test_a_box_is_not_cut_among_the_blocks_of_a_cluster() -> None:
+    text = product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512")
+    with pytest.raises(LoweringError, match="can't share copies of 32 places of y"):
+        emit_hopper_gemm(lowered(parse(text), schedule(128, 64, 8, (2, 1))), SM_90)
+
+
 def test_no_more_blocks_than_are_done_as_early() -> None:
     text = linear(4096, 4096, 4096)
     assert emit_hopper_gemm(lowered(parse(text), TOGETHER), SM_90).grid == (128, 1, 1)

@@ -129,3 +129,11 @@ def test_blocks_that_walk_fit_shared_memory() -> None:
         for s in attention(64, 4096, columns, False):
             rows = s.queries * (2 if s.walks else 1) + 2 * s.stages * s.keys
             assert 1024 + rows * columns * 2 <= SM_90.shared_memory
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_share_whole_copies(turned: bool) -> None:
+    """Of columns that lie side by side a copy brings 64: half a tile of 64 is none."""
+    halves = [s.n // s.pipeline.cluster_m for s in found(2048, 2048, 1024, turned=turned) if s.pipeline.cluster_m > 1]
+    assert halves
+    assert (min(halves) >= 64) is turned
