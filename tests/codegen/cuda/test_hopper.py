@@ -52,7 +52,7 @@ def test_turned_operands_come_in_boxes_of_64() -> None:
 
 def test_a_box_is_not_cut_among_the_blocks_of_a_cluster() -> None:
     text = product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512")
-    with pytest.raises(LoweringError, match="can't share copies of 32 places of y"):
+    with pytest.raises(LoweringError, match="can't share copies of 32 places of w"):
         emit_hopper_gemm(lowered(parse(text), schedule(128, 64, 8, (2, 1))), SM_90)
 
 
