@@ -250,13 +250,15 @@ def from_host() -> list[Row]:
 
     limits = wall_times({"link, both ways at once": both_ways, "compute": compute})
     rows: list[Row] = []
-    for name, x in (("pinned", pinned), ("pageable", pageable)):
+    fresh = np.frombuffer(bytearray(pageable.nbytes), np.float32).reshape(pageable.shape)  # never pinned where it lies
+    fresh[...] = pageable
+    for name, x in (("pinned", pinned), ("an array that comes again in pageable", pageable), ("pageable", fresh)):
         calls: dict[str, Call] = {
             "copy, compute, copy": lambda x=x: cupy.asnumpy(cupy.asarray(x) @ cupy.asarray(w)),
             "fusec": lambda x=x: fast(x, w),
         }
         slower = {"slower of link and compute": max(limits.values())}
-        asked = {"copy, compute, copy": 1.5, "slower of link and compute": 0.9} if name == "pinned" else {}
+        asked = {"copy, compute, copy": 1.5, "slower of link and compute": 0.9}
         rows.append(Row(f"64 products of 2048² from {name} memory", wall_times(calls) | limits | slower, "s", asked))
     return rows
 

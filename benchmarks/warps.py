@@ -7,7 +7,6 @@ rows.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -74,12 +73,10 @@ def triton_for_sm_80(graph: Graph, number: int) -> Executable:
 
 def _assembled(binary: Binary) -> Binary:
     """The kernel's PTX, which was made for another card, in this card's code."""
-    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    ptxas = str(bundled) if bundled.exists() else shutil.which("ptxas")
-    assert ptxas is not None, "no ptxas"
     major, minor = torch.cuda.get_device_capability()
+    ptxas = get_ptxas(10 * major + minor).path  # whose version of PTX Triton wrote
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(binary.assembly)
