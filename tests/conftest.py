@@ -14,6 +14,10 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
+from amx import amx_target  # noqa: E402  (found beside this file)
+
+from fusec.target.cpu import CpuTarget  # noqa: E402
+
 _cache: list[str] = []
 
 
@@ -29,6 +33,19 @@ def pytest_unconfigure() -> None:
         os.environ.pop("FUSEC_CACHE_DIR", None)
         shutil.rmtree(folder, ignore_errors=True)
     _cache.clear()
+
+
+@pytest.fixture
+def amx() -> CpuTarget:
+    """This machine with AMX, emulated where it has none."""
+    return amx_target()
+
+
+@pytest.fixture
+def amx_everywhere(amx: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> CpuTarget:
+    """What ``cpu`` means for the time of the test: this machine with AMX."""
+    monkeypatch.setattr("fusec.target.cpu.host_cpu", lambda: amx)
+    return amx
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from amx import executed
 from tile_harness import buffer, compare, kernel, load, sym, tile
 
+import fusec
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.errors import VerifyError
 from fusec.ir.types import DType, bf16, f32, i8, i32
-from fusec.target.cpu import cpu_target
+from fusec.target.cpu import cpu_target, host_cpu
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Map, RegisterTile, Store
 from fusec.tile.verify import verify
 
@@ -82,8 +85,43 @@ def test_tiles(dtype, instruction, limit):
     text = compile_kernels([k], AMX).assembly()
     assert text.count("ldtilecfg") == text.count("tilerelease") == 1
     assert text.count(f"\t{instruction}\t") % 6 == 0 < text.count(f"\t{instruction}\t")  # 2x2 sums, then 1x2
-    if AMX.runs_here:
-        compare(k, target=AMX, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [bf16, i8], ids=str)
+@pytest.mark.parametrize(("m", "columns"), [(1, 16), (40, 32), (64, 32), (33, 16)])
+@pytest.mark.parametrize("limit", [False, True])
+def test_tiles_run(amx, dtype, m, columns, limit):
+    before = executed()
+    compare(product(m, 64, 128, dtype, RegisterTile(32, columns, tiles=True), limit), target=amx, atol=1e-4)
+    assert executed() > before or amx.products == cpu_target().products
+
+
+def test_tiles_of_int8_extremes(amx):
+    k = product(3, 32, 256, i8, RegisterTile(16, 32, tiles=True))
+    for low, high in ((-128, -128), (127, -128), (-128, 127)):
+        inputs = [np.full(b.shape, v, np.int8) for b, v in zip(k.parameters, (low, high), strict=False)]
+        (c,) = compare(k, inputs, target=amx)
+        assert c[0, 0] == low * high * 256
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("shape", [(1, 64, 48), (17, 96, 40), (70, 100, 130), (5, 33, 7)], ids=str)
+def test_functions_run_on_tiles(amx_everywhere, dtype, shape):
+    m, k, n = shape
+    rng = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(s, generator=rng) * 4 for s in ((m, k), (n, k)))
+    x, w = x.to(dtype), w.to(dtype)
+
+    @fusec.jit(fallback="error")
+    def product(a, b):
+        if a.dtype == torch.int8:
+            return a.to(torch.int32) @ b.T.to(torch.int32)
+        return torch.nn.functional.gelu(a @ b.T)
+
+    before, expected = executed(), product.__wrapped__(x, w)
+    actual = product(x, w)
+    assert executed() > before or amx_everywhere is host_cpu()
+    torch.testing.assert_close(actual, expected, rtol=1.6e-2, atol=1e-2)
 
 
 def test_the_depth_is_whole_groups():
