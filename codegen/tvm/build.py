@@ -14,6 +14,7 @@ from tvm import tirx
 
 from fusec import tracing
 from fusec.codegen.tvm import parallel, tir
+from fusec.codegen.tvm.chain import CHAIN, CHAIN_IR
 from fusec.codegen.tvm.emit import emit_kernel
 from fusec.codegen.tvm.module import CompiledModule
 from fusec.errors import CodegenError
@@ -76,26 +77,36 @@ _C_CALL = 0
 """TVM's number for a plain C function, which takes its arguments as they are."""
 
 
+_PACKED = "__tvm_ffi_"
+"""What TVM puts before the name of a function that is called with tagged values."""
+
+
 def _setup_function() -> Any:
-    """The function that puts the launcher in place; its body brings the launcher's IR into the module."""
+    """The function that puts the launcher in place; its body brings the IR of all that is not TVM's into the module."""
     addresses = [tir.variable(name, "int64") for name in ("parallel", "count_threads")]
     call = tirx.Evaluate(tirx.call_extern("int32", "fusec_use", *addresses))
-    text = tvm.ir.StringImm(parallel.LAUNCHER_IR)
+    text = tvm.ir.StringImm(parallel.LAUNCHER_IR + CHAIN_IR)
     body = tirx.AttrStmt(tvm.ir.StringImm("launcher"), "pragma_import_llvm", text, call)
     return tirx.PrimFunc(addresses, body).with_attr("global_symbol", parallel.SETUP)
 
 
 def _plain_functions() -> dict[str, Any]:
-    """Functions of the module that the launcher's IR points to; they call on into that IR.
+    """Functions of the module that are called by address or from Python; they call on into the imported IR.
 
-    TVM links imported IR only as far as its own functions call it, so a pointer needs one of its own.
+    TVM links imported IR only as far as its own functions call it, so each needs one of its own.
     """
-    arguments = {"fusec_worker": ("pointer",), "fusec_launch": ("pointer", "pointer", "int32")}
+    arguments = {
+        "fusec_worker": ("pointer",),
+        "fusec_launch": ("pointer", "pointer", "int32"),
+        CHAIN: ("pointer", "pointer", "int32", "pointer"),
+    }
     result = {}
     for name, types in arguments.items():
         variables = [tir.plain_argument(f"a{i}", t) for i, t in enumerate(types)]
-        call = tirx.Evaluate(tirx.call_extern("int32", f"{name}_impl", *variables))
-        body = tirx.SeqStmt([call, tirx.Return(tir.integer(0))])
+        call = tirx.call_extern("int32", f"{name}_impl", *variables)
+        failed = tir.when(tirx.NE(call, tir.integer(0)), [tirx.Evaluate(tirx.tvm_throw_last_error())])
+        body = tirx.SeqStmt([failed, tirx.Return(tir.integer(0))])
         function = tirx.PrimFunc(variables, body, ret_type=tvm.ir.PrimType("int32"))
-        result[name] = function.with_attr("global_symbol", name)
+        symbol = f"{_PACKED}{name}" if name == CHAIN else name
+        result[symbol] = function.with_attr("global_symbol", symbol)
     return result

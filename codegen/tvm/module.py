@@ -19,6 +19,7 @@ from typing import Any
 import tvm_ffi
 
 from fusec.codegen.tvm import parallel
+from fusec.codegen.tvm.chain import CHAIN, Launches, write_table
 from fusec.errors import ArtifactError, CodegenError
 
 KernelFunction = Callable[..., None]
@@ -45,6 +46,16 @@ class CompiledModule:
             return self.module.get_function(name)  # type: ignore[no-any-return]
         except AttributeError:
             raise CodegenError(f"the module has no kernel {name!r}") from None
+
+    def chain(self, launches: Launches) -> tuple[KernelFunction, int, object]:
+        """A function that runs kernels one after another, its first argument, and what must be kept meanwhile.
+
+        The call's further arguments are addresses and sizes; each argument of a launch is the sum of one of them (by
+        its number, from 1 on; 0 for none) and a number of bytes.
+        """
+        kernels: dict[str, Any] = {name: self.function(name) for name, _ in launches}
+        table = write_table(launches, {name: kernel.__chandle__() for name, kernel in kernels.items()})
+        return self.function(CHAIN), int(table.ctypes.data), (table, kernels)
 
     def source(self, name: str) -> str:
         """The kernel as TVMScript, its one-vector variables shown as plain assignments to be read more easily."""

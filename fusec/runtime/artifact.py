@@ -35,7 +35,7 @@ from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
 from fusec.target.tiles import allow_tiles
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 GRAPH = "graph.ir"

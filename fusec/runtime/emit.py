@@ -32,6 +32,9 @@ PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
 CallMaker = Callable[[Call], Callable[..., Sequence[Any]]]
 Mark = Callable[[int, list[str]], list[str]]
 """From a step's number and its lines to the lines that take their place."""
+ChainMaker = Callable[[Sequence[tuple[str, Sequence[tuple[int, int]]]]], tuple[Callable[..., None], int, object]]
+"""From launches (a kernel, and for each argument which of the call's values it is, from 1 on, 0 for none, and what to
+add) to a function of a table's address and the values, the table's address, and what must be kept for it."""
 RowMaker = Callable[[Sequence[tuple[str, Sequence[int]]], int], Callable[..., None]]
 """From launches (a kernel, and which of the addresses are its own) and the number of addresses to one function of a
 stream and the addresses."""
@@ -42,7 +45,8 @@ class Parts:
     """What the code of a program calls.
 
     weights: input slots whose arrays are fixed. packed: packed slots whose memory is fixed (a byte array each).
-    row: launches several kernels at once, where the device (number ``device``) can.
+    row: launches several kernels at once, where the device (number ``device``) can. chain: runs several kernels as
+    one call, on a CPU.
     """
 
     kernel: KernelLookup
@@ -52,6 +56,28 @@ class Parts:
     packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     row: RowMaker | None = None
     device: int = 0
+    chain: ChainMaker | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address in generated code: what the expression ``base`` gives (nothing, where it is empty) and ``offset``
+    bytes."""
+
+    base: str
+    offset: int = 0
+
+    def __str__(self) -> str:
+        if not self.base:
+            return str(self.offset)
+        sign = "+" if self.offset > 0 else "-"
+        return f"{self.base} {sign} {abs(self.offset)}" if self.offset else self.base
+
+    def after(self, nbytes: Dim) -> Place:
+        """The address so many bytes on."""
+        if isinstance(nbytes, int):
+            return Place(self.base, self.offset + nbytes)
+        return Place(f"{self} + {spell(nbytes)}")
 
 
 def root_of(program: Program, slot: int) -> tuple[int, Dim]:
@@ -100,7 +126,7 @@ class ProgramWriter:
         self._scope = scope
         self._mark = mark
         self._variables: dict[int, str] = {}
-        self._addresses: dict[int, str] = {}
+        self._addresses: dict[int, Place] = {}
         for slot, variable in zip(program.inputs, inputs, strict=True):
             self._variables[slot] = variable
         for slot, weight in parts.weights.items():
@@ -111,22 +137,47 @@ class ProgramWriter:
     def write(self) -> ProgramWriter:
         self._read_sizes()
         self._write_scratch()
-        number = 0
-        for at_once, steps in groupby(self._program.steps, self._goes_in_a_row):
-            if at_once:
-                self._write_row([step for step in steps if isinstance(step, Launch)])
-                continue
-            for step in steps:
-                start = len(self.lines)
-                if isinstance(step, Launch) and self._parts.row is not None:
-                    self._write_row([step])  # on the library's own stream, as all launches are
+        if self._mark is not None:
+            self._write_marked(self._mark)
+        else:
+            for together, steps in groupby(self._packings_first(), self._goes_with_others):
+                if together:
+                    self._write_together(list(steps))
                 else:
-                    self._write_step(step)
-                if self._mark is not None:
-                    self.lines[start:] = self._mark(number, self.lines[start:])
-                number += 1
+                    for step in steps:
+                        self._write_step(step)
         self._write_results()
         return self
+
+    def _write_marked(self, mark: Mark) -> None:
+        for number, step in enumerate(self._program.steps):
+            start = len(self.lines)
+            self._write_step(step)
+            self.lines[start:] = mark(number, self.lines[start:])
+
+    def _packings_first(self) -> list[Step]:
+        """The steps with the packings of inputs before all others, so that they part no launches."""
+        return sorted(self._program.steps, key=lambda step: not (isinstance(step, Pack) and self._is_kept(step)))
+
+    def _is_kept(self, step: Pack) -> bool:
+        return step.cacheable or step.arguments[-1] in self._parts.packed
+
+    def _goes_with_others(self, step: Step) -> bool:
+        """Whether a step can be launched together with its neighbours: its blocks and addresses are all it needs."""
+        if self._parts.row is not None:
+            return isinstance(step, Launch)
+        if self._parts.chain is None:
+            return False
+        return isinstance(step, Launch) or (isinstance(step, Pack) and not self._is_kept(step))
+
+    def _write_together(self, steps: Sequence[Step]) -> None:
+        launches = [step for step in steps if isinstance(step, Launch | Pack)]
+        if self._parts.row is not None:
+            self._write_row(launches)
+        elif len(launches) == 1:
+            self._write_step(launches[0])
+        else:
+            self._write_chain(launches)
 
     def _read_sizes(self) -> None:
         """The symbolic extents, from the shapes of inputs."""
@@ -137,11 +188,6 @@ class ProgramWriter:
                 if isinstance(extent, Symbol) and extent not in read and self._variables[slot] != "None":
                     read.add(extent)
                     self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}.shape[{axis}]")
-
-    def _goes_in_a_row(self, step: Step) -> bool:
-        """Whether a step can be launched together with its neighbours: its blocks and addresses are all it needs."""
-        at_once = self._parts.row is not None and self._mark is None
-        return at_once and isinstance(step, Launch)
 
     # What needs an array object, what only memory
 
@@ -175,7 +221,7 @@ class ProgramWriter:
         offsets, total = plan_arena(fixed(sizes), [lives[root] for root in roots], alignment)
         address = self._take(max(total, 1))[1] if device == "cpu" else self._take_on(device, max(total, 1))
         for root, offset in zip(roots, offsets, strict=True):
-            self._addresses[root] = f"{address} + {offset}" if offset else address
+            self._addresses[root] = Place(address, offset)
 
     def _write_arena(
         self, roots: Sequence[int], sizes: Sequence[Dim], lives: Sequence[tuple[int, int]], device: str
@@ -191,7 +237,7 @@ class ProgramWriter:
         for place, root in enumerate(roots):
             name = self._name(root)
             self.lines.append(f"{name}_at = scratch_at + offsets[{place}]")
-            self._addresses[root] = f"{name}_at"
+            self._addresses[root] = Place(f"{name}_at")
 
     def _take(self, nbytes: Dim) -> tuple[str, str]:
         """A block from the pool; of a size known at the call only, it has at least a byte."""
@@ -220,24 +266,21 @@ class ProgramWriter:
             case Launch() if self._parts.row is not None:
                 self._write_row([step])
             case Launch():
-                _, writes = reads_and_writes(self._program, step)
-                for slot in writes:
-                    self._make(slot)
+                self._make_written(step)
                 self._call_kernel(step.kernel, step.arguments)
             case Pack():
                 self._write_pack(step)
             case Call():
                 self._write_call(step)
 
-    def _write_row(self, launches: Sequence[Launch]) -> None:
+    def _write_row(self, launches: Sequence[Launch | Pack]) -> None:
         """Launches one after another as one call; each address is given once, and after them each size."""
         assert self._parts.row is not None
         numbers: dict[str, int] = {}
         rows: list[tuple[str, list[int]]] = []
         for step in launches:
-            for slot in reads_and_writes(self._program, step)[1]:
-                self._make(slot)
-            addresses = [self._address(slot) for slot in step.arguments]
+            self._make_written(step)
+            addresses = [str(self._address(slot)) for slot in step.arguments]
             rows.append((step.kernel, [numbers.setdefault(address, len(numbers)) for address in addresses]))
         for kernel, own in rows:
             own += [numbers.setdefault(variable_of(s), len(numbers)) for s in self._sizes[kernel]]
@@ -245,9 +288,32 @@ class ProgramWriter:
         stream = self._arrays.stream(self._scope, self._parts.device)
         self.lines.append(f"{run}({stream}, {', '.join(numbers)})")
 
+    def _write_chain(self, launches: Sequence[Launch | Pack]) -> None:
+        """Launches one after another as one call; fixed addresses and offsets stand in its table."""
+        assert self._parts.chain is not None
+        numbers: dict[str, int] = {"": 0}
+        chain: list[tuple[str, list[tuple[int, int]]]] = []
+        for step in launches:
+            self._make_written(step)
+            places = [self._address(slot) for slot in step.arguments]
+            places += [Place(variable_of(s)) for s in self._sizes[step.kernel]]
+            chain.append((step.kernel, [(numbers.setdefault(p.base, len(numbers)), p.offset) for p in places]))
+        run, table, kept = self._parts.chain(chain)
+        self._scope.bind(kept, "table")
+        given = [str(table), *(base for base in numbers if base)]
+        self.lines.append(f"{self._scope.bind(run, 'run_chain')}({', '.join(given)})  # {len(launches)} kernels")
+
+    def _make_written(self, step: Launch | Pack) -> None:
+        if isinstance(step, Pack):
+            block = self._take(_bytes_spanned(self._program.slots[step.arguments[-1]]))
+            self._addresses[step.arguments[-1]] = Place(block[1])
+            return
+        for slot in reads_and_writes(self._program, step)[1]:
+            self._make(slot)
+
     def _call_kernel(self, kernel: str, arguments: Sequence[int]) -> None:
         function = self._scope.bind(self._parts.kernel(kernel), kernel)
-        given = [*map(self._address, arguments), *map(variable_of, self._sizes[kernel])]
+        given = [*map(str, map(self._address, arguments)), *map(variable_of, self._sizes[kernel])]
         self.lines.append(f"{function}({', '.join(given)})")
 
     def _write_pack(self, step: Pack) -> None:
@@ -255,17 +321,17 @@ class ProgramWriter:
         fixed = self._parts.packed.get(target)
         if fixed is not None:
             self._scope.bind(fixed, f"packed_{self._program.slots[target].name}")
-            self._addresses[target] = str(fixed.ctypes.data)
+            self._addresses[target] = Place("", fixed.ctypes.data)
             return
         if not step.cacheable:
-            _, self._addresses[target] = self._take(_bytes_spanned(self._program.slots[target]))
+            self._make_written(step)
             self._call_kernel(step.kernel, step.arguments)
             return
         sources = pack_sources(self._program, step)
         function = self._scope.bind(self._parts.pack(step), f"pack_{step.kernel}")
         block, address = self._fresh("block"), self._fresh("at")
         self.lines.append(f"{block}, {address} = {function}({', '.join(self._variables[s] for s in sources)})")
-        self._addresses[target] = address
+        self._addresses[target] = Place(address)
 
     def _write_call(self, step: Call) -> None:
         function = self._scope.bind(self._parts.call(step), step.attributes.target.replace(".", "_"))
@@ -294,42 +360,37 @@ class ProgramWriter:
             raise LoweringError(f"a kernel writes slot {record.name}, which is of kind {record.kind}")
         if most(nbytes) >= POOLED_BYTES and record.type.device == "cpu":
             block, address = self._take(nbytes)
-            self._addresses[slot] = address
+            self._addresses[slot] = Place(address)
             made = self._arrays.over_block(self._scope, record.type, record.strides, block)
         else:
             made = self._arrays.allocate(self._scope, record.type, record.strides)
         self.lines.append(f"{variable} = {made}")
         self._variables[slot] = variable
 
-    def _address(self, slot: int) -> str:
+    def _address(self, slot: int) -> Place:
         root, offset = root_of(self._program, slot)
         address = self._addresses.get(root)
         if address is None:
             address = self._addresses[root] = self._root_address(root)
-        if offset == 0:
-            return address
-        nbytes = offset * self._program.slots[slot].type.dtype.itemsize
-        if not isinstance(nbytes, int):
-            return f"{address} + {spell(nbytes)}"
-        return f"{address} + {nbytes}" if nbytes >= 0 else f"{address} - {-nbytes}"
+        return address.after(offset * self._program.slots[slot].type.dtype.itemsize)
 
-    def _root_address(self, root: int) -> str:
+    def _root_address(self, root: int) -> Place:
         record = self._program.slots[root]
         if record.kind == "constant" and record.type.device != "cpu":
-            return self._arrays.address(self._scope, self._variable(root))
+            return Place(self._arrays.address(self._scope, self._variable(root)))
         if record.kind == "constant":
             memory = np.full(max(1, prod(record.type.static_shape)), record.value, record.type.dtype.numpy)
             self._scope.bind(memory, f"constant_{root}")
-            return str(memory.ctypes.data)
+            return Place("", memory.ctypes.data)
         variable = self._variables.get(root)
         if variable is None:
             raise LoweringError(f"slot {record.name} ({record.kind}) is read before anything fills it")
         expression = self._arrays.address(self._scope, variable)
         if root in self._parts.weights:
-            return str(self._arrays.address_of(self._parts.weights[root]))
+            return Place("", self._arrays.address_of(self._parts.weights[root]))
         name = f"p{root}"
         self.lines.append(f"{name} = {expression}")
-        return name
+        return Place(name)
 
     def _variable(self, slot: int) -> str:
         """The variable that holds a slot as an array; views are taken here."""

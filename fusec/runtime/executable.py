@@ -34,6 +34,8 @@ class Module(Protocol):
     def to_bytes(self) -> bytes:
         """The module for a file."""
 
+    # A module may have ``chain`` (see ChainMaker in emit.py) where it runs on CPUs, ``row`` where it runs on GPUs.
+
 
 @dataclass(frozen=True, eq=False)
 class Executable:
@@ -79,6 +81,7 @@ class Executable:
             self.packed,
             self._row_maker(mark is None),
             self.device or 0,
+            getattr(self.module, "chain", None) if self.device is None else None,
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
         return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, mark).write()

@@ -14,6 +14,7 @@ from fusec.runtime.program import Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 
+Launches = Sequence[tuple[str, Sequence[tuple[int, int]]]]
 Array = np.ndarray[Any, Any]
 
 
@@ -31,6 +32,7 @@ class FakeModule:
         self._kernels = {kernel.name: kernel for kernel in kernels}
         self._functions = functions
         self.calls: list[str] = []
+        self.chains: list[list[str]] = []
 
     def function(self, name: str) -> Callable[..., None]:
         kernel, body = self._kernels[name], self._functions[name]
@@ -41,6 +43,18 @@ class FakeModule:
             body(*(memory_at(at, p.dtype, p.shape, p.strides) for p, at in pairs))
 
         return run
+
+    def chain(self, launches: Launches) -> tuple[Callable[..., None], int, object]:
+        """As compiled modules do it, the table's address being 0."""
+        functions = [(self.function(name), arguments) for name, arguments in launches]
+
+        def run(table: int, *values: int) -> None:
+            assert table == 0
+            self.chains.append([name for name, _ in launches])
+            for function, arguments in functions:
+                function(*((0, *values)[number] + offset for number, offset in arguments))
+
+        return run, 0, None
 
     def to_bytes(self) -> bytes:
         return b"fake"

@@ -275,6 +275,67 @@ def _packing(library: Any, cacheable: bool = True) -> tuple[Executable, FakeModu
     return Executable(program(slots, [3], kernels, steps, roles=roles), module, library), module
 
 
+def _calls_between(library: Any) -> tuple[Executable, FakeModule]:
+    """8x, turned by torch, + 2x: two kernels, a library call, a kernel, a packing and a kernel."""
+    slots = [
+        slot("input", (2, 2), source=0),
+        *(slot("workspace", (2, 2)) for _ in range(2)),
+        slot("extern", (2, 2)),
+        slot("packed", (2, 2)),
+        slot("workspace", (2, 2)),
+        slot("output", (2, 2)),
+    ]
+    kernels = [kernel(name, (2, 2), (2, 2)) for name in ("double", "pack")]
+    kernels.append(kernel("add", (2, 2), (2, 2), (2, 2)))
+    turn = ExternAttributes("numpy.copy", "($0,), {}", (TensorType(f32, (2, 2)),))
+    if library == "torch":
+        turn = ExternAttributes("aten.permute.default", "($0, [1, 0]), {}", (TensorType(f32, (2, 2)),))
+    steps = [
+        Launch("double", (0, 1)),
+        Launch("double", (1, 2)),
+        Call(turn, (2,), (3,)),
+        Launch("double", (3, 5)),
+        Pack("pack", (0, 4), False),
+        Launch("add", (4, 5, 6)),
+    ]
+    module = FakeModule(kernels, {"double": _double, "pack": _double, "add": _add})
+    return Executable(program(slots, [6], kernels, steps), module, library), module
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_kernels_between_library_calls_are_one_call(library: str) -> None:
+    executable, module = _calls_between(library)
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    expected = 8 * (x.T if library == "torch" else x) + 2 * x
+    np.testing.assert_array_equal(_numpy(executable(_array(library, x))[0]), expected)
+    assert module.chains == [["double", "double"], ["double", "pack", "add"]]
+    module.chains.clear()
+    np.testing.assert_array_equal(_numpy(executable.watched(_array(library, x))[0]), expected)
+    assert len(executable.profile([_array(library, x)], repeats=1)) == 6
+    assert not module.chains
+
+
+def test_packings_of_weights_part_no_kernels() -> None:
+    torch = pytest.importorskip("torch")
+    slots = [
+        *(slot("input", (4,), source=k) for k in range(3)),
+        *(slot("packed", (4,)) for _ in range(2)),
+        slot("workspace", (4,)),
+        slot("output", (4,)),
+    ]
+    kernels = [kernel("pack", (4,), (4,)), kernel("add", (4,), (4,), (4,))]
+    steps = [Pack("pack", (1, 3), True), Launch("add", (0, 3, 5)), Pack("pack", (2, 4), True), Launch("add", (5, 4, 6))]
+    module = FakeModule(kernels, {"pack": _double, "add": _add})
+    made = program(slots, [6], kernels, steps, roles=["argument", "parameter", "parameter"])
+    executable = Executable(made, module, "torch")
+    x, *weights = torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 3.0)
+    assert torch.equal(executable(x, *weights)[0], torch.full((4,), 11.0))
+    assert module.chains == [["add", "add"]]
+    frozen = executable.freeze({1: weights[0], 2: weights[1]})
+    assert torch.equal(frozen(x)[0], torch.full((4,), 11.0))
+    assert module.chains == [["add", "add"]] * 2
+
+
 def test_weights_are_packed_once_and_again_when_they_change() -> None:
     torch = pytest.importorskip("torch")
     executable, module = _packing("torch")
