@@ -213,7 +213,9 @@ class DotWriter:
         vectors = []
         for j in range(self.vectors):
             variable = tir.variable(code.fresh("b"), vector_type)
-            code.append(tir.bind(variable, self._vector(self.dot.b, self._at(block, 0, column, j, k), masks[j])))
+            at = self._at(block, 0, column, j, k)
+            code.append(tir.bind(variable, self._vector(self.dot.b, at, masks[j])))
+            self._fetch(code, self._flat_at(self.dot.b, at))
             vectors.append(variable)
         zero = tir.integer(0)
         memory = self.context.memory[self.dot.a.buffer]
@@ -225,6 +227,13 @@ class DotWriter:
             for j, vector in enumerate(vectors):
                 old = tirx.BufferLoad(sums[i][j], [zero])
                 code.append(tirx.BufferStore(sums[i][j], self._multiply_add(code, variable, vector, old), [zero]))
+
+    def _fetch(self, code: Code, flat: Index) -> None:
+        """Has what follows a vector of ``b`` brought to the cache, where the schedule asks for it."""
+        ahead = self.dot.registers.ahead // self.dot.b.dtype.itemsize
+        if ahead:
+            place = tirx.Add(self.context.index(flat), self._number(ahead))
+            code.append(tir.fetch(self.context.memory[self.dot.b.buffer], place))
 
     def _multiply_add(self, code: Code, a: Node, b: Node, c: Node) -> Node:
         if is_float(self.type):

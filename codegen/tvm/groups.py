@@ -59,7 +59,11 @@ class GroupWriter(DotWriter):
     def _step(
         self, code: Code, block: RowBlock, column: Index, k: Index, sums: list[list[Node]], masks: list[Node | None]
     ) -> None:
-        vectors = [self._right(code, self._group_at(self.dot.b, block, 0, column, j, k)) for j in range(self.vectors)]
+        vectors = []
+        for j in range(self.vectors):
+            flat = self._group_at(self.dot.b, block, 0, column, j, k)
+            vectors.append(self._right(code, flat))
+            self._fetch(code, flat)
         for i, row in enumerate(sums):
             if i < block.rows:
                 pair = self._left(code, self._group_at(self.dot.a, block, i, column, 0, k))

@@ -145,9 +145,22 @@ class _TileWriter:
                 for number, operand in ((_LEFT + i, self.dot.a), (_RIGHT + j, self.dot.b)):
                     if number not in loaded:
                         self._move(code, self._load_of(operand), number, operand, self._at(place, i, j))
+                        if operand is self.dot.b:
+                            self._fetch(code, self._at(place, i, j))
                         loaded.add(number)
                 numbers = (_SUMS + i * self.columns + j, _LEFT + i, _RIGHT + j)
                 code.append(tir.effect(_PRODUCT[self.dot.a.dtype.name], *(tir.integer(n, "int8") for n in numbers)))
+
+    def _fetch(self, code: Code, place: Mapping[Symbol, Index]) -> None:
+        """Has the rows of a later tile of ``b`` brought to the cache, where the schedule asks for it."""
+        load = self.dot.b
+        ahead = self.dot.registers.ahead // load.dtype.itemsize
+        if not ahead:
+            return
+        first = ix.substitute(self.flat[id(load)], place)
+        for row in range(SIDE):
+            flat = self.context.index(ix.add(first, ix.mul(self._row_stride(load), row)))
+            code.append(tir.fetch(self.context.memory[load.buffer], tirx.Add(flat, self._number(ahead))))
 
     def _load_of(self, operand: Load) -> str:
         streamed = {"": None, "a": self.dot.a, "b": self.dot.b}[self.dot.registers.streams]

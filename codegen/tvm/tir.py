@@ -105,6 +105,12 @@ def effect(name: str, *args: Node) -> Node:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", name, *args))
 
 
+def fetch(buffer: Node, flat: Node) -> Node:
+    """A statement that has the cache line of an element brought to L1; the element need not be there."""
+    read, stays, data = integer(0), integer(3), integer(1)
+    return effect("llvm.prefetch", address_of(buffer, flat), read, stays, data)
+
+
 def address_of(buffer: Node, flat: Node) -> Node:
     """The address of an element of a flat buffer."""
     return tirx.address_of(tirx.BufferLoad(buffer, [flat]))

@@ -120,6 +120,7 @@ class RegisterTile:
     """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
 
     With ``tiles`` they are AMX's, 16 by 16 each. ``streams`` names the operand of which nothing need stay in L1.
+    ``ahead``: bytes from a place of ``b`` that is read to the one fetched meanwhile; 0 leaves it to the processor.
     """
 
     rows: int
@@ -127,6 +128,7 @@ class RegisterTile:
     unroll: int = 1
     tiles: bool = False
     streams: Literal["", "a", "b"] = ""
+    ahead: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.passes.schedule.gemm import GemmSchedule
+from fusec.passes.schedule.widening import AHEAD, passes_once
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
@@ -59,11 +60,14 @@ def register_efficiency(tile: RegisterTile, target: CpuTarget, bits: int) -> flo
 
 def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSchedule]:
     """Schedules worth considering, best predicted first."""
-    found: dict[GemmSchedule, float] = {}
+    found: dict[GemmSchedule, Seconds] = {}
     left_bytes = target.l2 * LEFT_SHARE
     item = p.bits // 8
     for registers in register_tiles(target, p.bits):
         if registers.rows > max(p.m, 1) or registers.columns >= 2 * max(p.n, target.lanes(p.bits)):
+            continue
+        if passes_once(p.m, p.n * p.k * item, registers, target) and not p.batched:
+            found.update(_few_rows(p, registers, target, threads))
             continue
         tile_k = p.k if p.k <= 4096 else _even_split(p.k, 2048)
         fit = max(registers.rows, int(left_bytes // (item * max(tile_k, 1))))
@@ -77,12 +81,31 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
                     block_n = min(block_n, _round(max(target.l2 // 4 // (tile_m * item), 1), registers.columns))
                 packs = p.m > 8 * registers.rows or p.k > tile_k
                 s = GemmSchedule(tile_m, block_n, registers.columns, max(tile_k, 1), registers, packs and p.m > 1)
-                found[s] = predict_gemm(p, s, target, threads)
-    return sorted(found, key=found.__getitem__)
+                found[s] = _seconds(p, s, target, threads)
+    return sorted(found, key=lambda s: (max(found[s]), *found[s]))
+
+
+Seconds = tuple[float, float]
+"""Of a product's threads, and of its traffic with memory."""
+
+
+def _few_rows(
+    p: Problem, registers: RegisterTile, target: CpuTarget, threads: int
+) -> Iterator[tuple[GemmSchedule, Seconds]]:
+    """Each task reads its panels of the right operand from end to end, all of K at once."""
+    ahead = replace(registers, ahead=AHEAD)
+    for tasks in (threads, 8 * threads, 32 * threads):
+        block_n = _round(ceil(p.n / tasks), registers.columns)
+        s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
+        yield s, _seconds(p, s, target, threads)
 
 
 def predict_gemm(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:
     """Seconds, without the packing of a constant right operand."""
+    return max(_seconds(p, s, target, threads))
+
+
+def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Seconds:
     row_blocks, column_blocks = ceil(p.m / s.tile_m), ceil(p.n / s.block_n)
     tasks = max(1, p.batches * row_blocks * column_blocks)
     peak = target.peak_flops(p.bits, 1)
@@ -99,8 +122,9 @@ def predict_gemm(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -
     per_task = max(multiply, panels) + left + rows * columns * 0.4 * cycle
     rounds = ceil(tasks / threads) if tasks > 1 else 1
     launch = 2e-6 if tasks > 1 else 0.2e-6
-    traffic = (p.m * p.k + p.n * p.k + p.m * p.n) * p.batches * item / target.bandwidth
-    return max(rounds * per_task, traffic) + launch
+    busy = min(threads, tasks) / threads
+    traffic = (p.m * p.k + p.n * p.k + p.m * p.n) * p.batches * item / (target.bandwidth * busy)
+    return rounds * per_task + launch, traffic + launch
 
 
 def attention_candidates(

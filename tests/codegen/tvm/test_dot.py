@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tile_harness import buffer, compare, kernel, load, op, sym, tile
 
+from fusec.codegen.tvm.build import compile_kernels
 from fusec.errors import LoweringError
 from fusec.ir.types import f16, f32, f64, i32
 from fusec.target.cpu import cpu_target
@@ -102,6 +103,16 @@ def test_rows_whose_number_is_not_known_modulo_the_block():
         ),
     )
     compare(kernel("rows", (a, b, c), (body,)), atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [64, 70])
+def test_panels_fetched_ahead(n):
+    """Also beyond the end of the operand, where there may be no memory."""
+    k = gemm(6, n, 50, RegisterTile(6, 32, ahead=1 << 30))
+    compare(k, atol=1e-5)
+    assert compile_kernels([k], cpu_target()).assembly().count("prefetcht0") >= 2
+    plain = gemm(6, n, 50, RegisterTile(6, 32))
+    assert "prefetch" not in compile_kernels([plain], cpu_target()).assembly()
 
 
 def test_the_accumulator_is_added_to():

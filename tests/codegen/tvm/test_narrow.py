@@ -53,7 +53,9 @@ def product(m: int, n: int, k: int, dtype: DType, registers: RegisterTile, limit
 
 
 @pytest.mark.skipif(not HOST.multiplies(bf16), reason="no AVX512-BF16 here")
-@pytest.mark.parametrize("registers", [RegisterTile(6, 64), RegisterTile(12, 32, 2), RegisterTile(1, 16)], ids=str)
+@pytest.mark.parametrize(
+    "registers", [RegisterTile(6, 64), RegisterTile(12, 32, 2, ahead=4096), RegisterTile(1, 16)], ids=str
+)
 @pytest.mark.parametrize("m", [1, 6, 13])
 def test_bf16_in_groups(m, registers):
     compare(product(m, 70, 36, bf16, registers), atol=1e-5)
@@ -80,11 +82,12 @@ def test_int8_extremes():
 @pytest.mark.parametrize(("dtype", "instruction"), [(bf16, "tdpbf16ps"), (i8, "tdpbssd")], ids=str)
 @pytest.mark.parametrize("limit", [False, True])
 def test_tiles(dtype, instruction, limit):
-    k = product(40, 64, 128, dtype, RegisterTile(32, 32, tiles=True), limit)
+    k = product(40, 64, 128, dtype, RegisterTile(32, 32, tiles=True, ahead=4096), limit)
     verify(k)
     text = compile_kernels([k], AMX).assembly()
     assert text.count("ldtilecfg") == text.count("tilerelease") == 1
     assert text.count(f"\t{instruction}\t") % 6 == 0 < text.count(f"\t{instruction}\t")  # 2x2 sums, then 1x2
+    assert "prefetcht0" in text
 
 
 @pytest.mark.parametrize("dtype", [bf16, i8], ids=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -149,3 +149,24 @@ def test_without_the_instructions_products_are_of_f32() -> None:
     run = check(linear(9, 40, 20), selector=Selector(cpu_target("cpu:x86-64-v3"), 2), slack=2, atol=1e-5)
     assert "acc: f32" in run.lowered.stages["tile"]
     assert "w_packed: f32" in run.lowered.stages["tile"]
+
+
+@pytest.mark.parametrize("m", [1, 8])
+@pytest.mark.parametrize("target", [OF_TILES, OF_GROUPS])
+def test_few_rows_read_panels_from_end_to_end(m: int, target: str) -> None:
+    best = widening_candidates(WideningProblem(1, m, 4096, 4096, bf16, True), cpu_target(target), 2)[0]
+    assert best.registers.ahead > 0
+    assert best.tile_k == 4096
+    assert 4096 // best.block_n >= 2
+    usual = widening_candidates(WideningProblem(1, 512, 4096, 4096, bf16, True), cpu_target(target), 2)
+    assert not any(s.registers.ahead for s in usual)
+
+
+@pytest.mark.parametrize("target", [OF_TILES, pytest.param(OF_GROUPS, marks=needs_groups)])
+@pytest.mark.parametrize("size", [(1, 64, 64), (8, 70, 100)], ids=str)
+def test_schedules_of_few_rows(target: str, size: tuple[int, int, int]) -> None:
+    machine = replace(cpu_target(target), l2=4096)
+    m, n, k = size
+    best = widening_candidates(WideningProblem(1, m, n, k, bf16), machine, 2)[0]
+    assert best.registers.ahead > 0
+    through(linear(*size), best, target)

@@ -96,6 +96,33 @@ def test_gemm_candidates_fit_the_target(name: str, problem: Problem) -> None:
         assert s.tile_k * s.k_splits(problem.k) >= problem.k
 
 
+FEW = replace(TARGET, l2=4096)
+
+
+@pytest.mark.parametrize("size", [(1, 1024, 64), (8, 300, 200), (5, 1100, 37)], ids=str)
+def test_few_rows_share_panels_that_pass_once(size: tuple[int, int, int]) -> None:
+    """Every thread has a task, also where memory bounds the work, and reads its panels from end to end."""
+    m, n, k = size
+    best = gemm_candidates(Problem(1, m, n, k), FEW, 2)[0]
+    assert (best.tile_m, best.tile_k, best.pack_left) == (m, k, False)
+    assert best.registers.ahead > 0
+    assert -(-n // best.block_n) >= 2
+    check(gemm(m, n, k), selector=Fixed(FEW, 2, {}, best), slack=8, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_memory_bound_products_are_shared_among_all_threads(threads: int) -> None:
+    for problem in (Problem(1, 1, 4096, 4096), Problem(1, 8, 4096, 4096), Problem(1, 3, 1024, 14336, 64)):
+        best = gemm_candidates(problem, TARGET, threads)[0]
+        assert -(-problem.n // best.block_n) >= threads
+        assert best.registers.ahead > 0
+
+
+def test_a_right_operand_that_stays_in_cache_is_not_fetched_ahead() -> None:
+    assert not any(s.registers.ahead for s in gemm_candidates(Problem(1, 8, 64, 64), TARGET, 2))
+    assert not any(s.registers.ahead for s in gemm_candidates(Problem(1, 512, 4096, 4096), TARGET, 2))
+
+
 def test_register_tiles_leave_room_for_operands() -> None:
     for tile in register_tiles(TARGET, 32):
         vectors = tile.columns // TARGET.lanes(32)
