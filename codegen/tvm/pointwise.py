@@ -19,6 +19,7 @@ from fusec.codegen.tvm.scalars import LaneBlock, Points, is_within
 from fusec.codegen.tvm.short import short_nodes
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
+from fusec.codegen.tvm.words import emit_interleaved, in_words
 from fusec.ir import index as ix
 from fusec.ir.index import Expr, Index, Symbol
 from fusec.ir.types import bf16
@@ -30,7 +31,13 @@ GROUP = 4
 
 
 def emit_pointwise(context: Context, code: Code, numbers: Numbers, statement: Map | Store) -> None:
-    _Writer(context, numbers, _lanes_along_memory(statement)).write(code)
+    copied = in_words(context, code, statement) or statement
+
+    def plain(inner: Code) -> None:
+        _Writer(context, numbers, _lanes_along_memory(copied)).write(inner)
+
+    if not emit_interleaved(context, code, copied, plain):
+        plain(code)
 
 
 def _lanes_along_memory(statement: Map | Store) -> Map | Store:

@@ -221,15 +221,15 @@ class _Widening:
         name = self.frame.unique(f"{op.operands[1].name}_packed")
         packed = Buffer(name, self.dtype, shape, contiguous_strides(shape))
         p = symbol("p", 0, last(panels))
-        domain, index, value = self._panel(op, p, mul(p, width))
-        store = Store(domain, packed, index, value)
-        read = list(dict.fromkeys(x.buffer for x in loads(value)))
+        parts = self._panel(op, p, mul(p, width))
+        stores = tuple(Store(domain, packed, index, value) for domain, index, value in parts)
+        read = list(dict.fromkeys(x.buffer for _, _, value in parts for x in loads(value)))
         kernel = Kernel(
             f"{self.frame.name}_pack{len(self.frame.packs)}",
             "pack",
             (*read, packed),
             1,
-            (Grid((Iter.over(p, panels),), (store,)),),
+            (Grid((Iter.over(p, panels),), stores),),
             0,
             2 * packed.most * self.dtype.itemsize,
         )
@@ -243,23 +243,30 @@ class _Widening:
         shape = (panels, self.depth // self.group, width, self.group)
         tile = Buffer(self.frame.unique("right"), self.dtype, shape, contiguous_strides(shape), "tile")
         p = symbol("p", 0, panels - 1)
-        domain, index, value = self._panel(op, p, add(mul(self.no, s.block_n), mul(p, width)))
+        parts = self._panel(op, p, add(mul(self.no, s.block_n), mul(p, width)))
         stop = minimum(panels, ceildiv(sub(self.extents.n, mul(self.no, s.block_n)), width))
-        return tile, [Loop(p, 0, stop, 1, (Map(domain, tile, index, value),))]
+        return tile, [Loop(p, 0, stop, 1, tuple(Map(domain, tile, index, value) for domain, index, value in parts))]
 
-    def _panel(self, op: Op, p: Symbol, start: Index) -> tuple[tuple[Iter, ...], tuple[Index, ...], ScalarExpr]:
-        """How a panel of columns from ``start`` on is filled: domain, place and value."""
-        width = self.schedule.registers.columns
-        q, c, r = (
-            symbol("q", 0, self.depth // self.group - 1),
-            symbol("c", 0, width - 1),
-            symbol("r", 0, self.group - 1),
-        )
-        element = self._padded(self._element(op, 1), self.k)
-        value = reindex(element, {self.j: add(start, c), self.k: add(mul(q, self.group), r)})
+    def _panel(self, op: Op, p: Symbol, start: Index) -> list[tuple[tuple[Iter, ...], tuple[Index, ...], ScalarExpr]]:
+        """How a panel of columns from ``start`` on is filled: domain, place and value.
+
+        K's whole groups are copied as they are; only one that K ends in is tested for its end, and zeros follow.
+        """
+        width, whole, used = self.schedule.registers.columns, self.axes.k // self.group, -(-self.axes.k // self.group)
+        c, r = symbol("c", 0, width - 1), symbol("r", 0, self.group - 1)
         limit = limit_of(self.extents.n, width, start)
-        domain = (Iter(q, self.depth // self.group), Iter(c, width, limit), Iter(r, self.group))
-        return domain, (p, q, c, r), value
+        element = self._element(op, 1)
+        values = (element, self._padded(element, self.k), Const(0, element.dtype))
+        ends = (0, whole, used, self.depth // self.group)
+        parts: list[tuple[tuple[Iter, ...], tuple[Index, ...], ScalarExpr]] = []
+        for value, first, end in zip(values, ends[:-1], ends[1:], strict=True):
+            if first == end:
+                continue
+            q = symbol("q", 0, end - first - 1)
+            at = add(q, first)
+            moved = reindex(value, {self.j: add(start, c), self.k: add(mul(at, self.group), r)})
+            parts.append(((Iter(q, end - first), Iter(c, width, limit), Iter(r, self.group)), (p, at, c, r), moved))
+        return parts
 
     def _stores(self, accumulators: list[Load]) -> list[Statement]:
         axes, r, s = self.axes, self.schedule.registers, self.schedule
