@@ -7,13 +7,9 @@ library. Reductions follow Cody and Waite, *Software Manual for the Elementary F
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.coefficients import (
-    ERF_LARGE_F32,
-    ERF_SMALL_F32,
-    ERF_TABLE_F32,
     FORMATS,
     HALF_EXP2,
     LOG_F32,
@@ -22,20 +18,19 @@ from fusec.codegen.tvm.coefficients import (
     FloatFormat,
     Table,
 )
+from fusec.codegen.tvm.pairs import Pair, ordered_sum
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
-VectorFunction = Callable[[Code, Value], Value]
 
-
-def _format(x: Value) -> FloatFormat:
+def format_of(x: Value) -> FloatFormat:
     return FORMATS[x.type]
 
 
 # scaling by powers of two
 
 
-def _fills_register(code: Code, x: Value) -> bool:
+def fills_register(code: Code, x: Value) -> bool:
     """Whether AVX-512's own instructions for exponents apply."""
     return code.avx512 and x.lanes * (32 if x.type == "float32" else 64) == 512
 
@@ -48,19 +43,19 @@ def _avx512(code: Code, name: str, x: Value, *args: tir.Node) -> Value:
     return code.let(Value(node, x.type, x.lanes))
 
 
-def _scale(code: Code, x: Value, n: Value) -> Value:
+def scale(code: Code, x: Value, n: Value) -> Value:
     """``x * 2**n`` for a whole number ``n`` (a float), rounded once, also where the result is subnormal."""
-    if _fills_register(code, x):
+    if fills_register(code, x):
         return _avx512(code, "scalef", x, n.node, x.node)
-    whole = _whole(code, n)
+    whole = whole_number(code, n)
     half = code.bitwise("shift_right", whole, code.constant(whole, 1))
     rest = code.sub(whole, half)
-    return code.mul(code.mul(x, _power(code, half, _format(x))), _power(code, rest, _format(x)))
+    return code.mul(code.mul(x, _power(code, half, format_of(x))), _power(code, rest, format_of(x)))
 
 
-def _whole(code: Code, n: Value) -> Value:
+def whole_number(code: Code, n: Value) -> Value:
     """A small whole float as an integer. Of a NaN, some number: LLVM's own conversion is undefined there."""
-    f = _format(n)
+    f = format_of(n)
     bits = code.reinterpret(code.add(n, code.constant(n, f.rounding)), f.integer)
     return code.sub(bits, code.constant(bits, f.rounding_bits))
 
@@ -87,31 +82,49 @@ def _clamp(code: Code, x: Value, low: float, high: float) -> Value:
 # exponentials
 
 
-def _reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
+def reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
     """``n`` and ``r`` with ``x = n*ln2 + r``."""
-    f = _format(x)
+    f = format_of(x)
     n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, f.log2_e[0])))
     r = code.fma(n, code.constant(x, -f.ln2_short[0]), x)
     return n, code.fma(n, code.constant(x, -f.ln2_short[1]), r)
 
 
-def _exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
+def reduce_exp_pair(code: Code, x: Value) -> tuple[Value, Value, Value]:
+    """``n``, ``r`` and ``lost`` with ``x = n*ln2 + r + lost``."""
+    f = format_of(x)
+    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, f.log2_e[0])))
+    first = code.fma(n, code.constant(x, -f.ln2_short[0]), x)
+    low = code.constant(x, -f.ln2_short[1])
+    r = code.fma(n, low, first)
+    return n, r, code.fma(n, low, code.sub(first, r))
+
+
+def exp_pair(code: Code, r: Value, low: Value) -> Pair:
+    """``e**(r + low)`` as a pair."""
+    one = code.constant(r, 1.0)
+    first, lost = ordered_sum(code, one, r)
+    rest = code.fma(code.mul(code.polynomial(r, format_of(r).exp), r), r, code.add(lost, low))
+    return ordered_sum(code, first, rest)
+
+
+def exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
     """``e**(r + low)``. What rounding ``1 + r`` loses is added to the small terms."""
     one = code.constant(r, 1.0)
     first = code.add(one, r)
     lost = code.sub(r, code.sub(first, one))
     if low is not None:
         lost = code.add(lost, low)
-    return code.add(first, code.fma(code.mul(code.polynomial(r, _format(r).exp), r), r, lost))
+    return code.add(first, code.fma(code.mul(code.polynomial(r, format_of(r).exp), r), r, lost))
 
 
 def exp(code: Code, x: Value) -> Value:
-    n, r = _reduce_exp(code, _clamp(code, x, *_format(x).exp_range))
-    return _scale(code, _exp_rest(code, r), n)
+    n, r = reduce_exp(code, _clamp(code, x, *format_of(x).exp_range))
+    return scale(code, exp_rest(code, r), n)
 
 
 def exp2(code: Code, x: Value) -> Value:
-    f = _format(x)
+    f = format_of(x)
     x = _clamp(code, x, *f.exp2_range)
     n = code.call("llvm.rint", x.type, x)
     fraction = code.sub(x, n)
@@ -119,22 +132,22 @@ def exp2(code: Code, x: Value) -> Value:
     high = code.mul(fraction, ln2)
     low = code.fma(fraction, ln2, code.neg(high))
     low = code.fma(fraction, code.constant(x, f.ln2[1]), low)
-    return _scale(code, _exp_rest(code, high, low), n)
+    return scale(code, exp_rest(code, high, low), n)
 
 
 def expm1(code: Code, x: Value) -> Value:
-    f = _format(x)
-    n, r = _reduce_exp(code, _clamp(code, x, *f.exp_range))
+    f = format_of(x)
+    n, r = reduce_exp(code, _clamp(code, x, *f.exp_range))
     less_one = code.fma(code.mul(code.polynomial(r, f.exp), r), r, r)
     one, top = code.constant(x, 1.0), code.constant(x, float(f.bias))
     overflows = code.compare("gt", n, top)
-    power = _scale(code, one, code.select(overflows, top, n))
+    power = scale(code, one, code.select(overflows, top, n))
     y = code.fma(power, less_one, code.sub(power, one))
-    y = code.select(overflows, _scale(code, code.add(less_one, one), n), y)
+    y = code.select(overflows, scale(code, code.add(less_one, one), n), y)
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
-def _tabulated(code: Code, x: Value, table: Table) -> Value:
+def tabulated(code: Code, x: Value, table: Table) -> Value:
     """An odd function from its table, held in registers: AVX-512 picks a piece's numbers with one permutation each.
 
     Beyond the table it is 1 exactly, so that ``x * (1 - f(x))`` of a large x is 0.
@@ -143,7 +156,7 @@ def _tabulated(code: Code, x: Value, table: Table) -> Value:
     size = code.abs(x)
     beyond = code.compare("gt", size, limit)
     size = code.select(beyond, limit, size)
-    rounding = code.constant(x, _format(x).rounding)
+    rounding = code.constant(x, format_of(x).rounding)
     biased = code.fma(size, code.constant(x, table.pieces_per_unit), rounding)
     piece = code.reinterpret(biased, "int32")
     center, value, *powers = (_pick(code, column, piece) for column in table.columns)
@@ -163,14 +176,14 @@ def _pick(code: Code, column: tuple[float, ...], piece: Value) -> Value:
 
 
 def tanh(code: Code, x: Value) -> Value:
-    f = _format(x)
-    if x.type == "float32" and _fills_register(code, x):
-        return _tabulated(code, x, TANH_TABLE_F32)
+    f = format_of(x)
+    if x.type == "float32" and fills_register(code, x):
+        return tabulated(code, x, TANH_TABLE_F32)
     size = code.abs(x)
     limit, one = code.constant(x, f.tanh_limit), code.constant(x, 1.0)
     bounded = code.select(code.compare("gt", size, limit), limit, size)
-    n, r = _reduce_exp(code, code.add(bounded, bounded))
-    power = _scale(code, _exp_rest(code, r), n)
+    n, r = reduce_exp(code, code.add(bounded, bounded))
+    power = scale(code, exp_rest(code, r), n)
     large = code.sub(one, code.div(code.constant(x, 2.0), code.add(power, one)))
     square = code.mul(x, x)
     small = code.fma(code.mul(code.polynomial(square, f.tanh), square), size, size)
@@ -188,7 +201,7 @@ def short_tanh_plus_one(code: Code, x: Value, factor: float) -> Value | None:
 
     Few instructions that wait for each other: an epilogue of 32 by 32 has nothing else to do meanwhile.
     """
-    if not (_fills_register(code, x) and x.type == "float32"):
+    if not (fills_register(code, x) and x.type == "float32"):
         return None
     exponent = code.mul(x, code.constant(x, -2.0 / math.log(2.0) * factor))
     rest = _avx512(code, "reduce", exponent, tir.integer(_FLOOR), exponent.node)  # 0 of infinities
@@ -209,11 +222,11 @@ _FLOOR = 1
 # logarithms
 
 
-def _mantissa_exponent(code: Code, x: Value) -> tuple[Value, Value]:
+def mantissa_exponent(code: Code, x: Value) -> tuple[Value, Value]:
     """``m`` in [sqrt(1/2), sqrt(2)) and a whole ``e`` (both floats) with ``x = m * 2**e``, for finite x > 0."""
-    if _fills_register(code, x):
+    if fills_register(code, x):
         return _mantissa_exponent_avx512(code, x)
-    f = _format(x)
+    f = format_of(x)
     tiny = code.compare("lt", x, code.constant(x, f.smallest_normal))
     shift = float(f.mantissa + 1)
     bits = code.reinterpret(code.select(tiny, code.mul(x, code.constant(x, 2.0**shift)), x), f.integer)
@@ -238,7 +251,7 @@ def _log_parts(code: Code, mantissa: Value, exponent: Value, correction: Value |
     f = code.sub(mantissa, code.constant(mantissa, 1.0))
     if correction is not None:
         f = code.add(f, correction)
-    high, low = (code.constant(f, part) for part in _format(f).ln2_short)
+    high, low = (code.constant(f, part) for part in format_of(f).ln2_short)
     square = code.mul(f, f)
     if f.type == "float32":
         t = code.fma(exponent, low, code.mul(code.mul(square, f), code.polynomial(f, LOG_F32)))
@@ -252,7 +265,7 @@ def _log_parts(code: Code, mantissa: Value, exponent: Value, correction: Value |
     return code.fma(exponent, high, code.sub(f, t))
 
 
-def _log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
+def log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
     """``y`` corrected where ``x`` is ``zero`` (the pole), below it, infinite or NaN."""
     inf = code.constant(x, math.inf)
     y = code.select(code.compare("eq", x, code.constant(x, zero)), code.constant(x, -math.inf), y)
@@ -262,147 +275,33 @@ def _log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
 
 
 def log(code: Code, x: Value) -> Value:
-    mantissa, exponent = _mantissa_exponent(code, x)
-    return _log_edges(code, x, _log_parts(code, mantissa, exponent), 0.0)
+    mantissa, exponent = mantissa_exponent(code, x)
+    return log_edges(code, x, _log_parts(code, mantissa, exponent), 0.0)
 
 
 def log1p(code: Code, x: Value) -> Value:
     one = code.constant(x, 1.0)
     u = code.add(x, one)
     lost = code.sub(x, code.sub(u, one))  # what rounding 1 + x lost, exact while |x| is below 2**mantissa
-    huge = code.compare("gt", code.abs(x), code.constant(x, 2.0 ** _format(x).mantissa))
+    huge = code.compare("gt", code.abs(x), code.constant(x, 2.0 ** format_of(x).mantissa))
     lost = code.select(huge, code.constant(x, 0.0), lost)
-    mantissa, exponent = _mantissa_exponent(code, u)
-    y = _log_parts(code, mantissa, exponent, _scale(code, lost, code.neg(exponent)))
-    y = _log_edges(code, x, y, -1.0)
+    mantissa, exponent = mantissa_exponent(code, u)
+    y = _log_parts(code, mantissa, exponent, scale(code, lost, code.neg(exponent)))
+    y = log_edges(code, x, y, -1.0)
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
 def log2(code: Code, x: Value) -> Value:
-    mantissa, exponent = _mantissa_exponent(code, x)
+    mantissa, exponent = mantissa_exponent(code, x)
     y = _log_parts(code, mantissa, code.constant(x, 0.0))
-    high, low = (code.constant(x, part) for part in _format(x).log2_e)
-    return _log_edges(code, x, code.fma(y, high, code.fma(y, low, exponent)), 0.0)
+    high, low = (code.constant(x, part) for part in format_of(x).log2_e)
+    return log_edges(code, x, code.fma(y, high, code.fma(y, low, exponent)), 0.0)
 
 
 def log10(code: Code, x: Value) -> Value:
-    mantissa, exponent = _mantissa_exponent(code, x)
+    mantissa, exponent = mantissa_exponent(code, x)
     y = _log_parts(code, mantissa, code.constant(x, 0.0))
-    high, low = (code.constant(x, part) for part in _format(x).log10_e)
-    two_high, two_low = (code.constant(x, part) for part in _format(x).log10_2_short)
+    high, low = (code.constant(x, part) for part in format_of(x).log10_e)
+    two_high, two_low = (code.constant(x, part) for part in format_of(x).log10_2_short)
     y = code.fma(y, high, code.fma(y, low, code.mul(exponent, two_low)))
-    return _log_edges(code, x, code.fma(exponent, two_high, y), 0.0)
-
-
-def power_f32(code: Code, x: Value, y: Value) -> Value:
-    """``x**y`` in f32, by the logarithm in f64; the special cases are those of the C standard (F.10.4.4)."""
-    zero, one, size = code.constant(x, 0.0), code.constant(x, 1.0), code.abs(x)
-    product = code.mul(log2(code, code.convert(size, "float64")), code.convert(y, "float64"))
-    result = code.convert(exp2(code, product), "float32")
-    result = code.select(code.compare("eq", size, one), one, result)
-    half = code.mul(y, code.constant(y, 0.5))
-    whole = code.settle(code.compare("eq", code.call("llvm.trunc", y.type, y), y))
-    odd = code.both(whole, code.compare("ne", code.call("llvm.trunc", y.type, half), half))
-    result = code.select(odd, code.copysign(result, x), result)
-    finite_negative = code.both(code.compare("lt", x, zero), code.compare("gt", x, code.constant(x, -math.inf)))
-    outside = code.both(finite_negative, code.invert(whole))
-    result = code.select(outside, code.constant(x, math.nan), result)
-    return code.select(code.compare("eq", y, zero), one, result)
-
-
-# sine and cosine
-
-
-def _reduce_quarter(code: Code, x: Value) -> tuple[Value, Value, Value]:
-    """``n``, ``r`` and ``low`` with ``x = n*pi/2 + r + low``."""
-    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, 2.0 / math.pi)))
-    first, second, third = (code.constant(x, -piece) for piece in _format(x).half_pi)
-    exact = code.fma(n, first, x)
-    product = code.mul(n, second)
-    product_lost = code.fma(n, second, code.neg(product))
-    r, lost = _two_sum(code, exact, product)
-    return n, r, code.fma(n, third, code.add(lost, product_lost))
-
-
-def _two_sum(code: Code, a: Value, b: Value) -> tuple[Value, Value]:
-    """The rounded sum and what rounding lost (Knuth, TAOCP 2, section 4.2.2)."""
-    total = code.add(a, b)
-    second = code.sub(total, a)
-    return total, code.add(code.sub(a, code.sub(total, second)), code.sub(b, second))
-
-
-def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
-    """Sine and cosine of ``r + low`` in [-pi/4, pi/4]."""
-    f = _format(r)
-    square = code.mul(r, r)
-    cube = code.mul(square, r)
-    sine = code.add(r, code.fma(code.polynomial(square, f.sin), cube, low))
-    one, half = code.constant(r, 1.0), code.constant(r, 0.5)
-    halved = code.mul(square, half)
-    first = code.sub(one, halved)
-    lost = code.sub(code.sub(one, first), halved)
-    square_lost = code.fma(r, r, code.neg(square))
-    lost = code.sub(lost, code.fma(r, low, code.mul(square_lost, half)))
-    fourth = code.mul(square, square)
-    return sine, code.add(first, code.fma(code.polynomial(square, f.cos), fourth, lost))
-
-
-def _sin_or_cos(code: Code, x: Value, quarter: int) -> Value:
-    f = _format(x)
-    n, r, low = _reduce_quarter(code, x)
-    q = code.add(_whole(code, n), tir.constant(quarter, f.integer, x.lanes))
-    sine, cosine = _sin_and_cos(code, r, low)
-    odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
-    y = code.reinterpret(code.select(odd, cosine, sine), f.integer)
-    second = code.bitwise("bitwise_and", q, code.constant(q, 2))
-    sign = code.bitwise("shift_left", second, code.constant(q, f.sign_shift))
-    return code.reinterpret(code.bitwise("bitwise_xor", y, sign), x.type)
-
-
-def _with_large(code: Code, x: Value, y: Value, name: str) -> Value:
-    large = code.compare("gt", code.abs(x), code.constant(x, _format(x).sin_range))
-    suffix = "f" if x.type == "float32" else ""
-    return code.replace_where(large, y, lambda inner: inner.library(name + suffix, x))
-
-
-def sin(code: Code, x: Value) -> Value:
-    y = code.select(code.compare("eq", x, code.constant(x, 0.0)), x, _sin_or_cos(code, x, 0))
-    return _with_large(code, x, y, "sin")
-
-
-def cos(code: Code, x: Value) -> Value:
-    return _with_large(code, x, _sin_or_cos(code, x, 1), "cos")
-
-
-# the error function, in f32 only
-
-
-def erf(code: Code, x: Value) -> Value:
-    if _fills_register(code, x):
-        return _tabulated(code, x, ERF_TABLE_F32)
-    size, square = code.abs(x), code.mul(x, x)
-    small = code.fma(code.polynomial(square, ERF_SMALL_F32), size, size)
-    four = code.constant(x, 4.0)
-    bounded = code.select(code.compare("gt", size, four), four, size)
-    power = code.mul(code.polynomial(bounded, ERF_LARGE_F32), bounded)
-    one = code.constant(x, 1.0)
-    large = code.sub(one, exp(code, code.neg(power)))
-    y = code.copysign(code.select(code.compare("lt", size, one), small, large), x)
-    return code.select(code.compare("eq", x, x), y, x)
-
-
-_BOTH: dict[str, VectorFunction] = {
-    "exp": exp,
-    "exp2": exp2,
-    "expm1": expm1,
-    "log": log,
-    "log2": log2,
-    "log10": log10,
-    "log1p": log1p,
-    "sin": sin,
-    "cos": cos,
-    "tanh": tanh,
-}
-
-VECTOR_FUNCTIONS: dict[str, dict[str, VectorFunction]] = {"float32": {**_BOTH, "erf": erf}, "float64": _BOTH}
-"""Functions of one argument that are computed on vectors, by element type; all others are called in the C library."""
+    return log_edges(code, x, code.fma(exponent, two_high, y), 0.0)

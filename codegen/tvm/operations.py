@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.math import VECTOR_FUNCTIONS, power_f32
+from fusec.codegen.tvm.functions import VECTOR_FUNCTIONS
+from fusec.codegen.tvm.powers import fmod, power
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
 from fusec.errors import LoweringError
@@ -26,43 +27,8 @@ def apply(code: Code, e: Apply, args: Sequence[Value]) -> Value:
         return operation(code, *args)
     vector = VECTOR_FUNCTIONS.get(args[0].type, {}).get(e.op)
     if vector is not None:
-        return vector(code, args[0])
-    if e.op in _LIBRARY and is_float(args[0].type):
-        return code.library(_LIBRARY[e.op] + ("f" if args[0].type == "float32" else ""), *args)
+        return vector(code, *args)
     raise LoweringError(f"the CPU backend has no operation {e.op!r} on {e.dtype}")
-
-
-_LIBRARY = {
-    name: name
-    for name in [
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asin",
-        "acos",
-        "atan",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "pow",
-        "atan2",
-        "hypot",
-        "fmod",
-    ]
-}
-"""Ops that are functions of the C library, by their names there (f32 versions end in f)."""
 
 
 def _intrinsic(name: str) -> Operation:
@@ -198,7 +164,7 @@ def _square_root_power(code: Code, x: Value) -> Value:
 
 def _pow(code: Code, a: Value, b: Value) -> Value:
     if is_float(a.type):
-        return power_f32(code, a, b) if a.type == "float32" else code.library("pow", a, b)
+        return power(code, a, b)
     return _integer_pow(code, a, b)
 
 
@@ -226,7 +192,7 @@ def _integer_pow(code: Code, base: Value, exponent: Value) -> Value:
 
 def _fmod(code: Code, a: Value, b: Value) -> Value:
     if is_float(a.type):
-        return code.library("fmodf" if a.type == "float32" else "fmod", a, b)
+        return fmod(code, a, b)
     return _integer_division(code, a, b)[1]
 
 

@@ -1,0 +1,170 @@
+"""Sine, cosine, tangent and their inverses on vectors, in f32 and f64."""
+
+from __future__ import annotations
+
+import math
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.curves import CURVES
+from fusec.codegen.tvm.math import format_of, whole_number
+from fusec.codegen.tvm.pairs import Pair, divide, ordered_sum, root, two_sum
+from fusec.codegen.tvm.tir import Value
+from fusec.codegen.tvm.vector import Code
+
+
+def _reduce_quarter(code: Code, x: Value) -> tuple[Value, Value, Value]:
+    """``n``, ``r`` and ``low`` with ``x = n*pi/2 + r + low``."""
+    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, 2.0 / math.pi)))
+    first, second, third = (code.constant(x, -piece) for piece in format_of(x).half_pi)
+    exact = code.fma(n, first, x)
+    product = code.mul(n, second)
+    product_lost = code.fma(n, second, code.neg(product))
+    r, lost = two_sum(code, exact, product)
+    return n, r, code.fma(n, third, code.add(lost, product_lost))
+
+
+def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
+    """Sine and cosine of ``r + low`` in [-pi/4, pi/4]."""
+    f = format_of(r)
+    square = code.mul(r, r)
+    cube = code.mul(square, r)
+    sine = code.add(r, code.fma(code.polynomial(square, f.sin), cube, low))
+    one, half = code.constant(r, 1.0), code.constant(r, 0.5)
+    halved = code.mul(square, half)
+    first = code.sub(one, halved)
+    lost = code.sub(code.sub(one, first), halved)
+    square_lost = code.fma(r, r, code.neg(square))
+    lost = code.sub(lost, code.fma(r, low, code.mul(square_lost, half)))
+    fourth = code.mul(square, square)
+    return sine, code.add(first, code.fma(code.polynomial(square, f.cos), fourth, lost))
+
+
+def _sin_or_cos(code: Code, x: Value, quarter: int) -> Value:
+    f = format_of(x)
+    n, r, low = _reduce_quarter(code, x)
+    q = code.add(whole_number(code, n), tir.constant(quarter, f.integer, x.lanes))
+    sine, cosine = _sin_and_cos(code, r, low)
+    odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
+    y = code.reinterpret(code.select(odd, cosine, sine), f.integer)
+    second = code.bitwise("bitwise_and", q, code.constant(q, 2))
+    sign = code.bitwise("shift_left", second, code.constant(q, f.sign_shift))
+    return code.reinterpret(code.bitwise("bitwise_xor", y, sign), x.type)
+
+
+def _with_large(code: Code, x: Value, y: Value, name: str) -> Value:
+    large = code.compare("gt", code.abs(x), code.constant(x, format_of(x).sin_range))
+    suffix = "f" if x.type == "float32" else ""
+    return code.replace_where(large, y, lambda inner: inner.library(name + suffix, x))
+
+
+def sin(code: Code, x: Value) -> Value:
+    y = code.select(code.compare("eq", x, code.constant(x, 0.0)), x, _sin_or_cos(code, x, 0))
+    return _with_large(code, x, y, "sin")
+
+
+def cos(code: Code, x: Value) -> Value:
+    return _with_large(code, x, _sin_or_cos(code, x, 1), "cos")
+
+
+def tan(code: Code, x: Value) -> Value:
+    n, r, low = _reduce_quarter(code, x)
+    square = code.mul(r, r)
+    more = code.fma(code.polynomial(square, CURVES[x.type].tan), code.mul(square, r), code.fma(low, square, low))
+    tangent, lost = ordered_sum(code, r, more)
+    one, minus = code.constant(x, 1.0), code.constant(x, -1.0)
+    inverse = code.div(minus, tangent)
+    rest = code.fma(inverse, lost, code.fma(inverse, tangent, one))
+    q = whole_number(code, n)
+    odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
+    y = code.select(odd, code.fma(inverse, rest, inverse), tangent)
+    return _with_large(code, x, code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y), "tan")
+
+
+# inverses
+
+
+def _half_pi(code: Code, x: Value, times: float = 1.0) -> Pair:
+    high, low, _ = format_of(x).half_pi
+    return code.constant(x, times * high), code.constant(x, times * low)
+
+
+def _less(code: Code, whole: Pair, high: Value, low: Value) -> Value:
+    """``whole - (high + low)``, where ``whole`` is 0 or the larger."""
+    total = code.sub(whole[0], high)
+    lost = code.sub(code.sub(whole[0], total), high)
+    return code.add(total, code.add(lost, code.sub(whole[1], low)))
+
+
+def _arc_root(code: Code, x: Value) -> tuple[Value, Value, Value]:
+    """``near``, ``s``, ``rest``: asin(s) = s + rest of s = |x| where that is ``near`` 0, else of sqrt((1 - |x|)/2)."""
+    size, half, zero = code.abs(x), code.constant(x, 0.5), code.constant(x, 0.0)
+    near = code.settle(code.compare("le", size, half))
+    z = code.select(near, code.mul(size, size), code.fma(size, code.constant(x, -0.5), half))
+    first, lost = root(code, (z, zero))
+    s = code.select(near, size, first)
+    rest = code.fma(code.polynomial(z, CURVES[x.type].asin), code.mul(z, s), code.select(near, zero, lost))
+    return near, s, rest
+
+
+def asin(code: Code, x: Value) -> Value:
+    """Beyond 1/2, ``pi/2 - 2*asin(sqrt((1 - x)/2))``."""
+    near, s, rest = _arc_root(code, x)
+    far = _less(code, _half_pi(code, x), code.add(s, s), code.add(rest, rest))
+    return code.copysign(code.select(near, code.add(s, rest), far), x)
+
+
+def acos(code: Code, x: Value) -> Value:
+    near, s, rest = _arc_root(code, x)
+    middle = _less(code, _half_pi(code, x), code.copysign(s, x), _with_sign(code, rest, x))
+    twice, twice_rest = code.add(s, s), code.add(rest, rest)
+    low = _less(code, _half_pi(code, x, 2.0), twice, twice_rest)
+    far = code.select(code.compare("lt", x, code.constant(x, 0.0)), low, code.add(twice, twice_rest))
+    return code.select(near, middle, far)
+
+
+def _with_sign(code: Code, a: Value, x: Value) -> Value:
+    """``a`` times the sign of x."""
+    return code.mul(a, code.copysign(code.constant(a, 1.0), x))
+
+
+def _atan_rest(code: Code, q: Pair) -> Value:
+    """``atan(q) - q[0]`` for q in [0, 1]."""
+    square = code.mul(q[0], q[0])
+    return code.fma(code.polynomial(square, CURVES[square.type].atan), code.mul(square, q[0]), q[1])
+
+
+def atan(code: Code, x: Value) -> Value:
+    """Of x > 1, ``pi/2 - atan(1/x)``."""
+    one, zero, size = code.constant(x, 1.0), code.constant(x, 0.0), code.abs(x)
+    enough = code.constant(x, 2.0 ** (format_of(x).mantissa + 8))
+    size = code.select(code.compare("gt", size, enough), enough, size)
+    large = code.settle(code.compare("gt", size, one))
+    inverse = code.div(one, size)
+    lost = code.mul(code.fma(code.neg(inverse), size, one), inverse)
+    q = code.select(large, inverse, size)
+    rest = _atan_rest(code, (q, code.select(large, lost, zero)))
+    y = code.select(large, _less(code, _half_pi(code, x), q, rest), code.add(q, rest))
+    return code.select(code.compare("eq", x, x), code.copysign(y, x), x)
+
+
+def atan2(code: Code, y: Value, x: Value) -> Value:
+    """The arc tangent of the lesser by the greater size, put into its octant."""
+    zero, one, width, height = code.constant(x, 0.0), code.constant(x, 1.0), code.abs(x), code.abs(y)
+    steep = code.settle(code.compare("gt", height, width))
+    greater, lesser = code.select(steep, height, width), code.select(steep, width, height)
+    infinite = code.settle(code.compare("eq", greater, code.constant(x, math.inf)))
+    edge = code.either(code.compare("eq", greater, zero), infinite)
+    diagonal = code.both(infinite, code.compare("eq", greater, lesser))
+    ratio, lost = divide(code, (lesser, zero), (code.select(edge, one, greater), zero))
+    ratio = code.select(edge, code.select(diagonal, one, zero), ratio)
+    lost = code.select(edge, zero, lost)
+    rest = _atan_rest(code, (ratio, lost))
+    left = code.compare("lt", code.copysign(one, x), zero)
+    turns = code.select(steep, one, code.select(left, code.constant(x, 2.0), zero))
+    high, low = _half_pi(code, x)
+    whole = code.mul(turns, high), code.mul(turns, low)
+    minus = code.compare("ne", code.byte(steep), code.byte(left))
+    sign = code.select(minus, one, code.constant(x, -1.0))
+    angle = _less(code, whole, code.mul(ratio, sign), code.mul(rest, sign))
+    ordered = code.both(code.compare("eq", x, x), code.compare("eq", y, y))
+    return code.select(ordered, code.copysign(angle, y), code.add(x, y))
