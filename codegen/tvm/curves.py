@@ -14,7 +14,7 @@ Coefficients = tuple[float, ...]
 class Curves:
     """The polynomials of one format.
 
-    tan, atan, asin, sinh: (f(x)/x - 1) / x**2 in x**2, on [0, pi/4], [0, 1], [0, 1/2] and [0, 1].
+    tan, atan, asin, sinh: (f(x)/x - 1) / x**2 in x**2, on [0, pi/4] and a little more, [0, 1], [0, 1/2] and [0, 1].
     erf_small: erf(x)/x - 1 in x**2 on [0, 1]; erfc_small: the same on [0, 1/2], to fewer digits.
     erf_large: -log(erfc(x)) / x on [1, erf_limit], from where on erf rounds to 1.
     erfc: (1 + 2*x) * e**(x**2) * erfc(x) - 1 in (x - erfc_pole) / (x + erfc_pole), for x from 1/2 to erfc_limit, from
@@ -40,7 +40,7 @@ def _numbers(text: str) -> Coefficients:
 
 F32 = Curves(
     tan=_numbers("""
-        0x1.1ecep-8 0x1.78959cp-14 0x1.630d9ep-7 0x1.5cb124p-6 0x1.badbb4p-5 0x1.110d8ep-3 0x1.55556p-2
+        0x1.3b0d6p-9 -0x1.82300ap-10 0x1.7f576ep-8 0x1.02de4p-7 0x1.6a243cp-6 0x1.b9dabp-5 0x1.111218p-3 0x1.555552p-2
     """),
     atan=_numbers("""
         -0x1.d62fd8p-10 0x1.65a664p-7 -0x1.fed18p-6 0x1.daca04p-5 -0x1.5834ap-4 0x1.c09a06p-4 -0x1.2421b6p-3

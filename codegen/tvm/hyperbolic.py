@@ -20,8 +20,9 @@ from fusec.codegen.tvm.widened import in_f64
 def _half_exp(code: Code, x: Value) -> tuple[Value, Value]:
     """``e**x / 2`` as a pair, for x at least 0; infinite where the halves' sum overflows."""
     limit = code.constant(x, format_of(x).exp_range[1] + 2.0)
-    n, r, lost = reduce_exp_pair(code, code.select(code.compare("gt", x, limit), limit, x))
-    high, low = exp_pair(code, r, lost)
+    bounded = code.select(code.compare("gt", x, limit), limit, x)
+    n, r = reduce_exp_pair(code, bounded, code.constant(x, 0.0))
+    high, low = exp_pair(code, r)
     n = code.sub(n, code.constant(n, 1.0))
     return scale(code, high, n), scale(code, low, n)
 

@@ -18,7 +18,7 @@ from fusec.codegen.tvm.coefficients import (
     FloatFormat,
     Table,
 )
-from fusec.codegen.tvm.pairs import Pair, ordered_sum
+from fusec.codegen.tvm.pairs import Pair, ordered_sum, two_product, two_sum
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
@@ -90,21 +90,22 @@ def reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
     return n, code.fma(n, code.constant(x, -f.ln2_short[1]), r)
 
 
-def reduce_exp_pair(code: Code, x: Value) -> tuple[Value, Value, Value]:
-    """``n``, ``r`` and ``lost`` with ``x = n*ln2 + r + lost``."""
+def reduce_exp_pair(code: Code, x: Value, low: Value) -> tuple[Value, Pair]:
+    """``n`` and the pair ``r`` with ``x + low = n*ln2 + r``; ``low`` may be as large as what rounding x lost."""
     f = format_of(x)
     n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, f.log2_e[0])))
     first = code.fma(n, code.constant(x, -f.ln2_short[0]), x)
-    low = code.constant(x, -f.ln2_short[1])
-    r = code.fma(n, low, first)
-    return n, r, code.fma(n, low, code.sub(first, r))
+    ln2_low = code.constant(x, -f.ln2_short[1])
+    r = code.fma(n, ln2_low, first)
+    lost = code.fma(n, ln2_low, code.sub(first, r))
+    return n, two_sum(code, r, code.add(lost, low))
 
 
-def exp_pair(code: Code, r: Value, low: Value) -> Pair:
-    """``e**(r + low)`` as a pair."""
-    one = code.constant(r, 1.0)
-    first, lost = ordered_sum(code, one, r)
-    rest = code.fma(code.mul(code.polynomial(r, format_of(r).exp), r), r, code.add(lost, low))
+def exp_pair(code: Code, r: Pair) -> Pair:
+    """``e**r`` as a pair."""
+    x = r[0]
+    first, lost = ordered_sum(code, code.constant(x, 1.0), x)
+    rest = code.fma(code.mul(code.polynomial(x, format_of(x).exp), x), x, code.add(lost, r[1]))
     return ordered_sum(code, first, rest)
 
 
@@ -137,12 +138,13 @@ def exp2(code: Code, x: Value) -> Value:
 
 def expm1(code: Code, x: Value) -> Value:
     f = format_of(x)
-    n, r = reduce_exp(code, _clamp(code, x, *f.exp_range))
-    less_one = code.fma(code.mul(code.polynomial(r, f.exp), r), r, r)
+    n, (r, low) = reduce_exp_pair(code, _clamp(code, x, *f.exp_range), code.constant(x, 0.0))
     one, top = code.constant(x, 1.0), code.constant(x, float(f.bias))
     overflows = code.compare("gt", n, top)
     power = scale(code, one, code.select(overflows, top, n))
-    y = code.fma(power, less_one, code.sub(power, one))
+    less_one, lost = ordered_sum(code, r, code.fma(code.mul(code.polynomial(r, f.exp), r), r, low))
+    whole, rest = two_sum(code, code.sub(power, one), code.mul(power, less_one))
+    y = code.add(whole, code.fma(power, lost, rest))
     y = code.select(overflows, scale(code, code.add(less_one, one), n), y)
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
@@ -246,23 +248,32 @@ def _mantissa_exponent_avx512(code: Code, x: Value) -> tuple[Value, Value]:
     return mantissa, code.select(large, code.add(exponent, code.constant(x, 1.0)), exponent)
 
 
-def _log_parts(code: Code, mantissa: Value, exponent: Value, correction: Value | None = None) -> Value:
-    """``log(mantissa + correction) + exponent * ln2``."""
+def _log_parts(code: Code, mantissa: Value, exponent: Value, correction: Value | None = None) -> Pair:
+    """``log(mantissa + correction) + exponent * ln2``; the first part alone is not the rounded sum."""
     f = code.sub(mantissa, code.constant(mantissa, 1.0))
-    if correction is not None:
-        f = code.add(f, correction)
-    high, low = (code.constant(f, part) for part in format_of(f).ln2_short)
+    if correction is None:
+        return f, _log_rest(code, f, exponent)
+    f, lost = two_sum(code, f, correction)
+    return f, code.add(_log_rest(code, f, exponent), code.fma(code.neg(lost), f, lost))
+
+
+def _log_rest(code: Code, f: Value, exponent: Value) -> Value:
+    """``log(1 + f) - f`` and the lower part of ``exponent * ln2``."""
+    low = code.constant(f, format_of(f).ln2_short[1])
     square = code.mul(f, f)
     if f.type == "float32":
         t = code.fma(exponent, low, code.mul(code.mul(square, f), code.polynomial(f, LOG_F32)))
-        t = code.fma(square, code.constant(f, -0.5), t)
-        return code.fma(exponent, high, code.add(f, t))
+        return code.fma(square, code.constant(f, -0.5), t)
     s = code.div(f, code.add(f, code.constant(f, 2.0)))
     z = code.mul(s, s)
     half = code.mul(square, code.constant(f, 0.5))
     rest = code.fma(code.polynomial(z, LOG_F64), z, half)
-    t = code.sub(half, code.fma(s, rest, code.mul(exponent, low)))
-    return code.fma(exponent, high, code.sub(f, t))
+    return code.sub(code.fma(s, rest, code.mul(exponent, low)), half)
+
+
+def _log_sum(code: Code, parts: Pair, exponent: Value) -> Value:
+    high = code.constant(exponent, format_of(exponent).ln2_short[0])
+    return code.fma(exponent, high, code.add(*parts))
 
 
 def log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
@@ -276,7 +287,7 @@ def log_edges(code: Code, x: Value, y: Value, zero: float) -> Value:
 
 def log(code: Code, x: Value) -> Value:
     mantissa, exponent = mantissa_exponent(code, x)
-    return log_edges(code, x, _log_parts(code, mantissa, exponent), 0.0)
+    return log_edges(code, x, _log_sum(code, _log_parts(code, mantissa, exponent), exponent), 0.0)
 
 
 def log1p(code: Code, x: Value) -> Value:
@@ -286,22 +297,29 @@ def log1p(code: Code, x: Value) -> Value:
     huge = code.compare("gt", code.abs(x), code.constant(x, 2.0 ** format_of(x).mantissa))
     lost = code.select(huge, code.constant(x, 0.0), lost)
     mantissa, exponent = mantissa_exponent(code, u)
-    y = _log_parts(code, mantissa, exponent, scale(code, lost, code.neg(exponent)))
+    parts = _log_parts(code, mantissa, exponent, scale(code, lost, code.neg(exponent)))
+    y = _log_sum(code, parts, exponent)
     y = log_edges(code, x, y, -1.0)
     return code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y)
 
 
-def log2(code: Code, x: Value) -> Value:
+def _in_base(code: Code, x: Value, constants: tuple[float, float]) -> tuple[Value, Pair]:
+    """The exponent of x, and the logarithm of its mantissa times a constant in two parts, the first of them rounded."""
     mantissa, exponent = mantissa_exponent(code, x)
-    y = _log_parts(code, mantissa, code.constant(x, 0.0))
-    high, low = (code.constant(x, part) for part in format_of(x).log2_e)
-    return log_edges(code, x, code.fma(y, high, code.fma(y, low, exponent)), 0.0)
+    f, rest = _log_parts(code, mantissa, code.constant(x, 0.0))
+    high, low = (code.constant(x, part) for part in constants)
+    product, lost = two_product(code, f, high)
+    return exponent, (product, code.fma(rest, high, code.fma(f, low, lost)))
+
+
+def log2(code: Code, x: Value) -> Value:
+    exponent, (first, rest) = _in_base(code, x, format_of(x).log2_e)
+    whole, lost = ordered_sum(code, exponent, first)
+    return log_edges(code, x, code.add(whole, code.add(lost, rest)), 0.0)
 
 
 def log10(code: Code, x: Value) -> Value:
-    mantissa, exponent = mantissa_exponent(code, x)
-    y = _log_parts(code, mantissa, code.constant(x, 0.0))
-    high, low = (code.constant(x, part) for part in format_of(x).log10_e)
-    two_high, two_low = (code.constant(x, part) for part in format_of(x).log10_2_short)
-    y = code.fma(y, high, code.fma(y, low, code.mul(exponent, two_low)))
-    return log_edges(code, x, code.fma(exponent, two_high, y), 0.0)
+    exponent, (first, rest) = _in_base(code, x, format_of(x).log10_e)
+    high, low = (code.constant(x, part) for part in format_of(x).log10_2_short)
+    whole, lost = ordered_sum(code, code.mul(exponent, high), first)
+    return log_edges(code, x, code.add(whole, code.add(lost, code.fma(exponent, low, rest))), 0.0)

@@ -6,7 +6,7 @@ import math
 
 from fusec.codegen.tvm import pairs
 from fusec.codegen.tvm.logarithms import log_pair
-from fusec.codegen.tvm.math import exp2, exp_pair, exp_rest, format_of, log2, reduce_exp_pair, scale
+from fusec.codegen.tvm.math import exp2, exp_rest, format_of, log2, reduce_exp_pair, scale
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.widened import in_f64
@@ -41,9 +41,8 @@ def _power_of_positive(code: Code, x: Value, y: Value) -> Value:
     low, high = (code.constant(x, end) for end in format_of(x).exp_range)
     inside = code.both(code.compare("gt", product, low), code.compare("lt", product, high))
     beyond = code.select(code.compare("gt", product, zero), high, low)
-    n, r, rest = reduce_exp_pair(code, code.select(inside, product, beyond))
-    rest = code.add(rest, code.select(inside, lost, zero))
-    result = scale(code, exp_rest(code, r, rest), n)
+    n, r = reduce_exp_pair(code, code.select(inside, product, beyond), code.select(inside, lost, zero))
+    result = scale(code, exp_rest(code, *r), n)
     edge = code.either(code.compare("eq", x, zero), code.compare("eq", x, inf))
     grows = code.compare("eq", code.byte(code.compare("gt", x, zero)), code.byte(code.compare("gt", y, zero)))
     result = code.select(edge, code.select(grows, inf, zero), result)

@@ -6,21 +6,23 @@ import math
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.curves import CURVES
-from fusec.codegen.tvm.math import format_of, whole_number
-from fusec.codegen.tvm.pairs import Pair, divide, ordered_sum, root, two_sum
+from fusec.codegen.tvm.math import format_of
+from fusec.codegen.tvm.pairs import Pair, ordered_sum, root, two_sum
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
 
 def _reduce_quarter(code: Code, x: Value) -> tuple[Value, Value, Value]:
-    """``n``, ``r`` and ``low`` with ``x = n*pi/2 + r + low``."""
-    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, 2.0 / math.pi)))
+    """``n`` as an integer, ``r`` and ``low`` with ``x = n*pi/2 + r + low``."""
+    rounding = code.constant(x, format_of(x).rounding)
+    biased = code.fma(x, code.constant(x, 2.0 / math.pi), rounding)
+    n = code.sub(biased, rounding)
     first, second, third = (code.constant(x, -piece) for piece in format_of(x).half_pi)
     exact = code.fma(n, first, x)
     product = code.mul(n, second)
     product_lost = code.fma(n, second, code.neg(product))
     r, lost = two_sum(code, exact, product)
-    return n, r, code.fma(n, third, code.add(lost, product_lost))
+    return code.reinterpret(biased, format_of(x).integer), r, code.fma(n, third, code.add(lost, product_lost))
 
 
 def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
@@ -41,8 +43,8 @@ def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
 
 def _sin_or_cos(code: Code, x: Value, quarter: int) -> Value:
     f = format_of(x)
-    n, r, low = _reduce_quarter(code, x)
-    q = code.add(whole_number(code, n), tir.constant(quarter, f.integer, x.lanes))
+    q, r, low = _reduce_quarter(code, x)
+    q = code.add(q, tir.constant(quarter, f.integer, x.lanes)) if quarter else q
     sine, cosine = _sin_and_cos(code, r, low)
     odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
     y = code.reinterpret(code.select(odd, cosine, sine), f.integer)
@@ -67,14 +69,13 @@ def cos(code: Code, x: Value) -> Value:
 
 
 def tan(code: Code, x: Value) -> Value:
-    n, r, low = _reduce_quarter(code, x)
+    q, r, low = _reduce_quarter(code, x)
     square = code.mul(r, r)
     more = code.fma(code.polynomial(square, CURVES[x.type].tan), code.mul(square, r), code.fma(low, square, low))
     tangent, lost = ordered_sum(code, r, more)
     one, minus = code.constant(x, 1.0), code.constant(x, -1.0)
     inverse = code.div(minus, tangent)
     rest = code.fma(inverse, lost, code.fma(inverse, tangent, one))
-    q = whole_number(code, n)
     odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
     y = code.select(odd, code.fma(inverse, rest, inverse), tangent)
     return _with_large(code, x, code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y), "tan")
@@ -155,8 +156,9 @@ def atan2(code: Code, y: Value, x: Value) -> Value:
     infinite = code.settle(code.compare("eq", greater, code.constant(x, math.inf)))
     edge = code.either(code.compare("eq", greater, zero), infinite)
     diagonal = code.both(infinite, code.compare("eq", greater, lesser))
-    ratio, lost = divide(code, (lesser, zero), (code.select(edge, one, greater), zero))
-    ratio = code.select(edge, code.select(diagonal, one, zero), ratio)
+    usual = code.select(edge, one, greater)
+    ratio = code.select(edge, code.select(diagonal, one, zero), code.div(lesser, usual))
+    lost = code.div(code.fma(code.neg(ratio), usual, lesser), usual)
     lost = code.select(edge, zero, lost)
     rest = _atan_rest(code, (ratio, lost))
     left = code.compare("lt", code.copysign(one, x), zero)
