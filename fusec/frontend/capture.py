@@ -17,11 +17,26 @@ Rebuild = Callable[[Sequence[Any]], Any]
 """From the tensors of all graph outputs, in order, to what the user's function returns."""
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """An environment's test in parts: functions that must give these very objects, and a function that tests the rest
+    (None where nothing is left)."""
+
+    values: tuple[tuple[Callable[[], object], object], ...]
+    rest: Callable[[], bool] | None
+
+
 class Environment(Protocol):
     """State outside the arguments that the capture depended on."""
 
     def holds(self) -> bool:
         """True while every value that the capture read is what it was."""
+
+    @property
+    def conditions(self) -> Conditions:
+        """What a call tests, besides the layouts of arrays and the library's modes that show in those
+        (``Arrays.check``): all of :meth:`holds` that those leave."""
+        return Conditions((), self.holds)
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,22 @@ class ReferenceSource:
 
     path: str
     fetch: Callable[[], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TableEntry:
+    """Fetches ``name`` in a table (``_parameters`` or ``_buffers``) of the submodule ``steps`` below ``root``."""
+
+    root: Any
+    steps: tuple[str, ...]
+    table: str
+    name: str
+
+    def __call__(self) -> Any:
+        module = self.root
+        for step in self.steps:
+            module = module._modules[step]
+        return getattr(module, self.table)[self.name]
 
 
 Source = ArgumentSource | ReferenceSource

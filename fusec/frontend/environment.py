@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+from fusec.frontend.capture import Conditions
 from fusec.frontend.guards import GuardWriter, Names
 from fusec.frontend.source import is_user_file
 
@@ -44,6 +45,10 @@ class Environment:
     def __len__(self) -> int:
         """Number of guards."""
         return self._count
+
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions((), self.holds if self._count else None)
 
     def why_changed(self) -> str:
         """The first thing found changed, such as ``global SCALE: was 2.0, now 3.0``; empty when nothing is."""

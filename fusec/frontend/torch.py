@@ -14,6 +14,7 @@ from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import (
     CallSpec,
     Capture,
+    Conditions,
     Environment,
     Fallback,
     Rebuild,
@@ -121,6 +122,14 @@ class _Guards:
             return is_graded() is graded and default_dtype() is dtype and own()
 
         return holds
+
+    @property
+    def conditions(self) -> Conditions:
+        """The grad mode and autocast are left to :meth:`TorchArrays.check`, which sees both."""
+        _, dtype, *autocast = self.ambient
+        if self.ties or any(autocast):
+            return Conditions((), self._holds)
+        return Conditions(((torch.get_default_dtype, dtype),), self.guards.conditions.rest)
 
     def _holds(self) -> bool:
         return _ambient() == self.ambient and self.guards.holds() and self._tied()

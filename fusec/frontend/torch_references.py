@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.capture import TableEntry
 from fusec.frontend.source import is_user_file
 
 _DEPTH = 4
@@ -133,7 +134,7 @@ class _Walk:
             for table in ("_parameters", "_buffers"):
                 for name, tensor in module.__dict__[table].items():
                     if tensor is not None:
-                        fetch: Fetch = partial(_module_entry, root, steps, table, name)
+                        fetch: Fetch = TableEntry(root, steps, table, name)
                         self._note(tensor, Reference(f"{where}.{name}", fetch, True))
             for name, part in list(module.__dict__.items()):
                 if not name.startswith("_") or isinstance(part, torch.Tensor):
@@ -216,10 +217,6 @@ def _submodule(root: torch.nn.Module, steps: tuple[str, ...]) -> torch.nn.Module
         assert found is not None
         root = found
     return root
-
-
-def _module_entry(root: torch.nn.Module, steps: tuple[str, ...], table: str, name: str) -> Any:
-    return _submodule(root, steps).__dict__[table][name]
 
 
 def _module_attribute(root: torch.nn.Module, steps: tuple[str, ...], name: str) -> Any:

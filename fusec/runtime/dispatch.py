@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -9,7 +10,7 @@ import threading
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,27 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+class Captures:
+    """How many captures run now, in any thread."""
+
+    running = 0
+    _lock = threading.Lock()
+
+    @classmethod
+    @contextlib.contextmanager
+    def run(cls) -> Iterator[None]:
+        """While entered, this thread's calls of compiled functions become part of what is captured."""
+        outer, _thread.capturing = _thread.capturing, True
+        with cls._lock:
+            cls.running += 1
+        try:
+            yield
+        finally:
+            with cls._lock:
+                cls.running -= 1
+            _thread.capturing = outer
 
 
 def load_capture(library: Library) -> CaptureFunction:
@@ -215,15 +237,16 @@ class Dispatcher:
         self._name = name or getattr(function, "__qualname__", type(function).__name__)
         self._lock = threading.RLock()
         self._recent: tuple[Plan, ...] = ()
+        self._entries: tuple[Entry, ...] = ()
         self._plans: dict[Hashable, list[Plan]] = {}
         self._keys: list[Hashable] = []
         self._count = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _thread.capturing:  # an outer function is being captured: become part of it
+        if Captures.running and _thread.capturing:  # an outer function is being captured: become part of it
             return self.function(*args, **kwargs)
-        for plan in self._recent:
-            result = plan.entry(args, kwargs)
+        for entry in self._entries:
+            result = entry(args, kwargs)
             if result is not MISS:
                 return result
         return self._slow(args, kwargs)
@@ -290,6 +313,7 @@ class Dispatcher:
 
     def _promote(self, plan: Plan) -> None:
         self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
+        self._entries = tuple(p.entry for p in self._recent)
 
     def _log_recompile(self, key: Hashable, known: tuple[Plan, ...]) -> None:
         if not self._keys:
@@ -317,13 +341,9 @@ class Dispatcher:
         return self._capture(library, args, kwargs)
 
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        outer, _thread.capturing = _thread.capturing, True
-        try:
-            capture = self._capture_function or load_capture(library)
-            with tracing.span(f"capture {self._name}", "compile", library=library):
-                made = capture(self.function, args, kwargs, fallback=self.fallback)
-        finally:
-            _thread.capturing = outer
+        capture = self._capture_function or load_capture(library)
+        with Captures.run(), tracing.span(f"capture {self._name}", "compile", library=library):
+            made = capture(self.function, args, kwargs, fallback=self.fallback)
         if not self.static:
             return made
         called: Any = self.function
@@ -402,11 +422,8 @@ class Dispatcher:
 
             named = [[n if isinstance(n, int) else str(n) for n in shape] for shape in shapes]
             dtypes = [arrays.layout(leaf).type.dtype for leaf in leaves]
-            outer, _thread.capturing = _thread.capturing, True
-            try:
+            with Captures.run():
                 check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
-            finally:
-                _thread.capturing = outer
 
         capture = self.symbolic(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
         if needs_autograd(arrays.library, leaves, capture):

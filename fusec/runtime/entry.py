@@ -9,12 +9,14 @@ from fusec.frontend.capture import (
     ArgumentSource,
     CallSpec,
     Capture,
+    Environment,
     Node,
     Rebuild,
     ReferenceSource,
     Source,
     Static,
     Structure,
+    TableEntry,
 )
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope, make_function
@@ -119,7 +121,7 @@ def compiled_entry(
     scope = Scope()
     writer = _EntryWriter(scope)
     writer.call(spec)
-    writer.unless(f"{scope.bind(capture.environment.holds, 'holds')}()")
+    _check_environment(writer, capture.environment)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
     writer.lines += _clashes(executable, scope, inputs, eager)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
@@ -131,6 +133,44 @@ def compiled_entry(
     writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched})")
     lines = [*writer.lines, *written.lines, f"return {result}"]
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
+
+
+class _Paths:
+    """Writes how what is taken by reference is fetched; the way to each module is gone once."""
+
+    def __init__(self, scope: Scope, lines: list[str]) -> None:
+        self._scope = scope
+        self._lines = lines
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def fetch(self, function: Callable[[], Any]) -> str:
+        """The expression that fetches it; lines before it go to ``lines``."""
+        if not isinstance(function, TableEntry):
+            return f"{self._scope.bind(function, 'fetch')}()"
+        module = self._module(function.root, function.steps)
+        return f"{self._once((module, function.table), f'{module}.{function.table}')}[{function.name!r}]"
+
+    def _module(self, root: Any, steps: tuple[str, ...]) -> str:
+        if not steps:
+            return self._scope.bind(root, "module")
+        parent = self._module(root, steps[:-1])
+        children = self._once((parent, "_modules"), f"{parent}._modules")
+        return self._once((children, steps[-1]), f"{children}[{steps[-1]!r}]")
+
+    def _once(self, key: tuple[object, ...], expression: str) -> str:
+        if key not in self._known:
+            self._known[key] = f"m{len(self._known)}"
+            self._lines.append(f"{self._known[key]} = {expression}")
+        return self._known[key]
+
+
+def _check_environment(writer: _EntryWriter, environment: Environment) -> None:
+    conditions = environment.conditions
+    for function, value in conditions.values:
+        name = writer.scope.bind(function, getattr(function, "__name__", "function"))
+        writer.unless(f"{name}() is {writer.scope.bind(value, 'known')}")
+    if conditions.rest is not None:
+        writer.unless(f"{writer.scope.bind(conditions.rest, 'holds')}()")
 
 
 def variant_entry(
@@ -214,13 +254,14 @@ def _check_arrays(
         writer.unless(test)
     inputs: list[str] = []
     fetches: list[str] = []
+    paths = _Paths(scope, fetches)
     for number, source in enumerate(sources):
         match source:
             case ArgumentSource(index):
                 inputs.append(writer.leaves[index])
             case ReferenceSource():
                 variable = f"r{number}"
-                fetches.append(f"{variable} = {scope.bind(source.fetch, 'fetch')}()")
+                fetches.append(f"{variable} = {paths.fetch(source.fetch)}")
                 inputs.append(variable)
                 variables.append(variable)
                 examples.append(source.fetch())
