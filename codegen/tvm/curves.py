@@ -14,7 +14,8 @@ Coefficients = tuple[float, ...]
 class Curves:
     """The polynomials of one format.
 
-    tan, atan, asin, sinh: (f(x)/x - 1) / x**2 in x**2, on [0, pi/4] and a little more, [0, 1], [0, 1/2] and [0, 1].
+    tan, atan, asin, sinh: (f(x)/x - 1) / x**2 in x**2, on [0, pi/4] and a little more,
+    [0, sqrt(2) - 1], [0, 1/2] and [0, 1].
     erf_small: erf(x)/x - 1 in x**2 on [0, 1]; erfc_small: the same on [0, 1/2], to fewer digits.
     erf_large: -log(erfc(x)) / x on [1, erf_limit], from where on erf rounds to 1.
     erfc: (1 + 2*x) * e**(x**2) * erfc(x) - 1 in (x - erfc_pole) / (x + erfc_pole), for x from 1/2 to erfc_limit, from
@@ -43,8 +44,7 @@ F32 = Curves(
         0x1.3b0d6p-9 -0x1.82300ap-10 0x1.7f576ep-8 0x1.02de4p-7 0x1.6a243cp-6 0x1.b9dabp-5 0x1.111218p-3 0x1.555552p-2
     """),
     atan=_numbers("""
-        -0x1.d62fd8p-10 0x1.65a664p-7 -0x1.fed18p-6 0x1.daca04p-5 -0x1.5834ap-4 0x1.c09a06p-4 -0x1.2421b6p-3
-        0x1.9991fep-3 -0x1.55553ep-2
+        -0x1.f1daf6p-5 0x1.b1e8fap-4 -0x1.23b4f6p-3 0x1.999194p-3 -0x1.55554ap-2
     """),
     asin=_numbers("""
         0x1.336bdap-5 0x1.d8e7c8p-7 0x1.0494d2p-5 0x1.6cae8p-5 0x1.33387ep-4 0x1.55554cp-3
@@ -80,11 +80,9 @@ F64 = Curves(
         0x1.ba1ba1bab63c1p-5 0x1.111111111067ap-3 0x1.555555555555dp-2
     """),
     atan=_numbers("""
-        0x1.bbdc4038bf7bep-17 -0x1.3f2b6e2ff423p-13 0x1.b3ee239d75875p-11 -0x1.7a3080f0b18dfp-9
-        0x1.d7b01a59b5676p-8 -0x1.c78931fd9a41bp-7 0x1.68391fddfddc3p-6 -0x1.e9f6e75f0d938p-6
-        0x1.2c2d4cc3099a5p-5 -0x1.59a36e5479541p-5 0x1.82da9aca517f8p-5 -0x1.ae5e5eb6263f5p-5
-        0x1.e1bba14b69a85p-5 -0x1.110e50a6c277fp-4 0x1.3b1366877ff61p-4 -0x1.745d11ac80fd2p-4
-        0x1.c71c717fabdfbp-4 -0x1.249249237e8d2p-3 0x1.9999999995567p-3 -0x1.5555555555526p-2
+        -0x1.2540bea748182p-6 0x1.37c247e5ddf66p-5 -0x1.9ccaf173434c6p-5 0x1.df0d8446c629ap-5 -0x1.10eb97fce6b2p-4
+        0x1.3b111627de7ebp-4 -0x1.745cf8afbf34ep-4 0x1.c71c70e467552p-4 -0x1.24924922a8bc2p-3 0x1.9999999995792p-3
+        -0x1.555555555553dp-2
     """),
     asin=_numbers("""
         0x1.0b82e0cac70bp-5 -0x1.58ba15a5dadf7p-6 0x1.641f0791f3275p-6 0x1.e45136cce9d43p-9 0x1.6157c118a0728p-7

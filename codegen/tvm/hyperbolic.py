@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fusec.codegen.tvm.curves import CURVES
 from fusec.codegen.tvm.logarithms import log1p_pair
-from fusec.codegen.tvm.math import exp_pair, format_of, reduce_exp_pair, scale
+from fusec.codegen.tvm.math import exp_pair, format_of, log1p, reduce_exp_pair, scale
 from fusec.codegen.tvm.pairs import divide, ordered_sum, root, two_product, two_sum
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
@@ -42,6 +42,31 @@ def cosh(code: Code, x: Value) -> Value:
     return code.add(high, code.add(inverse, low))
 
 
+# the inverses of f32, in f64: its digits hide what the plain formulas lose
+
+
+def _asinh_short(code: Code, x: Value) -> Value:
+    one, size = code.constant(x, 1.0), code.abs(x)
+    square = code.mul(x, x)
+    root = code.call("llvm.sqrt", x.type, code.add(square, one))
+    y = log1p(code, code.add(size, code.div(square, code.add(root, one))))
+    infinite = code.compare("eq", size, code.constant(x, math.inf))
+    return code.copysign(code.select(infinite, size, y), x)
+
+
+def _acosh_short(code: Code, x: Value) -> Value:
+    less = code.sub(x, code.constant(x, 1.0))
+    less = code.select(code.compare("ge", less, code.constant(x, 0.0)), less, code.constant(x, math.nan))
+    root = code.call("llvm.sqrt", x.type, code.fma(less, less, code.add(less, less)))
+    return log1p(code, code.add(less, root))
+
+
+def _atanh_short(code: Code, x: Value) -> Value:
+    size = code.abs(x)
+    y = log1p(code, code.div(code.add(size, size), code.sub(code.constant(x, 1.0), size)))
+    return code.copysign(code.mul(y, code.constant(x, 0.5)), x)
+
+
 def _through_f64(function: Callable[[Code, Value], Value]) -> Callable[[Code, Value], Value]:
     """The function for f32, computed in f64."""
 
@@ -49,6 +74,9 @@ def _through_f64(function: Callable[[Code, Value], Value]) -> Callable[[Code, Va
         return in_f64(code, function, x)
 
     return call
+
+
+# the inverses of f64, with logarithms of pairs
 
 
 def _asinh(code: Code, x: Value) -> Value:
@@ -113,6 +141,10 @@ _TINY = 2.0**-100
 
 INVERSES: dict[str, dict[str, Callable[[Code, Value], Value]]] = {
     "float64": {"asinh": _asinh, "acosh": _acosh, "atanh": _atanh},
-    "float32": {"asinh": _through_f64(_asinh), "acosh": _through_f64(_acosh), "atanh": _through_f64(_atanh)},
+    "float32": {
+        "asinh": _through_f64(_asinh_short),
+        "acosh": _through_f64(_acosh_short),
+        "atanh": _through_f64(_atanh_short),
+    },
 }
 """By element type."""

@@ -7,7 +7,7 @@ import math
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.curves import CURVES
 from fusec.codegen.tvm.math import format_of
-from fusec.codegen.tvm.pairs import Pair, ordered_sum, root, two_sum
+from fusec.codegen.tvm.pairs import Pair, ordered_sum, root, two_product, two_sum
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
@@ -128,45 +128,54 @@ def _with_sign(code: Code, a: Value, x: Value) -> Value:
     return code.mul(a, code.copysign(code.constant(a, 1.0), x))
 
 
-def _atan_rest(code: Code, q: Pair) -> Value:
-    """``atan(q) - q[0]`` for q in [0, 1]."""
-    square = code.mul(q[0], q[0])
-    return code.fma(code.polynomial(square, CURVES[square.type].atan), code.mul(square, q[0]), q[1])
-
-
 def atan(code: Code, x: Value) -> Value:
-    """Of x > 1, ``pi/2 - atan(1/x)``."""
-    one, zero, size = code.constant(x, 1.0), code.constant(x, 0.0), code.abs(x)
+    one, size = code.constant(x, 1.0), code.abs(x)
     enough = code.constant(x, 2.0 ** (format_of(x).mantissa + 8))
     size = code.select(code.compare("gt", size, enough), enough, size)
-    large = code.settle(code.compare("gt", size, one))
-    inverse = code.div(one, size)
-    lost = code.mul(code.fma(code.neg(inverse), size, one), inverse)
-    q = code.select(large, inverse, size)
-    rest = _atan_rest(code, (q, code.select(large, lost, zero)))
-    y = code.select(large, _less(code, _half_pi(code, x), q, rest), code.add(q, rest))
+    y = _octants(code, size, one, tir.condition(False, x.lanes))
     return code.select(code.compare("eq", x, x), code.copysign(y, x), x)
 
 
 def atan2(code: Code, y: Value, x: Value) -> Value:
-    """The arc tangent of the lesser by the greater size, put into its octant."""
     zero, one, width, height = code.constant(x, 0.0), code.constant(x, 1.0), code.abs(x), code.abs(y)
-    steep = code.settle(code.compare("gt", height, width))
-    greater, lesser = code.select(steep, height, width), code.select(steep, width, height)
-    infinite = code.settle(code.compare("eq", greater, code.constant(x, math.inf)))
-    edge = code.either(code.compare("eq", greater, zero), infinite)
-    diagonal = code.both(infinite, code.compare("eq", greater, lesser))
-    usual = code.select(edge, one, greater)
-    ratio = code.select(edge, code.select(diagonal, one, zero), code.div(lesser, usual))
-    lost = code.div(code.fma(code.neg(ratio), usual, lesser), usual)
-    lost = code.select(edge, zero, lost)
-    rest = _atan_rest(code, (ratio, lost))
-    left = code.compare("lt", code.copysign(one, x), zero)
-    turns = code.select(steep, one, code.select(left, code.constant(x, 2.0), zero))
-    high, low = _half_pi(code, x)
-    whole = code.mul(turns, high), code.mul(turns, low)
-    minus = code.compare("ne", code.byte(steep), code.byte(left))
-    sign = code.select(minus, one, code.constant(x, -1.0))
-    angle = _less(code, whole, code.mul(ratio, sign), code.mul(rest, sign))
+    largest = code.greater(width, height)
+    infinite = code.settle(code.compare("eq", largest, code.constant(x, math.inf)))
+    edge = code.either(infinite, code.compare("eq", largest, zero))
+    half = code.select(code.compare("gt", largest, one), code.constant(x, 0.5), one)  # so that no sum overflows
+    across, up = (
+        code.select(
+            edge, code.select(code.both(infinite, code.compare("eq", a, largest)), one, zero), code.mul(a, half)
+        )
+        for a in (width, height)
+    )
+    angle = _octants(code, up, across, code.settle(code.compare("lt", code.copysign(one, x), zero)))
     ordered = code.both(code.compare("eq", x, x), code.compare("eq", y, y))
     return code.select(ordered, code.copysign(angle, y), code.add(x, y))
+
+
+def _octants(code: Code, y: Value, x: Value, left: Value) -> Value:
+    """The angle of a point right of the axis, or as far ``left`` of it; both numbers finite and at least 0.
+
+    A multiple of pi/4 plus or less the arc tangent of a number up to tan(pi/8) = sqrt(2) - 1: of the lesser by the
+    greater of them, or of ``(lesser - greater) / (lesser + greater)``.
+    """
+    zero, one, two = (code.constant(x, number) for number in (0.0, 1.0, 2.0))
+    steep = code.settle(code.compare("gt", y, x))
+    greater, lesser = code.select(steep, y, x), code.select(steep, x, y)
+    middle = code.settle(code.compare("gt", lesser, code.mul(greater, code.constant(x, math.sqrt(2.0) - 1.0))))
+    top, top_lost = ordered_sum(code, code.select(middle, code.neg(greater), zero), lesser)
+    bottom, bottom_lost = ordered_sum(code, greater, code.select(middle, lesser, zero))
+    divisor = code.select(code.compare("eq", bottom, zero), one, bottom)
+    q = code.div(top, divisor)
+    lost = code.sub(code.fma(code.neg(q), divisor, top), code.fma(q, bottom_lost, code.neg(top_lost)))
+    square = code.mul(q, q)
+    cube = code.mul(square, q)
+    rest = code.fma(code.polynomial(square, CURVES[x.type].atan), cube, code.div(lost, divisor))
+    backwards = code.settle(code.compare("ne", code.byte(steep), code.byte(left)))
+    sign = code.select(backwards, code.constant(x, -1.0), one)
+    turns = code.select(steep, two, code.select(left, code.constant(x, 4.0), zero))
+    turns = code.fma(code.select(middle, one, zero), sign, turns)
+    high, low = (code.mul(part, code.constant(x, 0.5)) for part in _half_pi(code, x))
+    angle, angle_lost = two_product(code, turns, high)
+    whole = angle, code.fma(turns, low, angle_lost)
+    return _less(code, whole, code.mul(q, code.neg(sign)), code.mul(rest, code.neg(sign)))

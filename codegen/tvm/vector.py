@@ -24,6 +24,9 @@ _COMPARE: dict[str, Callable[[Node, Node], Node]] = {
 }
 _FLOAT_ARITHMETIC: dict[str, Callable[[Node, Node], Node]] = {"add": tirx.Add, "sub": tirx.Sub, "mul": tirx.Mul}
 
+_SHORT, _LAST = 4, 2
+"""Terms of a polynomial that Horner's rule takes alone, and of the lowest powers in a longer one."""
+
 
 def is_float(element: str) -> bool:
     return element.startswith("float")
@@ -181,10 +184,27 @@ class Code:
         return self.call("llvm.copysign", a.type, a, sign)
 
     def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
-        """Horner's rule, the highest power first."""
-        result = self.constant(x, coefficients[0])
+        """The highest power first: Horner's rule, but long ones from short ones in x**2, x**4 (Estrin), of which each
+        waits for few others. The lowest powers come last, so that rounding the others hardly counts.
+        """
+        rest = [self.constant(x, c) for c in coefficients[:-_LAST]]
+        powers = [x]
+        while len(rest) > _SHORT << (len(powers) - 1):
+            powers.append(self.mul(powers[-1], powers[-1]))
+        last = [self.constant(x, c) for c in coefficients[-_LAST:]]
+        return self._horner([self._estrin(rest, powers), *last] if rest else last, x)
+
+    def _estrin(self, coefficients: Sequence[Value], powers: Sequence[Value]) -> Value:
+        """``powers``: x, x**2, x**4, ...; as many as the polynomial is to be halved, and x."""
+        if len(powers) == 1 or len(coefficients) <= _SHORT:
+            return self._horner(coefficients, powers[0])
+        even, odd = coefficients[::-2][::-1], coefficients[-2::-2][::-1]
+        return self.fma(self._estrin(odd, powers[1:]), powers[0], self._estrin(even, powers[1:]))
+
+    def _horner(self, coefficients: Sequence[Value], x: Value) -> Value:
+        result = coefficients[0]
         for c in coefficients[1:]:
-            result = self.fma(result, x, self.constant(x, c))
+            result = self.fma(result, x, c)
         return result
 
     # bits

@@ -15,7 +15,7 @@ N = 1 << 13
 
 FUNCTIONS = {
     "pow": (np.power, 0.51, 0.7),
-    "atan2": (np.arctan2, 1.5, 1.3),
+    "atan2": (np.arctan2, 1.0, 0.85),
     "hypot": (np.hypot, 0.51, 0.52),
     "fmod": (np.fmod, 0.0, 0.0),
 }
