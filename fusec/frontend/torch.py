@@ -29,6 +29,7 @@ from fusec.frontend.capture import rebuild as _rebuild
 from fusec.frontend.environment import record_environment
 from fusec.frontend.source import code_location
 from fusec.frontend.torch_memory import Handle, Memory
+from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.graph import Graph, Location, Port, Value
@@ -63,6 +64,7 @@ def needs_autograd(leaves: Sequence[torch.Tensor], capture: Capture | None = Non
     return any(s.fetch().requires_grad for s in capture.sources if isinstance(s, ReferenceSource))
 
 
+@dispatch_modes()
 def capture(
     f: Callable[..., Any],
     args: Sequence[Any],

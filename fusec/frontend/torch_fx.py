@@ -22,6 +22,7 @@ from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import Capture, Environment, Fallback
 from fusec.frontend.source import is_machinery, is_user_file
 from fusec.frontend.torch import Result, flatten
+from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_names import Namer
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_trace import Trace, tracing
@@ -45,6 +46,7 @@ class _Always(Environment):
         return True
 
 
+@dispatch_modes()
 def capture_graph(
     module: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, fallback: Fallback = "eager"
 ) -> Capture:

@@ -15,6 +15,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from fusec.errors import DimensionError
+from fusec.frontend.torch_modes import dispatch_modes
 from fusec.ir.graph import Location
 from fusec.ir.types import DType
 
@@ -23,6 +24,7 @@ MOST_POINTS = 4096
 """Sets of extents at which a condition is tried; of larger ranges, evenly spaced ones and the ends."""
 
 
+@dispatch_modes()
 def check_conditions(
     function: Callable[..., Any],
     arguments: Sequence[tuple[Sequence[int | str], DType]],
