@@ -19,7 +19,7 @@ from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, substitute, symbol
 from fusec.ir.types import DType, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
 
 _COMBINE = {
@@ -155,7 +155,7 @@ class BlockEmitter:
                 self._reduce(s)
             case Loop():
                 self._loop(s)
-            case If() | Dot() | Grid():
+            case If() | Weigh() | Dot() | Grid():
                 raise LoweringError(f"{type(s).__name__.lower()} inside a block of maps and reductions")
             case _:
                 assert_never(s)

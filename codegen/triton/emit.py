@@ -21,7 +21,7 @@ from fusec.ir.index import (
     product,
 )
 from fusec.ir.types import DType
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Buffer, Load, loads
 
 _REDUCE = {
@@ -206,6 +206,8 @@ class _Emitter(Scalars):
                 self._loop(statement)
             case If():
                 raise LoweringError("branches inside a block")
+            case Weigh():
+                raise LoweringError("weights and their sums in one statement")
             case Grid():
                 raise LoweringError("a grid inside a grid")
             case _:

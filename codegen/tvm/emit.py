@@ -22,12 +22,28 @@ from fusec.codegen.tvm.scalars import Points
 from fusec.codegen.tvm.tiles import configure, release
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
+from fusec.codegen.tvm.weigh import emit_weigh
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.ir.types import bf16, most_of
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, grouped
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Kernel,
+    Loop,
+    Map,
+    Reduce,
+    Statement,
+    Store,
+    Weigh,
+    grouped,
+)
 from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
 
 STACK_BYTES = 256 * 1024
@@ -81,6 +97,8 @@ class Emitter:
                 emit_pointwise(self.context, code, self.numbers, statement)
             case Reduce():
                 emit_reduce(self.context, code, self.numbers, statement)
+            case Weigh():
+                emit_weigh(self.context, code, self.numbers, statement)
             case Dot():
                 emit_dot(self.context, code, statement)
             case _:
@@ -235,7 +253,7 @@ def _statements(block: Block) -> Iterator[Statement]:
             case If():
                 yield from _statements(statement.body)
                 yield from _statements(statement.orelse)
-            case Alloc() | Map() | Store() | Reduce() | Dot():
+            case Alloc() | Map() | Store() | Reduce() | Weigh() | Dot():
                 pass
             case _:
                 assert_never(statement)
@@ -253,6 +271,8 @@ def _needs_int64(statement: Statement) -> bool:
             return ix.needs_int64(statement.start, statement.stop)
         case If():
             return _has_large_value(statement.condition)
+        case Weigh():
+            return _has_large_value(statement.score)
         case Alloc():
             return False
         case _:

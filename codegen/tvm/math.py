@@ -10,10 +10,12 @@ import math
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.coefficients import (
+    EXP2,
     FORMATS,
     HALF_EXP2,
     LOG_F32,
     LOG_F64,
+    SHORT_EXP2,
     TANH_TABLE_F32,
     FloatFormat,
     Table,
@@ -134,6 +136,14 @@ def exp2(code: Code, x: Value) -> Value:
     low = code.fma(fraction, ln2, code.neg(high))
     low = code.fma(fraction, code.constant(x, f.ln2[1]), low)
     return scale(code, exp_rest(code, high, low), n)
+
+
+def weight(code: Code, x: Value, *, short: bool) -> Value:
+    """``2**x`` of an exponent that is no larger than a few; ``short``: to 2**-13 of itself."""
+    if not (fills_register(code, x) and x.type == "float32"):
+        return exp2(code, x)
+    rest = _avx512(code, "reduce", x, tir.integer(_FLOOR), x.node)  # 0 of infinities
+    return _avx512(code, "scalef", code.polynomial(rest, SHORT_EXP2 if short else EXP2), x.node, x.node)
 
 
 def expm1(code: Code, x: Value) -> Value:

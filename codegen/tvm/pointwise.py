@@ -18,6 +18,7 @@ from fusec.codegen.tvm.domain import LaneLoop, coerce, lane_count, lane_loop, ou
 from fusec.codegen.tvm.scalars import LaneBlock, Points, is_within
 from fusec.codegen.tvm.short import short_nodes
 from fusec.codegen.tvm.tir import Node, Value
+from fusec.codegen.tvm.turn import emit_turn, find_turn, transposed
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.words import emit_interleaved, in_words
 from fusec.ir import index as ix
@@ -34,7 +35,9 @@ def emit_pointwise(context: Context, code: Code, numbers: Numbers, statement: Ma
     copied = in_words(context, code, statement) or statement
 
     def plain(inner: Code) -> None:
-        _Writer(context, numbers, _lanes_along_memory(copied)).write(inner)
+        turn = find_turn(copied, context)
+        for part in (copied,) if turn is None else emit_turn(context, inner, turn):
+            _Writer(context, numbers, _lanes_along_memory(part)).write(inner)
 
     if not emit_interleaved(context, code, copied, plain):
         plain(code)
@@ -227,7 +230,7 @@ class _Squares:
             at = {self.last.var: tirx.Add(start, self._number(lane)), self.along.var: base}
             place = tir.ramp(self.context.index(flat, at), self.size, 1, self.context.index_type)
             rows.append(code.let(Value(tirx.BufferLoad(memory, [place]), element, self.size), load.buffer.name))
-        for number, row in enumerate(_transpose(code, rows)):
+        for number, row in enumerate(transposed(code, rows)):
             place = tir.ramp(self._number(number * self.size), self.size, 1, self.context.index_type)
             code.append(tirx.BufferStore(scratch, row.node, [place]))
         return scratch, element
@@ -243,19 +246,3 @@ class _Squares:
 
         self._loop(code, rows.rest, row)
 
-
-def _transpose(code: Code, rows: list[Value]) -> list[Value]:
-    """A square of vectors turned: 2-by-2 blocks of ever larger size are swapped."""
-    size, step = len(rows), 1
-    while step < size:
-        turned = list(rows)
-        for i in range(size):
-            if i & step:
-                continue
-            a, b = rows[i], rows[i + step]
-            upper = [lane if not lane & step else size + lane - step for lane in range(size)]
-            lower = [lane + step if not lane & step else size + lane for lane in range(size)]
-            turned[i] = code.let(tir.shuffle(a, b, upper))
-            turned[i + step] = code.let(tir.shuffle(a, b, lower))
-        rows, step = turned, step * 2
-    return rows

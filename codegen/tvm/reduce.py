@@ -50,6 +50,7 @@ class _Monoid:
 
     op: ReduceOp
     dtype: DType
+    loose: bool = False
 
     @property
     def type(self) -> str:
@@ -76,6 +77,9 @@ class _Monoid:
                 return code.add(a, b)
             case "prod":
                 return code.mul(a, b)
+            case "max" | "min" if self.loose:
+                chosen = code.compare("gt" if self.op == "max" else "lt", a, b)
+                return code.select(chosen, a, b)
             case "max":
                 return code.greater(a, b)
             case "min":
@@ -190,7 +194,7 @@ class _Writer:
 
     def __init__(self, context: Context, numbers: Numbers, statement: Reduce) -> None:
         self.context, self.numbers, self.statement = context, numbers, statement
-        self.monoid = _Monoid(statement.op, statement.target.dtype)
+        self.monoid = _Monoid(statement.op, statement.target.dtype, statement.loose)
 
     def operand(self, points: Points) -> Value:
         """The value to be reduced at a block, as the accumulator's type."""

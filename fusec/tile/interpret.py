@@ -20,7 +20,7 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.ops import OPS
 from fusec.ir.ops.definition import Array
 from fusec.ir.types import DType, f32, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A
@@ -91,6 +91,8 @@ class _Interpreter:
                 self._pointwise(statement, at)
             case Reduce():
                 self._reduce(statement, at)
+            case Weigh():
+                self._weigh(statement, at)
             case Dot():
                 self._dot(statement, at)
             case _:
@@ -151,6 +153,19 @@ class _Interpreter:
         else:
             whole[...] = ufunc(whole, value)
         self._write(target, place, whole[place])
+
+    def _weigh(self, weigh: Weigh, at: Points) -> None:
+        """The sum, then the weights, which may take the scores' place."""
+        total, weights = weigh.total, weigh.weights
+        dtype = total.dtype
+        exponent: ScalarExpr = Apply("mul", (weigh.score, Const(weigh.factor, dtype)), dtype)
+        if weigh.shift is not None:
+            exponent = Apply("sub", (exponent, weigh.shift), dtype)
+        power = Apply("exp2", (exponent,), dtype)
+        domain = (weigh.keys, weigh.queries)
+        places = [tuple(_plain(i) for i in load.index) for load in (total, weights)]
+        self._reduce(Reduce(domain, total.buffer, places[0], "sum", power, fresh=False), at)
+        self._pointwise(Map(domain, weights.buffer, places[1], power), at)
 
     def _dot(self, dot: Dot, at: Points) -> None:
         m, n, k = (_length(it, at) for it in (dot.m, dot.n, dot.k))

@@ -104,7 +104,7 @@ class Reduce:
     """``target[index] = op(target[index], value)`` over the domain; ``index`` uses only some of its iterators.
 
     With ``fresh`` the target need not be set before: it starts from the op's identity.
-    The accumulation runs in the target's dtype, in any order.
+    The accumulation runs in the target's dtype, in any order. A ``loose`` max or min may pass over NaN.
     """
 
     domain: tuple[Iter, ...]
@@ -113,6 +113,26 @@ class Reduce:
     op: ReduceOp
     value: ScalarExpr
     fresh: bool = True
+    loose: bool = False
+
+
+@dataclass(frozen=True)
+class Weigh:
+    """What keys weigh for queries: ``weights = 2 ** (score * factor - shift)`` over keys and queries.
+
+    To ``total``, one number a query as ``shift`` is, the weights are added up before they are rounded to their
+    buffer's dtype. Where that is bf16, a power may be off by 2**-13 of itself. Without a shift, 0 is subtracted. On a
+    CPU the queries fill vectors, and weights of bf16 lie in pairs: those of two keys side by side, those of the next
+    query behind them.
+    """
+
+    keys: Iter
+    queries: Iter
+    weights: Load
+    total: Load
+    score: ScalarExpr
+    factor: float
+    shift: Load | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +183,7 @@ def grouped(dot: Dot) -> int:
     return 1 if dot.a.dtype == dot.accumulator.dtype else 32 // dot.a.dtype.bits
 
 
-Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Dot
+Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Weigh | Dot
 Block = tuple[Statement, ...]
 
 

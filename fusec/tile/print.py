@@ -7,7 +7,7 @@ from typing import assert_never
 
 from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 _INDENT = "  "
@@ -108,12 +108,21 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Reduce():
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
             sign = "=" if statement.fresh else "<-"
-            value = f"{statement.op}({print_scalar(statement.value)})"
+            value = f"{'loose ' if statement.loose else ''}{statement.op}({print_scalar(statement.value)})"
             return [f"{pad}reduce {place} {sign} {value}{_for(statement.domain)}"]
+        case Weigh():
+            return [pad + _weigh(statement)]
         case Dot():
             return [pad + _dot(statement)]
         case _:
             assert_never(statement)
+
+
+def _weigh(weigh: Weigh) -> str:
+    shift = f" - {print_scalar(weigh.shift)}" if weigh.shift is not None else ""
+    power = f"2 ** ({print_scalar(weigh.score)} * {weigh.factor}{shift})"
+    targets = f"{print_scalar(weigh.weights)}, {print_scalar(weigh.total)}"
+    return f"weigh {targets} <- {power}{_for((weigh.keys, weigh.queries))}"
 
 
 def _dot(dot: Dot) -> str:

@@ -8,7 +8,22 @@ from typing import assert_never
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
 from fusec.ir.types import bool_, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, grouped
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Kernel,
+    Loop,
+    Map,
+    Reduce,
+    Statement,
+    Store,
+    Weigh,
+    grouped,
+)
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
@@ -92,6 +107,8 @@ class _Verifier:
                 self.pointwise(statement, known, bound)
             case Reduce():
                 self.reduce(statement, known, bound)
+            case Weigh():
+                self.weigh(statement, known, bound)
             case Dot():
                 self.dot(statement, known, bound)
             case Alloc():
@@ -127,6 +144,18 @@ class _Verifier:
         self.scalar(statement.value, known, inner, statement.domain)
         if statement.op in ("any", "all") and statement.target.dtype is not bool_:
             self.fail(f"{statement.op} into {statement.target.dtype}")
+
+    def weigh(self, weigh: Weigh, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        self.where = f"weigh to {weigh.weights.buffer}"
+        domain = (weigh.keys, weigh.queries)
+        inner = self.domain(domain, bound)
+        for load in (weigh.weights, weigh.total, *((weigh.shift,) if weigh.shift is not None else ())):
+            self.buffer(load.buffer, "tile")
+            self.place(load.buffer, load.index, known, inner, domain)
+            used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+            if load is not weigh.weights and (load.dtype != weigh.total.dtype or weigh.keys.var in used):
+                self.fail(f"{load.buffer} holds no {weigh.total.dtype} for each query")
+        self.scalar(weigh.score, known, inner, domain)
 
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         self.where = f"dot to {dot.accumulator.buffer}"

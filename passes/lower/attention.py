@@ -241,7 +241,7 @@ class _Attention:
         )
         changed = self._changed(raw)
         domain = (self.block, self.lanes if _reads_tiles_alone(changed) else self.live_lanes)
-        if _cost(changed) > RECOMPUTE_FLOPS:
+        if cost_of(changed) > RECOMPUTE_FLOPS:
             code.append(Map(domain, scores, (self.kj, self.qi), changed))
             changed = raw
         lane = (self.qi,)
@@ -326,5 +326,6 @@ def _reads_tiles_alone(element: ScalarExpr) -> bool:
     return all(x.buffer.space == "tile" for x in loads(element))
 
 
-def _cost(element: ScalarExpr) -> int:
+def cost_of(element: ScalarExpr) -> int:
+    """Floating-point operations of one element."""
     return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))

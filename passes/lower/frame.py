@@ -14,7 +14,7 @@ from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads
 
 Strides = tuple[Dim, ...]
@@ -208,6 +208,8 @@ def buffers_in(block: Block) -> set[Buffer]:
                 found.update(x.buffer for x in loads(s.value))
             case Dot():
                 found.update(x.buffer for x in (s.accumulator, s.a, s.b))
+            case Weigh():
+                found.update(x.buffer for x in (s.weights, s.total, *loads(s.score)))
             case Alloc():
                 found.add(s.buffer)
             case _:

@@ -14,9 +14,10 @@ from fusec.passes.lower.attention import attention_in, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
 from fusec.passes.lower.map import lower_map
+from fusec.passes.lower.narrow_attention import lower_narrow_attention, multiplies_narrow
 from fusec.passes.lower.row import lower_row
 from fusec.passes.lower.widening import lower_widening, reads_rows_in_place
-from fusec.passes.schedule.attention import AttentionSchedule
+from fusec.passes.schedule.attention import AttentionSchedule, NarrowAttentionSchedule, narrow_attention_candidates
 from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates, predict_gemm
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule, map_schedule
@@ -26,7 +27,7 @@ from fusec.passes.schedule.widening import WideningProblem, WideningSchedule, su
 from fusec.runtime.program import KernelReport
 from fusec.target.cpu import CpuTarget
 
-Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | RowSchedule | MapSchedule
+Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | NarrowAttentionSchedule | RowSchedule | MapSchedule
 
 
 @dataclass
@@ -62,6 +63,13 @@ class Selector:
             if dtype.name not in ("f32", "f64"):
                 raise LoweringError(f"no attention of {dtype} on this target")
             side = match.weights_side
+            if multiplies_narrow(match, self.target):
+                heads = match.value_dot.result.type.most // max(sides[0] * sides[1], 1)
+                return list(
+                    narrow_attention_candidates(
+                        heads, sides[side], dot.k, sides[1 - side], self.target, self.threads
+                    )
+                )
             return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], dtype.bits, self.target))
         if kind == "row":
             op = next(o for o in body.ops if o.definition.kind == "reduce")
@@ -141,6 +149,8 @@ def lower_with(frame: Frame, schedule: Schedule) -> LoweredGroup:
             return lower_widening(frame, schedule)
         case AttentionSchedule():
             return lower_attention(frame, schedule)
+        case NarrowAttentionSchedule():
+            return lower_narrow_attention(frame, schedule)
         case RowSchedule():
             return lower_row(frame, schedule)
         case MapSchedule():

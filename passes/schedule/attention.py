@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.types import bf16
+from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
 
@@ -25,3 +27,73 @@ class AttentionSchedule:
             ("scores", f"{self.scores.rows}x{self.scores.columns}"),
             ("values", f"{self.values.rows}x{self.values.columns}"),
         )
+
+
+@dataclass(frozen=True)
+class NarrowAttentionSchedule:
+    """Attention whose products are of bf16.
+
+    task: queries of one task, ``queries`` at a time, on lanes. chunk: keys whose values a task turns and keeps in L2
+    while all its queries pass; keys: of one step of the online softmax. scores, values: accumulators of the products.
+    """
+
+    task: int
+    queries: int
+    chunk: int
+    keys: int
+    scores: RegisterTile
+    values: RegisterTile
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        """The sizes by name, for dumps."""
+        r, v = self.scores, self.values
+        return (
+            ("task", self.task),
+            ("queries", self.queries),
+            ("chunk", self.chunk),
+            ("keys", self.keys),
+            ("scores", f"{r.rows}x{r.columns}{' in tiles' if r.tiles else ''}"),
+            ("values", f"{v.rows}x{v.columns}{' in tiles' if v.tiles else ''}"),
+        )
+
+
+def narrow_attention_candidates(
+    heads: int, queries: int, keys: int, values: int, target: CpuTarget, threads: int
+) -> list[NarrowAttentionSchedule]:
+    """Schedules worth considering, the usual best first.
+
+    A task's values are turned once, so it takes many queries, but there are some tasks for each thread.
+    """
+    tiles = target.multiplies_in_tiles(bf16)
+    step = 32 if tiles else 2
+    found: list[NarrowAttentionSchedule] = []
+    for width in (32, 64, 16):
+        if width > 16 and queries <= width // 2:
+            continue
+        for block in (128, 64, 256):
+            whole = _round(min(block, keys), step)
+            chunk = _round(min(keys, CHUNK_BYTES // (2 * max(values, 1))), whole)
+            if tiles:
+                side = min(width, 32)
+                scores, rows = RegisterTile(32, side, tiles=True), RegisterTile(32 if values > 16 else 16, side, tiles=True)
+            else:
+                most = (target.vector_registers - 1 - width // 16) // (width // 16)
+                scores, rows = (RegisterTile(_near(n, min(most, 12)), width) for n in (whole, values))
+            task = width
+            while task < min(queries, 512) and heads * -(-queries // (2 * task)) >= 3 * threads:
+                task *= 2
+            found.append(NarrowAttentionSchedule(task, width, chunk, whole, scores, rows))
+    return list(dict.fromkeys(found))
+
+
+CHUNK_BYTES = 512 * 1024
+"""Of values that a task keeps turned."""
+
+
+def _near(extent: int, most: int) -> int:
+    """The largest number of rows up to ``most`` that divides the extent, if it is not tiny; else ``most``."""
+    return next((rows for rows in range(most, max(most // 2, 1), -1) if extent % rows == 0), min(most, max(extent, 1)))
+
+
+def _round(n: int, step: int) -> int:
+    return -(-n // step) * step

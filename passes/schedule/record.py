@@ -6,19 +6,20 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
-from fusec.passes.schedule.attention import AttentionSchedule
+from fusec.passes.schedule.attention import AttentionSchedule, NarrowAttentionSchedule
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule
 from fusec.passes.schedule.row import RowSchedule
 from fusec.passes.schedule.widening import WideningSchedule
 from fusec.tile.nodes import RegisterTile
 
-Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | RowSchedule | MapSchedule
+Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | NarrowAttentionSchedule | RowSchedule | MapSchedule
 
 _KINDS: dict[str, type[Schedule]] = {
     "gemm": GemmSchedule,
     "widening": WideningSchedule,
     "attention": AttentionSchedule,
+    "narrow_attention": NarrowAttentionSchedule,
     "row": RowSchedule,
     "map": MapSchedule,
 }

@@ -1,0 +1,152 @@
+"""Copies of 16-bit elements that turn: those of two rows of the source, which become neighbours, travel as 32 bits.
+
+So rows of values become a product's left operand, with the keys side by side: 16 rows of 32 bits become as many columns
+in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from fusec.codegen.tvm import tir
+from fusec.codegen.tvm.casts import memory_type
+from fusec.codegen.tvm.context import Context, flat_index, load_index
+from fusec.codegen.tvm.domain import outer_loops
+from fusec.codegen.tvm.tir import Node, Value
+from fusec.codegen.tvm.vector import Code
+from fusec.ir import index as ix
+from fusec.ir.index import Expr, Index, symbol
+from fusec.tile.nodes import Iter, Map, Store
+from fusec.tile.scalar import Load, reindex
+
+SIDE = 16
+"""Rows, and elements of 32 bits, of a block."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A copy in blocks: ``across`` is adjacent in the source, ``along`` in the target; the others run outside.
+
+    source, target: flat places.
+    """
+
+    statement: Map | Store
+    load: Load
+    source: Index
+    target: Index
+    others: tuple[Iter, ...]
+    across: Iter
+    along: Iter
+
+
+def find_turn(statement: Map | Store, context: Context) -> Turn | None:
+    """How the statement is done in blocks; None where it is no such copy, or has nothing to gain."""
+    load, domain = statement.value, statement.domain
+    if not (isinstance(load, Load) and load.dtype == statement.target.dtype and load.dtype.bits == 16):
+        return None
+    if not context.target.has_avx512 or any(not isinstance(i, int | Expr) for i in load.index):
+        return None
+    variables = {it.var for it in domain}
+    if any(it.limit is not None and ix.symbols_of(it.limit) & variables for it in domain):
+        return None
+    source, target = load_index(load), flat_index(statement.index, statement.target.strides)
+    across = next((it for it in domain if ix.coefficient(source, it.var) == 1), None)
+    along = next((it for it in domain if ix.coefficient(target, it.var) == 1), None)
+    if across is None or along is None or across is along or across.limit is not None:
+        return None
+    if ix.coefficient(source, along.var) is None or ix.coefficient(target, across.var) is None:
+        return None
+    if across.extent < SIDE or along.extent < 2 * SIDE:
+        return None
+    others = tuple(it for it in domain if it not in (across, along))
+    return Turn(statement, load, source, target, others, across, along)
+
+
+def emit_turn(context: Context, code: Code, turn: Turn) -> tuple[Map | Store, ...]:
+    """Writes the blocks; returns what is left to do, the last rows and columns."""
+    step = 2 * SIDE
+    count: Index = turn.along.extent
+    if turn.along.limit is not None:
+        count = ix.maximum(ix.minimum(turn.along.limit, count), 0)
+    blocks = ix.floordiv(count, step)
+    outer_loops(context, code, turn.others, lambda inner: _blocks(context, inner, turn, blocks))
+    rests: list[Map | Store] = []
+    done = turn.across.extent // SIDE * SIDE
+    if done < turn.across.extent:
+        rests.append(_rest(turn, turn.across, done, turn.across.extent - done, None, code))
+    if (start := ix.mul(blocks, step)) != count:
+        domain = tuple(replace(it, extent=done) if it is turn.across else it for it in turn.statement.domain)
+        short = replace(turn, statement=replace(turn.statement, domain=domain))
+        rests.append(_rest(short, turn.along, start, step, ix.sub(count, start), code))
+    return tuple(rests)
+
+
+def _rest(turn: Turn, it: Iter, start: Index, extent: int, limit: Index | None, code: Code) -> Map | Store:
+    """The statement with an iterator from ``start`` on."""
+    statement = turn.statement
+    if isinstance(limit, int):
+        extent, limit = min(extent, limit), None
+    var = symbol(code.fresh(it.var.name), 0, extent - 1)
+    place = {it.var: ix.add(var, start)}
+    domain = tuple(Iter(var, extent, limit) if other is it else other for other in statement.domain)
+    index = tuple(ix.substitute(i, place) for i in statement.index)
+    return replace(statement, domain=domain, index=index, value=reindex(statement.value, place))
+
+
+def _blocks(context: Context, code: Code, turn: Turn, blocks: Index) -> None:
+    """All blocks at one point of the other iterators."""
+    dtype = context.index_type
+    row, column = tir.variable(code.fresh("row"), dtype), tir.variable(code.fresh("column"), dtype)
+    inner = code.nested()
+    first = inner.let_index(tirx.Mul(row, context.integer(SIDE)), dtype)
+    start = inner.let_index(tirx.Mul(column, context.integer(2 * SIDE)), dtype)
+    _block(context, inner, turn, first, start)
+    columns = tir.loop(column, context.index(blocks), inner.statements, dtype=dtype)
+    code.append(tir.loop(row, context.integer(turn.across.extent // SIDE), [columns], dtype=dtype))
+
+
+def _block(context: Context, code: Code, turn: Turn, first: Node, start: Node) -> None:
+    def place(flat: Index, across: int, along: int, count: int) -> Node:
+        at = {
+            turn.across.var: tirx.Add(first, context.integer(across)),
+            turn.along.var: tirx.Add(start, context.integer(along)),
+        }
+        return tir.ramp(context.index(flat, at), count, 1, context.index_type)
+
+    element = memory_type(turn.load.dtype)
+    memory, target = context.memory[turn.load.buffer], context.memory[turn.statement.target]
+    rows = []
+    for pair in range(SIDE):
+        low, high = (
+            _lower_halves(code, Value(tirx.BufferLoad(memory, [place(turn.source, 0, i, SIDE)]), element, SIDE))
+            for i in (2 * pair, 2 * pair + 1)
+        )
+        shifted = code.bitwise("shift_left", high, code.constant(high, 16))
+        rows.append(code.reinterpret(code.bitwise("bitwise_or", low, shifted), "float32"))
+    for j, row in enumerate(transposed(code, rows)):
+        node = tirx.reinterpret(f"{element}x{2 * SIDE}", row.node)
+        code.append(tirx.BufferStore(target, node, [place(turn.target, j, 0, 2 * SIDE)]))
+
+
+def _lower_halves(code: Code, row: Value) -> Value:
+    """Elements as the lower halves of 32 bits."""
+    return code.convert(code.reinterpret(code.let(row), "uint16"), "uint32")
+
+
+def transposed(code: Code, rows: list[Value]) -> list[Value]:
+    """A square of vectors turned: 2-by-2 blocks of ever larger size are swapped."""
+    size, step = len(rows), 1
+    while step < size:
+        turned = list(rows)
+        for i in range(size):
+            if i & step:
+                continue
+            a, b = rows[i], rows[i + step]
+            upper = [lane if not lane & step else size + lane - step for lane in range(size)]
+            lower = [lane + step if not lane & step else size + lane for lane in range(size)]
+            turned[i] = code.let(tir.shuffle(a, b, upper))
+            turned[i + step] = code.let(tir.shuffle(a, b, lower))
+        rows, step = turned, step * 2
+    return rows

@@ -1,0 +1,138 @@
+"""An attention's weights: powers of two of its scores, and their sums.
+
+Queries lie on vector lanes. A few vectors of queries by one key, or by a pair of keys, are computed side by side: what
+one of them waits for, the others fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from fusec.codegen.tvm import math, tir
+from fusec.codegen.tvm.casts import register_type
+from fusec.codegen.tvm.context import Context, Numbers, load_index
+from fusec.codegen.tvm.domain import coerce, iter_count, static_count
+from fusec.codegen.tvm.scalars import LaneBlock, Points
+from fusec.codegen.tvm.tir import Node, Value
+from fusec.codegen.tvm.vector import Code
+from fusec.errors import LoweringError
+from fusec.ir import index as ix
+from fusec.ir.index import symbol
+from fusec.ir.types import bf16
+from fusec.tile.nodes import Weigh
+
+CHAINS = 4
+"""Vectors of weights that are computed side by side."""
+
+
+def emit_weigh(context: Context, code: Code, numbers: Numbers, weigh: Weigh) -> None:
+    _Writer(context, numbers, weigh).write(code)
+
+
+class _Writer:
+    def __init__(self, context: Context, numbers: Numbers, weigh: Weigh) -> None:
+        self.context, self.numbers, self.weigh = context, numbers, weigh
+        self.dtype = weigh.total.dtype
+        self.lanes = context.target.lanes(self.dtype.bits)
+        self.ways = 2 if weigh.weights.dtype is bf16 else 1
+        self.flat = load_index(weigh.weights)
+        self._check()
+
+    def _check(self) -> None:
+        """LoweringError for weights that don't lie as they must."""
+        w, lane = self.weigh, symbol("lane", 0, self.lanes - 1)
+        count = static_count(w.queries)
+        if count is None or count % self.lanes:
+            raise LoweringError(f"{w.queries.var} does not fill vectors")
+        block = symbol("block", 0, max(0, count // self.lanes - 1))
+        query = ix.add(ix.mul(block, self.lanes), lane)
+        if ix.coefficient(ix.substitute(self.flat, {w.queries.var: query}), lane) != self.ways:
+            raise LoweringError(f"the weights of neighbouring queries are not {self.ways} apart")
+        if self.ways == 1:
+            return
+        keys = static_count(w.keys)
+        pair = symbol("pair", 0, max(0, w.keys.extent // 2 - 1))
+        unit = symbol("unit", 0, 1)
+        place = ix.substitute(self.flat, {w.keys.var: ix.add(ix.mul(pair, 2), unit)})
+        if keys is None or keys % 2 or ix.coefficient(place, unit) != 1 or not self.context.target.has_avx512:
+            raise LoweringError("weights of bf16 that are no pairs of keys")
+
+    def write(self, code: Code) -> None:
+        vectors = (static_count(self.weigh.queries) or 0) // self.lanes
+        width = max(1, CHAINS // self.ways)
+        for first in range(0, vectors, width):
+            self._strip(code, [i * self.lanes for i in range(first, min(first + width, vectors))])
+
+    def _number(self, value: int) -> Node:
+        return self.context.integer(value)
+
+    def _points(self, code: Code, start: int) -> Points:
+        block = LaneBlock(self.weigh.queries.var, self.lanes, self._number(start))
+        return Points(self.context, code, self.numbers, block, None)
+
+    def _strip(self, code: Code, starts: Sequence[int]) -> None:
+        """All keys for a few vectors of queries."""
+        weigh, dtype = self.weigh, self.context.index_type
+        shifts = [None if weigh.shift is None else self._points(code, s).value(weigh.shift) for s in starts]
+        sums = [[self._register(code) for _ in starts] for _ in range(self.ways)]
+        counter = tir.variable(code.fresh("keys"), dtype)
+        inner = code.nested()
+        powers: list[list[Value]] = []
+        for way, registers in enumerate(sums):
+            place = tirx.Add(tirx.Mul(counter, self._number(self.ways)), self._number(way))
+            self.context.loops[weigh.keys.var] = inner.let_index(place, dtype, weigh.keys.var.name)
+            powers.append([self._power(inner, start, shift) for start, shift in zip(starts, shifts, strict=True)])
+            for register, power in zip(registers, powers[-1], strict=True):
+                inner.append(tirx.BufferStore(register, inner.add(self._read(register), power).node, [_ZERO]))
+        if self.ways == 2:  # from the place of the pair's first key on
+            self.context.loops[weigh.keys.var] = inner.let_index(tirx.Mul(counter, self._number(2)), dtype)
+        for start, *found in zip(starts, *powers, strict=True):
+            self._store(inner, start, found)
+        keys = static_count(weigh.keys)
+        extent = iter_count(self.context, weigh.keys) if keys is None else self._number(keys // self.ways)
+        code.append(tir.loop(counter, extent, inner.statements, dtype=dtype))
+        for start, *registers in zip(starts, *sums, strict=True):
+            points = self._points(code, start)
+            added = self._read(registers[0])
+            for register in registers[1:]:
+                added = code.add(added, self._read(register))
+            points.store_at(weigh.total.buffer, load_index(weigh.total), code.add(points.value(weigh.total), added))
+
+    def _register(self, code: Code) -> Node:
+        element = register_type(self.dtype)
+        buffer, allocate = tir.registers(code.fresh("sum"), element, self.lanes)
+        code.append(allocate, tirx.BufferStore(buffer, tir.constant(0, element, self.lanes).node, [_ZERO]))
+        return buffer
+
+    def _read(self, register: Node) -> Value:
+        return Value(tirx.BufferLoad(register, [_ZERO]), register_type(self.dtype), self.lanes)
+
+    def _power(self, code: Code, start: int, shift: Value | None) -> Value:
+        """The weights of one key for one vector of queries."""
+        points = self._points(code, start)
+        score = tir.widen(coerce(code, points.value(self.weigh.score), self.dtype), self.lanes)
+        factor = code.constant(score, self.weigh.factor)
+        exponent = code.mul(score, factor) if shift is None else code.fma(score, factor, code.neg(shift))
+        return math.weight(code, exponent, short=self.ways == 2)
+
+    def _store(self, code: Code, start: int, powers: Sequence[Value]) -> None:
+        if self.ways == 1:
+            self._points(code, start).store_at(self.weigh.weights.buffer, self.flat, powers[0])
+            return
+        first, second = (code.add(code.reinterpret(p, "int32"), tir.constant(_HALF, "int32")) for p in powers)
+        low = code.bitwise("shift_right", code.reinterpret(first, "uint32"), tir.constant(16, "uint32"))
+        high = code.bitwise("bitwise_and", code.reinterpret(second, "uint32"), tir.constant(_UPPER, "uint32"))
+        pairs = code.reinterpret(code.bitwise("bitwise_or", low, high), "int32")
+        at = self.context.index(ix.substitute(self.flat, {self.weigh.queries.var: start}))
+        place = tir.ramp(at, 2 * self.lanes, 1, self.context.index_type)
+        node = tirx.reinterpret(f"uint16x{2 * self.lanes}", pairs.node)
+        code.append(tirx.BufferStore(self.context.memory[self.weigh.weights.buffer], node, [place]))
+
+
+_ZERO = tir.integer(0)
+_HALF, _UPPER = 0x8000, 0xFFFF0000
+"""Half of the last digit that bf16 keeps of a positive f32, which rounds it to nearest; and the bits that it keeps.
+
+Of what is not a number, any bits will do: the sum, which divides the result, is none either."""

@@ -1,0 +1,345 @@
+"""Attention whose operands are bf16, multiplied in the CPU's units for it: AMX tiles, or AVX512-BF16.
+
+As in :mod:`fusec.passes.lower.attention` queries lie on lanes: scores are [keys, queries], results [value size,
+queries]. Keys are the left operand of the first product where they lie. A task brings its queries into pairs along the
+depth, once, and turns the values of a chunk of keys, so that keys lie side by side; then block after block of its
+queries passes these. Weights are rounded into pairs of keys, the right operand of the second product.
+"""
+
+from __future__ import annotations
+
+from math import inf, log2
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, ceildiv, floordiv, last, maximum, minimum, mod, mul, sub, symbol
+from fusec.ir.index import substitute as replace_in
+from fusec.ir.types import DType, bf16, bool_, f32, i64
+from fusec.passes.fuse.attention import AttentionMatch
+from fusec.passes.lower.attention import RECOMPUTE_FLOPS, attention_in, attention_stores, cost_of, find_elements
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
+from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of
+from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
+from fusec.passes.schedule.attention import NarrowAttentionSchedule
+from fusec.target.cpu import CpuTarget
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Weigh
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
+
+LOG2E = log2(2.718281828459045)
+PADDING = 32
+"""Elements added to a row of turned values, so that rows don't fall on the same cache sets."""
+
+TILE_DEPTH = 32
+"""Of k in one row of an AMX tile of bf16."""
+
+
+def multiplies_narrow(match: AttentionMatch, target: CpuTarget) -> bool:
+    """Whether both products are of bf16, known in size, and the target multiplies that as it is."""
+    products = (match.score_dot, match.value_dot)
+    sizes = [n for op in products for v in (*op.operands, op.result) for n in v.type.shape]
+    return (
+        all(v.type.dtype is bf16 for op in products for v in op.operands)
+        and accumulator_dtype(match.score_dot) is f32
+        and all(isinstance(n, int) for n in sizes)
+        and (target.multiplies(bf16) or target.multiplies_in_tiles(bf16))
+        and target.has_avx512
+    )
+
+
+def lower_narrow_attention(frame: Frame, schedule: NarrowAttentionSchedule) -> LoweredGroup:
+    """Grid points are heads (and all other outer axes) by tasks of queries."""
+    return _NarrowAttention(frame, schedule, attention_in(frame)).lower()
+
+
+class _NarrowAttention:
+    def __init__(self, frame: Frame, schedule: NarrowAttentionSchedule, match: AttentionMatch) -> None:
+        self.frame, self.match = frame, match
+        self.s = s = schedule
+        self.e = e = find_elements(frame, match)
+        self.shape = match.value_dot.result.type.shape
+        self.queries, self.values = self.shape[e.query_axis], self.shape[e.value_axis]
+        self.keys, self.size = contraction(match.value_dot).k, contraction(match.score_dot).k
+        tiles = s.scores.tiles
+        self.depth = _round(self.size, TILE_DEPTH if tiles else 2)
+        self.rows = _round(self.values, 16) if tiles else self.values
+        self.per = s.task // s.queries
+        self.chunks = -(-self.keys // s.chunk)
+        self.ragged = self.keys % s.keys != 0
+        self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.task)))
+        self.qs, self.qi = symbol("qs", 0, self.per - 1), symbol("qi", 0, s.queries - 1)
+        self.c0, self.k0 = symbol("c0", 0, (self.chunks - 1) * s.chunk), symbol("k0", 0, last(self.keys))
+        self.chunk: Index = self.c0 if self.chunks > 1 else 0
+        self.kj, self.dv, self.di = symbol("kj", 0, s.keys - 1), symbol("dv", 0, self.rows - 1), e.depth
+        self.first: Index = add(mul(self.qo, s.task), mul(self.qs, s.queries))
+        self.lanes = Iter(self.qi, s.queries)
+        self.live = Iter(self.qi, s.queries, limit_of(self.queries, s.queries, self.first))
+        self.block = Iter(self.kj, s.keys)
+        self.shift = self._shift(add(self.k0, self.kj))
+
+    def _shift(self, key: Index) -> dict[Symbol, Index]:
+        """The tight symbols as block and place in the block, with this key."""
+        e = self.e
+        return {
+            e.point[e.query_axis]: add(self.first, self.qi),
+            e.key_symbol: key,
+            e.point[e.value_axis]: self.dv,
+        }
+
+    def tile(self, name: str, dtype: DType, *shape: int, padding: int = 0) -> Buffer:
+        strides = [1]
+        for n in reversed(shape[1:]):
+            strides.insert(0, strides[0] * n + (padding if len(strides) == 1 else 0))
+        return Buffer(self.frame.unique(name), dtype, shape, tuple(strides), "tile")
+
+    def lower(self) -> LoweredGroup:
+        s, e = self.s, self.e
+        code, query = self._queries()
+        state, start = self._state()
+        code += start
+        spans = self._span(s.queries, s.keys, symbol("q", 0, last(ceildiv(self.queries, s.queries))))
+        chunk = self._chunk(spans, query, state)
+        if self.chunks > 1:
+            whole = self._span(s.task, s.chunk, self.qo)
+            code.append(Loop(self.c0, whole[0].start, whole[0].stop, s.chunk, tuple(chunk)))
+        else:
+            code += chunk
+        code.append(self._over_blocks(tuple(self._stores(state))))
+        others = [
+            Iter.over(p, n)
+            for a, (p, n) in enumerate(zip(e.point, self.shape, strict=True))
+            if a not in (e.query_axis, e.value_axis)
+        ]
+        grid = Grid((*others, Iter.over(self.qo, ceildiv(self.queries, s.task))), tuple(code))
+        details = (*s.describe(), ("skipped", f"{spans[0].skipped:.0%}"))
+        return self.frame.finish("attention", (grid,), details)
+
+    def _over_blocks(self, body: tuple[Statement, ...]) -> Statement:
+        """The body for each of the task's blocks of queries."""
+        left = ceildiv(sub(self.queries, mul(self.qo, self.s.task)), self.s.queries)
+        return Loop(self.qs, 0, minimum(self.per, left), 1, body)
+
+    def _span(self, queries: int, keys: int, block: Symbol) -> tuple[KeyRange, Symbol]:
+        e = self.e
+        query = e.point[e.query_axis]
+        return key_range(e.score, query, e.key_symbol, (self.queries, queries), (self.keys, keys), block), block
+
+    # operands
+
+    def _queries(self) -> tuple[list[Statement], Load]:
+        """The task's queries in pairs along the depth."""
+        s, e = self.s, self.e
+        paired = self.tile("queries", bf16, self.per, self.depth // 2, s.queries, 2)
+        code: list[Statement] = [Alloc(paired)]
+        pair, unit = symbol("pair", 0, self.depth // 2 - 1), symbol("unit", 0, 1)
+        if self.depth != self.size:
+            domain = (Iter(self.qs, self.per), Iter(pair, self.depth // 2), self.lanes, Iter(unit, 2))
+            code.append(Map(domain, paired, (self.qs, pair, self.qi, unit), Const(0.0, bf16)))
+        element = self._narrow(reindex(e.query, self.shift))
+        move: list[Statement] = []
+        if not self._is_direct(element, self.qi, e.depth):
+            rows = self.tile("query_rows", bf16, s.queries, self.size)
+            move += [Alloc(rows), Map((self.live, Iter(e.depth, self.size)), rows, (self.qi, e.depth), element)]
+            element = Load(rows, (self.qi, e.depth))
+        if self.size % 2 == 0:
+            element = reindex(element, {e.depth: add(mul(pair, 2), unit)})
+            domain = (Iter(pair, self.size // 2), self.live, Iter(unit, 2))
+            move.append(Map(domain, paired, (self.qs, pair, self.qi, unit), element))
+        else:
+            index = (self.qs, floordiv(e.depth, 2), self.qi, mod(e.depth, 2))
+            move.append(Map((Iter(e.depth, self.size), self.live), paired, index, element))
+        code.append(self._over_blocks(tuple(move)))
+        return code, Load(paired, (self.qs, floordiv(e.depth, 2), self.qi, mod(e.depth, 2)))
+
+    def _keys(self) -> tuple[list[Statement], Load]:
+        """Keys where they lie, else in rows of scratch, which are 0 beyond the depth."""
+        e = self.e
+        element = self._narrow(reindex(e.key, self.shift))
+        if not self.ragged and self.depth == self.size and self._is_direct(element, self.kj, e.depth):
+            assert isinstance(element, Load)
+            return [], element
+        rows = self.tile("key_rows", bf16, self.s.chunk, self.depth, padding=PADDING)
+        code: list[Statement] = [Alloc(rows)]
+        c, ci = self._chunk_keys()
+        if self.depth != self.size:
+            code.append(Map((Iter(ci, self.s.chunk), Iter(e.depth, self.depth)), rows, (ci, e.depth), Const(0.0, bf16)))
+        value = self._narrow(reindex(e.key, self._shift(add(self.chunk, ci))))
+        code.append(Map((c, Iter(e.depth, self.size)), rows, (ci, e.depth), value))
+        return code, Load(rows, (add(sub(self.k0, self.chunk), self.kj), e.depth))
+
+    def _turned_values(self) -> tuple[list[Statement], Load]:
+        """A chunk's values, keys side by side; 0 beyond the last key."""
+        turned = self.tile("turned", bf16, self.rows, self.s.chunk, padding=PADDING)
+        code: list[Statement] = [Alloc(turned)]
+        c, ci = self._chunk_keys()
+        sizes = Iter(self.dv, self.values)
+        if self.ragged:
+            code.append(Map((sizes, Iter(ci, self.s.chunk)), turned, (self.dv, ci), Const(0.0, bf16)))
+        value = self._narrow(reindex(self.e.value, self._shift(add(self.chunk, ci))))
+        if not isinstance(value, Load):
+            rows = self.tile("value_rows", bf16, self.s.chunk, self.values)
+            code += [Alloc(rows), Map((c, sizes), rows, (ci, self.dv), value)]
+            value = Load(rows, (ci, self.dv))
+        code.append(Map((sizes, c), turned, (self.dv, ci), value))
+        return code, Load(turned, (self.dv, add(sub(self.k0, self.chunk), self.kj)))
+
+    def _chunk_keys(self) -> tuple[Iter, Symbol]:
+        ci = symbol("ci", 0, self.s.chunk - 1)
+        return Iter(ci, self.s.chunk, limit_of(self.keys, self.s.chunk, self.chunk)), ci
+
+    def _is_direct(self, element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
+        return isinstance(element, Load) and is_linear(element, (row, inner)) and address_step(element, inner) == 1
+
+    def _narrow(self, element: ScalarExpr) -> ScalarExpr:
+        return element if element.dtype is bf16 else Apply("cast", (element,), bf16)
+
+    # the online softmax
+
+    def _state(self) -> tuple[tuple[Buffer, Buffer, Buffer], list[Statement]]:
+        """The queries' maxima, sums and results, and their start. Maxima are in powers of two but of huge scores."""
+        s, e = self.s, self.e
+        peak, total = (self.tile(n, f32, self.per, s.queries) for n in ("peak", "total"))
+        out = self.tile("acc", f32, self.per, self.rows, s.queries)
+        at = (self.qs, self.qi)
+        first, sums = (reindex(x, self.shift) for x in e.start(Load(peak, at)))
+        if e.sink is not None and not self._is_huge():
+            first = _times(first, LOG2E)
+        blocks = self.lanes if e.sink is None else self.live
+        begin: tuple[Statement, ...] = (
+            Map((blocks,), peak, at, first),
+            Map((blocks,), total, at, sums),
+            Map((Iter(self.dv, self.rows), self.lanes), out, (self.qs, self.dv, self.qi), Const(0.0, f32)),
+        )
+        return (peak, total, out), [Alloc(peak), Alloc(total), Alloc(out), self._over_blocks(begin)]
+
+    def _is_huge(self) -> bool:
+        return may_be_huge(self.e.score)
+
+    def _chunk(
+        self, spans: tuple[KeyRange, Symbol], query: Load, state: tuple[Buffer, Buffer, Buffer]
+    ) -> list[Statement]:
+        """The task's queries against a chunk of keys."""
+        s = self.s
+        span, number = spans
+        here = {number: add(mul(self.qo, self.per), self.qs)}
+        start, stop = replace_in(span.start, here), replace_in(span.stop, here)
+        if self.chunks > 1:
+            start, stop = maximum(start, self.c0), minimum(stop, add(self.c0, s.chunk))
+        key_code, key = self._keys()
+        value_code, value = self._turned_values()
+        steps = tuple(self._steps(span, here, query, key, value, state))
+        return [*key_code, *value_code, self._over_blocks((Loop(self.k0, start, stop, s.keys, steps),))]
+
+    def _steps(
+        self,
+        span: KeyRange,
+        here: dict[Symbol, Index],
+        query: Load,
+        key: Load,
+        value: Load,
+        state: tuple[Buffer, Buffer, Buffer],
+    ) -> list[Statement]:
+        """One block of keys; without the mask where it hides nothing."""
+        masked = tuple(self._step(self.e.score, self.ragged, query, key, value, state))
+        free = without_conditions(self.e.score, span.conditions)
+        if span.full is None or (free == self.e.score and not self.ragged):
+            return list(masked)
+        plain = tuple(self._step(free, False, query, key, value, state))
+        first, past = (IndexValue(replace_in(i, here)) for i in span.full)
+        begins = Apply("ge", (IndexValue(self.k0), first), bool_)
+        ends = Apply("lt", (IndexValue(self.k0), past), bool_)
+        return [If(Apply("logical_and", (begins, ends), bool_), plain, masked)]
+
+    def _step(
+        self,
+        score: ScalarExpr,
+        ragged: bool,
+        query: Load,
+        key: Load,
+        value: Load,
+        state: tuple[Buffer, Buffer, Buffer],
+    ) -> list[Statement]:
+        s = self.s
+        peak, total, out = state
+        scores = self.tile("scores", f32, s.keys, s.queries)
+        weights = self.tile("weights", bf16, s.keys // 2, s.queries, 2)
+        raw = Load(scores, (self.kj, self.qi))
+        code: list[Statement] = [
+            Alloc(scores),
+            Dot(self.block, self.lanes, Iter(self.di, self.depth), raw, key, query, True, s.scores),
+        ]
+        element, factor = self._changed(score, raw, ragged, code)
+        lane, at = (self.qi,), (self.qs, self.qi)
+        block_peak, shift, scale = (self.tile(n, f32, s.queries) for n in ("block_peak", "shift", "scale"))
+        peaks, higher = Load(peak, at), Load(block_peak, lane)
+        found = higher if self._is_huge() else _times(higher, factor * LOG2E)
+        finite = Apply("select", (Apply("eq", (higher, Const(-inf, f32)), bool_), Const(0.0, f32), higher), f32)
+        less = Apply("sub", (peaks, Load(shift, lane)), f32)
+        sums, accs, scaling = Load(total, at), Load(out, (self.qs, self.dv, self.qi)), Load(scale, lane)
+        code += [
+            Alloc(block_peak),
+            Reduce((self.block, self.lanes), block_peak, lane, "max", element, loose=True),
+            Map((self.lanes,), block_peak, lane, Apply("maximum", (peaks, found), f32)),
+            Alloc(shift),
+            Map((self.lanes,), shift, lane, finite),
+            Alloc(scale),
+            Map((self.lanes,), scale, lane, Apply("exp" if self._is_huge() else "exp2", (less,), f32)),
+            Map((self.lanes,), peak, at, higher),
+            Map((self.lanes,), total, at, Apply("mul", (sums, scaling), f32)),
+            Alloc(weights),
+            self._weigh(element, factor, Load(shift, lane), sums, weights),
+            Map(
+                (Iter(self.dv, self.rows), self.lanes),
+                out,
+                (self.qs, self.dv, self.qi),
+                Apply("mul", (accs, scaling), f32),
+            ),
+        ]
+        pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
+        code.append(Dot(Iter(self.dv, self.rows), self.lanes, self.block, accs, value, pairs, False, s.values))
+        return code
+
+    def _weigh(self, element: ScalarExpr, factor: float, shift: Load, total: Load, weights: Buffer) -> Weigh:
+        """Where scores may be huge, the maximum is subtracted first."""
+        pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
+        if self._is_huge():
+            less = Apply("sub", (element, shift), f32)
+            return Weigh(self.block, self.lanes, pairs, total, less, LOG2E)
+        return Weigh(self.block, self.lanes, pairs, total, element, factor * LOG2E, shift)
+
+    def _changed(
+        self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]
+    ) -> tuple[ScalarExpr, float]:
+        """The score as the user changes it, but for a factor; -inf beyond the last key.
+
+        What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores' place.
+        """
+        shifted = reindex(score, self.shift)
+        buffer = self.e.raw_score
+        changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
+        changed = held_in_f32(changed if changed.dtype is f32 else Apply("cast", (changed,), f32))
+        base, factor = (changed, 1.0) if self._is_huge() else without_factor(changed)
+        index = (self.kj, self.qi)
+        if any(x.buffer.space == "parameter" for x in loads(base)):
+            keys = Iter(self.kj, self.s.keys, limit_of(self.keys, self.s.keys, self.k0) if ragged else None)
+            code.append(Map((keys, self.live), raw.buffer, index, base))
+            base = raw
+        if ragged:
+            there = Apply("lt", (IndexValue(add(self.k0, self.kj)), Const(self.keys, i64)), bool_)
+            base = Apply("select", (there, base, Const(-inf, f32)), f32)
+        if cost_of(base) > RECOMPUTE_FLOPS:
+            code.append(Map((self.block, self.lanes), raw.buffer, index, base))
+            base = raw
+        return base, factor
+
+    def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Statement]:
+        _, total, out = state
+        mean = Apply("div", (Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))), f32)
+        domain = (self.live, Iter(self.dv, self.values))
+        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+
+
+def _times(value: ScalarExpr, factor: float) -> ScalarExpr:
+    return value if factor == 1.0 else Apply("mul", (value, Const(factor, f32)), f32)
+
+
+def _round(n: int, step: int) -> int:
+    return -(-n // step) * step
