@@ -245,4 +245,3 @@ class _Squares:
             self.writer.lanes(inner, self.last, self.size)
 
         self._loop(code, rows.rest, row)
-

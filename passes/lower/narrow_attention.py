@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from math import inf, log2
 
-from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, ceildiv, floordiv, last, maximum, minimum, mod, mul, sub, symbol
 from fusec.ir.index import substitute as replace_in
-from fusec.ir.types import DType, bf16, bool_, f32, i64
+from fusec.ir.types import DType, bf16, bool_, f32, fixed, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import RECOMPUTE_FLOPS, attention_in, attention_stores, cost_of, find_elements
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
@@ -35,7 +34,7 @@ TILE_DEPTH = 32
 def multiplies_narrow(match: AttentionMatch, target: CpuTarget) -> bool:
     """Whether both products are of bf16, known in size, and the target multiplies that as it is."""
     products = (match.score_dot, match.value_dot)
-    sizes = [n for op in products for v in (*op.operands, op.result) for n in v.type.shape]
+    sizes = [n for e in (contraction(op).extents for op in products) for n in (e.m, e.n, e.k)]
     return (
         all(v.type.dtype is bf16 for op in products for v in op.operands)
         and accumulator_dtype(match.score_dot) is f32
@@ -56,7 +55,7 @@ class _NarrowAttention:
         self.s = s = schedule
         self.e = e = find_elements(frame, match)
         self.shape = match.value_dot.result.type.shape
-        self.queries, self.values = self.shape[e.query_axis], self.shape[e.value_axis]
+        self.queries, self.values = fixed((self.shape[e.query_axis], self.shape[e.value_axis]))
         self.keys, self.size = contraction(match.value_dot).k, contraction(match.score_dot).k
         tiles = s.scores.tiles
         self.depth = _round(self.size, TILE_DEPTH if tiles else 2)
@@ -68,7 +67,8 @@ class _NarrowAttention:
         self.qs, self.qi = symbol("qs", 0, self.per - 1), symbol("qi", 0, s.queries - 1)
         self.c0, self.k0 = symbol("c0", 0, (self.chunks - 1) * s.chunk), symbol("k0", 0, last(self.keys))
         self.chunk: Index = self.c0 if self.chunks > 1 else 0
-        self.kj, self.dv, self.di = symbol("kj", 0, s.keys - 1), symbol("dv", 0, self.rows - 1), e.depth
+        self.kj, self.dv = symbol("kj", 0, s.keys - 1), symbol("dv", 0, self.rows - 1)
+        self.di = symbol("di", 0, self.depth - 1)
         self.first: Index = add(mul(self.qo, s.task), mul(self.qs, s.queries))
         self.lanes = Iter(self.qi, s.queries)
         self.live = Iter(self.qi, s.queries, limit_of(self.queries, s.queries, self.first))
@@ -141,29 +141,30 @@ class _NarrowAttention:
             element = Load(rows, (self.qi, e.depth))
         if self.size % 2 == 0:
             element = reindex(element, {e.depth: add(mul(pair, 2), unit)})
-            domain = (Iter(pair, self.size // 2), self.live, Iter(unit, 2))
-            move.append(Map(domain, paired, (self.qs, pair, self.qi, unit), element))
+            pairs = (Iter(pair, self.size // 2), self.live, Iter(unit, 2))
+            move.append(Map(pairs, paired, (self.qs, pair, self.qi, unit), element))
         else:
             index = (self.qs, floordiv(e.depth, 2), self.qi, mod(e.depth, 2))
             move.append(Map((Iter(e.depth, self.size), self.live), paired, index, element))
         code.append(self._over_blocks(tuple(move)))
-        return code, Load(paired, (self.qs, floordiv(e.depth, 2), self.qi, mod(e.depth, 2)))
+        return code, Load(paired, (self.qs, floordiv(self.di, 2), self.qi, mod(self.di, 2)))
 
     def _keys(self) -> tuple[list[Statement], Load]:
         """Keys where they lie, else in rows of scratch, which are 0 beyond the depth."""
         e = self.e
         element = self._narrow(reindex(e.key, self.shift))
         if not self.ragged and self.depth == self.size and self._is_direct(element, self.kj, e.depth):
+            element = reindex(element, {e.depth: self.di})
             assert isinstance(element, Load)
             return [], element
         rows = self.tile("key_rows", bf16, self.s.chunk, self.depth, padding=PADDING)
         code: list[Statement] = [Alloc(rows)]
         c, ci = self._chunk_keys()
         if self.depth != self.size:
-            code.append(Map((Iter(ci, self.s.chunk), Iter(e.depth, self.depth)), rows, (ci, e.depth), Const(0.0, bf16)))
+            code.append(Map((Iter(ci, self.s.chunk), Iter(self.di, self.depth)), rows, (ci, self.di), Const(0.0, bf16)))
         value = self._narrow(reindex(e.key, self._shift(add(self.chunk, ci))))
         code.append(Map((c, Iter(e.depth, self.size)), rows, (ci, e.depth), value))
-        return code, Load(rows, (add(sub(self.k0, self.chunk), self.kj), e.depth))
+        return code, Load(rows, (add(sub(self.k0, self.chunk), self.kj), self.di))
 
     def _turned_values(self) -> tuple[list[Statement], Load]:
         """A chunk's values, keys side by side; 0 beyond the last key."""
@@ -305,9 +306,7 @@ class _NarrowAttention:
             return Weigh(self.block, self.lanes, pairs, total, less, LOG2E)
         return Weigh(self.block, self.lanes, pairs, total, element, factor * LOG2E, shift)
 
-    def _changed(
-        self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]
-    ) -> tuple[ScalarExpr, float]:
+    def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> tuple[ScalarExpr, float]:
         """The score as the user changes it, but for a factor; -inf beyond the last key.
 
         What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores' place.

@@ -66,9 +66,7 @@ class Selector:
             if multiplies_narrow(match, self.target):
                 heads = match.value_dot.result.type.most // max(sides[0] * sides[1], 1)
                 return list(
-                    narrow_attention_candidates(
-                        heads, sides[side], dot.k, sides[1 - side], self.target, self.threads
-                    )
+                    narrow_attention_candidates(heads, sides[side], dot.k, sides[1 - side], self.target, self.threads)
                 )
             return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], dtype.bits, self.target))
         if kind == "row":

@@ -75,7 +75,7 @@ def narrow_attention_candidates(
             chunk = _round(min(keys, CHUNK_BYTES // (2 * max(values, 1))), whole)
             if tiles:
                 side = min(width, 32)
-                scores, rows = RegisterTile(32, side, tiles=True), RegisterTile(32 if values > 16 else 16, side, tiles=True)
+                scores, rows = (RegisterTile(32 if n > 16 else 16, side, tiles=True) for n in (whole, values))
             else:
                 most = (target.vector_registers - 1 - width // 16) // (width // 16)
                 scores, rows = (RegisterTile(_near(n, min(most, 12)), width) for n in (whole, values))

@@ -1,0 +1,204 @@
+"""Attention of bf16 in the units for it: AMX programs interpreted and emulated, vector ones compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from amx import executed
+from programs import Run, check
+
+from fusec.ir.types import bf16
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.schedule.attention import NarrowAttentionSchedule, narrow_attention_candidates
+from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
+from fusec.target.cpu import CpuTarget, cpu_target, host_cpu
+from fusec.tile.nodes import RegisterTile
+
+OF_TILES, OF_GROUPS = "cpu:sapphirerapids", "cpu:znver5"
+TILES = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True))
+GROUPS = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTile(5, 32))
+needs_groups = pytest.mark.skipif(not cpu_target().multiplies(bf16), reason="no AVX512-BF16 here")
+targets = pytest.mark.parametrize("target", [OF_TILES, pytest.param(OF_GROUPS, marks=needs_groups)])
+
+
+@dataclass
+class Fixed(Selector):
+    """Lowers every attention with one schedule."""
+
+    schedule: NarrowAttentionSchedule | None = None
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        assert self.schedule is not None
+        return lower_with(frame, self.schedule)
+
+
+def attention(
+    queries: int, keys: int, depth: int, values: int, change: tuple[str, ...] = (), inputs: str = "", groups: int = 1
+) -> str:
+    """Two heads of two batches; of ``change`` each line leads on from %s towards %z."""
+    score, heads = f"bf16[2, 2, {queries}, {keys}]", 2 // groups
+    lines = "\n".join(f"{line} : {score}" for line in change or ("%z = mul(%s, bf16(0.25))",))
+    shared = "%k1 = broadcast(%k) : bf16[2, 2, {0}, {1}]\n%v1 = broadcast(%v) : bf16[2, 2, {0}, {2}]"
+    copies = shared.format(keys, depth, values) if groups > 1 else ""
+    k, v = ("%k1", "%v1") if groups > 1 else ("%k", "%v")
+    return f"""graph @attention(%q: bf16[2, 2, {queries}, {depth}], %k: bf16[2, {heads}, {keys}, {depth}],
+        %v: bf16[2, {heads}, {keys}, {values}]{inputs}) {{
+        {copies}
+        %s = dot(%q, {k}) {{contract=[3]x[3], batch=[0, 1]x[0, 1]}} : {score}
+        {lines}
+        %p = softmax(%z) {{axis=3}} : {score}
+        %o = dot(%p, {v}) {{contract=[3]x[2], batch=[0, 1]x[0, 1]}} : bf16[2, 2, {queries}, {values}]
+        return %o
+    }}"""
+
+
+CAUSAL = (
+    "%i = iota() {axis=2}",
+    "%j = iota() {axis=3}",
+    "%m = le(%j, %i)",
+    "%c = mul(%s, bf16(0.25))",
+    "%z = select(%m, %c, bf16(-inf))",
+)
+
+
+def causal(queries: int, keys: int, depth: int, values: int) -> str:
+    text = attention(queries, keys, depth, values, CAUSAL)
+    for line in ("%i = ", "%j = "):
+        at = text.index(line)
+        text = text[:at] + text[at:].replace("bf16", "i64", 1)
+    at = text.index("%m = ")
+    return text[:at] + text[at:].replace("bf16", "bool", 1)
+
+
+def through(text: str, target: str, schedule: NarrowAttentionSchedule | None = None, inputs: object = None) -> Run:
+    machine = cpu_target(target)
+    chosen = schedule or (TILES if machine.multiplies_in_tiles(bf16) else GROUPS)
+    run = check(
+        text,
+        inputs,  # type: ignore[arg-type]
+        selector=Fixed(machine, 2, {}, chosen),
+        compiled=machine.runs_here,
+        target=target,
+        atol=2e-3,
+    )
+    assert run.kernels == ["attention"]
+    assert ("in tiles" in run.lowered.stages["tile"]) == chosen.scores.tiles
+    assert "weigh" in run.lowered.stages["tile"]
+    return run
+
+
+SIZES = [(32, 32, 32, 16), (64, 64, 64, 64), (1, 2, 1, 1), (5, 3, 8, 2), (33, 70, 37, 20), (70, 130, 20, 33)]
+
+
+@targets
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sizes(target, size):
+    through(attention(*size), target)
+
+
+@targets
+@pytest.mark.parametrize("size", [(64, 64, 32, 16), (70, 70, 20, 8), (33, 97, 16, 16), (130, 130, 32, 16)], ids=str)
+def test_causal(target, size):
+    run = through(causal(*size), target)
+    if min(size[:2]) > 64:
+        assert "if " in run.lowered.stages["tile"]  # blocks without the mask, and those on the diagonal
+
+
+@pytest.mark.parametrize("size", [SIZES[1], SIZES[4], SIZES[5]], ids=str)
+def test_emulated(amx_everywhere, size):
+    before = executed()
+    through(attention(*size), "cpu", TILES)
+    through(causal(*size), "cpu", replace(TILES, queries=64, keys=64, scores=RegisterTile(32, 32, tiles=True)))
+    assert executed() > before or amx_everywhere is host_cpu()
+
+
+CHANGES = {
+    "soft cap": (("%c = mul(%s, bf16(0.2))", "%t = tanh(%c)", "%z = mul(%t, bf16(5.0))"), ""),
+    "bias": (("%c = mul(%s, bf16(0.2))", "%z = add(%c, %b)"), ", %b: bf16[2, 40, 70]"),
+    "key bias": (("%z = sub(%s, %b)",), ", %b: bf16[2, 1, 1, 70]"),
+    "mask": (("%z = select(%m, %s, bf16(-inf))",), ", %m: bool[2, 1, 40, 70]"),
+    "lowest fill": (("%z = select(%m, bf16(-3.3895e38), %s)",), ", %m: bool[40, 70]"),
+    "large": (("%z = mul(%s, bf16(64.0))",), ""),
+    "negative": (("%z = mul(%s, bf16(-0.5))",), ""),
+}
+
+
+@targets
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_scores(target, name):
+    change, inputs = CHANGES[name]
+    through(attention(40, 70, 16, 8, change, inputs), target)
+
+
+@targets
+def test_keys_of_groups_of_heads(target):
+    through(attention(33, 70, 32, 16, groups=2), target)
+
+
+@targets
+def test_rows_that_are_masked_throughout_are_nan(target):
+    mask = np.ones((2, 1, 40, 70), np.bool_)
+    mask[1, 0, 7], mask[0, 0, 3, 5:] = False, False
+    rng = np.random.default_rng(1)
+    shapes = ((2, 2, 40, 16), (2, 2, 70, 16), (2, 2, 70, 8))
+    inputs = [*(rng.standard_normal(s).astype(bf16.numpy) for s in shapes), mask]
+    change, more = CHANGES["mask"]
+    (out,) = through(attention(40, 70, 16, 8, change, more), target, inputs=inputs).outputs
+    assert np.isnan(out[1, :, 7].astype(np.float32)).all()
+    assert np.isnan(out.astype(np.float32)).sum() == 2 * 8
+
+
+@targets
+def test_numbers_that_are_none_stay_in_their_rows(target):
+    """NaN and infinities among queries, keys and values, as the code as written has them."""
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal(s).astype(bf16.numpy) for s in ((2, 2, 40, 16), (2, 2, 70, 16), (2, 2, 70, 8)))
+    q[0, 0, 3, 2], q[1, 0, 8, 0] = np.nan, np.inf
+    k[0, 1, 66, 1], v[1, 1, 69, 7] = np.nan, np.inf
+    (out,) = through(attention(40, 70, 16, 8), target, inputs=[q, k, v]).outputs
+    wide = out.astype(np.float32)
+    assert all(np.isnan(rows).all() for rows in (wide[0, 0, 3], wide[1, 0, 8], wide[0, 1]))
+    assert np.isposinf(wide[1, 1, :, 7]).all()
+    assert np.isfinite(wide[1, 1, :, :7]).all()
+    assert np.isfinite(np.delete(wide[0, 0], 3, axis=0)).all()
+
+
+@targets
+def test_scores_far_apart_and_equal(target):
+    """Weights of 0 and 1, and of all alike."""
+    q, k = np.zeros((2, 2, 33, 16), bf16.numpy), np.zeros((2, 2, 70, 16), bf16.numpy)
+    v = np.arange(2 * 2 * 70 * 8).reshape(2, 2, 70, 8).astype(bf16.numpy)
+    q[:, :, :16, 0], k[:, :, 41, 0] = 100, 100
+    through(attention(33, 70, 16, 8), target, inputs=[q, k, v])
+
+
+@targets
+def test_computed_operands(target):
+    text = """graph @computed(%q: bf16[40, 64], %k: bf16[70, 32], %v: bf16[16, 70], %r: bf16[40, 32]) {
+        %q1 = slice(%q) {starts=[0, 16], stops=[40, 48], steps=[1, 1]} : bf16[40, 32]
+        %q2 = mul(%q1, %r) : bf16[40, 32]
+        %k1 = add(%k, bf16(0.5)) : bf16[70, 32]
+        %v1 = mul(%v, bf16(2.0)) : bf16[16, 70]
+        %s = dot(%q2, %k1) {contract=[1]x[1]} : bf16[40, 70]
+        %p = softmax(%s) {axis=1} : bf16[40, 70]
+        %o = dot(%p, %v1) {contract=[1]x[1]} : bf16[40, 16]
+        return %o
+    }"""
+    through(text, target)
+
+
+def test_candidates():
+    for target in (cpu_target(OF_TILES), cpu_target(OF_GROUPS)):
+        for size in ((12, 1024, 1024, 64), (1, 1, 5000, 128), (4, 7, 9, 3), (64, 100, 300000, 64)):
+            found = narrow_attention_candidates(*size, target, 2)
+            assert found
+            assert all(_fits(s, target) for s in found)
+            assert schedule_from_text(schedule_to_text(found[0])) == found[0]
+
+
+def _fits(s: NarrowAttentionSchedule, target: CpuTarget) -> bool:
+    step = 32 if target.multiplies_in_tiles(bf16) else 2
+    return s.task % s.queries == 0 and s.chunk % s.keys == 0 and s.keys % step == 0
