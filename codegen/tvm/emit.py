@@ -49,6 +49,9 @@ from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
 STACK_BYTES = 256 * 1024
 """Larger scratch comes from the heap."""
 
+PROMOTED_BYTES = 1024
+"""Smaller scratch may become registers, which takes memory that LLVM knows all of."""
+
 STACK_TOTAL = 1024 * 1024
 """Stack that one kernel may use: threads have 8 MB by default, 2 MB where the limit is lifted."""
 
@@ -197,7 +200,10 @@ class Emitter:
         nbytes = size * buffer.dtype.itemsize
         if nbytes <= min(STACK_BYTES, self._stack_left):
             self._stack_left -= nbytes
-            memory, *allocate = tir.stack(buffer.name, element, size)
+            if nbytes < PROMOTED_BYTES:
+                memory, *allocate = tir.stack(buffer.name, element, size)
+            else:
+                memory, allocate = tir.aligned_stack(buffer.name, element, size, nbytes)
         else:
             memory, allocate, release = tir.heap(buffer.name, element, size, nbytes)
             self._releases[-1].append(release)

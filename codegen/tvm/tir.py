@@ -179,6 +179,24 @@ def stack(name: str, element: str, size: int) -> tuple[Node, Node]:
     return buffer, tirx.AllocBuffer(buffer, _KEEP_ON_STACK)
 
 
+def aligned_stack(name: str, element: str, size: int, nbytes: int) -> tuple[Node, list[Node]]:
+    """A flat buffer on the stack that starts a cache line, and what allocates it.
+
+    TVM aligns stack memory to 16 bytes, whatever the buffer asks for: half of the vectors would straddle two lines.
+    """
+    spare = LINE_BYTES * size // nbytes
+    room, allocate = stack(f"{name}_room", element, size + spare)
+    kind = PointerType(PrimType(element), "global")
+    first = Call("tirx.reinterpret", [address_of(room, integer(spare - 1))], ret_ty=PrimType("int64"))
+    start = tirx.bitwise_and(first, tirx.IntImm("int64", -LINE_BYTES))
+    var = tirx.Var(f"{name}_memory", kind)
+    buffer, declared = memory(name, element, size, var, LINE_BYTES)
+    return buffer, [allocate, tirx.Bind(var, Call("tirx.reinterpret", [start], ret_ty=kind)), declared]
+
+
+LINE_BYTES = 64
+
+
 def heap(name: str, element: str, size: int, nbytes: int) -> tuple[Node, list[Node], Node]:
     """A flat buffer from the C library's heap, aligned to 64 bytes: buffer, allocation and release."""
     kind = PointerType(PrimType(element), "global")
