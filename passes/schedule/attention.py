@@ -70,7 +70,7 @@ def narrow_attention_candidates(
     for width in (32, 64, 16):
         if width > 16 and queries <= width // 2:
             continue
-        for block in (128, 64, 256):
+        for block in (64, 128, 256) if tiles else (128, 64, 256):
             whole = _round(min(block, keys), step)
             chunk = _round(min(keys, CHUNK_BYTES // (2 * max(values, 1))), whole)
             if tiles:
