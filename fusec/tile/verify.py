@@ -35,7 +35,7 @@ def verify(kernel: Kernel) -> None:
     are bound where they are used; subscripts fit the buffer's rank and, where bounds are known, lie within it;
     Map writes scratch and Store parameters; a condition uses index values only; on a CPU a Dot's operands have
     the accumulator's dtype or a narrower one that is multiplied into it, and ``b`` and the accumulator the stride along
-    ``n`` that this takes.
+    ``n`` that this takes; on a GPU the register tiles of its warps or threads make up the block.
     """
     _Verifier(kernel).run()
 
@@ -160,7 +160,7 @@ class _Verifier:
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         self.where = f"dot to {dot.accumulator.buffer}"
         domain = (dot.m, dot.n, dot.k)
-        on_cpu = dot.registers.columns > 0
+        on_cpu = dot.registers.columns > 0 and not self.kernel.warps
         inner = self.domain(domain, bound)
         for operand, unused in ((dot.accumulator, dot.k), (dot.a, dot.n), (dot.b, dot.m)):
             if on_cpu and (dot.a.dtype.name, dot.b.dtype.name, dot.accumulator.dtype.name) in _WIDENING:
@@ -172,12 +172,21 @@ class _Verifier:
                 self.fail(f"the index of {operand.buffer} uses {unused.var}")
             padded = (dot.m, dot.n) if operand.buffer.space == "tile" else ()
             self.place(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))
+        if dot.registers.columns and not on_cpu:
+            self.shares(dot)
         if on_cpu:
             step = 64 // dot.a.dtype.itemsize if dot.registers.tiles else grouped(dot)
             if step > 1 and (dot.k.extent % step or dot.k.limit is not None):
                 self.fail(f"the extent of {dot.k.var} is no multiple of {step}")
             self.unit_stride(dot.b, dot, grouped(dot))
             self.unit_stride(dot.accumulator, dot, 1)
+
+    def shares(self, dot: Dot) -> None:
+        """Each warp, or each thread, of the block has one register tile."""
+        rows, columns, warps = dot.registers.rows, dot.registers.columns, self.kernel.warps
+        tiles = dot.m.extent // rows * (dot.n.extent // columns)
+        if dot.m.extent % rows or dot.n.extent % columns or tiles not in (warps, 32 * warps):
+            self.fail(f"{warps} warps with {rows}x{columns} in registers share {dot.m.extent}x{dot.n.extent}")
 
     def unit_stride(self, operand: Load, dot: Dot, step: int) -> None:
         """Neighbouring columns lie ``step`` elements apart within a block of columns."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tile_harness import buffer, const, iters, kernel, load, op, sym, tile
 
@@ -71,6 +73,24 @@ def test_broken_dots():
     bad = kernel("bad", good.parameters, (Alloc(flipped), good.body[1]))
     with pytest.raises(VerifyError, match="t does not have stride 1 along j"):
         verify(bad)
+
+
+def on_gpu(rows, columns, warps):
+    """bf16 multiplied into f32 by so many warps, whose register tiles a GPU's compiler, a warp or a thread has."""
+    d = dot(a=bf16)
+    product = replace(d.body[1], registers=RegisterTile(rows, columns))
+    return replace(d, body=(d.body[0], product), warps=warps)
+
+
+@pytest.mark.parametrize(("rows", "columns", "warps"), [(0, 0, 4), (4, 8, 4), (1, 4, 1)])
+def test_register_tiles_of_a_gpu(rows, columns, warps):
+    verify(on_gpu(rows, columns, warps))
+
+
+@pytest.mark.parametrize(("rows", "columns", "warps"), [(3, 8, 4), (4, 8, 2), (4, 5, 4), (1, 4, 2)])
+def test_broken_register_tiles_of_a_gpu(rows, columns, warps):
+    with pytest.raises(VerifyError, match=f"{warps} warps with {rows}x{columns} in registers share 4x32"):
+        verify(on_gpu(rows, columns, warps))
 
 
 def test_parameters():

@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
+import fixed
 import torch
 
 import fusec
-from fusec.errors import LoweringError
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gpu.hopper_attention import lower_hopper_attention
-from fusec.passes.lower.gpu.select import GpuSelector
-from fusec.passes.pipeline import lower
 from fusec.passes.schedule.hopper import HopperAttentionSchedule
-from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 
 Function = Callable[..., torch.Tensor]
 
 
-class RefusedError(Exception):
-    """A kernel that the schedule does not fit; the pipeline would go on without it."""
-
-
-@dataclass
-class Fixed(GpuSelector):
-    """Every attention with one schedule."""
-
-    schedule: HopperAttentionSchedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        assert self.schedule is not None
-        try:
-            lowered = lower_hopper_attention(frame, self.schedule)
-        except LoweringError as error:
-            raise RefusedError(str(error)) from error
-        launch = {"warps": self.schedule.launch.warps, "stages": self.schedule.stages}
-        return replace(lowered, kernel=replace(lowered.kernel, pipeline=self.schedule.pipeline, **launch))
-
-
 def lowered(function: Function, shapes: list[tuple[int, ...]], s: HopperAttentionSchedule, dtype: Any) -> Kernel:
     arrays = [torch.empty(shape, dtype=dtype) for shape in shapes]
-    graph = fusec.trace(function, *arrays)
-    selector = Fixed(gpu_target("cuda:sm_90"), schedule=s)
-    (kernel,) = lower(graph, "cuda:sm_90", selector=selector).program.kernels
-    return kernel
+    return fixed.lowered(fusec.trace(function, *arrays), s, "cuda:sm_90")
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -94,7 +66,7 @@ def joined_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
     return y.transpose(1, 2).flatten(2)
 
 
-def _qkv(b: int, h: int, n: int, d: int, keys: int = 0, values: int = 0) -> list[tuple[int, ...]]:
+def qkv(b: int, h: int, n: int, d: int, keys: int = 0, values: int = 0) -> list[tuple[int, ...]]:
     return [(b, h, n, d), (b, h, keys or n, d), (b, h, keys or n, values or d)]
 
 
@@ -107,32 +79,32 @@ THREE_IN_TURNS = replace(THREE, turns=True)
 ONE = HopperAttentionSchedule(64, 64, 2, turns=False)
 
 CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]] = {
-    "plain": (plain, _qkv(2, 3, 512, 128), IN_TURNS),
-    "long blocks": (plain, _qkv(1, 2, 640, 128), LONG),
-    "odd length": (plain, _qkv(2, 3, 333, 128), IN_TURNS),
-    "other keys": (plain, _qkv(1, 2, 200, 64, keys=519), THREE),
-    "one group": (plain, _qkv(1, 2, 70, 64, keys=300), ONE),
-    "three groups": (plain, _qkv(2, 2, 400, 64), THREE),
-    "other values": (plain, _qkv(1, 2, 256, 64, values=128), IN_TURNS),
-    "wide heads": (plain, _qkv(1, 2, 256, 256), HopperAttentionSchedule(128, 80, 1, turns=True)),
-    "heads of 96": (causal, _qkv(1, 2, 320, 96), IN_TURNS),
-    "heads of 80": (plain, _qkv(1, 3, 150, 80), IN_TURNS),
-    "causal": (causal, _qkv(3, 5, 512, 128), IN_TURNS),
-    "causal, odd length": (causal, _qkv(1, 11, 777, 64), THREE),
-    "causal, long blocks": (causal, _qkv(1, 2, 1000, 128), LONG),
-    "causal, more keys": (causal, _qkv(1, 2, 130, 64, keys=450), IN_TURNS),
-    "soft cap, slopes and a window": (soft_window, _qkv(1, 4, 640, 128), IN_TURNS),
-    "bias": (biased, [*_qkv(2, 2, 256, 64), (2, 1, 256, 256)], IN_TURNS),
-    "bias, odd length": (biased, [*_qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
-    "finite fill": (finite_fill, _qkv(1, 2, 333, 64), IN_TURNS),
-    "epilogue": (scaled_after, _qkv(1, 2, 256, 64), IN_TURNS),
-    "walks": (plain, _qkv(4, 40, 300, 64), WALKS),
-    "three groups in turns": (causal, _qkv(2, 7, 1000, 64), THREE_IN_TURNS),
-    "walks, three groups in turns": (plain, _qkv(3, 61, 500, 64), replace(THREE_IN_TURNS, walks=True)),
-    "walks, three groups": (causal, _qkv(3, 60, 500, 64), THREE_WALK),
-    "walks, soft cap, slopes and a window": (soft_window, _qkv(5, 16, 640, 128), WALKS),
-    "walks, keys of no block": (causal, _qkv(2, 90, 500, 64, keys=130), WALKS),
-    "walks, other values": (plain, _qkv(1, 200, 140, 128, values=64), WALKS),
-    "walks, epilogue": (scaled_after, _qkv(3, 70, 256, 64), THREE_WALK),
+    "plain": (plain, qkv(2, 3, 512, 128), IN_TURNS),
+    "long blocks": (plain, qkv(1, 2, 640, 128), LONG),
+    "odd length": (plain, qkv(2, 3, 333, 128), IN_TURNS),
+    "other keys": (plain, qkv(1, 2, 200, 64, keys=519), THREE),
+    "one group": (plain, qkv(1, 2, 70, 64, keys=300), ONE),
+    "three groups": (plain, qkv(2, 2, 400, 64), THREE),
+    "other values": (plain, qkv(1, 2, 256, 64, values=128), IN_TURNS),
+    "wide heads": (plain, qkv(1, 2, 256, 256), HopperAttentionSchedule(128, 80, 1, turns=True)),
+    "heads of 96": (causal, qkv(1, 2, 320, 96), IN_TURNS),
+    "heads of 80": (plain, qkv(1, 3, 150, 80), IN_TURNS),
+    "causal": (causal, qkv(3, 5, 512, 128), IN_TURNS),
+    "causal, odd length": (causal, qkv(1, 11, 777, 64), THREE),
+    "causal, long blocks": (causal, qkv(1, 2, 1000, 128), LONG),
+    "causal, more keys": (causal, qkv(1, 2, 130, 64, keys=450), IN_TURNS),
+    "soft cap, slopes and a window": (soft_window, qkv(1, 4, 640, 128), IN_TURNS),
+    "bias": (biased, [*qkv(2, 2, 256, 64), (2, 1, 256, 256)], IN_TURNS),
+    "bias, odd length": (biased, [*qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
+    "finite fill": (finite_fill, qkv(1, 2, 333, 64), IN_TURNS),
+    "epilogue": (scaled_after, qkv(1, 2, 256, 64), IN_TURNS),
+    "walks": (plain, qkv(4, 40, 300, 64), WALKS),
+    "three groups in turns": (causal, qkv(2, 7, 1000, 64), THREE_IN_TURNS),
+    "walks, three groups in turns": (plain, qkv(3, 61, 500, 64), replace(THREE_IN_TURNS, walks=True)),
+    "walks, three groups": (causal, qkv(3, 60, 500, 64), THREE_WALK),
+    "walks, soft cap, slopes and a window": (soft_window, qkv(5, 16, 640, 128), WALKS),
+    "walks, keys of no block": (causal, qkv(2, 90, 500, 64, keys=130), WALKS),
+    "walks, other values": (plain, qkv(1, 200, 140, 128, values=64), WALKS),
+    "walks, epilogue": (scaled_after, qkv(3, 70, 256, 64), THREE_WALK),
     "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], IN_TURNS),
 }

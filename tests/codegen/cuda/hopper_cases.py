@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import fixed
 
 from fusec.ir.graph import Graph
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gpu.hopper import lower_hopper_gemm
-from fusec.passes.lower.gpu.select import GpuSelector
-from fusec.passes.pipeline import lower
 from fusec.passes.schedule.hopper import HopperGemmSchedule
-from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel, Pipeline
 
 
@@ -20,26 +17,8 @@ def schedule(
     return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, turns, split=split))
 
 
-@dataclass
-class Fixed(GpuSelector):
-    """Every product with one schedule."""
-
-    schedule: HopperGemmSchedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        assert self.schedule is not None
-        s = self.schedule
-        if not frame.anchors("dot"):
-            return super().lower(frame)
-        lowered = lower_hopper_gemm(frame, s)
-        launch = {"warps": s.launch.warps, "stages": s.stages, "pipeline": s.pipeline}
-        return replace(lowered, kernel=replace(lowered.kernel, **launch))
-
-
 def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> Kernel:
-    program = lower(graph, target, tf32=True, selector=Fixed(gpu_target(target), schedule=s)).program
-    (kernel,) = program.kernels
-    return kernel
+    return fixed.lowered(graph, s, target)
 
 
 TOGETHER = schedule(128, 256, 4, (2, 1))

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import fixed
 from hopper_cases import FLOAT_RESULT, RESIDUAL, SWIGLU, TWO_OUTPUTS, linear, product
 
 from fusec.ir.graph import Graph
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gpu.mma import lower_mma_gemm
-from fusec.passes.lower.gpu.select import GpuSelector
-from fusec.passes.pipeline import lower
 from fusec.passes.schedule.mma import MmaGemmSchedule
-from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 
 
-@dataclass
-class Fixed(GpuSelector):
-    """Every product with one schedule."""
-
-    schedule: MmaGemmSchedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        assert self.schedule is not None
-        if not frame.anchors("dot"):
-            return super().lower(frame)
-        lowered = lower_mma_gemm(frame, self.schedule)
-        launch = self.schedule.launch
-        kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, language="cuda")
-        return replace(lowered, kernel=kernel)
-
-
 def lowered(graph: Graph, s: MmaGemmSchedule, target: str = "cuda:sm_80") -> Kernel:
-    program = lower(graph, target, tf32=True, selector=Fixed(gpu_target(target), schedule=s)).program
-    (kernel,) = program.kernels
-    return kernel
+    return fixed.lowered(graph, s, target)
 
 
 SQUARE = MmaGemmSchedule(128, 128, 32, 3, 64, 64)

@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
+from fixed import RefusedError  # noqa: E402
 from hopper_attention_cases import (  # noqa: E402
     CASES,
     IN_TURNS,
     LONG,
     THREE,
     THREE_WALK,
-    RefusedError,
     causal,
     lowered,
     plain,

@@ -14,6 +14,7 @@ from triton_cases import linear
 
 from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.source import KernelSource
+from fusec.codegen.cuda.tiled import is_tiled
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame
@@ -21,13 +22,27 @@ from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.tiled import TiledGemmSchedule
 from fusec.target.gpu import gpu_target
+from fusec.tile.nodes import Kernel
+from fusec.tile.verify import verify
 
 CARD = gpu_target("cuda:sm_90")
 
 
+def in_cuda(text: str) -> tuple[Kernel, ...]:
+    return lower(parse(text), "cuda:sm_90", selector=GpuSelector(CARD, cuda=True, triton=False)).program.kernels
+
+
 def emitted(text: str) -> KernelSource:
-    (kernel,) = lower(parse(text), "cuda:sm_90", selector=GpuSelector(CARD, cuda=True, triton=False)).program.kernels
+    (kernel,) = in_cuda(text)
     return emit_kernel(kernel, CARD)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_in_plain_arithmetic_keep_the_contract(name: str) -> None:
+    kernels = in_cuda(PRODUCTS[name])
+    assert any(is_tiled(kernel) for kernel in kernels)
+    for kernel in kernels:
+        verify(kernel)
 
 
 def test_a_map_moves_sixteen_bytes_at_a_time() -> None:

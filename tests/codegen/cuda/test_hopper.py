@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, Fixed, linear, lowered, product, schedule
+from fixed import Fixed
+from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, linear, lowered, product, schedule
 
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.hopper import emit_hopper_gemm

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from fixed import Fixed
 from hopper_cases import SWIGLU, linear, product
-from mma_cases import CASES, PREPARED, SMALL, SQUARE, WIDE, Fixed, lowered
+from mma_cases import CASES, PREPARED, SMALL, SQUARE, WIDE, lowered
 
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.mma import emit_mma_gemm

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
+from fixed import RefusedError  # noqa: E402
 from mma_attention_cases import (  # noqa: E402
     CASES,
     LONG,
     PLAIN,
-    RefusedError,
     causal,
     lowered,
     lowered_for,

@@ -40,6 +40,7 @@ from fusec.passes.schedule.gpu import GpuSchedule
 from fusec.runtime.program import Call, Launch, Program
 from fusec.runtime.torch_arrays import torch_dtype
 from fusec.target.gpu import gpu_target
+from fusec.tile.verify import verify
 
 _NUMPY_NAMES = {"rint": "rint", "pow": "power", "fmod": "fmod", "erfc": "", "acos": "arccos", "asin": "arcsin"}
 
@@ -155,6 +156,8 @@ def error_of(text: str, schedule: GpuSchedule | None = None) -> tuple[float, str
     graph = parse(text)
     selector = With(gpu_target("cuda:sm_90"), schedule=schedule)
     program = lower(graph, "cuda:sm_90", check=True, selector=selector).program
+    for kernel in program.kernels:
+        verify(kernel)
     given = inputs_of(graph)
     strides = [program.slots[slot].strides for slot in program.inputs]
     tensors = [to_torch(a, v.type.dtype, s) for a, v, s in zip(given, graph.inputs, strides, strict=True)]

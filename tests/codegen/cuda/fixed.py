@@ -1,0 +1,47 @@
+"""Kernels of groups with products or attention by one given schedule, as ``GpuSelector`` lowers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedAttributes
+from fusec.ir.graph import Graph
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector, lower_with
+from fusec.passes.lower.pieces import Pieces
+from fusec.passes.pipeline import lower
+from fusec.target.gpu import gpu_target
+from fusec.tile.nodes import Kernel
+from fusec.tile.verify import verify
+
+
+class RefusedError(Exception):
+    """Attention that the schedule does not fit; the pipeline would go on without it."""
+
+
+@dataclass
+class Fixed(GpuSelector):
+    """Every product and attention with one schedule."""
+
+    schedule: AnySchedule | None = None
+
+    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+        assert self.schedule is not None
+        assert isinstance(frame.op.attributes, FusedAttributes)
+        if not frame.anchors("dot"):
+            return super().lower(frame)
+        try:
+            return lower_with(frame, self.schedule)
+        except LoweringError as error:
+            if frame.op.attributes.kind == "attention":
+                raise RefusedError(str(error)) from error
+            raise
+
+
+def lowered(graph: Graph, schedule: AnySchedule, target: str) -> Kernel:
+    """The graph's only kernel."""
+    selector = Fixed(gpu_target(target), schedule=schedule)
+    (kernel,) = lower(graph, target, tf32=True, selector=selector).program.kernels
+    verify(kernel)
+    return kernel
