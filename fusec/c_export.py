@@ -293,9 +293,11 @@ static void *fusec_open(
   if (module == NULL) return NULL;
   fusec_kernel setup = (fusec_kernel)dlsym(module, "__tvm_ffi_fusec_setup");
   const fusec_any calls[] = {
-    fusec_int((int64_t)dlsym(threads, "GOMP_parallel")), fusec_int((int64_t)dlsym(threads, "omp_get_num_threads"))};
+    fusec_int((int64_t)dlsym(threads, "GOMP_parallel")), fusec_int((int64_t)dlsym(threads, "omp_get_num_threads")),
+    fusec_int((int64_t)dlsym(threads, "omp_get_thread_num")), fusec_int((int64_t)dlsym(threads, "omp_get_max_threads")),
+    fusec_int((int64_t)dlsym(threads, "pthread_self")), fusec_int((int64_t)dlsym(threads, "sched_yield"))};
   fusec_any result = {0, 0, 0};
-  if (setup == NULL || setup(NULL, calls, 2, &result) != 0) return NULL;
+  if (setup == NULL || setup(NULL, calls, 6, &result) != 0) return NULL;
   for (int i = 0; i < count; i++) {
     kernels[i] = (fusec_kernel)dlsym(module, names[i]);
     if (kernels[i] == NULL) return NULL;

@@ -14,8 +14,9 @@ from tvm import tirx
 
 from fusec import tracing
 from fusec.codegen.tvm import parallel, tir
-from fusec.codegen.tvm.chain import CHAIN, CHAIN_IR
+from fusec.codegen.tvm.chain import CHAIN
 from fusec.codegen.tvm.emit import emit_kernel
+from fusec.codegen.tvm.launcher import PAUSES, launcher_ir
 from fusec.codegen.tvm.module import CompiledModule
 from fusec.errors import CodegenError
 from fusec.progress import bar
@@ -56,14 +57,14 @@ def compile_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> CompiledMod
 def _compiled(functions: dict[str, Any], target: CpuTarget) -> Any:
     try:
         with tracing.span(f"llvm {', '.join(functions)}", "compile", target=target.name):
-            return _run_llvm(functions, llvm_target(target))
+            return _run_llvm(functions, llvm_target(target), PAUSES.get(target.architecture, ""))
     except Exception as error:
         names = ", ".join(functions)
         raise CodegenError(f"compiling {names} for {target.name} failed: {str(error).strip()[-400:]}") from error
 
 
-def _run_llvm(functions: dict[str, Any], target: Any) -> Any:
-    every = {**functions, parallel.SETUP: _setup_function()}
+def _run_llvm(functions: dict[str, Any], target: Any, pause: str) -> Any:
+    every = {**functions, parallel.SETUP: _setup_function(pause)}
     module = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(every))
     for lower in (tirx.transform.MakePackedAPI(), tirx.transform.LowerTVMBuiltin()):
         module = lower(module)
@@ -81,11 +82,11 @@ _PACKED = "__tvm_ffi_"
 """What TVM puts before the name of a function that is called with tagged values."""
 
 
-def _setup_function() -> Any:
+def _setup_function(pause: str) -> Any:
     """The function that puts the launcher in place; its body brings the IR of all that is not TVM's into the module."""
-    addresses = [tir.variable(name, "int64") for name in ("parallel", "count_threads")]
+    addresses = [tir.variable(f"a{k}", "int64") for k in range(6)]
     call = tirx.Evaluate(tirx.call_extern("int32", "fusec_use", *addresses))
-    text = tvm.ir.StringImm(parallel.LAUNCHER_IR + CHAIN_IR)
+    text = tvm.ir.StringImm(launcher_ir(pause))
     body = tirx.AttrStmt(tvm.ir.StringImm("launcher"), "pragma_import_llvm", text, call)
     return tirx.PrimFunc(addresses, body).with_attr("global_symbol", parallel.SETUP)
 
@@ -97,6 +98,7 @@ def _plain_functions() -> dict[str, Any]:
     """
     arguments = {
         "fusec_worker": ("pointer",),
+        "fusec_team": ("pointer",),
         "fusec_launch": ("pointer", "pointer", "int32"),
         CHAIN: ("pointer", "pointer", "int32", "pointer"),
     }

@@ -137,9 +137,13 @@ class Emitter:
         if total == 1:
             code.append(*body.statements)
             return
-        count = self.context.integer(total)
-        launch = tir.loop(point, count, body.statements, tir.PARALLEL, self.context.index_type)
-        code.append(launch)
+        self._parallel(code, point, self.context.integer(total), body.statements)
+
+    def _parallel(self, code: Code, point: Node, points: Node, body: list[Node]) -> None:
+        """A loop over points in parallel. Their number is a variable: what a loop's closure reads first comes first in
+        its data, where the launcher looks for it."""
+        count = code.let_index(points, self.context.index_type, "points")
+        code.append(tir.loop(point, count, body, tir.PARALLEL, self.context.index_type))
 
     def _point(self, grid: Grid) -> list[Node]:
         """One point of a grid; on AMX each configures the tiles, which costs less than a step of a product."""
@@ -170,7 +174,7 @@ class Emitter:
             if it.limit is not None and not self._has_size(it):
                 inner = [tir.when(tirx.LT(self.context.loops[it.var], self.context.index(it.limit)), inner)]
         body.append(*inner)
-        code.append(tir.loop(point, rest[0], body.statements, tir.PARALLEL, dtype))
+        self._parallel(code, point, rest[0], body.statements)
 
     def _points(self, code: Code, it: Iter) -> Node:
         if it.limit is None or not self._has_size(it):
