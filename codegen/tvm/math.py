@@ -140,10 +140,15 @@ def exp2(code: Code, x: Value) -> Value:
 
 def weight(code: Code, x: Value, *, short: bool) -> Value:
     """``2**x`` of an exponent that is no larger than a few; ``short``: to 2**-13 of itself."""
-    if not (fills_register(code, x) and x.type == "float32"):
+    if x.type != "float32":
         return exp2(code, x)
-    rest = _avx512(code, "reduce", x, tir.integer(_FLOOR), x.node)  # 0 of infinities
-    return _avx512(code, "scalef", code.polynomial(rest, SHORT_EXP2 if short else EXP2), x.node, x.node)
+    powers = SHORT_EXP2 if short else EXP2
+    if fills_register(code, x):
+        rest = _avx512(code, "reduce", x, tir.integer(_FLOOR), x.node)  # 0 of infinities
+        return _avx512(code, "scalef", code.polynomial(rest, powers), x.node, x.node)
+    x = _clamp(code, x, *format_of(x).exp2_range)
+    whole = code.call("llvm.floor", x.type, x)
+    return scale(code, code.polynomial(code.sub(x, whole), powers), whole)
 
 
 def expm1(code: Code, x: Value) -> Value:

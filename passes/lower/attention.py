@@ -8,11 +8,12 @@ The algebra is that of Milakov and Gimelshein, *Online normalizer calculation fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import e as euler
+from math import inf, log2
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, ceildiv, last, most, mul, substitute, symbol
+from fusec.ir.index import Expr, Index, Symbol, add, ceildiv, last, most, mul, substitute, symbol
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
@@ -20,10 +21,12 @@ from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
-from fusec.passes.lower.mask import KeyRange, key_range
+from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
 from fusec.passes.schedule.attention import AttentionSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite, symbols_in, walk
+
+LOG2E = log2(euler)
 
 RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
@@ -49,14 +52,85 @@ class Elements:
     query_side: int
     sink: ScalarExpr | None = None
 
-    def start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
-        """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone."""
+    def start(self, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
+        """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone.
+
+        The maximum is held in powers of two where it is not ``huge``.
+        """
         dtype = peak.dtype
         if self.sink is None:
             return Const(-inf, dtype), Const(0.0, dtype)
         sink = self.sink if self.sink.dtype == dtype else Apply("cast", (self.sink,), dtype)
         none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
-        return sink, Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
+        weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
+        return sink if huge else times(sink, LOG2E), weight
+
+
+@dataclass(frozen=True)
+class Score:
+    """A block's scores, ``value * factor``. huge: they may be far beyond products of queries and keys."""
+
+    value: ScalarExpr
+    factor: float
+    huge: bool
+
+
+@dataclass(frozen=True)
+class OnlineState:
+    """What the online softmax keeps of each query, in scratch.
+
+    peak, total: of the keys so far; the peak is the greatest score, times log2(e) where scores are not huge. The others
+    belong to one block: its peak, what is subtracted, and what earlier sums are multiplied by.
+    """
+
+    peak: Load
+    total: Load
+    block_peak: Load
+    shift: Load
+    scale: Load
+
+
+def online_softmax(keys: Iter, queries: Iter, score: Score, weights: Load, state: OnlineState) -> list[Statement]:
+    """The weights of a block of keys, their sums, and the scale of what was summed up before.
+
+    Scale and log2(e) are one multiply-add with the maximum; of huge scores the maximum is subtracted first, as their
+    product would lose the digits that count. A block whose keys are all masked leaves the maximum at -inf; then 0 is
+    subtracted.
+    """
+    d = state.peak.dtype
+    peak, total, higher, shift, scale = state.peak, state.total, state.block_peak, state.shift, state.scale
+    found = higher if score.huge else times(higher, score.factor * LOG2E)
+    finite = Apply("select", (Apply("eq", (higher, Const(-inf, d)), bool_), Const(0.0, d), higher), d)
+    power = Apply("exp" if score.huge else "exp2", (Apply("sub", (peak, shift), d),), d)
+    if score.huge:
+        weigh = Weigh(keys, queries, weights, total, Apply("sub", (score.value, shift), d), LOG2E)
+    else:
+        weigh = Weigh(keys, queries, weights, total, score.value, score.factor * LOG2E, shift)
+
+    def put(target: Load, value: ScalarExpr) -> Map:
+        return Map((queries,), target.buffer, _plain(target), value)
+
+    return [
+        Alloc(higher.buffer),
+        Reduce((keys, queries), higher.buffer, _plain(higher), "max", score.value, loose=True),
+        put(higher, Apply("maximum", (peak, found), d)),
+        Alloc(shift.buffer),
+        put(shift, finite),
+        Alloc(scale.buffer),
+        put(scale, power),
+        put(peak, higher),
+        put(total, Apply("mul", (total, scale), d)),
+        weigh,
+    ]
+
+
+def times(value: ScalarExpr, factor: float) -> ScalarExpr:
+    """``value * factor``."""
+    return value if factor == 1.0 else Apply("mul", (value, Const(factor, value.dtype)), value.dtype)
+
+
+def _plain(load: Load) -> tuple[Index, ...]:
+    return tuple(i for i in load.index if isinstance(i, int | Expr))
 
 
 def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
@@ -157,6 +231,7 @@ class _Attention:
         self.frame, self.schedule, self.match = frame, schedule, match
         self.e = find_elements(frame, match)
         self.dtype: DType = accumulator_dtype(match.score_dot)
+        self.huge = may_be_huge(self.e.score)
         shape = match.value_dot.result.type.shape
         e, s = self.e, schedule
         self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
@@ -189,7 +264,7 @@ class _Attention:
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", self.values, s.queries)
         zero = Const(0.0, self.dtype)
-        first_peak, first_total = (reindex(x, self.shift) for x in e.start(Load(peak, (self.qi,))))
+        first_peak, first_total = (reindex(x, self.shift) for x in e.start(Load(peak, (self.qi,)), huge=self.huge))
         span = self._key_range()
         setup: list[Statement] = [
             Alloc(q),
@@ -220,7 +295,6 @@ class _Attention:
     def _step(self, q: Buffer, peak: Buffer, total: Buffer, out: Buffer) -> list[Statement]:
         s, e = self.schedule, self.e
         scores = self.tile("scores", s.keys, s.queries)
-        block_peak, shift_by, scale = (self.tile(n, s.queries) for n in ("block_peak", "shift", "scale"))
         raw = Load(scores, (self.kj, self.qi))
         key, stage_key = self._operand(e.key, "key_block", self.kj, e.depth, self.block, Iter.over(e.depth, self.depth))
         value, stage_value = self._operand(
@@ -240,36 +314,21 @@ class _Attention:
             )
         )
         changed = self._changed(raw)
-        domain = (self.block, self.lanes if _reads_tiles_alone(changed) else self.live_lanes)
-        if cost_of(changed) > RECOMPUTE_FLOPS:
-            code.append(Map(domain, scores, (self.kj, self.qi), changed))
-            changed = raw
-        lane = (self.qi,)
-        at = {b: Load(b, lane) for b in (peak, total, block_peak, shift_by, scale)}
-        d = self.dtype
-        finite = Apply("eq", (at[block_peak], Const(-inf, d)), bool_)
-        code += [
-            Alloc(block_peak),
-            Map((self.lanes,), block_peak, lane, at[peak]),
-            Reduce(domain, block_peak, lane, "max", changed, fresh=False),
-            Alloc(shift_by),
-            Map((self.lanes,), shift_by, lane, Apply("select", (finite, Const(0.0, d), at[block_peak]), d)),
-            Alloc(scale),
-            Map((self.lanes,), scale, lane, self._exp(at[peak], at[shift_by])),
-            Map((self.lanes,), peak, lane, at[block_peak]),
-            Map((self.lanes,), total, lane, Apply("mul", (at[total], at[scale]), d)),
-            Map(domain, scores, (self.kj, self.qi), self._exp(changed, at[shift_by])),
-            Reduce(domain, total, lane, "sum", raw, fresh=False),
-        ]
+        base, factor = (changed, 1.0) if self.huge else without_factor(changed)
+        here = _reads_tiles_alone(base)
+        if not here or cost_of(base) > RECOMPUTE_FLOPS:
+            code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
+            base = raw
+        at = (self.qi,)
+        names = ("block_peak", "shift", "scale")
+        state = OnlineState(Load(peak, at), Load(total, at), *(Load(self.tile(n, s.queries), at) for n in names))
+        code += online_softmax(self.block, self.lanes, Score(base, factor, self.huge), raw, state)
         acc = Load(out, (self.dv, self.qi))
         rows = Iter.over(self.dv, self.values)
-        code.append(Map((rows, self.lanes), out, (self.dv, self.qi), Apply("mul", (acc, at[scale]), d)))
+        code.append(Map((rows, self.lanes), out, (self.dv, self.qi), Apply("mul", (acc, state.scale), acc.dtype)))
         code += stage_value
         code.append(Dot(rows, self.lanes, self.block, acc, value, raw, False, s.values))
         return code
-
-    def _exp(self, a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
-        return Apply("exp", (Apply("sub", (a, b), self.dtype),), self.dtype)
 
     def _changed(self, raw: Load) -> ScalarExpr:
         """The score as the user changes it, over the raw score in its tile."""

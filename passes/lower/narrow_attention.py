@@ -8,22 +8,31 @@ queries passes these. Weights are rounded into pairs of keys, the right operand 
 
 from __future__ import annotations
 
-from math import inf, log2
+from math import inf
 
+from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, ceildiv, floordiv, last, maximum, minimum, mod, mul, sub, symbol
 from fusec.ir.index import substitute as replace_in
 from fusec.ir.types import DType, bf16, bool_, f32, fixed, i64
 from fusec.passes.fuse.attention import AttentionMatch
-from fusec.passes.lower.attention import RECOMPUTE_FLOPS, attention_in, attention_stores, cost_of, find_elements
+from fusec.passes.lower.attention import (
+    RECOMPUTE_FLOPS,
+    OnlineState,
+    Score,
+    attention_in,
+    attention_stores,
+    cost_of,
+    find_elements,
+    online_softmax,
+)
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.schedule.attention import NarrowAttentionSchedule
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Weigh
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
 
-LOG2E = log2(2.718281828459045)
 PADDING = 32
 """Elements added to a row of turned values, so that rows don't fall on the same cache sets."""
 
@@ -60,6 +69,9 @@ class _NarrowAttention:
         tiles = s.scores.tiles
         self.depth = _round(self.size, TILE_DEPTH if tiles else 2)
         self.rows = _round(self.values, 16) if tiles else self.values
+        if s.task % s.queries or s.chunk % s.keys:
+            raise LoweringError(f"tasks of {s.task} and chunks of {s.chunk} are no whole blocks")
+        self.huge = may_be_huge(e.score)
         self.per = s.task // s.queries
         self.chunks = -(-self.keys // s.chunk)
         self.ragged = self.keys % s.keys != 0
@@ -195,14 +207,12 @@ class _NarrowAttention:
     # the online softmax
 
     def _state(self) -> tuple[tuple[Buffer, Buffer, Buffer], list[Statement]]:
-        """The queries' maxima, sums and results, and their start. Maxima are in powers of two but of huge scores."""
+        """The queries' maxima, sums and results, and their start."""
         s, e = self.s, self.e
         peak, total = (self.tile(n, f32, self.per, s.queries) for n in ("peak", "total"))
         out = self.tile("acc", f32, self.per, self.rows, s.queries)
         at = (self.qs, self.qi)
-        first, sums = (reindex(x, self.shift) for x in e.start(Load(peak, at)))
-        if e.sink is not None and not self._is_huge():
-            first = _times(first, LOG2E)
+        first, sums = (reindex(x, self.shift) for x in e.start(Load(peak, at), huge=self.huge))
         blocks = self.lanes if e.sink is None else self.live
         begin: tuple[Statement, ...] = (
             Map((blocks,), peak, at, first),
@@ -210,9 +220,6 @@ class _NarrowAttention:
             Map((Iter(self.dv, self.rows), self.lanes), out, (self.qs, self.dv, self.qi), Const(0.0, f32)),
         )
         return (peak, total, out), [Alloc(peak), Alloc(total), Alloc(out), self._over_blocks(begin)]
-
-    def _is_huge(self) -> bool:
-        return may_be_huge(self.e.score)
 
     def _chunk(
         self, spans: tuple[KeyRange, Symbol], query: Load, state: tuple[Buffer, Buffer, Buffer]
@@ -268,43 +275,23 @@ class _NarrowAttention:
             Dot(self.block, self.lanes, Iter(self.di, self.depth), raw, key, query, True, s.scores),
         ]
         element, factor = self._changed(score, raw, ragged, code)
-        lane, at = (self.qi,), (self.qs, self.qi)
-        block_peak, shift, scale = (self.tile(n, f32, s.queries) for n in ("block_peak", "shift", "scale"))
-        peaks, higher = Load(peak, at), Load(block_peak, lane)
-        found = higher if self._is_huge() else _times(higher, factor * LOG2E)
-        finite = Apply("select", (Apply("eq", (higher, Const(-inf, f32)), bool_), Const(0.0, f32), higher), f32)
-        less = Apply("sub", (peaks, Load(shift, lane)), f32)
-        sums, accs, scaling = Load(total, at), Load(out, (self.qs, self.dv, self.qi)), Load(scale, lane)
+        pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
+        at, names = (self.qs, self.qi), ("block_peak", "shift", "scale")
+        own = (Load(self.tile(n, f32, s.queries), (self.qi,)) for n in names)
+        online = OnlineState(Load(peak, at), Load(total, at), *own)
+        accs = Load(out, (self.qs, self.dv, self.qi))
         code += [
-            Alloc(block_peak),
-            Reduce((self.block, self.lanes), block_peak, lane, "max", element, loose=True),
-            Map((self.lanes,), block_peak, lane, Apply("maximum", (peaks, found), f32)),
-            Alloc(shift),
-            Map((self.lanes,), shift, lane, finite),
-            Alloc(scale),
-            Map((self.lanes,), scale, lane, Apply("exp" if self._is_huge() else "exp2", (less,), f32)),
-            Map((self.lanes,), peak, at, higher),
-            Map((self.lanes,), total, at, Apply("mul", (sums, scaling), f32)),
             Alloc(weights),
-            self._weigh(element, factor, Load(shift, lane), sums, weights),
+            *online_softmax(self.block, self.lanes, Score(element, factor, self.huge), pairs, online),
             Map(
                 (Iter(self.dv, self.rows), self.lanes),
                 out,
                 (self.qs, self.dv, self.qi),
-                Apply("mul", (accs, scaling), f32),
+                Apply("mul", (accs, online.scale), f32),
             ),
         ]
-        pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
         code.append(Dot(Iter(self.dv, self.rows), self.lanes, self.block, accs, value, pairs, False, s.values))
         return code
-
-    def _weigh(self, element: ScalarExpr, factor: float, shift: Load, total: Load, weights: Buffer) -> Weigh:
-        """Where scores may be huge, the maximum is subtracted first."""
-        pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
-        if self._is_huge():
-            less = Apply("sub", (element, shift), f32)
-            return Weigh(self.block, self.lanes, pairs, total, less, LOG2E)
-        return Weigh(self.block, self.lanes, pairs, total, element, factor * LOG2E, shift)
 
     def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> tuple[ScalarExpr, float]:
         """The score as the user changes it, but for a factor; -inf beyond the last key.
@@ -315,7 +302,7 @@ class _NarrowAttention:
         buffer = self.e.raw_score
         changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
         changed = held_in_f32(changed if changed.dtype is f32 else Apply("cast", (changed,), f32))
-        base, factor = (changed, 1.0) if self._is_huge() else without_factor(changed)
+        base, factor = (changed, 1.0) if self.huge else without_factor(changed)
         index = (self.kj, self.qi)
         if any(x.buffer.space == "parameter" for x in loads(base)):
             keys = Iter(self.kj, self.s.keys, limit_of(self.keys, self.s.keys, self.k0) if ragged else None)
@@ -334,10 +321,6 @@ class _NarrowAttention:
         mean = Apply("div", (Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))), f32)
         domain = (self.live, Iter(self.dv, self.values))
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
-
-
-def _times(value: ScalarExpr, factor: float) -> ScalarExpr:
-    return value if factor == 1.0 else Apply("mul", (value, Const(factor, f32)), f32)
 
 
 def _round(n: int, step: int) -> int:
