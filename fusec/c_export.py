@@ -21,9 +21,12 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
 from fusec.runtime.arrays import span
 from fusec.runtime.emit import reads_and_writes, root_of
+from fusec.runtime.isa import required_features
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Launch, Pack, Program, Slot
+from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
+from fusec.tile.nodes import uses_tiles
 
 _C_TYPES = {
     "f16": "uint16_t",
@@ -272,8 +275,13 @@ _COMMON = """\
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { FUSEC_OK, FUSEC_OUT_OF_RANGE, FUSEC_BAD_INDEX, FUSEC_NO_MEMORY, FUSEC_NO_FILE, FUSEC_FAILED };
+enum {
+  FUSEC_OK, FUSEC_OUT_OF_RANGE, FUSEC_BAD_INDEX, FUSEC_NO_MEMORY, FUSEC_NO_FILE, FUSEC_FAILED,
+  FUSEC_WRONG_CPU, /* the CPU lacks instructions that the code uses */
+  FUSEC_NO_TILES   /* the code uses AMX, whose registers Linux refuses to the process */
+};
 
 typedef struct { int32_t type; uint32_t zero; int64_t value; } fusec_any;
 typedef int (*fusec_kernel)(void *, const fusec_any *, int32_t, fusec_any *);
@@ -282,6 +290,25 @@ static inline fusec_any fusec_int(int64_t value) { fusec_any a = {1, 0, value}; 
 static inline int64_t fusec_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t fusec_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t fusec_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0)); }
+
+/* Whether Linux lists all of these features, which spaces separate, for the first CPU; yes where it lists none. */
+static inline int fusec_has(const char *features) {
+  char line[16384] = "";
+  FILE *stream = fopen("/proc/cpuinfo", "r");
+  while (stream != NULL && strncmp(line, "flags", 5) != 0 && strncmp(line, "Features", 8) != 0)
+    if (fgets(line, sizeof line, stream) == NULL) line[0] = 0, fclose(stream), stream = NULL;
+  if (stream == NULL) return 1;
+  fclose(stream);
+  while (*features != 0) {
+    const size_t length = strcspn(features, " ");
+    const char *at = strchr(line, ' ');
+    while (at != NULL && !(strncmp(at + 1, features, length) == 0 && strchr(" \\n", at[length + 1]) != NULL))
+      at = strchr(at + 1, ' ');
+    if (at == NULL) return 0;
+    features += length + (features[length] == ' ');
+  }
+  return 1;
+}
 
 /* Opens a shared object and finds its kernels; threads come from GNU's OpenMP library. */
 static void *fusec_open(
@@ -321,6 +348,19 @@ static char *fusec_read(const char *folder, const char *file, size_t size) {
 #endif
 """
 
+_TILES = """\
+#if !defined(FUSEC_C_TILES) && defined(__linux__) && defined(__x86_64__)
+#define FUSEC_C_TILES
+#include <unistd.h>
+#ifndef __cplusplus
+long syscall(long number, ...);
+#endif
+
+/* Asks Linux for AMX's tile registers, for all threads of the process (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). */
+static inline int fusec_allow_tiles(void) { return syscall(158L, 0x1023L, 18L) == 0; }
+#endif
+"""
+
 
 def _header(compiled: Compiled, name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
     dims = list(compiled.ranges)
@@ -331,6 +371,7 @@ def _header(compiled: Compiled, name: str, pieces: Sequence[_Piece], weights: _W
     parts = [
         _comment(compiled, inputs, outputs, last),
         f"#ifndef {guard}\n#define {guard}\n{_COMMON}",
+        *([_TILES] if _uses_tiles(pieces) else []),
         _model(name, pieces),
         *(piece.function(dims) for piece in pieces),
         _open(name, pieces, weights),
@@ -361,7 +402,21 @@ def _model(name: str, pieces: Sequence[_Piece]) -> str:
     return f"typedef struct {{\n  char *weights;\n{fields}}} {name}_model;\n"
 
 
+def _uses_tiles(pieces: Sequence[_Piece]) -> bool:
+    return any(uses_tiles(kernel.body) for piece in pieces for kernel in piece.program.kernels)
+
+
+def _features(piece: _Piece) -> str:
+    """What the CPU must have; of AMX, Linux knows more than the list does."""
+    found = required_features(cpu_target(piece.program.target))
+    return " ".join(feature for feature in found if not feature.startswith("amx"))
+
+
 def _open(name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
+    lines = [f'  if (!fusec_has("{_features(pieces[0])}")) return FUSEC_WRONG_CPU;']
+    if _uses_tiles(pieces):
+        lines.append("  if (!fusec_allow_tiles()) return FUSEC_NO_TILES;")
+    asked = "\n".join(lines)
     lines = []
     for p in pieces:
         listed = ", ".join(f'"__tvm_ffi_{kernel}"' for kernel in p.kernels)
@@ -374,9 +429,10 @@ def _open(name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
     body = "\n".join(lines)
     closing = "".join(f"  if (model->module_{p.number} != NULL) dlclose(model->module_{p.number});\n" for p in pieces)
     return (
-        f"/* Loads the files beside this header. FUSEC_OK, or FUSEC_NO_FILE where one is missing or damaged. */\n"
+        f"/* Loads the files beside this header: FUSEC_OK; FUSEC_NO_FILE where one is missing or damaged;\n"
+        f" * FUSEC_WRONG_CPU or FUSEC_NO_TILES where this machine can't run them. */\n"
         f"static inline int {name}_open({name}_model *model, const char *folder) {{\n"
-        f"  *model = ({name}_model){{0}};\n"
+        f"  *model = ({name}_model){{0}};\n{asked}\n"
         f'  model->weights = fusec_read(folder, "{name}.weights", {weights.size});\n'
         f"  if (model->weights == NULL) return FUSEC_NO_FILE;\n{body}\n  return FUSEC_OK;\n}}\n\n"
         f"static inline void {name}_close({name}_model *model) {{\n  free(model->weights);\n{closing}"

@@ -13,6 +13,7 @@ import pytest
 
 import fusec
 from fusec.errors import ArtifactError
+from fusec.target.cpu import CpuTarget
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "c"
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -87,6 +88,80 @@ def test_indices_are_checked_and_strides_are_kept(tmp_path: Path) -> None:
     sums, turned = lookup((torch.arange(12) * 7 % 50).reshape(4, 3))
     torch.testing.assert_close(numbers[:24].reshape(4, 6), sums)
     torch.testing.assert_close(numbers[24:].reshape(4, 3, 6), turned.transpose(1, 2).contiguous())
+
+
+PRODUCT = """
+#include "product.h"
+static long refused;
+static int asked;
+long __wrap_syscall(long number, long code, long feature) {
+  asked += number == 158 && code == 0x1023 && feature == 18;
+  return refused;
+}
+int amx_emulate(void);
+int main(int count, char **arguments) {
+  product_model model;
+  static uint16_t a[16 * 64], out[16 * 32];
+  (void)count;
+  refused = -1;
+  if (product_open(&model, arguments[1]) != FUSEC_NO_TILES || asked != 1) return 100;
+  refused = 0;
+  if (amx_emulate() != 0 || product_open(&model, arguments[1]) != FUSEC_OK || asked != 2) return 101;
+  if (fread(a, sizeof a, 1, stdin) != 1 || product_run(&model, a, out) != FUSEC_OK) return 102;
+  fwrite(out, sizeof out, 1, stdout);
+  product_close(&model);
+  return 0;
+}
+"""
+
+
+@needs_cc
+def test_amx_is_asked_for(tmp_path: Path, amx_everywhere: CpuTarget) -> None:
+    """Once for each model that is opened; the answer is not kept, as a process may be allowed later."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(16, 64, dtype=torch.bfloat16)
+
+    def product(x: Any) -> Any:
+        return layer(x)
+
+    fusec.compile(product, x, fallback="error", cache=False).export_c(tmp_path)
+    (tmp_path / "main.c").write_text(PRODUCT)
+    emulator = Path(__file__).parent / "amx" / "emulator.c"
+    program = tmp_path / "main"
+    command = ["cc", "-std=gnu11", "-O2", "-mfma", "-Wl,--wrap=syscall", "-I", tmp_path, tmp_path / "main.c", emulator]
+    subprocess.run([*command, "-ldl", "-lm", "-o", program], check=True)
+    done = subprocess.run(
+        [program, tmp_path], input=x.view(torch.int16).numpy().tobytes(), capture_output=True, check=True
+    )
+    found = torch.frombuffer(bytearray(done.stdout), dtype=torch.bfloat16).reshape(16, 32)
+    torch.testing.assert_close(found, product(x), rtol=2**-7, atol=2**-8)
+
+
+LACKS = """
+#include "double_it.h"
+int main(int count, char **arguments) {
+  double_it_model model;
+  (void)count;
+  return double_it_open(&model, arguments[1]);
+}
+"""
+
+
+@needs_cc
+def test_a_lesser_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def double_it(x: Any) -> Any:
+        return x * 2
+
+    compiled = fusec.compile(double_it, np.zeros((5, 4), np.float32), target="cpu:x86-64-v3", fallback="error")
+    (tmp_path / "main.c").write_text(LACKS)
+    for missing, status in (((), 0), (("sse9",), 6)):
+        monkeypatch.setattr("fusec.c_export.required_features", lambda _, missing=missing: ("sse2", "avx2", *missing))
+        compiled.export_c(tmp_path)
+        assert (
+            subprocess.run([build(tmp_path, tmp_path / "main.c", "main"), tmp_path], check=False).returncode == status
+        )
 
 
 def test_what_c_can_not_call(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ one point is one parallel loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import assert_never
 
@@ -43,6 +42,8 @@ from fusec.tile.nodes import (
     Store,
     Weigh,
     grouped,
+    statements,
+    uses_tiles,
 )
 from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
 
@@ -72,7 +73,7 @@ class Emitter:
         """Whether the kernel multiplies bf16, of which the instructions take subnormal numbers for 0, and may do so
         when
         it rounds."""
-        dots = (s for s in _statements(self.kernel.body) if isinstance(s, Dot))
+        dots = (s for s in statements(self.kernel.body) if isinstance(s, Dot))
         return self.context.target.multiplies(bf16) and any(s.a.dtype is bf16 and grouped(s) > 1 for s in dots)
 
     def code(self) -> Code:
@@ -147,7 +148,7 @@ class Emitter:
 
     def _point(self, grid: Grid) -> list[Node]:
         """One point of a grid; on AMX each configures the tiles, which costs less than a step of a product."""
-        if not any(isinstance(s, Dot) and s.registers.tiles for s in _statements(grid.body)):
+        if not uses_tiles(grid.body):
             return self.block(grid.body)
         before, after = self.code(), self.code()
         configure(before)
@@ -246,27 +247,11 @@ def _is_large(kernel: Kernel) -> bool:
         low = sum((n - 1) * s for n, s in zip(most_of(buffer.shape), most_of(buffer.strides), strict=True) if s < 0)
         if buffer.extent >= _LARGE or low <= -_LARGE:
             return True
-    return any(_needs_int64(statement) for statement in _statements(kernel.body))
+    return any(_needs_int64(statement) for statement in statements(kernel.body))
 
 
 _LARGE = 2**30
 """Half of int32's range: sums on the way to an offset stay within it."""
-
-
-def _statements(block: Block) -> Iterator[Statement]:
-    """Every statement, enclosing ones first."""
-    for statement in block:
-        yield statement
-        match statement:
-            case Grid() | Loop():
-                yield from _statements(statement.body)
-            case If():
-                yield from _statements(statement.body)
-                yield from _statements(statement.orelse)
-            case Alloc() | Map() | Store() | Reduce() | Weigh() | Dot():
-                pass
-            case _:
-                assert_never(statement)
 
 
 def _needs_int64(statement: Statement) -> bool:

@@ -7,8 +7,9 @@ Scratch buffers hold tiles. Nothing here knows threads, registers or barriers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from fusec.ir.index import Index, Symbol, most
 from fusec.ir.types import DType
@@ -238,3 +239,24 @@ class Kernel:
     final: DType | None = None
     unaligned: Kernel | None = None
     cluster: int = 1
+
+
+def statements(block: Block) -> Iterator[Statement]:
+    """Every statement of the block and of the blocks inside it, enclosing ones first."""
+    for statement in block:
+        yield statement
+        match statement:
+            case Grid() | Loop():
+                yield from statements(statement.body)
+            case If():
+                yield from statements(statement.body)
+                yield from statements(statement.orelse)
+            case Alloc() | Map() | Store() | Reduce() | Weigh() | Dot():
+                pass
+            case _:
+                assert_never(statement)
+
+
+def uses_tiles(block: Block) -> bool:
+    """Whether a product is made on AMX's tile registers."""
+    return any(isinstance(s, Dot) and s.registers.tiles for s in statements(block))

@@ -14,7 +14,7 @@ from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads
 
 Strides = tuple[Dim, ...]
@@ -185,17 +185,6 @@ def expect_index(value: Value, wanted: tuple[Index, ...], element: ScalarExpr) -
 def prefer_index(wanted: tuple[Index, ...], element: ScalarExpr) -> Leaf:
     """A leaf that is ``element`` at one index, and is computed again at any other."""
     return lambda index: element if tuple(index) == wanted else None
-
-
-def statements(block: Block) -> Iterable[Statement]:
-    """Every statement of the block and of the blocks inside it."""
-    for s in block:
-        yield s
-        if isinstance(s, Grid | Loop):
-            yield from statements(s.body)
-        elif isinstance(s, If):
-            yield from statements(s.body)
-            yield from statements(s.orelse)
 
 
 def buffers_in(block: Block) -> set[Buffer]:
