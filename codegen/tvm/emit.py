@@ -104,7 +104,7 @@ class Emitter:
             case Weigh():
                 emit_weigh(self.context, code, self.numbers, statement)
             case Dot():
-                emit_dot(self.context, code, statement)
+                emit_dot(self.context, code, self.numbers, statement)
             case _:
                 assert_never(statement)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.codegen.tvm.context import Context
+from fusec.codegen.tvm.context import Context, Numbers
 from fusec.codegen.tvm.dot import DotWriter
 from fusec.codegen.tvm.groups import GroupWriter
 from fusec.codegen.tvm.tiles import emit_tiled_dot
@@ -10,9 +10,9 @@ from fusec.codegen.tvm.vector import Code
 from fusec.tile.nodes import Dot, grouped
 
 
-def emit_dot(context: Context, code: Code, dot: Dot) -> None:
+def emit_dot(context: Context, code: Code, numbers: Numbers, dot: Dot) -> None:
     if dot.registers.tiles:
-        emit_tiled_dot(context, code, dot)
+        emit_tiled_dot(context, code, numbers, dot)
     elif grouped(dot) > 1:
         GroupWriter(context, dot).write(code)
     else:

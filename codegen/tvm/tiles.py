@@ -9,26 +9,28 @@ start.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tvm import tirx
 
 from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.context import Context, load_index
+from fusec.codegen.tvm.context import Context, Numbers, load_index
 from fusec.codegen.tvm.domain import iter_count, static_count
+from fusec.codegen.tvm.pointwise import emit_pointwise
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Index, Symbol, symbol
-from fusec.tile.nodes import Dot, grouped
-from fusec.tile.scalar import Load
+from fusec.tile.nodes import Dot, Iter, Store, grouped
+from fusec.tile.scalar import Load, reindex
 
 SIDE = 16
 """Rows, and 32-bit columns, of a tile."""
 
 ROW_BYTES = 64
 
-_PRODUCT = {"bf16": "llvm.x86.tdpbf16ps", "i8": "llvm.x86.tdpbssd"}
+_PRODUCT = {"bf16": "tdpbf16ps", "i8": "tdpbssd"}
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 
 
@@ -47,13 +49,13 @@ def release(code: Code) -> None:
     code.append(tir.effect("llvm.x86.tilerelease"))
 
 
-def emit_tiled_dot(context: Context, code: Code, dot: Dot) -> None:
-    _TileWriter(context, dot).write(code)
+def emit_tiled_dot(context: Context, code: Code, numbers: Numbers, dot: Dot) -> None:
+    _TileWriter(context, numbers, dot).write(code)
 
 
 class _TileWriter:
-    def __init__(self, context: Context, dot: Dot) -> None:
-        self.context, self.dot = context, dot
+    def __init__(self, context: Context, numbers: Numbers, dot: Dot) -> None:
+        self.context, self.numbers, self.dot = context, numbers, dot
         registers = dot.registers
         if dot.a.dtype.name not in _PRODUCT or registers.rows not in (16, 32) or registers.columns not in (16, 32):
             raise LoweringError(f"no product of {dot.a.dtype} on {registers.rows}x{registers.columns} AMX sums")
@@ -125,19 +127,31 @@ class _TileWriter:
         place = {self.dot.m.var: row, self.dot.n.var: column, self.dot.k.var: 0}
         for i, j, number in sums:
             if self.dot.fresh:
-                code.append(tir.effect("llvm.x86.tilezero", tir.integer(number, "int8")))
+                self._instruction(code, "tilezero", number)
             else:
-                self._move(code, "llvm.x86.tileloadd64", number, self.dot.accumulator, self._at(place, i, j))
-        step = symbol(code.fresh("kb"), 0, max(0, self.dot.k.extent // self.step - 1))
+                self._move(code, "tileloadd", number, self.dot.accumulator, self._at(place, i, j))
+        steps = self.dot.k.extent // self.step
+        first = 0
+        if self.dot.beside:
+            most = max(store.domain[0].extent for store in self.dot.beside)
+            each = _power_of_two(-(-most // max(steps, 1)))
+            first = -(-most // each)
+            self._steps(code, place, rows, 0, first, each)
+        self._steps(code, place, rows, first, steps, 0)
+        for i, j, number in sums:
+            self._move(code, "tilestored", number, self.dot.accumulator, self._at(place, i, j))
+
+    def _steps(self, code: Code, place: Mapping[Symbol, Index], rows: int, first: int, end: int, beside: int) -> None:
+        """Steps of k, each with so many rows of the stores beside the product."""
+        if first == end:
+            return
+        step = symbol(code.fresh("kb"), 0, end - first - 1)
         variable = self._bind(step)
         inner = code.nested()
-        self._steps(inner, {**place, self.dot.k.var: ix.mul(step, self.step)}, rows)
-        count = self._number(self.dot.k.extent // self.step)
-        code.append(tir.loop(variable, count, inner.statements, dtype=self.context.index_type))
-        for i, j, number in sums:
-            self._move(code, "llvm.x86.tilestored64", number, self.dot.accumulator, self._at(place, i, j))
+        self._step(inner, {**place, self.dot.k.var: ix.mul(ix.add(step, first), self.step)}, rows, step, beside)
+        code.append(tir.loop(variable, self._number(end - first), inner.statements, dtype=self.context.index_type))
 
-    def _steps(self, code: Code, place: Mapping[Symbol, Index], rows: int) -> None:
+    def _step(self, code: Code, place: Mapping[Symbol, Index], rows: int, step: Index, beside: int) -> None:
         """One tile along k: each operand's tile is loaded just before its first use."""
         loaded: set[int] = set()
         for i in range(rows):
@@ -149,7 +163,10 @@ class _TileWriter:
                             self._fetch(code, self._at(place, i, j))
                         loaded.add(number)
                 numbers = (_SUMS + i * self.columns + j, _LEFT + i, _RIGHT + j)
-                code.append(tir.effect(_PRODUCT[self.dot.a.dtype.name], *(tir.integer(n, "int8") for n in numbers)))
+                self._instruction(code, _PRODUCT[self.dot.a.dtype.name], *numbers)
+                if beside and (i, j) == (0, 0):
+                    for store in self.dot.beside:
+                        emit_pointwise(self.context, code, self.numbers, _rows_of(store, step, beside))
 
     def _fetch(self, code: Code, place: Mapping[Symbol, Index]) -> None:
         """Has the rows of a later tile of ``b`` brought to the cache, where the schedule asks for it."""
@@ -164,7 +181,7 @@ class _TileWriter:
 
     def _load_of(self, operand: Load) -> str:
         streamed = {"": None, "a": self.dot.a, "b": self.dot.b}[self.dot.registers.streams]
-        return "llvm.x86.tileloaddt164" if operand is streamed else "llvm.x86.tileloadd64"
+        return "tileloaddt1" if operand is streamed else "tileloadd"
 
     def _at(self, place: Mapping[Symbol, Index], i: int, j: int) -> Mapping[Symbol, Index]:
         m, n = self.dot.m.var, self.dot.n.var
@@ -176,7 +193,27 @@ class _TileWriter:
         memory = self.context.memory[load.buffer]
         pointer = tir.address_of(memory, self.context.index(flat))
         stride = tirx.Cast("int64", self.context.index(ix.mul(self._row_stride(load), load.dtype.itemsize)))
-        code.append(tir.effect(name, tir.integer(number, "int8"), pointer, stride))
+        self._instruction(code, name, number, place=(pointer, stride))
+
+    def _instruction(self, code: Code, name: str, *tiles: int, place: tuple[Node, Node] | None = None) -> None:
+        """A tile instruction, the result's number first, and address and stride where it moves a tile.
+
+        It is written as assembly: LLVM does not know where tiles of its intrinsics are still in use behind a jump,
+        and has renamed some.
+        """
+        function = "_".join(("fusec", name, *map(str, tiles)))
+        registers = ", ".join(f"%tmm{number}" for number in reversed(tiles))
+        at = "($0,$1,1)"
+        operands = (
+            registers if place is None else f"{registers}, {at}" if name == "tilestored" else f"{at}, {registers}"
+        )
+        takes, constraints = ("ptr %p, i64 %s", "r,r,~{memory}") if place is not None else ("", "~{memory}")
+        self.context.imports.add(
+            f"define linkonce_odr i32 @{function}({takes}) alwaysinline {{\n"
+            f'  call void asm sideeffect "{name} {operands}", "{constraints}"({takes})\n'
+            "  ret i32 0\n}\n"
+        )
+        code.append(tirx.Evaluate(tirx.call_extern("int32", function, *(place or ()))))
 
     def _row_stride(self, load: Load) -> Index:
         """Elements from one row of a tile to the next: along m, and for ``b`` along groups of k."""
@@ -192,3 +229,20 @@ class _TileWriter:
         if slope is None:
             raise LoweringError(f"the rows of {load.buffer} are not evenly spaced; pack it first")
         return slope
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _rows_of(store: Store, part: Index, rows: int) -> Store:
+    """The part of that number of a store, of so many of its first iterator's points."""
+    first, *others = store.domain
+    row = symbol(f"{first.var.name}p", 0, rows - 1)
+    start = ix.mul(part, rows)
+    table = {first.var: ix.add(start, row)}
+    end = first.limit if first.limit is not None else first.extent
+    limit = None if first.limit is None and first.extent % rows == 0 else ix.sub(end, start)
+    inner = (it if it.limit is None else replace(it, limit=ix.substitute(it.limit, table)) for it in others)
+    index = tuple(ix.substitute(i, table) for i in store.index)
+    return replace(store, domain=(Iter(row, rows, limit), *inner), index=index, value=reindex(store.value, table))

@@ -168,6 +168,8 @@ class _Interpreter:
         self._pointwise(Map(domain, weights.buffer, places[1], power), at)
 
     def _dot(self, dot: Dot, at: Points) -> None:
+        for store in dot.beside:
+            self._pointwise(store, at)
         m, n, k = (_length(it, at) for it in (dot.m, dot.n, dot.k))
         if m <= 0 or n <= 0:
             return

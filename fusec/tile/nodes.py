@@ -165,6 +165,9 @@ class Dot:
     On a CPU operands narrower than the accumulator (bf16 into f32, i8 into i32) are multiplied in groups of
     :func:`grouped` along ``k``: those of a group are adjacent in both operands, those of the next column follow in
     ``b``, and k's extent is a multiple of the group (with ``tiles``, of 64 bytes).
+
+    ``beside`` are stores that end before the sums are written, on a CPU whose ``tiles`` multiply beside its vectors:
+    the rows of their first iterators are spread over k.
     """
 
     m: Iter
@@ -176,6 +179,7 @@ class Dot:
     fresh: bool
     registers: RegisterTile
     tf32: bool = False
+    beside: tuple[Store, ...] = ()
 
 
 def grouped(dot: Dot) -> int:
@@ -251,7 +255,9 @@ def statements(block: Block) -> Iterator[Statement]:
             case If():
                 yield from statements(statement.body)
                 yield from statements(statement.orelse)
-            case Alloc() | Map() | Store() | Reduce() | Weigh() | Dot():
+            case Dot():
+                yield from statement.beside
+            case Alloc() | Map() | Store() | Reduce() | Weigh():
                 pass
             case _:
                 assert_never(statement)

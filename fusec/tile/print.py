@@ -113,7 +113,7 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Weigh():
             return [pad + _weigh(statement)]
         case Dot():
-            return [pad + _dot(statement)]
+            return [pad + _dot(statement), *_block(statement.beside, depth + 1)]
         case _:
             assert_never(statement)
 

@@ -158,7 +158,11 @@ class _Verifier:
         self.scalar(weigh.score, known, inner, domain)
 
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        for store in dot.beside:
+            self.pointwise(store, known, bound)
         self.where = f"dot to {dot.accumulator.buffer}"
+        if dot.beside and not (dot.registers.tiles and dot.m.extent <= dot.registers.rows):
+            self.fail("stores run beside one block of tiles only")
         domain = (dot.m, dot.n, dot.k)
         on_cpu = dot.registers.columns > 0 and not self.kernel.warps
         inner = self.domain(domain, bound)

@@ -317,7 +317,7 @@ class _Gemm:
         column = self.shift[self.j]
         return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
 
-    def _stores(self, accumulators: list[Load], column0: Index) -> list[Statement]:
+    def _stores(self, accumulators: list[Load], column0: Index) -> list[Store]:
         axes, s = self.axes, self.schedule
         point = (
             *self._batch(),
@@ -337,7 +337,7 @@ def epilogue_stores(
     shift: dict[Symbol, Index],
     domain: tuple[Iter, ...],
     accumulators: Sequence[ScalarExpr],
-) -> list[Statement]:
+) -> list[Store]:
     """The stores of every output, over what holds the products at the result's index ``point``.
 
     ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
@@ -347,7 +347,7 @@ def epilogue_stores(
         group.position[op.result] = group.identity
     positions_of(frame.body, group)
     placeholders = [_Placeholder(frame, op.result, point, acc.dtype) for op, acc in zip(ops, accumulators, strict=True)]
-    stores: list[Statement] = []
+    stores: list[Store] = []
     for value in frame.body.outputs:
         if value not in group.position:
             raise LoweringError(f"{value} does not lie over the product's result")

@@ -23,6 +23,7 @@ from fusec.ir.index import (
     mod,
     mul,
     sub,
+    substitute,
     symbol,
 )
 from fusec.ir.types import bool_, contiguous_strides, i64
@@ -100,8 +101,9 @@ class _Widening:
         s, extents = self.schedule, self.extents
         accumulators = [self._accumulator(op) for op in self.ops]
         packed = [self._right(op) for op in self.ops]
-        outside, inside = ([Alloc(acc.buffer) for acc in accumulators], []) if self.parts > 1 else ([], accumulators)
-        body: list[Statement] = [*outside]
+        hoisted = self.parts > 1 or self._overlaps
+        allocs = [Alloc(acc.buffer) for acc in accumulators]
+        body: list[Statement] = [*allocs] if hoisted else []
         scratch = self._left_scratch()
         if scratch is not None:
             body.append(Alloc(scratch))
@@ -115,12 +117,15 @@ class _Widening:
             steps.append((self.parts - 1, False, True))
         for part, fresh, ends in steps:
             code = self._copy_left(scratch, part)
-            blocks: list[Statement] = [Alloc(acc.buffer) for acc in inside]
-            for acc, (right, _) in zip(accumulators, packed, strict=True):
-                blocks.append(self._dot(acc, self._left(scratch, part), right, part, fresh))
-            if ends:
-                blocks += self._stores(accumulators)
-            code.append(self._over_blocks(tuple(blocks)))
+            dots = [
+                self._dot(acc, self._left(scratch, part), right, part, fresh)
+                for acc, (right, _) in zip(accumulators, packed, strict=True)
+            ]
+            if ends and self._overlaps:
+                code.append(self._overlapped(dots, accumulators))
+            else:
+                stores = self._stores(accumulators) if ends else []
+                code.append(self._over_blocks((*([] if hoisted else allocs), *dots, *stores)))
             body += [Loop(self.k0, 1, self.parts - 1, 1, tuple(code))] if part is self.k0 else code
         grid = Grid(
             (
@@ -132,16 +137,41 @@ class _Widening:
         )
         return self.frame.finish("gemm", (grid,), s.describe())
 
-    def _over_blocks(self, body: tuple[Statement, ...]) -> Loop:
-        """The body at every register block of the task."""
+    @property
+    def _overlaps(self) -> bool:
+        """Whether a block's stores run beside the products of the next one: tiles leave the vector units idle."""
+        r, s = self.schedule.registers, self.schedule
+        return r.tiles and s.columns_inside and min(s.block_n, self.axes.n) > r.columns
+
+    def _block_counts(self) -> tuple[Index, Index]:
+        """Register blocks of the task along rows and columns."""
         s, extents = self.schedule, self.extents
         rows_left = ceildiv(sub(extents.m, mul(self.mo, s.tile_m)), s.registers.rows)
         columns_left = ceildiv(sub(extents.n, mul(self.no, s.block_n)), s.registers.columns)
-        rows = minimum(s.tile_m // s.registers.rows, rows_left)
-        columns = minimum(s.block_n // s.registers.columns, columns_left)
-        if s.columns_inside:
+        return (
+            minimum(s.tile_m // s.registers.rows, rows_left),
+            minimum(s.block_n // s.registers.columns, columns_left),
+        )
+
+    def _over_blocks(self, body: tuple[Statement, ...]) -> Loop:
+        """The body at every register block of the task."""
+        rows, columns = self._block_counts()
+        if self.schedule.columns_inside:
             return Loop(self.m0, 0, rows, 1, (Loop(self.n0, 0, columns, 1, body),))
         return Loop(self.n0, 0, columns, 1, (Loop(self.m0, 0, rows, 1, body),))
+
+    def _overlapped(self, dots: list[Dot], accumulators: list[Load]) -> Loop:
+        """Every register block of the task; those of a row of blocks are stored one later, the last one by itself."""
+        rows, columns = self._block_counts()
+        before = symbol("p0", 0, max(self.schedule.block_n // self.schedule.registers.columns - 2, 0))
+        first, *others = (_moved(dot, {self.n0: add(before, 1)}) for dot in dots)
+        stores = tuple(self._stores(accumulators, before))
+        body: tuple[Statement, ...] = (
+            *(_moved(dot, {self.n0: 0}) for dot in dots),
+            Loop(before, 0, sub(columns, 1), 1, (replace(first, beside=stores), *others)),
+            Loop(self.n0, sub(columns, 1), columns, 1, tuple(self._stores(accumulators))),
+        )
+        return Loop(self.m0, 0, rows, 1, body)
 
     def _row_limit(self, rows: int, start: Index) -> Index | None:
         return limit_of(self.extents.m, rows, add(mul(self.mo, self.schedule.tile_m), start))
@@ -195,9 +225,9 @@ class _Widening:
     def _left(self, scratch: Buffer | None, part: Index) -> Load:
         if scratch is not None:
             return Load(scratch, (self.row, self.ki))
-        element = reindex(self._element(self.op, 0), self._shift(part))
+        element = self._element(self.op, 0)
         assert isinstance(element, Load)
-        return element
+        return _load_at(element, self._shift(part))
 
     def _copy_left(self, scratch: Buffer | None, part: Index) -> list[Statement]:
         """The task's rows, in this part of K, copied to scratch."""
@@ -268,7 +298,8 @@ class _Widening:
             parts.append(((Iter(q, end - first), Iter(c, width, limit), Iter(r, self.group)), (p, at, c, r), moved))
         return parts
 
-    def _stores(self, accumulators: list[Load]) -> list[Statement]:
+    def _stores(self, accumulators: list[Load], block: Symbol | None = None) -> list[Store]:
+        """Stores of the block of columns ``n0``, or of a ``block`` that is not the last one."""
         axes, r, s = self.axes, self.schedule.registers, self.schedule
         point = (
             *(delinearize(self.b, axes.batch) if axes.batch else ()),
@@ -277,8 +308,24 @@ class _Widening:
         )
         columns = min(r.columns, axes.n)
         start = add(mul(self.no, s.block_n), mul(self.n0, r.columns))
-        limit = None if self.extents.n == columns else limit_of(self.extents.n, r.columns, start)
+        whole = self.extents.n == columns or block is not None
+        limit = None if whole else limit_of(self.extents.n, r.columns, start)
         rows = Iter(self.mi, r.rows, self._row_limit(r.rows, mul(self.m0, r.rows)))
-        return epilogue_stores(
-            self.frame, self.ops, point, self._shift(0), (rows, Iter(self.ni, columns, limit)), accumulators
-        )
+        shift, sums = self._shift(0), accumulators
+        if block is not None:
+            shift = {symbol: substitute(value, {self.n0: block}) for symbol, value in shift.items()}
+            sums = [_load_at(load, {self.n0: block}) for load in sums]
+        return epilogue_stores(self.frame, self.ops, point, shift, (rows, Iter(self.ni, columns, limit)), sums)
+
+
+def _load_at(load: Load, table: dict[Symbol, Index]) -> Load:
+    found = reindex(load, table)
+    assert isinstance(found, Load)
+    return found
+
+
+def _moved(dot: Dot, table: dict[Symbol, Index]) -> Dot:
+    """The product of another block."""
+    return replace(
+        dot, accumulator=_load_at(dot.accumulator, table), a=_load_at(dot.a, table), b=_load_at(dot.b, table)
+    )

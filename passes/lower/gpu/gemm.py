@@ -12,7 +12,7 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.hoist import hoist
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.schedule.gpu import GpuGemmSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
 _NO_REGISTERS = RegisterTile(0, 0)
@@ -115,13 +115,13 @@ class _Gemm:
         """In the order of the block's own rows and columns."""
         return (column, row) if self.schedule.turned else (row, column)
 
-    def _stores(self, totals: list[Load]) -> list[Statement]:
+    def _stores(self, totals: list[Load]) -> list[Store]:
         """The epilogue, a slice of the block's columns after another: a slice takes less memory on its way out."""
         s = self.schedule
         if s.slices == 1:
             return self.products.stores(self.shift, self._side(self.m, self.n), totals)
         width = s.n // s.slices
-        stores: list[Statement] = []
+        stores: list[Store] = []
         for part in range(s.slices):
             if (bounds(self.column0)[0] or 0) + part * width >= self.products.axes.n:
                 break

@@ -12,7 +12,7 @@ from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
 from fusec.passes.lower.row import accumulator_of
 from fusec.passes.schedule.gpu_gemm import Making
-from fusec.tile.nodes import Grid, Iter, Statement, Store
+from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
 
 FINISH_ELEMENTS = 512
@@ -94,9 +94,7 @@ class Products:
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
         return self.frame.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
 
-    def stores(
-        self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]
-    ) -> list[Statement]:
+    def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
         """The stores of the group's outputs over a domain that holds the products."""
         return epilogue_stores(self.frame, self.ops, self.point(), shift, domain, totals)
 
