@@ -147,12 +147,18 @@ class Emitter:
         code.append(tir.loop(point, count, body, tir.PARALLEL, self.context.index_type))
 
     def _point(self, grid: Grid) -> list[Node]:
-        """One point of a grid; on AMX each configures the tiles, which costs less than a step of a product."""
-        if not uses_tiles(grid.body):
-            return self.block(grid.body)
+        """One point of a grid; on AMX each configures the tiles, which costs less than a step of a product.
+
+        What went past the caches is in order before the point ends: on x86 the stores that threads wait with would
+        not wait for it.
+        """
         before, after = self.code(), self.code()
-        configure(before)
-        release(after)
+        if uses_tiles(grid.body):
+            configure(before)
+            release(after)
+        streams = any(isinstance(s, Store) and s.streams for s in statements(grid.body))
+        if streams and self.context.target.architecture == "x86_64":
+            after.append(tir.effect("llvm.x86.sse.sfence"))
         return [*before.statements, *self.block(grid.body), *after.statements]
 
     def _has_size(self, it: Iter) -> bool:

@@ -71,6 +71,7 @@ class _Writer:
         self.operand = _store_operand(statement)
         halves = statement.target.dtype is bf16
         self.short = short_nodes(self.operand, numbers) if halves else frozenset()
+        self.streams = isinstance(statement, Store) and statement.streams
 
     def write(self, code: Code) -> None:
         if not self.statement.domain:
@@ -90,6 +91,9 @@ class _Writer:
         lane_loop(self.context, code, self.numbers, last, lanes, self.body)
 
     def body(self, points: Points) -> None:
+        points.streams = self.streams
+        for load in self.statement.ahead:
+            points.fetch(load)
         if isinstance(self.operand, Load) and self.operand.dtype == self.statement.target.dtype:
             points.move(self.operand, self.statement.target, self.statement.index)
             return

@@ -81,23 +81,30 @@ class Alloc:
 class Map:
     """``target[index] = value`` at every point of the domain, ``target`` a tile buffer.
 
-    ``value`` may load ``target`` at the same index. Points are independent.
+    ``value`` may load ``target`` at the same index. Points are independent. ``ahead``: elements that are brought to a
+    CPU's cache meanwhile, one line a vector; they may lie outside of their buffers.
     """
 
     domain: tuple[Iter, ...]
     target: Buffer
     index: tuple[Index, ...]
     value: ScalarExpr
+    ahead: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True)
 class Store:
-    """Like Map, into a parameter. The value is converted to the buffer's dtype (round to nearest even)."""
+    """Like Map, into a parameter. The value is converted to the buffer's dtype (round to nearest even).
+
+    ``streams``: what is stored goes past a CPU's caches to memory; nothing reads it soon.
+    """
 
     domain: tuple[Iter, ...]
     target: Buffer
     index: tuple[Index, ...]
     value: ScalarExpr
+    streams: bool = False
+    ahead: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True)

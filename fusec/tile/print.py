@@ -102,9 +102,10 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Alloc():
             return [f"{pad}alloc {print_buffer(statement.buffer)}"]
         case Map() | Store():
-            word = "map" if isinstance(statement, Map) else "store"
+            word = "map" if isinstance(statement, Map) else "stream" if statement.streams else "store"
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
-            return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}"]
+            ahead = f" fetching {', '.join(map(print_scalar, statement.ahead))}" if statement.ahead else ""
+            return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}{ahead}"]
         case Reduce():
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
             sign = "=" if statement.fresh else "<-"

@@ -244,6 +244,12 @@ def is_linear(load: Load, symbols: Iterable[Symbol]) -> bool:
     return all(address_slope(load, s) is not None for s in symbols)
 
 
+def is_large(value: Value, least: int) -> bool:
+    """Whether a value has ``least`` bytes, known now; nothing has where ``least`` is 0."""
+    count = value.type.count
+    return isinstance(count, int) and 0 < least <= count * value.type.dtype.itemsize
+
+
 def address_step(load: Load, s: Symbol) -> int | None:
     """Elements between the load's addresses at neighbouring values of ``s``; None when that is no constant."""
     found = address_slope(load, s)

@@ -29,7 +29,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
 from fusec.passes.inline import fresh_index, pure, reshape_index
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, place, prefer_index
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_large, place, prefer_index
 from fusec.passes.schedule.map import MapSchedule
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk
@@ -50,7 +50,7 @@ def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
         sizes = (("tasks", wanted), ("parts", len(boxes)))
     tasks = boxes[0].tasks(wanted) if len(boxes) == 1 else wanted
     g = symbol("g", 0, last(tasks))
-    body = tuple(store for box in boxes for store in box.stores(frame, shape, order, g, wanted))
+    body = tuple(store for box in boxes for store in box.stores(frame, shape, order, g, wanted, schedule.streams))
     return frame.finish("map", (Grid((Iter.over(g, tasks),), body),), sizes)
 
 
@@ -100,7 +100,9 @@ class _Loops:
         """The number of tasks; a symbolic extent has as many as it needs of those that the largest one needs."""
         return most_tasks if isinstance(self.whole, int) else ceildiv(self.whole, self.share(most_tasks))
 
-    def stores(self, frame: Frame, shape: Extents, order: Order, g: Symbol, tasks: int) -> Iterator[Store]:
+    def stores(
+        self, frame: Frame, shape: Extents, order: Order, g: Symbol, tasks: int, streams: int
+    ) -> Iterator[Store]:
         """The stores of a task's share of the box, where there are so many tasks at most."""
         rows, lanes = product(self.outer), product(self.inner)
         flat = rows == 1
@@ -117,12 +119,10 @@ class _Loops:
             domain = (Iter(row, share, limit), Iter.over(lane, lanes))
         point = _in_box(self.box, order, (*_split(r, self.outer), *_split(e, self.inner)))
         outputs = outputs_at(frame, shape, point)
-        for value, at in outputs:
-            yield store_at(frame, value, at, domain, shift)
-            if (
-                sum(OPS[n.op].flops for n in walk(frame.inliner.at(value, at)) if isinstance(n, Apply))
-                > READ_BACK_FLOPS
-            ):
+        for number, (value, at) in enumerate(outputs):
+            read_back = number + 1 < len(outputs) and _flops(frame.inliner.at(value, at)) > READ_BACK_FLOPS
+            yield store_at(frame, value, at, domain, shift, streams=not read_back and is_large(value, streams))
+            if read_back:
                 frame.inliner.add_leaf(value, prefer_index(at, Load(frame.buffers[value], at)))
         for value, _ in outputs:
             frame.inliner.drop_leaf(value)
@@ -215,10 +215,16 @@ def _position(value: Value, group: Group) -> Position:
 
 
 def store_at(
-    frame: Frame, value: Value, at: tuple[Index, ...], domain: tuple[Iter, ...], shift: dict[Symbol, Index]
+    frame: Frame,
+    value: Value,
+    at: tuple[Index, ...],
+    domain: tuple[Iter, ...],
+    shift: dict[Symbol, Index],
+    *,
+    streams: bool = False,
 ) -> Store:
     element = reindex(frame.inliner.at(value, at), shift)
-    return Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element)
+    return Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element, streams)
 
 
 def memory_order(frame: Frame, shape: Extents) -> Order:

@@ -75,10 +75,10 @@ class Selector:
             shape = op.operands[0].type.shape
             reduced = most(product(shape[a] for a in op.attributes.axes))
             rows = most(product(shape)) // max(reduced, 1)
-            return [row_schedule(rows, reduced, self.threads, self.target.l2)]
+            return [row_schedule(rows, reduced, self.threads, self.target)]
         if kind == "map":
             size = max(v.type.most for v in body.outputs)
-            return [map_schedule(size, self.threads)]
+            return [map_schedule(size, self.threads, self.target)]
         raise LoweringError(f"no family for {kind} groups")
 
     def lower(self, frame: Frame) -> LoweredGroup:

@@ -8,7 +8,7 @@ from math import ceil
 
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.passes.schedule.gemm import GemmSchedule
-from fusec.passes.schedule.widening import AHEAD, passes_once
+from fusec.passes.schedule.widening import AHEAD, TASKS_PER_THREAD, passes_once
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
@@ -82,22 +82,19 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
                 packs = p.m > 8 * registers.rows or p.k > tile_k
                 s = GemmSchedule(tile_m, block_n, registers.columns, max(tile_k, 1), registers, packs and p.m > 1)
                 found[s] = _seconds(p, s, target, threads)
-    return sorted(found, key=lambda s: (max(found[s]), *found[s]))
+    return sorted(found, key=lambda s: (max(found[s]), -s.registers.ahead, *found[s]))
 
 
 Seconds = tuple[float, float]
 """Of a product's threads, and of its traffic with memory."""
 
 
-def _few_rows(
-    p: Problem, registers: RegisterTile, target: CpuTarget, threads: int
-) -> Iterator[tuple[GemmSchedule, Seconds]]:
+def _few_rows(p: Problem, registers: RegisterTile, target: CpuTarget, threads: int) -> dict[GemmSchedule, Seconds]:
     """Each task reads its panels of the right operand from end to end, all of K at once."""
     ahead = replace(registers, ahead=AHEAD)
-    for tasks in (threads, 8 * threads, 32 * threads):
-        block_n = _round(ceil(p.n / tasks), registers.columns)
-        s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
-        yield s, _seconds(p, s, target, threads)
+    block_n = _round(ceil(p.n / (TASKS_PER_THREAD * threads)), registers.columns)
+    s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
+    return {s: _seconds(p, s, target, threads)}
 
 
 def predict_gemm(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:

@@ -16,9 +16,13 @@ TILE_BYTES = 64
 L2_BYTES, L3_BYTES = 45.0, 8.0
 """Bytes a cycle that one core reads from L2 and from L3. Measured on Emerald Rapids: 39 to 48, and 8."""
 
-AHEAD = 4096
-"""Bytes ahead of which a right operand that passes once is fetched. 8×4096×4096 in f32 on Zen 5, ms: 0 9.1, 1024 9.2,
-2048 7.9, 4096 7.7, 8192 7.9; reading alone 8.0."""
+AHEAD = 8192
+"""Bytes ahead of which a right operand that passes once is fetched. 8×4096×4096 in f32, ms, a C program's loops, on
+Zen 5 and on Emerald Rapids: 0 9.1 and 8.1, 1024 9.2 and 6.6, 2048 7.9 and 5.7, 4096 7.7 and 4.7, 8192 7.9 and 4.5;
+reading alone 8.0 and 4.1."""
+
+TASKS_PER_THREAD = 8
+"""Of such a product: long runs of panels, and not much left for one thread when the others are done."""
 
 SUMS: dict[DType, DType] = {bf16: f32, i8: i32}
 """What products of a narrow type are added up in."""
@@ -103,12 +107,13 @@ def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> 
         depth = _round(p.k, step)
         packs = not p.direct or (registers.tiles and p.m % 16 != 0) or p.k != depth
         once = passes_once(p.m, p.n * p.k * p.dtype.itemsize, registers, target) and p.batches == 1
+        share = ceil(p.n / (TASKS_PER_THREAD * threads))
         if once:
             registers = replace(registers, ahead=AHEAD)
         for tile_k in (depth,) if once else _depths(depth, step, p):
             for wanted_m in (32, 64, 128, 256):
                 tile_m = _round(min(wanted_m, p.m), registers.rows)
-                for wanted_n in (64, 128, 256, 512, 1024):
+                for wanted_n in (share,) if once else (64, 128, 256, 512, 1024):
                     block_n = _round(min(wanted_n, p.n), registers.columns)
                     for inside in (True, False):
                         s = WideningSchedule(tile_m, block_n, tile_k, registers, inside, packs)

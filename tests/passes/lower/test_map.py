@@ -118,6 +118,16 @@ def test_an_output_made_of_another_reads_it_again() -> None:
     assert "tanh(" not in second
 
 
+def test_a_large_output_is_streamed_where_no_other_reads_it() -> None:
+    text = """graph @g(%x: f32[4096, 4096]) {
+        %a = tanh(%x) : f32[4096, 4096]
+        %b = mul(%a, f32(2.0)) : f32[4096, 4096]
+        return %a, %b
+    }"""
+    first, second = re.findall(r"(store|stream) ", lower(parse(text), "cpu", threads=2).stages["tile"])
+    assert (first, second) == ("store", "stream")
+
+
 def test_a_cheap_output_is_computed_again() -> None:
     found = stores("""graph @g(%x: f32[4, 50]) {
         %a = neg(%x) : f32[4, 50]

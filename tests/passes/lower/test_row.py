@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 import pytest
 from programs import check
+
+from fusec.ir.parse import parse
+from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.select import Schedule, Selector
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.row import RowSchedule
+from fusec.target.cpu import cpu_target
 
 
 def lanes(text: str) -> str:
@@ -83,3 +91,46 @@ def test_a_cheap_value_is_computed_again() -> None:
     }"""
     tile = check(text).lowered.stages["tile"]
     assert "alloc t:" not in tile
+
+
+@dataclass
+class Streaming(Selector):
+    """Every result counts as a large one, and every row is fetched ahead."""
+
+    def candidates(self, frame: Frame) -> list[Schedule]:
+        return [replace(s, streams=1, ahead=True) for s in super().candidates(frame) if isinstance(s, RowSchedule)]
+
+
+STREAMING = Streaming(cpu_target("cpu"), 2)
+
+
+def test_the_next_row_is_fetched_during_the_last_map() -> None:
+    tile = check(softmax([50, 37], 1), slack=4, selector=STREAMING).lowered.stages["tile"]
+    assert re.search(r"stream y\[r, j\] = .* for j:37 fetching x\[r \+ 1, j\]", tile)
+    assert tile.count("fetching") == 1
+
+
+@pytest.mark.parametrize("shape", [[50, 37], [3, 16, 64], [1, 100], [300, 4]], ids=str)
+def test_streamed_rows(shape: list[int]) -> None:
+    check(softmax(shape, len(shape) - 1), slack=4, selector=STREAMING)
+    check(softmax(shape, 0), slack=4, selector=STREAMING)
+
+
+def test_what_every_row_reads_is_not_fetched_again() -> None:
+    text = """graph @g(%x: f32[50, 40], %w: f32[40], %z: f32[50, 40]) {
+        %p = softmax(%x) {axis=1} : f32[50, 40]
+        %q = mul(%p, %w) : f32[50, 40]
+        %y = add(%q, %z) : f32[50, 40]
+        return %y
+    }"""
+    tile = check(text, slack=4, selector=STREAMING).lowered.stages["tile"]
+    assert "fetching x[r + 1, j]\n" in tile
+
+
+def test_only_large_results_are_streamed() -> None:
+    assert "stream" not in check(softmax([50, 37], 1), slack=4).lowered.stages["tile"]
+    large = lower(parse(softmax([4096, 4096], 1)), "cpu", threads=2).stages["tile"]
+    assert "stream y[" in large
+    assert "fetching" in large
+    rows = lower(parse(softmax([16, 1 << 20], 1)), "cpu", threads=2).stages["tile"]
+    assert "fetching" not in rows

@@ -115,7 +115,7 @@ def test_memory_bound_products_are_shared_among_all_threads(threads: int) -> Non
     for problem in (Problem(1, 1, 4096, 4096), Problem(1, 8, 4096, 4096), Problem(1, 3, 1024, 14336, 64)):
         best = gemm_candidates(problem, TARGET, threads)[0]
         assert -(-problem.n // best.block_n) >= threads
-        assert best.registers.ahead > 0
+        assert best.registers.ahead > 0 or threads == 1
 
 
 def test_a_right_operand_that_stays_in_cache_is_not_fetched_ahead() -> None:
@@ -190,14 +190,14 @@ def test_maps(elements: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 64])
 def test_tasks_are_enough_for_the_threads_and_not_too_small(threads: int) -> None:
-    assert map_schedule(100, threads).task_elements == 100
+    assert map_schedule(100, threads, TARGET).task_elements == 100
     for elements in (20_000, 10**6, 10**9):
-        per_task = map_schedule(elements, threads).task_elements
+        per_task = map_schedule(elements, threads, TARGET).task_elements
         assert per_task >= 8192
         assert -(-elements // per_task) >= min(threads, elements // 8192)
-    assert row_schedule(10, 100, threads, TARGET.l2).task_rows == 10
+    assert row_schedule(10, 100, threads, TARGET).task_rows == 10
     for rows, length in ((4096, 4096), (10**6, 8), (64, 10**6)):
-        per_task = row_schedule(rows, length, threads, TARGET.l2).task_rows
+        per_task = row_schedule(rows, length, threads, TARGET).task_rows
         assert -(-rows // per_task) >= min(threads, rows)
 
 
