@@ -55,7 +55,7 @@ def from_memory(code: Code, raw: Value, dtype: DType) -> Value:
             wide = code.convert(raw, "uint32")
             return code.reinterpret(code.bitwise("shift_left", wide, code.constant(wide, 16)), "float32")
         case "f16":
-            return code.convert(raw, "float32")
+            return code.convert(raw, "float32") if code.fused else _from_f16(code, code.reinterpret(raw, "uint16"))
         case "bool":
             return code.test(raw)
         case _:
@@ -68,11 +68,43 @@ def to_memory(code: Code, value: Value, dtype: DType) -> Value:
         case "bf16":
             return _to_bf16(code, value)
         case "f16":
-            return code.convert(value, "float16")
+            return code.convert(value, "float16") if code.fused else code.reinterpret(_to_f16(code, value), "float16")
         case "bool":
             return code.byte(value)
         case _:
             return value
+
+
+def _from_f16(code: Code, raw: Value) -> Value:
+    """By integers and a product with the power of two between the formats' exponents."""
+    wide = code.convert(raw, "uint32")
+    sign = code.bitwise("bitwise_and", wide, code.constant(wide, 0x8000))
+    size = code.bitwise("shift_left", code.sub(wide, sign), code.constant(wide, 13))
+    number = code.mul(code.reinterpret(size, "float32"), tir.constant(2.0**112, "float32", raw.lanes))
+    special = code.compare("ge", size, code.constant(wide, 0x7C00 << 13))
+    bits = code.reinterpret(number, "uint32")
+    bits = code.select(special, code.bitwise("bitwise_or", size, code.constant(wide, 0x7F800000)), bits)
+    shifted = code.bitwise("shift_left", sign, code.constant(wide, 16))
+    return code.reinterpret(code.bitwise("bitwise_or", bits, shifted), "float32")
+
+
+def _to_f16(code: Code, value: Value) -> Value:
+    """By integers, rounded to nearest even; for subnormal results a sum that has their last digit does the rounding."""
+    bits = code.reinterpret(value, "uint32")
+    sign = code.bitwise("bitwise_and", bits, code.constant(bits, 0x80000000))
+    size = code.sub(bits, sign)
+    odd = code.bitwise(
+        "bitwise_and", code.bitwise("shift_right", size, code.constant(bits, 13)), code.constant(bits, 1)
+    )
+    rounded = code.add(code.sub(size, code.constant(bits, (112 << 23) - 0xFFF)), odd)
+    usual = code.bitwise("shift_right", rounded, code.constant(bits, 13))
+    small = code.add(code.abs(value), tir.constant(0.5, "float32", value.lanes))
+    small = code.sub(code.reinterpret(small, "uint32"), code.constant(bits, 126 << 23))
+    result = code.select(code.compare("lt", size, code.constant(bits, 113 << 23)), small, usual)
+    result = code.select(code.compare("ge", size, code.constant(bits, 143 << 23)), code.constant(bits, 0x7C00), result)
+    result = code.select(code.is_nan(value), code.constant(bits, 0x7E00), result)
+    shifted = code.bitwise("shift_right", sign, code.constant(bits, 16))
+    return code.convert(code.bitwise("bitwise_or", result, shifted), "uint16")
 
 
 ROUND_IR = """

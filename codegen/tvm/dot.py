@@ -236,7 +236,7 @@ class DotWriter:
             code.append(tir.fetch(self.context.memory[self.dot.b.buffer], place))
 
     def _multiply_add(self, code: Code, a: Node, b: Node, c: Node) -> Node:
-        if is_float(self.type):
+        if is_float(self.type) and code.fused:
             return tir.intrinsic("llvm.fma", self.type, self.lanes, a, b, c)
         values = [Value(x, self.type, self.lanes) for x in (a, b, c)]
         return code.add(code.mul(values[0], values[1]), values[2]).node

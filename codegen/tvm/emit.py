@@ -77,7 +77,8 @@ class Emitter:
         return self.context.target.multiplies(bf16) and any(s.a.dtype is bf16 and grouped(s) > 1 for s in dots)
 
     def code(self) -> Code:
-        return Code(self.context.target.has_avx512, self._names, self._halves)
+        target = self.context.target
+        return Code(target.has_avx512, self._names, self._halves, target.has_fma)
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()

@@ -84,10 +84,16 @@ def _clamp(code: Code, x: Value, low: float, high: float) -> Value:
 # exponentials
 
 
+def _nearest(code: Code, x: Value, factor: float) -> Value:
+    """The whole number nearest to a product that is small: added to ``rounding``, it has no digits after the point."""
+    rounding = code.constant(x, format_of(x).rounding)
+    return code.sub(code.fma(x, code.constant(x, factor), rounding), rounding)
+
+
 def reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
     """``n`` and ``r`` with ``x = n*ln2 + r``."""
     f = format_of(x)
-    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, f.log2_e[0])))
+    n = _nearest(code, x, f.log2_e[0])
     r = code.fma(n, code.constant(x, -f.ln2_short[0]), x)
     return n, code.fma(n, code.constant(x, -f.ln2_short[1]), r)
 
@@ -95,7 +101,7 @@ def reduce_exp(code: Code, x: Value) -> tuple[Value, Value]:
 def reduce_exp_pair(code: Code, x: Value, low: Value) -> tuple[Value, Pair]:
     """``n`` and the pair ``r`` with ``x + low = n*ln2 + r``; ``low`` may be as large as what rounding x lost."""
     f = format_of(x)
-    n = code.call("llvm.rint", x.type, code.mul(x, code.constant(x, f.log2_e[0])))
+    n = _nearest(code, x, f.log2_e[0])
     first = code.fma(n, code.constant(x, -f.ln2_short[0]), x)
     ln2_low = code.constant(x, -f.ln2_short[1])
     r = code.fma(n, ln2_low, first)
@@ -129,11 +135,9 @@ def exp(code: Code, x: Value) -> Value:
 def exp2(code: Code, x: Value) -> Value:
     f = format_of(x)
     x = _clamp(code, x, *f.exp2_range)
-    n = code.call("llvm.rint", x.type, x)
+    n = _nearest(code, x, 1.0)
     fraction = code.sub(x, n)
-    ln2 = code.constant(x, f.ln2[0])
-    high = code.mul(fraction, ln2)
-    low = code.fma(fraction, ln2, code.neg(high))
+    high, low = two_product(code, fraction, code.constant(x, f.ln2[0]))
     low = code.fma(fraction, code.constant(x, f.ln2[1]), low)
     return scale(code, exp_rest(code, high, low), n)
 

@@ -82,6 +82,9 @@ def fmod(code: Code, x: Value, y: Value) -> Value:
     """The remainder of division towards zero, exactly: x less the quotient's whole part times y, while that has no
     more digits than a float. The quotient was rounded, so that its whole part may be one too large.
     """
+    name = "fmodf" if x.type == "float32" else "fmod"
+    if not code.fused:
+        return code.library(name, x, y)
     zero = code.constant(x, 0.0)
     size, divisor = code.abs(x), code.abs(y)
     whole = code.call("llvm.trunc", x.type, code.div(size, divisor))
@@ -89,5 +92,4 @@ def fmod(code: Code, x: Value, y: Value) -> Value:
     rest = code.select(code.compare("lt", rest, zero), code.add(rest, divisor), rest)
     rest = code.select(code.compare("lt", size, divisor), size, rest)
     near = code.compare("lt", whole, code.constant(x, 2.0 ** format_of(x).mantissa))
-    name = "fmodf" if x.type == "float32" else "fmod"
     return code.replace_where(code.invert(near), code.copysign(rest, x), lambda inner: inner.library(name, x, y))

@@ -7,7 +7,7 @@ import math
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.curves import CURVES
 from fusec.codegen.tvm.math import format_of
-from fusec.codegen.tvm.pairs import Pair, ordered_sum, root, two_product, two_sum
+from fusec.codegen.tvm.pairs import Pair, ordered_sum, product_less, root, two_product, two_sum
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
@@ -18,9 +18,8 @@ def _reduce_quarter(code: Code, x: Value) -> tuple[Value, Value, Value]:
     biased = code.fma(x, code.constant(x, 2.0 / math.pi), rounding)
     n = code.sub(biased, rounding)
     first, second, third = (code.constant(x, -piece) for piece in format_of(x).half_pi)
-    exact = code.fma(n, first, x)
-    product = code.mul(n, second)
-    product_lost = code.fma(n, second, code.neg(product))
+    exact = product_less(code, n, first, code.neg(x))
+    product, product_lost = two_product(code, n, second)
     r, lost = two_sum(code, exact, product)
     return code.reinterpret(biased, format_of(x).integer), r, code.fma(n, third, code.add(lost, product_lost))
 
@@ -35,7 +34,7 @@ def _sin_and_cos(code: Code, r: Value, low: Value) -> tuple[Value, Value]:
     halved = code.mul(square, half)
     first = code.sub(one, halved)
     lost = code.sub(code.sub(one, first), halved)
-    square_lost = code.fma(r, r, code.neg(square))
+    square_lost = product_less(code, r, r, square)
     lost = code.sub(lost, code.fma(r, low, code.mul(square_lost, half)))
     fourth = code.mul(square, square)
     return sine, code.add(first, code.fma(code.polynomial(square, f.cos), fourth, lost))
@@ -73,9 +72,9 @@ def tan(code: Code, x: Value) -> Value:
     square = code.mul(r, r)
     more = code.fma(code.polynomial(square, CURVES[x.type].tan), code.mul(square, r), code.fma(low, square, low))
     tangent, lost = ordered_sum(code, r, more)
-    one, minus = code.constant(x, 1.0), code.constant(x, -1.0)
+    minus = code.constant(x, -1.0)
     inverse = code.div(minus, tangent)
-    rest = code.fma(inverse, lost, code.fma(inverse, tangent, one))
+    rest = code.fma(inverse, lost, product_less(code, inverse, tangent, minus))
     odd = code.compare("ne", code.bitwise("bitwise_and", q, code.constant(q, 1)), code.constant(q, 0))
     y = code.select(odd, code.fma(inverse, rest, inverse), tangent)
     return _with_large(code, x, code.select(code.compare("eq", x, code.constant(x, 0.0)), x, y), "tan")
@@ -141,16 +140,26 @@ def atan2(code: Code, y: Value, x: Value) -> Value:
     largest = code.greater(width, height)
     infinite = code.settle(code.compare("eq", largest, code.constant(x, math.inf)))
     edge = code.either(infinite, code.compare("eq", largest, zero))
-    half = code.select(code.compare("gt", largest, one), code.constant(x, 0.5), one)  # so that no sum overflows
+    scale = _scale_of(code, largest)
     across, up = (
         code.select(
-            edge, code.select(code.both(infinite, code.compare("eq", a, largest)), one, zero), code.mul(a, half)
+            edge, code.select(code.both(infinite, code.compare("eq", a, largest)), one, zero), code.mul(a, scale)
         )
         for a in (width, height)
     )
     angle = _octants(code, up, across, code.settle(code.compare("lt", code.copysign(one, x), zero)))
     ordered = code.both(code.compare("eq", x, x), code.compare("eq", y, y))
     return code.select(ordered, code.copysign(angle, y), code.add(x, y))
+
+
+def _scale_of(code: Code, largest: Value) -> Value:
+    """A power of two that keeps sums from overflowing and what rounding loses from underflowing."""
+    bias, one = format_of(largest).bias, code.constant(largest, 1.0)
+    top, low = bias - format_of(largest).mantissa - 3, bias // 2
+    large = code.compare("gt", largest, code.constant(largest, 2.0**top))
+    small = code.compare("lt", largest, code.constant(largest, 2.0**-low))
+    scale = code.select(large, code.constant(largest, 2.0 ** (top - bias)), one)
+    return code.select(small, code.constant(largest, 2.0**low), scale)
 
 
 def _octants(code: Code, y: Value, x: Value, left: Value) -> Value:
@@ -167,7 +176,7 @@ def _octants(code: Code, y: Value, x: Value, left: Value) -> Value:
     bottom, bottom_lost = ordered_sum(code, greater, code.select(middle, lesser, zero))
     divisor = code.select(code.compare("eq", bottom, zero), one, bottom)
     q = code.div(top, divisor)
-    lost = code.sub(code.fma(code.neg(q), divisor, top), code.fma(q, bottom_lost, code.neg(top_lost)))
+    lost = code.sub(top_lost, code.fma(q, bottom_lost, product_less(code, q, divisor, top)))
     square = code.mul(q, q)
     cube = code.mul(square, q)
     rest = code.fma(code.polynomial(square, CURVES[x.type].atan), cube, code.div(lost, divisor))

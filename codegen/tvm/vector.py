@@ -44,18 +44,22 @@ class Code:
     """A list of statements being written, with the instruction set they may use.
 
     avx512: vectors of 16 floats may use AVX-512's own intrinsics. halves: where it is not None, AVX512-BF16 may round
-    to bf16, and the LLVM IR that this takes is added to it.
+    to bf16, and the LLVM IR that this takes is added to it. fused: there are instructions for fused multiply-add, and
+    for conversions of f16.
     """
 
-    def __init__(self, avx512: bool, names: list[int] | None = None, halves: set[str] | None = None) -> None:
+    def __init__(
+        self, avx512: bool, names: list[int] | None = None, halves: set[str] | None = None, fused: bool = True
+    ) -> None:
         self.avx512 = avx512
         self.halves = halves
+        self.fused = fused
         self.statements: list[Node] = []
         self._names = names if names is not None else [0]
 
     def nested(self) -> Code:
         """An empty list of statements whose variables have names of their own."""
-        return Code(self.avx512, self._names, self.halves)
+        return Code(self.avx512, self._names, self.halves, self.fused)
 
     def append(self, *statements: Node) -> None:
         self.statements.extend(statements)
@@ -165,8 +169,8 @@ class Code:
         return self.let(Value(tirx.truncdiv(a.node, b.node), a.type, lanes))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """``a*b + c`` rounded once."""
-        return self.call("llvm.fma", a.type, a, b, c)
+        """``a*b + c`` rounded once, but twice where no instruction does it: what must not be stands in ``pairs``."""
+        return self.call("llvm.fma", a.type, a, b, c) if self.fused else self.add(self.mul(a, b), c)
 
     def neg(self, a: Value) -> Value:
         if is_float(a.type):

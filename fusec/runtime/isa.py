@@ -22,6 +22,7 @@ _ICE_LAKE = (
 )
 _ZEN_4 = (*_ICE_LAKE, "avx512_bf16")
 _FEATURES: dict[str, tuple[str, ...]] = {
+    "x86-64": ("sse2",),
     "x86-64-v3": _V3,
     "haswell": _V3,
     "znver3": _V3,

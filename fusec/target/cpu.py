@@ -80,7 +80,14 @@ class CpuTarget:
         host = host_cpu()
         if not set(self.products) <= set(host.products):
             return False
-        return self.mcpu == host.mcpu or (self.mcpu == "x86-64-v3") or (self.mcpu == "x86-64-v4" and host.has_avx512)
+        if self.mcpu in (host.mcpu, "x86-64"):
+            return True
+        return (self.mcpu == "x86-64-v3" and host.has_fma) or (self.mcpu == "x86-64-v4" and host.has_avx512)
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether it has fused multiply-add and, on x86, F16C, which came with it."""
+        return self.mcpu != "x86-64"
 
     @property
     def has_avx512(self) -> bool:
@@ -96,9 +103,11 @@ _VECTOR_PRODUCTS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
 _TILE_PRODUCTS = {"bf16": "amx_bf16", "i8": "amx_int8"}
 _VNNI = ("avx512_vnni",)
 _BF16 = ("avx512_bf16", "avx512_vnni")
+_V3 = frozenset({"avx2", "fma", "f16c"})
 _AMX = ("amx_bf16", "amx_int8", "amx_tile", *_BF16)
 
 _GENERIC_V3 = CpuTarget("cpu:x86-64-v3", "x86-64-v3", (), 256, 16, 32 * _KIB, 512 * _KIB, 16 * _MIB, 4, 3.0e9, 2, 30e9)
+_BASELINE = replace(_GENERIC_V3, name="cpu:x86-64", mcpu="x86-64", vector_bits=128, fma_units=1)
 _WIDE = ("-prefer-256-bit",)
 
 
@@ -110,6 +119,7 @@ def _arm(mcpu: str, l2: int, frequency: float) -> CpuTarget:
 
 
 NAMED: dict[str, CpuTarget] = {
+    "x86-64": _BASELINE,
     "x86-64-v3": _GENERIC_V3,
     "x86-64-v4": CpuTarget(
         "cpu:x86-64-v4", "x86-64-v4", _WIDE, 512, 32, 32 * _KIB, 1 * _MIB, 32 * _MIB, 4, 2.5e9, 2, 40e9
@@ -163,12 +173,12 @@ def cpu_target(name: str = "cpu", cores: int | None = None) -> CpuTarget:
 
 @cache
 def host_cpu() -> CpuTarget:
-    """This machine, read from /proc and /sys. TargetError where it has no AVX2 with FMA."""
+    """This machine, read from /proc and /sys. TargetError where they don't tell."""
     facts = _cpuinfo()
     flags = frozenset(facts.get("flags", "").split())
-    if not {"avx2", "fma", "f16c"} <= flags:
-        raise TargetError("this CPU has no AVX2 with FMA and F16C, the least that generated kernels use")
-    mcpu = _llvm_name(facts, flags)
+    if not flags:
+        raise TargetError("/proc/cpuinfo does not tell this CPU's features; name one, such as 'cpu:x86-64-v3'")
+    mcpu = _llvm_name(facts, flags) if flags >= _V3 else "x86-64"
     base = NAMED.get(mcpu, NAMED["x86-64-v4" if "avx512vl" in flags else "x86-64-v3"])
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     return replace(
@@ -176,7 +186,7 @@ def host_cpu() -> CpuTarget:
         name="cpu",
         mcpu=mcpu,
         attributes=_WIDE if wide else (),
-        vector_bits=512 if wide else 256,
+        vector_bits=512 if wide else base.vector_bits,
         vector_registers=32 if wide else 16,
         l1=_cache_bytes(1, base.l1),
         l2=_cache_bytes(2, base.l2),

@@ -13,7 +13,7 @@ def test_named_targets():
     assert cpu_target("cpu:x86-64-v3").lanes(32) == 8
     assert cpu_target("cpu:x86-64-v3", cores=7).cores == 7
     assert all(t.mcpu == name and t.name == f"cpu:{name}" for name, t in NAMED.items())
-    with pytest.raises(TargetError, match="no CPU named 'i486'; known: x86-64-v3"):
+    with pytest.raises(TargetError, match="no CPU named 'i486'; known: x86-64, x86-64-v3"):
         cpu_target("cpu:i486")
 
 
@@ -23,6 +23,29 @@ def test_host():
     assert host.runs_here
     assert 8 * 1024 <= host.l1 <= host.l2
     assert host.cores >= 1
+
+
+BARE = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "23", "flags": "fpu sse sse2 ssse3 sse4_1"}
+
+
+def test_a_host_without_avx2_gets_portable_code(monkeypatch):
+    host_cpu.cache_clear()
+    monkeypatch.setattr("fusec.target.cpu._cpuinfo", lambda: BARE)
+    try:
+        host = host_cpu()
+    finally:
+        host_cpu.cache_clear()
+    assert (host.mcpu, host.vector_bits, host.has_fma, host.products) == ("x86-64", 128, False, ())
+
+
+def test_a_host_that_does_not_tell_is_refused(monkeypatch):
+    host_cpu.cache_clear()
+    monkeypatch.setattr("fusec.target.cpu._cpuinfo", dict)
+    try:
+        with pytest.raises(TargetError, match="does not tell this CPU's features"):
+            host_cpu()
+    finally:
+        host_cpu.cache_clear()
 
 
 def test_peak():

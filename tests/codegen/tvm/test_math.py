@@ -108,16 +108,22 @@ def double_samples():
     }
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3"])
+@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3", "cpu:x86-64"])
 def functions(request):
     x, y, i = buffer("x", f32, (N,)), buffer("y", f32, (N,)), sym("i", N)
     kernels = [kernel(name, (x, y), (Store(iters((i, N)), y, (i,), op(name, load(x, i))),)) for name in REFERENCES]
     return compile_kernels(kernels, cpu_target(request.param))
 
 
+def bound(allowed, request):
+    """Without fused multiply-add each term of a polynomial is rounded once more."""
+    return allowed * 1.2 if request.node.callspec.params["functions"] == "cpu:x86-64" else allowed
+
+
 @pytest.mark.parametrize("name", REFERENCES)
-def test_ulps(functions, name):
+def test_ulps(functions, name, request):
     reference, allowed = REFERENCES[name]
+    allowed = bound(allowed, request)
     for where, x in samples().items():
         y = np.empty_like(x)
         functions.function(name)(x.ctypes.data, y.ctypes.data)
@@ -132,7 +138,7 @@ def test_ulps(functions, name):
         assert error.size == 0 or error[worst] <= allowed, f"{name}({x[finite][worst]!r}) is off by {error[worst]} ulp"
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3"])
+@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3", "cpu:x86-64"])
 def double_functions(request):
     x, y, i = buffer("x", f64, (N,)), buffer("y", f64, (N,)), sym("i", N)
     kernels = [kernel(name, (x, y), (Store(iters((i, N)), y, (i,), op(name, load(x, i))),)) for name in DOUBLE]
@@ -177,7 +183,7 @@ def test_curves_reach_one(functions, name):
     np.testing.assert_array_equal(y, np.sign(x))
 
 
-@pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3"])
+@pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3", "cpu:x86-64"])
 @pytest.mark.parametrize(("dtype", "least"), [(f32, -43.0), (f64, -354.0)], ids=str)
 def test_tanh_plus_one_has_its_digits_where_tanh_is_near_minus_one(dtype, least, target):
     """Below ``least`` the result is subnormal, and may be 0."""

@@ -41,7 +41,7 @@ def pairs(dtype):
     return np.concatenate([a, base]).astype(dtype.numpy), np.concatenate([b, exponent]).astype(dtype.numpy)
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3"])
+@pytest.fixture(scope="module", params=["cpu", "cpu:x86-64-v3", "cpu:x86-64"])
 def functions(request):
     i, kernels = sym("i", N), []
     for dtype in (f32, f64):
