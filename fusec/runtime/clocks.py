@@ -13,9 +13,6 @@ from fusec.frontend.capture import Library
 class DeviceClock(Protocol):
     """One device, by one library's events."""
 
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph, where events have no times."""
-
     def mark(self) -> Any:
         """An event on the current stream."""
 
@@ -50,9 +47,6 @@ class TorchClock:
         self._first.synchronize()
         self._start = time.perf_counter_ns()
 
-    def capturing(self) -> bool:
-        return bool(self._torch.cuda.is_current_stream_capturing())
-
     def mark(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._torch.cuda.current_stream(self._device))
@@ -82,9 +76,6 @@ class CupyClock:
             self._first.synchronize()
         self._start = time.perf_counter_ns()
 
-    def capturing(self) -> bool:
-        return bool(self._cupy.cuda.get_current_stream().is_capturing())
-
     def mark(self) -> Any:
         event = self._cupy.cuda.Event()
         event.record()
@@ -99,6 +90,17 @@ class CupyClock:
 
     def row(self) -> tuple[int, str]:
         return self._rows.row(self._cupy.cuda.get_current_stream().ptr)
+
+
+def is_capturing(library: Library) -> bool:
+    """Whether the library's current stream records a CUDA graph: no clock can be made or read meanwhile."""
+    if library == "cupy":
+        import cupy
+
+        return bool(cupy.cuda.get_current_stream().is_capturing())
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fusec import config, tracing
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Location
-from fusec.runtime.clocks import DeviceClock, device_clock
+from fusec.runtime.clocks import DeviceClock, device_clock, is_capturing
 from fusec.runtime.code import Scope, make_function
 from fusec.runtime.program import Call, KernelReport, Launch, Pack, Program, Step
 
@@ -112,7 +112,8 @@ class Watcher:
 
     def step(self, number: int) -> ExitStack:
         """The range of a step."""
-        clock = device_clock(self._library, self._device) if tracing.on and self._device is not None else None
+        timed = tracing.on and self._device is not None and not is_capturing(self._library)
+        clock = device_clock(self._library, self._device) if timed and self._device is not None else None
         return self._range(self._steps[number], clock)
 
     def _range(self, label: Label, clock: DeviceClock | None) -> ExitStack:
@@ -129,7 +130,7 @@ class Watcher:
                 stack.callback(push_pop[1])
         if tracing.on:
             stack.enter_context(tracing.span(label.name, label.category, **label.details))
-            if clock is not None and not clock.capturing():
+            if clock is not None:
                 stack.enter_context(_on_device(label, clock))
         return stack
 
