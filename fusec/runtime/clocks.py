@@ -100,7 +100,7 @@ def is_capturing(library: Library) -> bool:
         return bool(cupy.cuda.get_current_stream().is_capturing())
     import torch
 
-    return torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @cache

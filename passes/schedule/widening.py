@@ -175,7 +175,7 @@ def _operand_cycles(p: WideningProblem, s: WideningSchedule, target: CpuTarget, 
     stays = staying * s.tile_k * item < 0.75 * target.l1
     cycles = blocks * (passing + (0 if stays else MISSED * staying)) * p.k * item / L2_BYTES
     panel = columns * p.k * item
-    if panel > 0.6 * target.l2:
+    if panel > 0.6 * target.l2 and rows > r.rows:  # each further block of rows reads it again
         cycles += panel / L3_BYTES
     shared = p.m if panel <= 0.6 * target.l2 else rows
     return cycles + (rows * p.k * item + panel * rows / shared) / L3_BYTES

@@ -167,8 +167,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_keeps_old_sums",
         _LOWER_ATTENTION,
-        'Map((self.lanes,), total, lane, Apply("mul", (at[total], at[scale]), d)),',
-        "Map((self.lanes,), total, lane, at[total]),",
+        'put(total, Apply("mul", (total, scale), d)),',
+        "put(total, total),",
         (
             "tests/passes/fuse/test_attention.py::test_changes_of_the_scores",
             "tests/passes/lower/test_mask.py",
@@ -177,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_keeps_old_values",
         _LOWER_ATTENTION,
-        'out, (self.dv, self.qi), Apply("mul", (acc, at[scale]), d)))',
+        'out, (self.dv, self.qi), Apply("mul", (acc, state.scale), acc.dtype)))',
         "out, (self.dv, self.qi), acc))",
         (
             "tests/passes/fuse/test_attention.py::test_changes_of_the_scores",
@@ -319,9 +319,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "plain_product_reads_past_its_depth",
-        "fusec.passes.lower.gpu.tiled",
-        "Iter(ki, s.k, None if axes.k % s.k == 0 else sub(axes.k, self.k0))",
-        "Iter(ki, s.k, None)",
+        "fusec.passes.lower.gpu.tiles",
+        "Iter(ki, k, None if axes.k % k == 0 else sub(axes.k, self.k0))",
+        "Iter(ki, k, None)",
         ("tests/passes/lower/gpu/test_gemm.py::test_a_depth_that_is_no_multiple_of_the_tile",),
     ),
     Mutant(
