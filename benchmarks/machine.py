@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks import noise
+from benchmarks.native import native, streamed_copy
+from fusec.runtime.memory import allocate
 from fusec.target.cpu import cpu_target
 
 PACKAGES = ("fusec", "apache-tvm", "torch", "numpy", "numexpr", "jax", "jaxlib")
@@ -117,8 +116,8 @@ def _in_threads(threads: int, work: Callable[[int], object]) -> float:
 
 def _peak_flops(threads: int, width: int) -> tuple[float, str]:
     """Operations a second of register-only multiply-adds, or of the best matrix product where there is no compiler."""
-    if shutil.which("g++"):
-        kernel = _fma_kernel(width)
+    kernel = _fma_kernel()
+    if kernel is not None:
         steps = 2_000_000
         seconds = min(_in_threads(threads, lambda _: kernel(steps, 0.5, 1.0)) for _ in range(24))
         return threads * steps * _CHAINS * (width // 4) * 2 / seconds, "multiply-adds on registers"
@@ -127,13 +126,11 @@ def _peak_flops(threads: int, width: int) -> tuple[float, str]:
     return 2 * 2048**3 / best, "the best matrix product, 2048³"
 
 
-def _fma_kernel(width: int) -> Callable[[int, float, float], float]:
-    source = Path(__file__).with_name("fma.cpp")
-    with tempfile.TemporaryDirectory() as folder:
-        library = f"{folder}/fma.so"
-        command = ["g++", "-O3", "-march=native", f"-DWIDTH={width}", "-shared", "-fPIC", str(source), "-o", library]
-        subprocess.run(command, check=True, capture_output=True)
-        function = ctypes.CDLL(library).multiply_add
+def _fma_kernel() -> Callable[[int, float, float], float] | None:
+    library = native("fma.cpp")
+    if library is None:
+        return None
+    function = library.multiply_add
     function.restype = ctypes.c_float
     function.argtypes = (ctypes.c_long, ctypes.c_float, ctypes.c_float)
     result: Callable[[int, float, float], float] = function
@@ -141,11 +138,16 @@ def _fma_kernel(width: int) -> Callable[[int, float, float], float]:
 
 
 def _copy_bandwidth(threads: int) -> float:
-    """Bytes read and written a second by ``np.copyto``, in arrays far larger than the caches, each thread its part."""
+    """Bytes read and written a second, in arrays far larger than the caches, each thread its part: by ``np.copyto``, or
+    past the caches where that is faster."""
     source = np.ones(256 * _MB // 4 * threads, np.float32)
-    target = np.zeros_like(source)
+    target = allocate(source.nbytes).view(np.float32)
+    target.fill(0)
     parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
     seconds = min(_in_threads(threads, lambda i: np.copyto(parts[i][1], parts[i][0])) for _ in range(16))
+    copy = streamed_copy(target, source, threads)
+    if copy is not None:
+        seconds = min(seconds, *(_seconds(copy) for _ in range(16)))
     return 2 * source.nbytes / seconds
 
 

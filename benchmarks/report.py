@@ -154,7 +154,7 @@ def _machine_lines(machine: Machine) -> list[str]:
         f"- {machine.model} ({machine.family}; {machine.mcpu}), {machine.cores} cores, {machine.threads} threads used",
         f"- {machine.caches}; memory {machine.memory}",
         f"- limits, measured: {machine.flops / 1e9:.0f} GFLOP/s single precision ({machine.flops_from}), "
-        f"{machine.bandwidth / 1e9:.1f} GB/s read and written (`np.copyto`), all {machine.threads} threads",
+        f"{machine.bandwidth / 1e9:.1f} GB/s read and written (a copy), all {machine.threads} threads",
         f"- {packages}",
     ]
 

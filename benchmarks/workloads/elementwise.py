@@ -14,6 +14,8 @@ from benchmarks.harness import Peer
 from benchmarks.peers import THREADS, jax_peer
 from benchmarks.report import FUSEC, Row
 from benchmarks.session import Case, Faster, Session
+from benchmarks.traffic import copy_peers
+from benchmarks.workloads.rowwise import COPY_TARGET
 
 SIDE = 4096
 TEXT = "1/(1+exp(-x))*x + sqrt(abs(x))*2 - 1"
@@ -35,11 +37,12 @@ def rows(session: Session) -> Iterator[Row]:
         torch.compiler.reset()
         peers["compile"] = Peer(torch.compile(in_torch), (torch.from_numpy(x),))
     peers[FUSEC] = Peer(fusec.jit(expression), (x,))
+    peers.update(copy_peers(x))
     yield session.time(
         Case(
             f"NumPy {TEXT}, f32 {SIDE}²",
             peers,
-            [Faster(4.0, ("NumPy",)), Faster(1.2, ("numexpr", "JAX", "compile"))],
+            [Faster(4.0, ("NumPy",)), Faster(1.2, ("numexpr", "JAX", "compile")), COPY_TARGET],
             expression,
             (x,),
             exact=lambda: expression(x.astype(np.float64)),

@@ -13,6 +13,7 @@ from benchmarks.harness import Peer
 from benchmarks.peers import torch_peers
 from benchmarks.report import Row
 from benchmarks.session import Case, Faster, Session
+from benchmarks.traffic import read_peer
 from benchmarks.workloads.attention import DEPTH, causal, exact, full
 
 SIZES = ((512, 768, 3072), (2048, 1024, 4096))
@@ -99,10 +100,10 @@ class Layers(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(inputs, outputs, bias=False) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(inputs, outputs) for _ in range(LAYERS))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(layer(x) for layer in self.layers)
+        return tuple(F.gelu(layer(x), approximate="tanh") for layer in self.layers)
 
 
 def few_rows(m: int, side: int, dtype: torch.dtype) -> Case:
@@ -110,21 +111,15 @@ def few_rows(m: int, side: int, dtype: torch.dtype) -> Case:
     torch.manual_seed(0)
     module = Layers(side, side).to(dtype).eval().requires_grad_(False)
     x = torch.randn(m, side).to(dtype)
-    weights = [layer.weight for layer in module.layers]
-    peers = {**torch_peers(module, (x,)), "read": Peer(_read, (weights,))}
+    nbytes = LAYERS * side * side * x.element_size()
     return Case(
-        f"{LAYERS} linear {'bf16' if dtype is torch.bfloat16 else 'f32'} {m}×{side}×{side}",
-        peers,
+        f"{LAYERS} linear+bias+gelu {'bf16' if dtype is torch.bfloat16 else 'f32'} {m}×{side}×{side}",
+        {**torch_peers(module, (x,)), **read_peer(nbytes)},
         [Faster(0.9, ("read",))],
         module,
         (x,),
-        nbytes=float(LAYERS * side * side * x.element_size()),
+        nbytes=float(nbytes),
     )
-
-
-def _read(weights: list[Tensor]) -> list[Tensor]:
-    """Every byte of the matrices once."""
-    return [weight.view(torch.int64).amax() for weight in weights]
 
 
 def attention(heads: int, n: int, *, is_causal: bool) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,22 @@ def test_blocks_are_aligned(nbytes: int) -> None:
     assert block.nbytes == nbytes
     assert block.ctypes.data % 4096 == 0
     assert block.flags.writeable
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no transparent huge pages")
+def test_large_blocks_ask_for_large_pages() -> None:
+    block = allocate(8 * MIB)
+    assert block.ctypes.data % (2 * MIB) == 0
+    flags = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        field, _, rest = line.partition(" ")
+        low, dash, high = field.partition("-")
+        if dash and not field.endswith(":"):
+            inside = int(low, 16) <= block.ctypes.data < int(high, 16)
+        elif field == "VmFlags:" and inside:
+            flags = rest.split()
+    assert flags is not None
+    assert "hg" in flags
 
 
 @given(st.integers(1, 1 << 32))
