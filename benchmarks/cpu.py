@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -34,9 +35,11 @@ from benchmarks.saved import Loading, Saving
 from benchmarks.session import Session
 from benchmarks.workloads import (
     attention,
+    bert,
     calls,
     compile_time,
     elementwise,
+    gpt2,
     linear,
     load_time,
     memory,
@@ -55,6 +58,7 @@ WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "rowwise": rowwise.rows,
     "windows": windows.rows,
     "minilm": minilm.rows,
+    "models": lambda session: chain(bert.rows(session), gpt2.rows(session)),
     "calls": calls.rows,
     "compile_time": compile_time.rows,
     "load_time": load_time.rows,

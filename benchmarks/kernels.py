@@ -7,6 +7,7 @@ from typing import Any
 
 import fusec
 from benchmarks.report import KernelTime
+from fusec.frontend.capture import flatten
 from fusec.runtime.program import KernelReport, Launch
 
 
@@ -14,7 +15,8 @@ def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int
     """Each kernel of the function for these arguments. Equal kernels (all but the name) are counted together."""
     variant = fusec.compile(function, *args, freeze=False).only
     executable = variant.executable
-    inputs = [args[a] if isinstance(a, int) else a() for a in variant.arguments]
+    leaves, _ = flatten(tuple(args), {}, lambda value: hasattr(value, "dtype") and hasattr(value, "shape"))
+    inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
     seconds = executable.profile(inputs, repeats)
     reports = {report.kernel: report for report in executable.program.reports}
     groups: dict[tuple[object, ...], list[tuple[KernelReport, float]]] = {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +104,14 @@ class Session:
             first=times.first,
         )
 
+    def time_all(self, cases: Iterable[Callable[[], Case]]) -> Iterator[Row]:
+        """Makes and measures case by case. One that fails is noted, and the others go on."""
+        for make in cases:
+            try:
+                yield self.time(make())
+            except Exception:
+                self.failures.append(traceback.format_exc())
+
     def kernels(self, case: Case) -> list[KernelTime]:
         """fusec's kernels for a case, one by one."""
         return kernel_times(case.function, case.args, 3 if self.quick else 9)
@@ -115,7 +124,9 @@ def _rounds_note(times: Times) -> list[str]:
 
 
 def as_array(value: Any) -> Array:
-    """A result of any library as a NumPy array."""
+    """A result of any library as a NumPy array; of several, the first."""
+    if isinstance(value, tuple | list):
+        return as_array(value[0])
     if hasattr(value, "detach"):
         value = value.detach()
         return np.asarray(value.float() if value.itemsize == 2 else value)

@@ -96,9 +96,9 @@ class MiniLM(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        words = mask.to(torch.float32)
-        bias = (1.0 - words)[:, None, None, :] * torch.finfo(torch.float32).min
         x = self.embeddings(ids)
+        words = mask.to(x.dtype)
+        bias = (1.0 - words)[:, None, None, :] * torch.finfo(x.dtype).min
         for layer in self.layers:
             x = layer(x, bias)
         mean = (x * words[:, :, None]).sum(1) / words.sum(1, keepdim=True)

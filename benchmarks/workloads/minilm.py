@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from benchmarks.peers import torch_peers
 from benchmarks.report import Row
 from benchmarks.session import Array, Case, Faster, Session
@@ -19,24 +21,28 @@ def flops() -> float:
 
 
 def rows(session: Session) -> Iterator[Row]:
+    for name, dtype, factor in (("f32", torch.float32, 1.3), ("bf16", torch.bfloat16, 1.5)):
+        yield session.time(case(name, dtype, factor))
+
+
+def case(name: str, dtype: torch.dtype, factor: float) -> Case:
     model, tokenizer = example().load()
+    model.to(dtype)
     ids, mask = inputs(tokenizer)
-    weights = sum(p.numel() for p in model.layers.parameters()) * 4.0
+    weights = float(dtype.itemsize * sum(p.numel() for p in model.layers.parameters()))
 
     def exact() -> Array:
         double, _ = example().load()
-        result: Array = double.double()(ids, mask).numpy()
+        result: Array = double.to(dtype).double()(ids, mask).numpy()
         return result
 
-    yield session.time(
-        Case(
-            f"MiniLM f32, {TEXTS} texts × {TOKENS} tokens",
-            torch_peers(model, (ids, mask)),
-            [Faster(1.3, ("eager", "compile"))],
-            model,
-            (ids, mask),
-            exact=exact,
-            flops=flops(),
-            nbytes=weights,
-        )
+    return Case(
+        f"MiniLM {name}, {TEXTS} texts × {TOKENS} tokens",
+        torch_peers(model, (ids, mask)),
+        [Faster(factor, ("eager", "compile"))],
+        model,
+        (ids, mask),
+        exact=exact,
+        flops=flops(),
+        nbytes=weights,
     )

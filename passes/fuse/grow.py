@@ -147,9 +147,9 @@ def grow_producers(
         if reachable is not None and op not in reachable:
             continue
         consumers = partition.compute_consumers(op)
-        if not consumers or partition.escapes(op) or op.result in partition.stored or not allowed(op):
+        if not consumers or partition.escapes(op) or op.result in partition.stored:
             continue
-        if all(c in group.ops for c in consumers):
+        if all(c in group.ops for c in consumers) and allowed(op):
             partition.add(group, [op])
 
 
