@@ -30,6 +30,7 @@ from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
 from fusec.passes.searches import open_searches
 from fusec.passes.split import split_for_blocks, split_reductions
+from fusec.passes.vectors import open_vectors
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
@@ -38,7 +39,8 @@ from fusec.tile.print import print_kernel
 T = TypeVar("T")
 
 PASS_NAMES = (
-    *("canonicalize", "fold", "cse", "dce", "searches", "precision", "empty", "split", "indices", "outputs", "fuse"),
+    *("canonicalize", "fold", "cse", "dce", "searches", "precision", "vectors", "empty"),
+    *("split", "indices", "outputs", "fuse"),
 )
 """The graph passes in order. ``disable`` takes these names, but for ``empty``, ``indices`` and ``outputs``."""
 
@@ -112,6 +114,8 @@ def graph_passes(
         "searches": lambda g: open_searches(gather_first(g)) if gpu else g,
         # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu),
+        # On a CPU a product of one row a batch is a sum like any other.
+        "vectors": lambda g: g if gpu else open_vectors(g),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
         "empty": drop_empty,
         # A reduction has rows for all cores (or blocks), or is small.

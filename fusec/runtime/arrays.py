@@ -67,8 +67,8 @@ class Arrays(Protocol):
     def needs_autograd(self, arrays: Sequence[Any]) -> bool:
         """True when a gradient may be asked for through these arrays."""
 
-    def overlap(self, a: Any, b: Any) -> bool:
-        """True when the memory that two arrays span meets."""
+    def memory(self, array: Any) -> tuple[int, int]:
+        """Where the memory that an array lies in begins and ends; nothing where it has no elements."""
 
     def check(self, scope: Scope, arrays: Sequence[Any], variables: Sequence[str]) -> str:
         """A test that the variables hold arrays of the same layouts as ``arrays``, in the mode of now."""

@@ -44,9 +44,8 @@ class CupyArrays:
     def needs_autograd(self, arrays: Sequence[Any]) -> bool:
         return False
 
-    def overlap(self, a: Array, b: Array) -> bool:
-        (a_start, a_stop), (b_start, b_stop) = _extent(a), _extent(b)
-        return a_start < b_stop and b_start < a_stop
+    def memory(self, array: Array) -> tuple[int, int]:
+        return _extent(array)
 
     def check(self, scope: Scope, arrays: Sequence[Array], variables: Sequence[str]) -> str:
         kind = scope.bind(cupy.ndarray, "ndarray")

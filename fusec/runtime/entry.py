@@ -22,6 +22,7 @@ from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope, make_function
 from fusec.runtime.dynamic import Opening, is_open, opening_tests
 from fusec.runtime.executable import Executable
+from fusec.runtime.sharing import Sharing
 
 MISS = object()
 """What an entry returns for a call that it was not made for."""
@@ -123,7 +124,7 @@ def compiled_entry(
     writer.call(spec)
     _check_environment(writer, capture.environment)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
-    writer.lines += _clashes(executable, scope, inputs, eager)
+    writer.lines += _clashes(executable, scope, inputs, eager, fixed=opening is None)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
     result = _plain_result(capture.rebuild, written.results)
     if result is None:
@@ -272,16 +273,14 @@ def _check_arrays(
     return inputs
 
 
-def _clashes(executable: Executable, scope: Scope, inputs: Sequence[str], eager: Callable[..., Any]) -> list[str]:
+def _clashes(
+    executable: Executable, scope: Scope, inputs: Sequence[str], eager: Callable[..., Any], *, fixed: bool
+) -> list[str]:
     """Lines that give way to eager where a mutated input shares memory with another input."""
     mutated = {port.mutates for port in executable.program.output_ports if port.mutates is not None}
-    overlap = scope.bind(executable.arrays.overlap, "overlap")
-    tests = [
-        f"{overlap}({inputs[k]}, {inputs[other]})"
-        for k in sorted(mutated)
-        for other in range(len(inputs))
-        if other != k and not (other in mutated and other < k)
-    ]
-    if not tests:
+    if not mutated or len(inputs) == 1:
         return []
-    return [f"if {' or '.join(tests)}: return {scope.bind(eager, 'eager')}(args, kwargs)"]
+    shares = Sharing(executable.arrays, sorted(mutated), fixed=fixed)
+    return [
+        f"if {scope.bind(shares, 'shares')}({', '.join(inputs)}): return {scope.bind(eager, 'eager')}(args, kwargs)"
+    ]

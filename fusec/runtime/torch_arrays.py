@@ -96,12 +96,12 @@ class TorchArrays:
     def needs_autograd(self, arrays: Sequence[torch.Tensor]) -> bool:
         return torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
 
-    def overlap(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-            a_start, a_stop = _extent(a)
-            b_start, b_stop = _extent(b)
-            return a_start < b_stop and b_start < a_stop
-        return a.numel() > 0 and b.numel() > 0
+    def memory(self, array: torch.Tensor) -> tuple[int, int]:
+        if array.numel() == 0:
+            return 0, 0
+        storage = array.untyped_storage()
+        start = storage.data_ptr()
+        return start, start + storage.nbytes()
 
     def check(self, scope: Scope, arrays: Sequence[torch.Tensor], variables: Sequence[str]) -> str:
         graded = "is_grad_enabled()" if torch.is_grad_enabled() else "not is_grad_enabled()"

@@ -78,9 +78,24 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
         queries, keys = (found.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
         if not blocked:
-            grow_producers(partition, group, _dense, [queries])
+            grow_producers(partition, group, lambda p: _dense(p) and not _ends_product(partition, p), [queries])
         elif _FEW_QUERIES * queries.type.most <= keys.type.most:
             grow_producers(partition, group, _anything, [queries])
+
+
+def _ends_product(partition: Partition, op: Op) -> bool:
+    """Whether a product's kernel would take an op in: what is done to its result, with inputs beside it."""
+    made = [v for v in op.operands if not _is_given(partition, v)]
+    inner = partition.producers.get(made[0]) if len(made) == 1 else None
+    if inner is None or inner in partition.owner:
+        return False
+    return inner.name == "dot" or (inner.definition.kind == "elementwise" and _ends_product(partition, inner))
+
+
+def _is_given(partition: Partition, value: Value) -> bool:
+    """True for an input, a view of one, and what maps make of such."""
+    made = [op for s in partition.sources_of(value) if (op := partition.producers.get(s)) is not None]
+    return all(op.definition.kind == "elementwise" and all(_is_given(partition, v) for v in op.operands) for op in made)
 
 
 def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:
@@ -116,7 +131,8 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
             grow_prologues(partition, group, log)
             leave_to_readers(partition, group)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
-        grow_producers(partition, group, _at_least(op.result.type.most, cheap=blocked), outside)
+        cheap = _is_cheap if blocked else _widens
+        grow_producers(partition, group, _at_least(op.result.type.most, cheap), outside)
 
 
 def leave_to_readers(partition: Partition, group: Group) -> None:
@@ -149,9 +165,19 @@ def _is_stored(partition: Partition, group: Group, value: Value, but: Op) -> boo
     return bool(outside) or partition.escapes(made)
 
 
-def _at_least(size: int, *, cheap: bool = False) -> Callable[[Op], bool]:
-    """Ops with results of this size, which are computed once where they are read; and cheap ones, if asked for."""
-    return lambda op: op.result.type.most >= size or (cheap and op.definition.flops <= CHEAP_FLOPS)
+def _at_least(size: int, cheap: Callable[[Op], bool]) -> Callable[[Op], bool]:
+    """Ops with results of this size, which are computed once where they are read; and cheap ones."""
+    return lambda op: op.result.type.most >= size or cheap(op)
+
+
+def _is_cheap(op: Op) -> bool:
+    return op.definition.flops <= CHEAP_FLOPS
+
+
+def _widens(op: Op) -> bool:
+    """A cast to a wider float, of a bias: about as cheap as the load, and no launch of its own."""
+    made = op.result.type.dtype
+    return op.name == "cast" and made.is_float and op.operands[0].type.dtype.itemsize < made.itemsize
 
 
 def _siblings(partition: Partition, op: Op) -> list[Op]:
@@ -196,7 +222,7 @@ def fuse_rows(partition: Partition, log: Log) -> None:
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         _drop_bystanders(partition, group)
-        grow_producers(partition, group, _at_least(most(product(group.domain)) // 2, cheap=True))
+        grow_producers(partition, group, _at_least(most(product(group.domain)) // 2, _is_cheap))
 
 
 def _drop_bystanders(partition: Partition, group: Group) -> None:

@@ -72,3 +72,10 @@ def test_minilm_is_the_published_model() -> None:
     scores = vectors @ vectors.T
     torch.testing.assert_close(scores[1, 2], torch.tensor(0.8939), atol=1e-3, rtol=0)
     assert scores[0, 1] < 0.1
+
+
+def test_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = load("gpt2").main(["--small"])
+    assert texts["fusec"] == texts["eager"]
+    assert len(texts["fusec"]) == 8
+    assert "ms a token" in capsys.readouterr().out

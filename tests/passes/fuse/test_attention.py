@@ -294,3 +294,21 @@ def test_every_query_with_keys_of_its_own() -> None:
         return %o
     }"""
     declined(text, "every query has keys of its own")
+
+
+@pytest.mark.parametrize("last", ["cast(%b)", "copy(%b)"])
+def test_a_product_finishes_the_queries_that_it_makes(last: str) -> None:
+    """Bias and rounding are the product's epilogue; what is done to given queries is the attention's."""
+    text = f"""graph @layer(%x: f32[9, 8], %w: f32[8, 6], %c: f32[6], %k: f32[11, 6], %v: f32[11, 5]) {{
+        %h = dot(%x, %w) {{contract=[1]x[0]}} : f32[9, 6]
+        %b = add(%h, %c) : f32[9, 6]
+        %q = {last} : f32[9, 6]
+        %s = dot(%q, %k) {{contract=[1]x[1]}} : f32[9, 11]
+        %p = softmax(%s) {{axis=1}} : f32[9, 11]
+        %o = dot(%p, %v) {{contract=[1]x[0]}} : f32[9, 5]
+        return %o
+    }}"""
+    run = check(text, slack=4)
+    assert group_kinds(run.lowered) == ["gemm", "attention"]
+    product = run.lowered.stages["fuse"].split("attention")[0]
+    assert "add(" in product

@@ -116,7 +116,6 @@ def test_an_operand_that_is_an_output_is_made_once_before_the_product() -> None:
         ("f32[7, 5]", "f32[5]", "{contract=[1]x[0]}", "f32[7]"),
         ("f32[5]", "f32[5]", "{contract=[0]x[0]}", "f32[]"),
         ("f32[7]", "f32[9]", "{contract=[]x[]}", "f32[7, 9]"),
-        ("f32[3, 1, 5]", "f32[3, 5, 1]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 1, 1]"),
         ("f64[7, 5]", "f64[5, 9]", "{contract=[1]x[0]}", "f64[7, 9]"),
         ("i32[7, 5]", "i32[5, 9]", "{contract=[1]x[0]}", "i32[7, 9]"),
         ("f16[7, 5]", "f16[5, 9]", "{contract=[1]x[0], dtype=f32}", "f32[7, 9]"),
@@ -256,3 +255,13 @@ def test_a_product_reads_an_epilogue_s_result_from_memory() -> None:
   return %y
 }"""
     assert group_kinds(lower(parse(text), "cuda:sm_90", check=True)) == ["gemm", "gemm"]
+
+
+def test_a_bias_of_a_half_type_is_widened_where_it_is_added() -> None:
+    text = """graph @linear(%x: bf16[7, 5], %w: bf16[5, 9], %b: bf16[9]) {
+        %h = dot(%x, %w) {contract=[1]x[0], dtype=f32} : f32[7, 9]
+        %c = cast(%b) : f32[9]
+        %y = add(%h, %c) : f32[7, 9]
+        return %y
+    }"""
+    one_kernel(text)

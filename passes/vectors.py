@@ -1,0 +1,69 @@
+"""Products of one vector a batch, on CPUs: each element of the other operand is read once and used once.
+
+A product's kernel arranges that operand for use by many rows, and attention's has a query on each vector lane. With one
+row (a token that looks at the keys and values of those before it) a sum of products along memory is all there is to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.ir.attributes import CastAttributes, DotAttributes
+from fusec.ir.graph import Graph, Value
+from fusec.ir.ops.contract import free_axes
+from fusec.ir.types import DType
+from fusec.passes.canonicalize.composites import compute_dtype
+from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
+
+
+def open_vectors(graph: Graph) -> Graph:
+    """Afterwards no dot with batch axes has one row or one column; weights, which have no batch axes, stay packed."""
+    return rewrite(graph, (sum_of_products,))
+
+
+@rule("dot")
+def sum_of_products(r: Rewriter) -> Outcome:
+    """dot(a: [b, 1, k], c: [b, k, n]) ⇒ reduce_sum(a * c)"""
+    attributes = r.op.attributes
+    assert isinstance(attributes, DotAttributes)
+    wide = compute_dtype(r.operands[0].type.dtype)
+    if not attributes.lhs_batch or not wide.is_float or r.op.result.type.dtype not in (wide, r.operands[0].type.dtype):
+        return None
+    sides = (
+        (r.operands[0], attributes.lhs_batch, attributes.lhs_contract),
+        (r.operands[1], attributes.rhs_batch, attributes.rhs_contract),
+    )
+    for vector, matrix in (sides, sides[::-1]):
+        value, batch, contract = vector
+        if all(value.type.shape[axis] == 1 for axis in free_axes(value.type.rank, batch, contract)):
+            return _summed(r, vector, matrix)
+    return None
+
+
+def _summed(
+    r: Rewriter,
+    vector: tuple[Value, Sequence[int], Sequence[int]],
+    matrix: tuple[Value, Sequence[int], Sequence[int]],
+) -> Value:
+    """The matrix is read as it lies; the vector is laid out along its axes."""
+    (v, v_batch, v_contract), (m, m_batch, m_contract) = vector, matrix
+    of_matrix = dict(zip((*m_batch, *m_contract), (*v_batch, *v_contract), strict=True))
+    order = [of_matrix[axis] for axis in sorted(of_matrix)]
+    rest = [axis for axis in range(v.type.rank) if axis not in order]
+    shape = [n if axis in of_matrix else 1 for axis, n in enumerate(m.type.shape)]
+    along = r.reshape(r.permute(v, [*order, *rest]), shape, hint="along")
+    result = r.op.result.type
+    wide = compute_dtype(v.type.dtype)
+    product = r.emit("mul", r.broadcast(r.cast(along, wide), m.type.shape), r.cast(m, wide), hint="products")
+    total = r.reduce("reduce_sum", product, sorted(m_contract), hint="sum")
+    kept = [axis for axis in range(m.type.rank) if axis not in m_contract]
+    wanted = [*m_batch, *(axis for axis in kept if axis not in m_batch)]
+    ordered = r.permute(total, [kept.index(axis) for axis in wanted])
+    return _rounded(r, r.reshape(ordered, result.shape), result.dtype)
+
+
+def _rounded(r: Rewriter, value: Value, dtype: DType) -> Value:
+    """As a product's own result is: digits beyond the dtype's may stay."""
+    if value.type.dtype == dtype:
+        return value
+    return r.emit("cast", value, attributes=CastAttributes(dtype, True))
