@@ -13,6 +13,7 @@ from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph, Op
 from fusec.ir.verify import verify
 from fusec.passes.canonicalize import canonicalize
+from fusec.passes.cost.program import predict
 from fusec.passes.cse import cse
 from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
@@ -34,6 +35,7 @@ from fusec.passes.vectors import open_vectors
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
+from fusec.target.rates import Rates
 from fusec.tile.print import print_kernel
 
 T = TypeVar("T")
@@ -59,13 +61,14 @@ def lower(
     check: bool = False,
     tf32: bool = False,
     selector: Selector | GpuSelector | None = None,
+    rates: Rates | None = None,
 ) -> Lowered:
     """Runs all passes and returns the program with the IR text after each.
 
     ``threads`` is how many cores the kernels may use (default: the target's). ``disable`` leaves passes out; without
     ``fuse`` every op is a kernel of its own.
     ``check`` verifies the IR after every pass and raises VerifyError naming the pass. ``tf32``: on a GPU products of
-    f32 may round their operands to TF32.
+    f32 may round their operands to TF32. ``rates``: what this CPU was measured to do, for the cost model.
     """
     unknown = disable - set(PASS_NAMES)
     if unknown or disable & _NEEDED:
@@ -79,7 +82,7 @@ def lower(
     if "fuse" in disable:
         graph = one_by_one(graph)
     graph = run("fuse", passes["fuse"], graph)
-    chooser = selector or default_selector(target, threads)
+    chooser = selector or default_selector(target, threads, rates)
 
     def choose(frame: Frame) -> LoweredGroup | Pieces:
         with tracing.span(f"schedule {frame.name}", "compile"):
@@ -87,6 +90,8 @@ def lower(
 
     program = run.timed("lower", lambda: assemble(graph, target, choose, chooser.report, declined))
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
+    if isinstance(chooser, Selector):
+        program = run.timed("predict", lambda: predict(program, chooser.target, chooser.known, chooser.threads))
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
     return Lowered(run.stages, graph, program, run.seconds, bool(getattr(chooser, "stopped", False)))
@@ -129,12 +134,12 @@ def graph_passes(
     }
 
 
-def default_selector(target: str, threads: int | None = None) -> Selector | GpuSelector:
+def default_selector(target: str, threads: int | None = None, rates: Rates | None = None) -> Selector | GpuSelector:
     """Chooses each kernel's schedule by the cost model. TargetError for a target that is not known."""
     if is_gpu(target):
         return GpuSelector(gpu_target(target))
     machine = cpu_target(target)
-    return Selector(machine, threads or machine.cores)
+    return Selector(machine, threads or machine.cores, rates=rates)
 
 
 def _split(graph: Graph, target: str, threads: int | None) -> Graph:

@@ -92,7 +92,9 @@ class KernelReport:
 
     ``fused`` are the user's ops in it (name and location); ``schedule`` its tile sizes by name;
     ``predicted`` the cost model's time in seconds; ``limit`` the roofline's time in seconds;
-    ``bound`` what limits it (``compute``, ``memory``, ``launch``).
+    ``bound`` what limits it: on a CPU the longest of ``parts``, which have a name (``multiply``, ``elementwise``,
+    ``L2``, ``L3``, ``memory``, ``start``) and the seconds that they would take alone; on a GPU ``compute``, ``memory``
+    or ``launch``.
     """
 
     kernel: str
@@ -104,6 +106,7 @@ class KernelReport:
     predicted: float
     limit: float
     bound: str
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Program:
     """Slots, kernels and steps. ``outputs`` are slots, one per graph output, in order.
 
     ``output_ports[k].mutates`` names an input that must receive output ``k`` in place, after all steps.
+    ``overhead``: predicted seconds of a call besides its kernels.
     """
 
     name: str
@@ -134,6 +138,7 @@ class Program:
     reports: tuple[KernelReport, ...] = ()
     declined: tuple[Declined, ...] = ()
     choices: tuple[Choice, ...] = ()
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
         "reports": [_report_to(r, places) for r in program.reports],
         "declined": [[d.rule, d.reason, _place(d.location, places)] for d in program.declined],
         "choices": [[c.group, c.chosen, c.measured] for c in program.choices],
+        "overhead": program.overhead,
         "locations": [[place.file, place.line] for place in places],
     }
 
@@ -69,6 +70,7 @@ def program_from_json(data: Json, locations: Sequence[Location] | None = None) -
             tuple(_report_from(r, places) for r in data["reports"]),
             tuple(Declined(str(d[0]), str(d[1]), _place_from(d[2], places)) for d in data["declined"]),
             tuple(map(_choice_from, data["choices"])),
+            float(data.get("overhead", 0.0)),
         )
         _check(program)
     except ArtifactError:
@@ -311,6 +313,7 @@ def _report_to(report: KernelReport, places: dict[Location, int]) -> Json:
         "predicted": report.predicted,
         "limit": report.limit,
         "bound": report.bound,
+        "parts": [[name, seconds] for name, seconds in report.parts],
     }
 
 
@@ -331,4 +334,5 @@ def _report_from(data: Json, places: Sequence[Location]) -> KernelReport:
         float(data["predicted"]),
         float(data["limit"]),
         str(data["bound"]),
+        tuple((str(name), float(seconds)) for name, seconds in data.get("parts", ())),
     )

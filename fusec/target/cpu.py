@@ -57,10 +57,14 @@ class CpuTarget:
     def product_flops(self, dtype: DType, cores: int | None = None) -> float:
         """Operations a second of a product's operands of this type, in the fastest unit that multiplies them."""
         if self.multiplies_in_tiles(dtype):
-            return _TILE_FLOPS * (16 // dtype.bits) * self.frequency * (cores or self.cores)
+            return self.tile_flops(dtype.bits) * (cores or self.cores)
         if self.multiplies(dtype):
             return self.peak_flops(dtype.bits, cores)
         return self.peak_flops(max(dtype.bits, 32), cores)
+
+    def tile_flops(self, bits: int) -> float:
+        """Operations a second of one core's AMX tiles."""
+        return _TILE_FLOPS * (16 / bits) * self.frequency
 
     def multiplies(self, dtype: DType) -> bool:
         """Whether vector instructions add up products of this narrow type in a wide one."""

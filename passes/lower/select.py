@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Location, Op
+from fusec.ir.graph import Graph, Location, Op
 from fusec.ir.index import most, product
 from fusec.ir.types import DType
 from fusec.passes.lower.attention import attention_in, lower_attention
@@ -18,7 +18,7 @@ from fusec.passes.lower.narrow_attention import lower_narrow_attention, multipli
 from fusec.passes.lower.row import lower_row
 from fusec.passes.lower.widening import lower_widening, reads_rows_in_place
 from fusec.passes.schedule.attention import AttentionSchedule, NarrowAttentionSchedule, narrow_attention_candidates
-from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates, predict_gemm
+from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule, map_schedule
 from fusec.passes.schedule.roofline import roofline
@@ -26,17 +26,27 @@ from fusec.passes.schedule.row import RowSchedule, row_schedule
 from fusec.passes.schedule.widening import WideningProblem, WideningSchedule, sum_dtype, widening_candidates
 from fusec.runtime.program import KernelReport
 from fusec.target.cpu import CpuTarget
+from fusec.target.rates import Rates, usual_rates
 
 Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | NarrowAttentionSchedule | RowSchedule | MapSchedule
 
 
 @dataclass
 class Selector:
-    """Chooses schedules for one target; ``tuned`` holds measured choices by kernel name."""
+    """Chooses schedules for one target; ``tuned`` holds measured choices by kernel name.
+
+    ``rates``: what the machine was measured to do, where it was.
+    """
 
     target: CpuTarget
     threads: int
     tuned: Mapping[str, Schedule] = field(default_factory=dict)
+    rates: Rates | None = field(default=None, kw_only=True)
+
+    @property
+    def known(self) -> Rates:
+        """The rates to count with: the measured ones, or what is usual for the target."""
+        return self.rates or usual_rates(self.target, self.threads)
 
     def candidates(self, frame: Frame) -> list[Schedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
@@ -87,35 +97,25 @@ class Selector:
         return lower_with(frame, schedule if schedule is not None else self.candidates(frame)[0])
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
-        """What explain says of the kernel."""
+        """What explain says of the kernel, without the predicted time: that depends on the whole program."""
         assert isinstance(op.attributes, FusedAttributes)
         body = op.attributes.body
         kernel = lowered.kernel
-        bits = 64 if any(v.type.dtype.name == "f64" for v in body.outputs) else 32
-        limit, bound = roofline(kernel.flops, kernel.bytes, self.target, self.threads, bits)
+        limit, bound = roofline(kernel.flops, kernel.bytes, self.target, self.known, self.threads, _products(body))
         fused = fused_ops(op)
-        predicted = max(self._predict(op, lowered), limit)
         return KernelReport(
-            kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, predicted, limit, bound
+            kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, limit, limit, bound
         )
 
-    def _predict(self, op: Op, lowered: LoweredGroup) -> float:
-        assert isinstance(op.attributes, FusedAttributes)
-        body = op.attributes.body
-        pointwise = sum(op_flops(o) for o in body.ops if o.definition.kind in ("elementwise", "reduce"))
-        vector_rate = self.target.peak_flops(32, self.threads) / 4
-        seconds = pointwise / vector_rate
-        for dot in (o for o in body.ops if o.name == "dot"):
-            axes = contraction(dot)
-            problem = Problem(axes.batches, axes.m, axes.n, axes.k, accumulator_dtype(dot).bits)
-            if op.attributes.kind == "gemm":
-                seconds += min(
-                    predict_gemm(problem, s, self.target, self.threads)
-                    for s in gemm_candidates(problem, self.target, self.threads)[:1]
-                )
-            else:
-                seconds += op_flops(dot) / (0.8 * self.target.peak_flops(problem.bits, self.threads))
-        return seconds
+
+def _products(body: Graph) -> dict[DType, int]:
+    """Operations of a group's products, by their operands' type."""
+    found: dict[DType, int] = {}
+    for op in body.ops:
+        if op.name == "dot":
+            dtype = op.operands[0].type.dtype
+            found[dtype] = found.get(dtype, 0) + op_flops(op)
+    return found
 
 
 def _widening_sum(frame: Frame, target: CpuTarget) -> DType | None:

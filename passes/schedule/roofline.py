@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fusec.ir.types import DType, f32
 from fusec.target.cpu import CpuTarget
+from fusec.target.rates import Rates
 
-LAUNCH_SECONDS = 1e-6
+LAUNCH_SECONDS = 1e-7
+"""A call of a kernel with nothing to do."""
 
 
-def roofline(flops: int, moved: int, target: CpuTarget, threads: int, bits: int = 32) -> tuple[float, str]:
+def roofline(
+    flops: int, moved: int, target: CpuTarget, rates: Rates, threads: int, products: Mapping[DType, int] | None = None
+) -> tuple[float, str]:
     """Seconds, and ``compute``, ``memory`` or ``launch``: whichever bounds it.
 
-    flops over the peak rate, bytes over the bandwidth of the level they fit in (L3 is taken as four times main memory).
+    ``products``: how many of the operations multiply operands of a type, at the rate of the unit for it; the others are
+    done at that of f32 multiply-adds. Bytes move at the bandwidth of the level that they fit.
     """
-    compute = flops / target.peak_flops(bits, threads)
-    bandwidth = target.bandwidth * (4 if moved < target.l3 // 2 else 1)
-    memory = moved / bandwidth
+    known = products or {}
+    compute = (flops - sum(known.values())) / rates.product(f32, tiles=False)
+    compute += sum(n / rates.product(d, tiles=target.multiplies_in_tiles(d)) for d, n in known.items())
+    compute /= threads
+    level = rates.beyond_l2(moved, threads)
+    near = moved <= threads * target.l2
+    memory = moved / (threads * rates.l2 if near else max(level.read, level.copy))
     longest = max(compute, memory)
     if longest < LAUNCH_SECONDS:
         return LAUNCH_SECONDS, "launch"

@@ -1,0 +1,157 @@
+"""How fast a CPU does what kernels are made of: the numbers that the cost model counts with.
+
+They are measured (:mod:`fusec.runtime.probe`), or what is usual for the target's family.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import log
+
+from fusec.ir.types import DType, bf16, i8
+from fusec.target.cpu import CpuTarget
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second of ``threads`` threads together, over ``footprint`` bytes that they pass again and again.
+
+    read: reading only. write: filling only. copy: bytes read and written of a copy, half of each.
+    """
+
+    threads: int
+    footprint: int
+    read: float
+    write: float
+    copy: float
+
+    def seconds(self, read: float, written: float) -> float:
+        """What a kernel that reads and writes so many bytes takes for them."""
+        both = min(read, written)
+        return 2 * both / self.copy + (read - both) / self.read + (written - both) / self.write
+
+
+@dataclass(frozen=True)
+class Rates:
+    """All but ``bandwidth`` is of one core.
+
+    multiply: operations a second (a multiply-add is two) with operands in L1, by unit: ``f32``, ``bf16`` and ``i8``
+    of vectors, ``bf16 tiles`` and ``i8 tiles`` of AMX. vector: vector instructions a second of elementwise code.
+    l2: bytes a second read from L2. bandwidth: from beyond L2 on, by growing number of threads and footprint. region:
+    seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels. measured: on
+    this machine.
+    """
+
+    multiply: Mapping[str, float]
+    vector: float
+    l2: float
+    bandwidth: tuple[Bandwidth, ...]
+    region: float
+    call: float
+    measured: bool = False
+
+    def product(self, dtype: DType, tiles: bool) -> float:
+        """Operations a second of products of this type on one core, in tiles or in vectors."""
+        name = f"{dtype.name} tiles" if tiles else dtype.name
+        if name in self.multiply:
+            return self.multiply[name]
+        return self.multiply["f32"] / max(dtype.bits // 32, 1)
+
+    def beyond_l2(self, footprint: float, threads: int) -> Bandwidth:
+        """The bandwidth where so many bytes pass before they are used again; by most of the threads that are known,
+        for more."""
+        counts = sorted({b.threads for b in self.bandwidth})
+        place = min(bisect_left(counts, threads), len(counts) - 1)
+        most = _at([b for b in self.bandwidth if b.threads == counts[place]], footprint)
+        if place == 0 or counts[place] <= threads:
+            return most
+        least = _at([b for b in self.bandwidth if b.threads == counts[place - 1]], footprint)
+        return _between(least, most, (threads - counts[place - 1]) / (counts[place] - counts[place - 1]))
+
+    def to_json(self) -> str:
+        """One line for a file."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Rates:
+        """The inverse of :meth:`to_json`. ValueError, KeyError or TypeError for anything else."""
+        data = json.loads(text)
+        data["bandwidth"] = tuple(Bandwidth(**b) for b in data["bandwidth"])
+        rates = Rates(**data)
+        numbers = (rates.vector, rates.l2, rates.region, rates.call, rates.multiply["f32"])
+        if not rates.bandwidth or not all(n > 0 for n in numbers):
+            raise ValueError("rates that are not positive")
+        return rates
+
+
+def _at(known: Sequence[Bandwidth], footprint: float) -> Bandwidth:
+    """Interpolated along the footprint's logarithm."""
+    place = bisect_left([b.footprint for b in known], footprint)
+    if place in (0, len(known)):
+        return known[min(place, len(known) - 1)]
+    low, high = known[place - 1], known[place]
+    return _between(low, high, log(footprint / low.footprint) / log(high.footprint / low.footprint))
+
+
+def _between(a: Bandwidth, b: Bandwidth, part: float) -> Bandwidth:
+    """The times of both, in parts, for a byte."""
+    pairs = ((a.read, b.read), (a.write, b.write), (a.copy, b.copy))
+    return Bandwidth(b.threads, b.footprint, *(1 / ((1 - part) / x + part / y) for x, y in pairs))
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A cycle's work on one core: vector instructions of elementwise code, bytes from L2 and from L3."""
+
+    vector: float
+    l2: float
+    l3: float
+    region: float = 2e-6
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "znver5": _Family(2.6, 50.0, 20.0),
+    "znver4": _Family(2.2, 28.0, 18.0),
+    "znver3": _Family(2.2, 28.0, 18.0),
+    "sapphirerapids": _Family(1.6, 42.0, 8.0),
+    "icelake-server": _Family(1.6, 42.0, 10.0),
+    "skylake-avx512": _Family(1.6, 40.0, 8.0),
+}
+_USUAL = _Family(1.8, 28.0, 10.0)
+
+
+def usual_rates(target: CpuTarget, threads: int) -> Rates:
+    """What a machine of the target's family reaches; clock, units and memory are those that the target names."""
+    family = _FAMILIES.get(target.mcpu, _USUAL)
+    clock = target.frequency
+    multiply = {"f32": 0.97 * target.peak_flops(32, 1)}
+    for dtype in (bf16, i8):
+        if target.multiplies(dtype):
+            multiply[dtype.name] = 0.95 * target.peak_flops(dtype.bits, 1)
+        if target.multiplies_in_tiles(dtype):
+            multiply[f"{dtype.name} tiles"] = 0.97 * target.tile_flops(dtype.bits)
+    return Rates(
+        multiply=multiply,
+        vector=family.vector * clock,
+        l2=family.l2 * clock,
+        bandwidth=tuple(b for n in sorted({1, threads}) for b in _usual_bandwidth(target, n, family.l3 * clock)),
+        region=family.region,
+        call=1.2e-6,
+    )
+
+
+_SATURATES = 3
+"""Threads that together take all of a small machine's memory bandwidth."""
+
+
+def _usual_bandwidth(target: CpuTarget, threads: int, l3: float) -> Iterator[Bandwidth]:
+    """``l3``: bytes a second of one core. Stores read a line before they write it, so filling is half as fast."""
+    memory = target.bandwidth * min(1.0, threads / _SATURATES)
+    cache = max(threads * l3, memory)
+    near, far = 2 * threads * target.l2, 2 * max(target.l3, 4 * threads * target.l2)
+    yield Bandwidth(threads, near, cache, 0.6 * cache, cache)
+    yield Bandwidth(threads, max(target.l3 // 2, 2 * near), cache, 0.6 * cache, cache)
+    yield Bandwidth(threads, far, memory, 0.5 * memory, memory)

@@ -1,0 +1,105 @@
+"""Vector instructions of elementwise code, counted on a kernel's scalar expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusec.ir.index import Expr, Symbol, slope
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType, bf16, f16
+from fusec.target.cpu import CpuTarget
+from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr, symbols_in, walk
+
+INSTRUCTIONS: Mapping[str, int] = {
+    "exp": 14,
+    "exp2": 13,
+    "expm1": 17,
+    "log": 20,
+    "log2": 20,
+    "log10": 22,
+    "log1p": 26,
+    "sin": 36,
+    "cos": 36,
+    "tanh": 15,
+    "erf": 14,
+    "div": 4,
+    "sqrt": 5,
+    "rsqrt": 9,
+    "maximum": 2,
+    "minimum": 2,
+    "copy": 0,
+    "sign": 4,
+    "floordiv": 8,
+    "remainder": 12,
+    "cast": 1,
+    "select": 2,
+}
+"""Of one vector of f32 with AVX-512, the slots that a division or root takes in the pipeline counted as instructions.
+An op that is not named takes one, or is called in the C library."""
+
+LIBRARY = 40
+"""Instructions of a call of the C library, for each lane."""
+
+IN_LIBRARY = frozenset(
+    ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "erfc", "fmod", "hypot", "pow", "sinh", "tan"]
+)
+
+SHORT = 9
+"""Of a curve to no more digits than bf16 keeps."""
+
+ROUNDING, ROUNDING_BY_HAND = 2, 7
+"""From f32 to a half type and to memory, with an instruction for it and without."""
+
+
+def instructions(value: ScalarExpr, lane: Symbol, target: CpuTarget, stored: DType) -> float:
+    """Of one vector of results along ``lane``; what does not depend on it is computed once, before the loop."""
+    lanes = target.lanes(64 if _is_wide(value, stored) else 32)
+    total = 1.0 + (_rounding(stored, target) if stored in (bf16, f16) else 0.0)
+    for node in walk(value):
+        if isinstance(node, Load | Apply | IndexValue) and lane in symbols_in(node):
+            total += _of(node, lane, lanes, short=stored is bf16)
+    return total
+
+
+def lanes_of(value: ScalarExpr, stored: DType, target: CpuTarget) -> int:
+    """Results of one vector."""
+    return target.lanes(64 if _is_wide(value, stored) else 32)
+
+
+def _of(node: ScalarExpr, lane: Symbol, lanes: int, *, short: bool) -> float:
+    match node:
+        case Load():
+            return _load(node, lane, lanes)
+        case IndexValue():
+            return 1.0
+        case Apply(op="cast"):
+            return 1.0 if node.args[0].dtype.bits != node.dtype.bits else 0.0
+        case Apply(op=op):
+            if op in IN_LIBRARY:
+                return LIBRARY * lanes
+            if short and op in ("tanh", "erf", "exp"):
+                return SHORT
+            return float(INSTRUCTIONS.get(op, max(OPS[op].flops, 1)))
+    return 0.0
+
+
+def _load(load: Load, lane: Symbol, lanes: int) -> float:
+    """One where the lanes are adjacent, else one a lane; half types are widened."""
+    flat: object = 0
+    for i, stride in zip(load.index, load.buffer.strides, strict=True):
+        if not isinstance(i, int | Expr):
+            return lanes
+        flat = flat + i * stride  # type: ignore[operator]
+    step = slope(flat, lane)  # type: ignore[arg-type]
+    widened = 1.0 if load.dtype in (bf16, f16) else 0.0
+    return (1.0 if step in (0, 1, -1) else 1.5 * lanes) + widened
+
+
+def _rounding(dtype: DType, target: CpuTarget) -> float:
+    return ROUNDING if dtype is f16 or target.multiplies(bf16) else ROUNDING_BY_HAND
+
+
+def _is_wide(value: ScalarExpr, stored: DType) -> bool:
+    """Whether doubles or 64-bit integers are computed with, or loaded."""
+    found = [stored, *(n.dtype for n in walk(value) if isinstance(n, Load | Apply))]
+    return any(d.bits == 64 and (d.is_float or d is stored) for d in found)

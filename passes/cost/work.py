@@ -1,0 +1,248 @@
+"""What one point of a kernel's grid does: seconds of multiplying and of elementwise code on a core, and its nest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import assert_never
+
+from fusec.ir.index import Expr, Index, Symbol, coefficient, most, substitute, symbols_of
+from fusec.passes.cost.instructions import instructions, lanes_of
+from fusec.passes.cost.traffic import Nest, Repeat, Touch
+from fusec.target.cpu import CpuTarget
+from fusec.target.rates import Rates
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Load, ScalarExpr, loads
+
+STATEMENT = 12
+"""Instructions around a statement's loops."""
+
+TURN = 1.0
+"""Instructions of a turn of a loop, counters and branches; more than one of them may be done in a cycle."""
+
+LATENCY = 4
+"""Cycles of a multiply-add, over the two that may start in a cycle: so many times two sums must be under way."""
+
+Values = Mapping[Symbol, Index]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of multiplying and of elementwise code; touched: the nest of memory accesses."""
+
+    multiply: float
+    vectors: float
+    touched: Nest
+
+    @property
+    def seconds(self) -> float:
+        return self.multiply + self.vectors
+
+
+class Counter:
+    """Counts the work of blocks on one core."""
+
+    def __init__(self, target: CpuTarget, rates: Rates) -> None:
+        self.target, self.rates = target, rates
+
+    def block(self, block: Block, values: Values) -> Work:
+        """A block's work where outer symbols have these values."""
+        found = [self.statement(s, values) for s in block]
+        return Work(
+            sum(w.multiply for w in found),
+            sum(w.vectors for w in found),
+            [node for w in found for node in w.touched],
+        )
+
+    def statement(self, statement: Statement, values: Values) -> Work:
+        match statement:
+            case Loop():
+                return self._loop(statement, values)
+            case If():
+                return self.block(statement.body, values)
+            case Map() | Store():
+                return self._pointwise(statement, values)
+            case Reduce():
+                return self._reduce(statement, values)
+            case Dot():
+                return self._dot(statement, values)
+            case Alloc():
+                return Work(0.0, 0.0, ())
+            case Grid():
+                raise AssertionError("a grid within a grid")
+            case _:
+                assert_never(statement)
+
+    def _loop(self, loop: Loop, values: Values) -> Work:
+        start, stop = (_number(i, values) for i in (loop.start, loop.stop))
+        times = max(0, -(-(stop - start) // loop.step))
+        if times == 0:
+            return Work(0.0, 0.0, ())
+        middle = start + times // 2 * loop.step
+        inside = self.block(loop.body, {**values, loop.var: middle})
+        turn = self._instructions(STATEMENT / 4 + TURN)
+        return Work(
+            times * inside.multiply,
+            times * (inside.vectors + turn),
+            (Repeat(loop.var, times, _starting(inside.touched, loop.var, symbols_of(loop.start))),),
+        )
+
+    def _pointwise(self, s: Map | Store, values: Values) -> Work:
+        domain = _lanes_last(s)
+        counts = [_count(it, values) for it in domain]
+        stored = s.target.dtype
+        lanes = lanes_of(s.value, stored, self.target)
+        each = instructions(s.value, domain[-1].var, self.target, stored) + TURN
+        vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
+        touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
+        return Work(0.0, self._instructions(vectors * each + STATEMENT * _turns(counts)), touched)
+
+    def _reduce(self, s: Reduce, values: Values) -> Work:
+        counts = [_count(it, values) for it in s.domain]
+        lanes = lanes_of(s.value, s.target.dtype, self.target)
+        lane = s.domain[-1]
+        across = any(lane.var in symbols_of(i) for i in s.index)
+        combine = 2.0 if s.op in ("max", "min") else 1.0
+        each = instructions(s.value, lane.var, self.target, s.target.dtype) - 1 + combine + TURN / 4
+        vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
+        ends = (
+            0.0
+            if across
+            else (4 + 3 * log2(max(lanes, 2)))
+            * _product(n for it, n in zip(s.domain[:-1], counts) if any(it.var in symbols_of(i) for i in s.index))
+        )
+        touched = [*self._loads(s.value, s.domain, counts), _touch(Load(s.target, s.index), s.domain, counts)]
+        return Work(0.0, self._instructions(vectors * each + ends + STATEMENT * _turns(counts)), touched)
+
+    def _loads(self, value: ScalarExpr, domain: tuple[Iter, ...], counts: list[int]) -> list[Touch]:
+        return [_touch(load, domain, counts) for load in loads(value)]
+
+    def _instructions(self, count: float) -> float:
+        return count / self.rates.vector
+
+    def _dot(self, dot: Dot, values: Values) -> Work:
+        m, n, k = (_count(it, values) for it in (dot.m, dot.n, dot.k))
+        r = dot.registers
+        rows, columns = _padded(m, r.rows, 16 if r.tiles else 1), ceil(n / r.columns) * r.columns
+        dtype = dot.a.dtype
+        rate = self.rates.product(dtype, r.tiles) * (1.0 if r.tiles else self._issue(dot))
+        seconds = 2.0 * rows * columns * k / rate
+        touched = _dot_nest(dot, m, n, k)
+        sums = m * n * dot.accumulator.dtype.itemsize / (self.target.vector_bits // 8)
+        moved = self._instructions((1 if dot.fresh else 2) * sums)
+        return Work(seconds + moved, self._instructions(STATEMENT), touched)
+
+    def _issue(self, dot: Dot) -> float:
+        """The share of the multiplication rate that this register tile reaches, a large one being the measure.
+
+        Each step of k loads ``vectors`` and broadcasts ``rows`` values for ``rows * vectors`` multiplications, two
+        loads and two multiplications in a cycle; fewer sums than a multiplication takes half cycles wait for it.
+        """
+        r = dot.registers
+        vectors = max(1, r.columns // self.target.lanes(dot.accumulator.dtype.bits))
+        products = r.rows * vectors
+        return min(1.0, products / (2 * LATENCY), products / (1.25 * (vectors + r.rows)))
+
+
+def _starting(nest: Nest, var: Symbol, start: set[Symbol]) -> Nest:
+    """The nest of a loop's body where the loop starts at an expression of other symbols: those move what it touches."""
+    if not start:
+        return nest
+    found: list[Touch | Repeat] = []
+    for node in nest:
+        if isinstance(node, Repeat):
+            found.append(replace(node, body=_starting(node.body, var, start)))
+        else:
+            found.append(replace(node, depends=node.depends | start) if var in node.depends else node)
+    return found
+
+
+def _dot_nest(dot: Dot, m: int, n: int, k: int) -> Nest:
+    """Blocks of columns outside, blocks of rows inside, all of k in each."""
+    r = dot.registers
+    item = dot.a.dtype.itemsize
+    own = (dot.m.var, dot.n.var, dot.k.var)
+
+    streamed = {"": None, "a": dot.a, "b": dot.b}[r.streams]
+
+    def touch(load: Load, nbytes: float, *along: Symbol) -> Touch:
+        outer = _symbols(load) - set(own)
+        return Touch(load.buffer, nbytes, frozenset((*outer, *along)), load is streamed)
+
+    rows, columns = min(r.rows, max(m, 1)), min(r.columns, max(n, 1))
+    body: Nest = (
+        touch(dot.b, columns * k * item, dot.n.var),
+        touch(dot.a, rows * k * item, dot.m.var),
+        touch(dot.accumulator, rows * columns * dot.accumulator.dtype.itemsize, dot.m.var, dot.n.var),
+    )
+    if m > rows:
+        body = (Repeat(dot.m.var, m / rows, body),)
+    return (Repeat(dot.n.var, n / columns, body),) if n > columns else body
+
+
+def _touch(load: Load, domain: tuple[Iter, ...], counts: list[int]) -> Touch:
+    """The bytes of a load over a domain: an element for each value of the iterators that its place depends on."""
+    symbols = _symbols(load)
+    count = _product(n for it, n in zip(domain, counts) if it.var in symbols)
+    inside = {it.var for it in domain}
+    nbytes = min(count, load.buffer.most) * load.buffer.dtype.itemsize
+    return Touch(load.buffer, float(nbytes), frozenset(symbols - inside))
+
+
+def _symbols(load: Load) -> set[Symbol]:
+    found: set[Symbol] = set()
+    for i in load.index:
+        if isinstance(i, int | Expr):
+            found |= symbols_of(i)
+        else:
+            found |= {s for inner in loads(i) for s in _symbols(inner)}
+    return found
+
+
+def _lanes_last(s: Map | Store) -> tuple[Iter, ...]:
+    """The domain as its code runs through it: elements that are adjacent in the target lie on lanes."""
+    flat: Index = 0
+    for i, stride in zip(s.index, s.target.strides, strict=True):
+        flat = flat + i * stride
+    if len(s.domain) < 2 or coefficient(flat, s.domain[-1].var) in (1, -1):
+        return s.domain
+    for place, it in enumerate(s.domain[:-1]):
+        if it.extent >= 8 and coefficient(flat, it.var) == 1:
+            return (*s.domain[:place], *s.domain[place + 1 :], it)
+    return s.domain
+
+
+def _count(it: Iter, values: Values) -> int:
+    if it.limit is None:
+        return it.extent
+    return max(0, min(it.extent, _number(it.limit, values)))
+
+
+def _number(index: Index, values: Values) -> int:
+    """An index where symbols have these values, those without one the largest."""
+    found = substitute(index, dict(values)) if isinstance(index, Expr) else index
+    return found if isinstance(found, int) else most(found)
+
+
+def _vectors(count: int, lanes: int) -> int:
+    return -(-count // lanes)
+
+
+def _turns(counts: list[int]) -> float:
+    """How often the innermost loop is started."""
+    return _product(counts[:-1])
+
+
+def _product(counts: object) -> float:
+    total = 1.0
+    for n in counts:  # type: ignore[attr-defined]
+        total *= n
+    return total
+
+
+def _padded(rows: int, tile: int, step: int) -> float:
+    """Rows in units of whole register tiles; the last, smaller one takes more than its share."""
+    full, rest = divmod(rows, tile)
+    rest = -(-rest // step) * step
+    return full * tile + (rest if step > 1 else 0.5 * (rest + tile)) * (rest > 0)
