@@ -23,11 +23,13 @@ from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
+from fusec.runtime.machines import known_rates, machine_facts
 from fusec.runtime.modules import NoKernels, load_module
 from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
+from fusec.target.rates import Rates
 from fusec.tile.nodes import Kernel
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
         "graph": content_key(print_graph(anonymous)),
         "library": library,
         "machine": repr(machine),
+        "rates": _spelled(_rates(machine)),
         "options": asked,
         "passes left out": ", ".join(sorted(disabled)),
         "GPU language": config.gpu_language(),
@@ -235,8 +238,18 @@ def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
         check=config.verifies(),
         tf32=options.precision == "tf32",
         selector=selector,
+        rates=_rates(machine_of(target)),
     )
     return lowered
+
+
+def _spelled(rates: Rates | None) -> str:
+    return "usual" if rates is None else f"measured {content_key(rates.to_json())[:12]}"
+
+
+def _rates(machine: CpuTarget | GpuTarget) -> Rates | None:
+    """What was measured of this machine, where it is the target."""
+    return known_rates(machine) if isinstance(machine, CpuTarget) else None
 
 
 def gpu_selector(target: str, usual: Mapping[str, int] | None = None) -> GpuSelector:
@@ -294,7 +307,14 @@ def _tuning_selector(name: str, effort: Literal["quick", "full"]) -> Selector:
         raise TargetError(f"schedules for {target.name} can't be measured on this machine; leave tune= out")
     store = TuningStore(config.cache_dir())
     return TuningSelector(
-        target, target.cores, measure=CpuMeasure(target), effort=effort, remembered=store, progress=tuning_bar
+        target,
+        target.cores,
+        rates=_rates(target),
+        measure=CpuMeasure(target),
+        effort=effort,
+        facts=(*machine_facts(target), *versions()),
+        remembered=store,
+        progress=tuning_bar,
     )
 
 

@@ -31,7 +31,7 @@ def explain_program(
     parts: list[RenderableType] = [Text(_summary(program), style="bold")]
     if program.reports:
         parts.append(_kernel_table(program, measured))
-        parts += [Text(line) for report in launched(program) for line in _fused_lines(report)]
+        parts += [Text(line) for report in launched(program) for line in (*_fused_lines(report), *_why(report))]
     parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
     parts += _section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
     parts += _section("packed once, and again when the weights change", _pack_lines(program))
@@ -53,7 +53,10 @@ def _summary(program: Program) -> str:
     ops = sum(len(report.fused) for report in reports)
     calls = sum(isinstance(step, Call) and bool(step.results) for step in program.steps)
     library = f", {_count(calls, 'library call')}" if calls else ""
-    return f"{program.name} on {program.target}: {_count(ops, 'op')} in {_count(len(reports), 'kernel')}{library}"
+    whole = sum(report.predicted for report in reports) + program.overhead
+    expected = f", about {_time(whole)} a call" if program.overhead and not calls else ""
+    fused = f"{_count(ops, 'op')} in {_count(len(reports), 'kernel')}"
+    return f"{program.name} on {program.target}: {fused}{library}{expected}"
 
 
 def _count(n: int, what: str) -> str:
@@ -99,7 +102,8 @@ def _kernel_table(program: Program, measured: Sequence[float] | None) -> Table:
         if times:
             row.append(_time(seconds) if report.kernel in times else "-")
         share = f"{100 * report.limit / seconds:.0f} %" if seconds > 0 else "-"
-        table.add_row(*row, f"{_time(report.limit)} {report.bound}", share)
+        bound = "" if report.parts else f" {report.bound}"
+        table.add_row(*row, f"{_time(report.limit)}{bound}", share)
     return table
 
 
@@ -113,6 +117,25 @@ def _fused_lines(report: KernelReport) -> list[str]:
         where = location.short if location is not None else "-"
         lines.append(_wrapped(f"    {where:<24} ", ", ".join(names[:_NAMES_SHOWN]) + more))
     return lines
+
+
+_TO = {
+    "multiply": "multiplying",
+    "elementwise": "elementwise code",
+    "L2": "reading from L2",
+    "L3": "L3",
+    "memory": "main memory",
+    "start": "starting",
+}
+
+
+def _why(report: KernelReport) -> list[str]:
+    """What a CPU kernel's predicted time is made of, the longest first; they overlap in part."""
+    if not report.parts:
+        return []
+    longest = sorted(report.parts, key=lambda part: -part[1])
+    told = [f"{_TO[name]} {_time(seconds)}" for name, seconds in longest if seconds >= 0.02 * longest[0][1]]
+    return [_wrapped("    ", f"bound by {_TO[report.bound]}: {', '.join(told)}")]
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from fusec.config import cache_dir
 from fusec.errors import FusecError, TargetError
 from fusec.runtime.launch import extension
+from fusec.runtime.machines import known_rates
 from fusec.target.cpu import NAMED as CPUS
 from fusec.target.cpu import cpu_target, host_cpu
 from fusec.target.gpu import NAMED as GPUS
@@ -37,7 +38,29 @@ def diagnose() -> tuple[str, bool]:
             except (FusecError, OSError, ImportError, PackageNotFoundError) as error:
                 lines.append(f"{absent}  {name:<12} {error}")
                 healthy = healthy and absent != "no"
-    return "\n".join([*lines, "", "target             compiles with         runs here", *_targets()]) + "\n", healthy
+    targets = ["", "target             compiles with         runs here", *_targets()]
+    return "\n".join([*lines, *_rates(), *targets]) + "\n", healthy
+
+
+def _rates() -> list[str]:
+    """What the cost model counts with, where this machine was measured."""
+    try:
+        rates = known_rates(host_cpu())
+    except TargetError:
+        return []
+    if rates is None:
+        return ["--  rates        not measured, the usual ones of this kind of CPU: fusec doctor --measure"]
+    units = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.multiply.items())
+    lines = [
+        f"ok  rates        measured: {units} GFLOP/s a core, {rates.vector / 1e9:.1f} G vector instructions/s, "
+        f"{rates.l2 / 1e9:.0f} GB/s from L2, {rates.region * 1e6:.1f} µs to start threads, "
+        f"{rates.call * 1e6:.1f} µs a call"
+    ]
+    for b in rates.bandwidth:
+        threads = "1 thread " if b.threads == 1 else f"{b.threads} threads"
+        found = f"read {b.read / 1e9:.0f}, write {b.write / 1e9:.0f}, copy {b.copy / 1e9:.0f} GB/s"
+        lines.append(f"                 {threads}, {b.footprint >> 20} MB: {found}")
+    return lines
 
 
 def _targets() -> list[str]:

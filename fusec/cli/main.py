@@ -153,8 +153,20 @@ def bisect_command(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="measure this CPU for the cost model first: some seconds, kept in the cache"),
+    ] = False,
+) -> None:
     """Says what this machine and installation can do; exit status 1 if something needed is missing."""
+    if measure:
+        from fusec.runtime.machines import measure_machine
+
+        try:
+            measure_machine()
+        except FusecError as error:
+            _fail(error)
     text, healthy = diagnose()
     typer.echo(text, nl=False)
     if not healthy:

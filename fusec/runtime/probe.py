@@ -17,14 +17,13 @@ from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Reduce, 
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
 
 ROUNDS, REPEATS = 3, 3
-"""A round measures all rates, each as the best of some runs. The best round counts, other programs only making it
-worse; of bandwidths the middle one: other programs and machines are always there."""
+"""A round measures all rates. The best round counts: other programs only make one worse."""
 
 SECONDS = 0.002
 """About how long a run lasts."""
 
-DEPTH = 256
-"""Of k in the products measured: the right operand's panel fills half of L1 in f32."""
+DEPTH_BYTES = 512
+"""Of a row of k in the products measured: both operands of an AMX block fill two thirds of L1."""
 
 VECTOR_ELEMENTS = 2048
 """Of the elementwise code measured; operand and result stay in L1."""
@@ -72,9 +71,7 @@ def _measured(
 
 
 def _best(rounds: Sequence[Mapping[str, float]], usual: Rates) -> Rates:
-    best = {
-        name: (median if name.split()[0] in STREAMS else max)(found[name] for found in rounds) for name in rounds[0]
-    }
+    best = {name: max(found[name] for found in rounds) for name in rounds[0]}
     places = sorted((int(n.split()[1]), int(n.split()[2])) for n in best if n.startswith("read "))
     return Rates(
         multiply={name.removeprefix(_PRODUCT).replace("_", " "): best[name] for name in best if _PRODUCT in name},
@@ -92,14 +89,8 @@ def _best(rounds: Sequence[Mapping[str, float]], usual: Rates) -> Rates:
 
 def _footprints(target: CpuTarget, threads: int) -> list[int]:
     """From what L2 no longer holds to what no cache holds."""
-    first = 2 * threads * target.l2
-    return sorted(
-        {
-            min(first, LARGEST),
-            *(n for shift in range(2, 16, 2) if (n := first << shift) <= LARGEST),
-            min(target.l3, LARGEST),
-        }
-    )
+    sizes = {2 * threads * target.l2 << shift for shift in range(0, 16, 2)} | {target.l3}
+    return sorted({n for n in sizes if n <= LARGEST} | {min(2 * threads * target.l2, LARGEST)})
 
 
 class _Memory:
@@ -116,7 +107,7 @@ class _Memory:
 
 
 def _per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
-    """Seconds of one repetition of the kernel's work, the best of some runs."""
+    """Seconds of one repetition of the kernel's work, the median of some runs."""
     count = 1
     while True:
         seconds = _timed(function, addresses, *sizes, count)
@@ -124,7 +115,7 @@ def _per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int
             break
         count *= 4
     count = max(1, int(count * SECONDS / max(seconds, 1e-9)))
-    return min(_timed(function, addresses, *sizes, count) for _ in range(REPEATS)) / count
+    return median(_timed(function, addresses, *sizes, count) for _ in range(REPEATS)) / count
 
 
 def _timed(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
@@ -181,16 +172,15 @@ def _empty(points: int) -> Kernel:
 
 def _stream(what: str, threads: int) -> Kernel:
     """Each thread's share of an array is read, filled or copied, again and again."""
-    dtype = i32 if what == "read" else f32  # the maximum of integers is one instruction, with its load
-    source, out = (Buffer(name, dtype, (threads, _ELEMENTS), (_ELEMENTS, 1)) for name in ("source", "out"))
+    source, out = (Buffer(name, f32, (threads, _ELEMENTS), (_ELEMENTS, 1)) for name in ("source", "out"))
     t, j = symbol("t", 0, threads - 1), symbol("j", 0, _ELEMENTS - 1)
     domain = (Iter.over(j, _ELEMENTS),)
     body: tuple[Statement, ...]
     if what == "read":
-        total = Buffer("total", dtype, (1,), (1,), "tile")
+        total = Buffer("total", f32, (1,), (1,), "tile")
         one = symbol("one", 0, 0)
-        zero = Map((Iter(one, 1),), total, (0,), Const(0, dtype))
-        add_up = Reduce(domain, total, (0,), "max", Load(source, (t, j)), fresh=False)
+        zero = Map((Iter(one, 1),), total, (0,), Const(0.0, f32))
+        add_up = Reduce(domain, total, (0,), "sum", Load(source, (t, j)), fresh=False)
         ends = Store((Iter(one, 1),), out, (t, one), Load(total, (0,)))
         body = (Alloc(total), zero, _repeated(add_up), ends)
         parameters: tuple[Buffer, ...] = (source, out)
@@ -234,12 +224,13 @@ def _products(target: CpuTarget) -> Iterator[Kernel]:
 
 
 def _product(name: str, dtype: DType, total: DType, registers: RegisterTile) -> Kernel:
-    """``DEPTH`` steps of k of one register tile of sums; ``flops`` is of one repetition."""
+    """A row of k of one register tile of sums; ``flops`` is of one repetition."""
     group = 1 if dtype is f32 else 32 // dtype.bits
+    depth = DEPTH_BYTES // dtype.itemsize
     rows, columns = registers.rows, registers.columns
-    m, n, k = symbol("m", 0, rows - 1), symbol("n", 0, columns - 1), symbol("k", 0, DEPTH - 1)
-    left = Buffer("left", dtype, (rows, DEPTH), (DEPTH + 64 // dtype.itemsize, 1), "tile")
-    shape = (DEPTH // group, columns, group)
+    m, n, k = symbol("m", 0, rows - 1), symbol("n", 0, columns - 1), symbol("k", 0, depth - 1)
+    left = Buffer("left", dtype, (rows, depth), (depth + 64 // dtype.itemsize, 1), "tile")
+    shape = (depth // group, columns, group)
     right = Buffer("right", dtype, shape, contiguous_strides(shape), "tile")
     sums = Buffer("sums", total, (rows, columns), (columns, 1), "tile")
     out = Buffer("out", total, (rows, columns), (columns, 1))
@@ -247,17 +238,17 @@ def _product(name: str, dtype: DType, total: DType, registers: RegisterTile) -> 
     dot = Dot(
         Iter(m, rows),
         Iter(n, columns),
-        Iter(k, DEPTH),
+        Iter(k, depth),
         Load(sums, (m, n)),
         Load(left, (m, k)),
         Load(right, at_right),
-        False,
+        True,
         registers,
     )
-    q, c, r = symbol("q", 0, DEPTH // group - 1), symbol("c", 0, columns - 1), symbol("r", 0, group - 1)
+    q, c, r = symbol("q", 0, depth // group - 1), symbol("c", 0, columns - 1), symbol("r", 0, group - 1)
     fills = (
-        Map((Iter(m, rows), Iter(k, DEPTH)), left, (m, k), Const(0, dtype)),
-        Map((Iter(q, DEPTH // group), Iter(c, columns), Iter(r, group)), right, (q, c, r), Const(0, dtype)),
+        Map((Iter(m, rows), Iter(k, depth)), left, (m, k), Const(0, dtype)),
+        Map((Iter(q, depth // group), Iter(c, columns), Iter(r, group)), right, (q, c, r), Const(0, dtype)),
         Map((Iter(m, rows), Iter(n, columns)), sums, (m, n), Const(0, total)),
     )
     body: tuple[Statement, ...] = (
@@ -266,5 +257,5 @@ def _product(name: str, dtype: DType, total: DType, registers: RegisterTile) -> 
         _repeated(dot),
         Store((Iter(m, rows), Iter(n, columns)), out, (m, n), Load(sums, (m, n))),
     )
-    flops = 2 * rows * columns * DEPTH
+    flops = 2 * rows * columns * depth
     return Kernel(name, "gemm", (out,), 1, (Grid((), body),), flops, sizes=(_TIMES,))

@@ -200,6 +200,14 @@ def host_cpu() -> CpuTarget:
     )
 
 
+@cache
+def host_model() -> str:
+    """What tells this kind of CPU from others: its name, family, model and stepping."""
+    facts = _cpuinfo()
+    name = facts.get("model name", "unknown CPU")
+    return f"{name}, family {facts.get('cpu family')} model {facts.get('model')} stepping {facts.get('stepping')}"
+
+
 def _host_products(flags: frozenset[str]) -> tuple[str, ...]:
     """What multiplies narrow types here; AMX only where Linux lets this process use its registers."""
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= flags and allow_tiles()

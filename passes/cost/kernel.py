@@ -71,7 +71,7 @@ def _grid(
     multiply = sum(n * w.multiply for n, w in zip(share, works, strict=True))
     vectors = sum(n * w.vectors for n, w in zip(share, works, strict=True))
     nest = _nest(grid, works[len(works) // 2].touched)
-    from_l2 = sum(f.fetched for f in flows(nest, target.l1).values()) / rates.l2 / threads
+    from_l2 = sum(f.fetched for f in flows(nest, target.l1, hinted=True).values()) / rates.l2 / threads
     beyond, name = _beyond(kernel, nest, target, rates, threads, distances)
     busy = multiply + vectors
     seconds = hypot(busy + from_l2, beyond)

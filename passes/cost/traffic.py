@@ -55,9 +55,12 @@ class Flow:
 Flows = Mapping[Buffer, Flow]
 
 
-def flows(nest: Nest, capacity: float) -> dict[Buffer, Flow]:
-    """What each buffer's part in a nest fetches into a cache of so many bytes, which is empty of it before."""
-    parts = [_part(node, capacity) for node in nest]
+def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, Flow]:
+    """What each buffer's part in a nest fetches into a cache of so many bytes, which is empty of it before.
+
+    ``hinted``: the cache is the one that what streams is kept out of.
+    """
+    parts = [_part(node, capacity, hinted) for node in nest]
     found: dict[Buffer, Flow] = {}
     last: dict[Buffer, int] = {}
     for place, part in enumerate(parts):
@@ -77,10 +80,10 @@ def flows(nest: Nest, capacity: float) -> dict[Buffer, Flow]:
     return found
 
 
-def _part(node: Touch | Repeat, capacity: float) -> dict[Buffer, Flow]:
+def _part(node: Touch | Repeat, capacity: float, hinted: bool) -> dict[Buffer, Flow]:
     if isinstance(node, Touch):
-        return {node.buffer: Flow(node.bytes, node.bytes, 0.0, node.depends, node.streams)}
-    inside = flows(node.body, capacity)
+        return {node.buffer: Flow(node.bytes, node.bytes, 0.0, node.depends, node.streams and hinted)}
+    inside = flows(node.body, capacity, hinted=hinted)
     lost = _lost([inside], capacity)
     return {buffer: _repeated(buffer, flow, node, lost) for buffer, flow in inside.items()}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Location, Op
+from fusec.ir.graph import Location, Op
 from fusec.ir.index import most, product
 from fusec.ir.types import DType
 from fusec.passes.lower.attention import attention_in, lower_attention
@@ -101,20 +101,23 @@ class Selector:
         assert isinstance(op.attributes, FusedAttributes)
         body = op.attributes.body
         kernel = lowered.kernel
-        limit, bound = roofline(kernel.flops, kernel.bytes, self.target, self.known, self.threads, _products(body))
+        dots = [o for o in body.ops if o.name == "dot"]
+        others = kernel.flops - sum(map(op_flops, dots))
+        products = _products(lowered, dots)
+        limit, bound = roofline(products, others, kernel.bytes, self.target, self.known, self.threads)
         fused = fused_ops(op)
         return KernelReport(
             kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, limit, limit, bound
         )
 
 
-def _products(body: Graph) -> dict[DType, int]:
-    """Operations of a group's products, by their operands' type."""
+def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
+    """Operations of a group's products that are done, by their operands' type."""
+    skipped = float(str(dict(lowered.schedule).get("skipped", "0%")).rstrip("%")) / 100
     found: dict[DType, int] = {}
-    for op in body.ops:
-        if op.name == "dot":
-            dtype = op.operands[0].type.dtype
-            found[dtype] = found.get(dtype, 0) + op_flops(op)
+    for op in dots:
+        dtype = op.operands[0].type.dtype
+        found[dtype] = found.get(dtype, 0) + int((1 - skipped) * op_flops(op))
     return found
 
 

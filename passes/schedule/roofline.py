@@ -13,16 +13,15 @@ LAUNCH_SECONDS = 1e-7
 
 
 def roofline(
-    flops: int, moved: int, target: CpuTarget, rates: Rates, threads: int, products: Mapping[DType, int] | None = None
+    products: Mapping[DType, int], others: int, moved: int, target: CpuTarget, rates: Rates, threads: int
 ) -> tuple[float, str]:
     """Seconds, and ``compute``, ``memory`` or ``launch``: whichever bounds it.
 
-    ``products``: how many of the operations multiply operands of a type, at the rate of the unit for it; the others are
-    done at that of f32 multiply-adds. Bytes move at the bandwidth of the level that they fit.
+    ``products``: operations that multiply operands of a type, at the rate of the fastest unit for it; the ``others``
+    are done at that of f32 multiply-adds. ``moved`` bytes pass at the bandwidth of the level that they fit.
     """
-    known = products or {}
-    compute = (flops - sum(known.values())) / rates.product(f32, tiles=False)
-    compute += sum(n / rates.product(d, tiles=target.multiplies_in_tiles(d)) for d, n in known.items())
+    compute = others / rates.product(f32, tiles=False)
+    compute += sum(n / rates.product(d, tiles=target.multiplies_in_tiles(d)) for d, n in products.items())
     compute /= threads
     level = rates.beyond_l2(moved, threads)
     near = moved <= threads * target.l2

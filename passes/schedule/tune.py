@@ -62,7 +62,8 @@ def silent(kernel: str, candidates: int) -> AbstractContextManager[Done]:
 
 @dataclass
 class TuningSelector(Selector):
-    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content.
+    """Chooses by measurement; ``remembered`` keeps choices between compilations, by content and ``facts``: those of the
+    machine and the versions, so that what was measured on another counts for nothing here.
 
     ``measured`` are the choices made. ``stopped``: Ctrl-C ended a search; what it had found is used but not
     remembered, and nothing more is measured.
@@ -70,6 +71,7 @@ class TuningSelector(Selector):
 
     measure: Measure | None = None
     effort: Effort = "quick"
+    facts: tuple[str, ...] = ()
     remembered: MutableMapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
     deadline: float | None = None
@@ -82,7 +84,7 @@ class TuningSelector(Selector):
         candidates = self.candidates(frame)
         if self.measure is None or len(candidates) == 1 or sizes_of(frame.body):
             return lower_with(frame, candidates[0])
-        key = tuning_key(frame, self.target.name, self.target.mcpu, self.threads)
+        key = tuning_key(frame, repr(self.target), self.threads, *self.facts)
         known = tuned_from_text(self.remembered.get(key, ""))
         if known is None and self.stopped:
             return lower_with(frame, candidates[0])

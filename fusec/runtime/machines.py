@@ -1,0 +1,104 @@
+"""What this machine was measured to do, kept in the cache folder from one process to the next.
+
+A profile counts for one model of CPU with these features, caches and cores, and for the versions that measured it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fusec.config import cache_dir, logger
+from fusec.errors import CacheError
+from fusec.runtime.cache import write_whole
+from fusec.runtime.isa import host_features
+from fusec.target.cpu import CpuTarget, host_cpu, host_model
+from fusec.target.rates import Rates
+
+_FORMAT = 1
+_REPEATS = 5
+_CALLS = 2000
+
+log = logger("cache")
+
+
+def machine_facts(target: CpuTarget) -> tuple[str, ...]:
+    """What measurements on this machine depend on."""
+    return host_model(), " ".join(sorted(host_features())), repr(target)
+
+
+def known_rates(target: CpuTarget) -> Rates | None:
+    """What was measured here; None where nothing was, or where the target is another machine."""
+    if target.name != "cpu":
+        return None
+    path = _path(target)
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _read(path: Path, changed: int) -> Rates | None:
+    try:
+        return Rates.from_json(path.read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the machine's profile %s can't be read: %s", path.name, error)
+        return None
+
+
+def measure_machine(threads: int | None = None) -> Rates:
+    """Measures this machine, with all its cores or so many threads, and keeps what was found.
+
+    Takes some seconds, in which other programs should rest. CacheError where it can't be kept.
+    """
+    from fusec.runtime.probe import measure_rates
+
+    target = host_cpu()
+    rates = replace(measure_rates(target, threads or target.cores), call=_call_seconds())
+    path = _path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, rates.to_json().encode())
+    except OSError as error:
+        raise CacheError(f"can't keep the machine's profile: {error}") from None
+    return rates
+
+
+def _path(target: CpuTarget) -> Path:
+    facts = (str(_FORMAT), _tvm(), *machine_facts(target))
+    return cache_dir() / "machines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def _tvm() -> str:
+    try:
+        return version("apache-tvm")
+    except PackageNotFoundError:
+        return "none"
+
+
+def _call_seconds() -> float:
+    """Seconds of a call that computes next to nothing."""
+    import numpy as np
+
+    from fusec.api import jit
+
+    function = jit(fallback="error", cache=False)(_twice)
+    x = np.zeros(8, np.float32)
+    function(x)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(_CALLS):
+            function(x)
+        return (time.perf_counter() - start) / _CALLS
+
+    return min(seconds() for _ in range(_REPEATS))
+
+
+def _twice(x: object) -> object:
+    return x * 2  # type: ignore[operator]

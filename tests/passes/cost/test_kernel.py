@@ -1,0 +1,120 @@
+"""Predicted times follow the work: what is counted, what bounds it, and what the rates say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusec.ir.parse import parse
+from fusec.passes.pipeline import lower
+from fusec.runtime.program import KernelReport, Program
+from fusec.target.cpu import cpu_target
+from fusec.target.rates import usual_rates
+
+ZEN = cpu_target("cpu:znver5")
+AMX = cpu_target("cpu:sapphirerapids")
+
+
+def program(text: str, target: str = "cpu:znver5", threads: int = 2) -> Program:
+    return lower(parse(text), target, threads=threads).program
+
+
+def only(text: str, target: str = "cpu:znver5", threads: int = 2) -> KernelReport:
+    (report,) = program(text, target, threads).reports
+    return report
+
+
+def linear(m: int, n: int, k: int, dtype: str = "f32") -> str:
+    return f"""graph @f(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}]) {{
+        %h = linear(%x, %w) : {dtype}[{m}, {n}]
+        return %h
+    }}"""
+
+
+def pointwise(op: str, n: int, dtype: str = "f32") -> str:
+    return f"graph @f(%x: {dtype}[{n}]) {{\n%y = {op}(%x) : {dtype}[{n}]\nreturn %y\n}}"
+
+
+def test_a_large_product_is_bound_by_multiplying() -> None:
+    report = only(linear(1024, 1024, 1024))
+    assert report.bound == "multiply"
+    assert 1.0 <= report.predicted / (2 * 1024**3 / ZEN.peak_flops(32, 2)) < 1.35
+
+
+def test_products_of_narrow_types_count_at_their_units_rates() -> None:
+    times = {
+        (dtype, target): only(linear(1024, 1024, 1024, dtype), f"cpu:{target}").predicted
+        for dtype, target in (
+            ("f32", "znver5"),
+            ("bf16", "znver5"),
+            ("f32", "sapphirerapids"),
+            ("bf16", "sapphirerapids"),
+        )
+    }
+    assert 1.5 < times["f32", "znver5"] / times["bf16", "znver5"] < 2.1
+    assert 5 < times["f32", "sapphirerapids"] / times["bf16", "sapphirerapids"] < 16
+
+
+def test_few_rows_are_bound_by_memory() -> None:
+    report = only(linear(1, 8192, 8192))
+    assert report.bound == "memory"
+    bandwidth = usual_rates(ZEN, 2).beyond_l2(2**28, 2).read
+    assert 1.0 <= report.predicted / (4 * 8192**2 / bandwidth) < 1.3
+
+
+def test_maps_are_bound_by_memory_or_by_what_they_compute() -> None:
+    far, near = only(pointwise("neg", 2**26)), only(pointwise("sin", 2**16))
+    assert far.bound == "memory"
+    assert near.bound == "elementwise"
+    assert only(pointwise("neg", 8)).bound == "start"
+
+
+def test_one_thread_takes_longer_and_is_not_started() -> None:
+    one, two = (dict(only(linear(512, 512, 512), threads=n).parts) for n in (1, 2))
+    assert 1.9 < one["multiply"] / two["multiply"] < 2.3
+
+
+ATTENTION = """graph @a(%q: f32[4, 1024, 64], %k: f32[4, 1024, 64], %v: f32[4, 1024, 64]) {
+    %s = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : f32[4, 1024, 1024]
+    MASK
+    %p = softmax(%z) {axis=2} : f32[4, 1024, 1024]
+    %o = dot(%p, %v) {contract=[2]x[1], batch=[0]x[0]} : f32[4, 1024, 64]
+    return %o
+}"""
+CAUSAL = """%i = iota() {axis=0} : i64[1024, 1]
+    %j = iota() {axis=1} : i64[1, 1024]
+    %c = le(%j, %i) : bool[1024, 1024]
+    %z = select(%c, %s, f32(-inf)) : f32[4, 1024, 1024]"""
+FULL = "%z = mul(%s, f32(0.125)) : f32[4, 1024, 1024]"
+
+
+def test_attention_counts_only_the_blocks_that_are_computed() -> None:
+    full, causal = (only(ATTENTION.replace("MASK", mask)) for mask in (FULL, CAUSAL))
+    assert 0.45 < dict(causal.parts)["multiply"] / dict(full.parts)["multiply"] < 0.65
+    assert causal.limit < 0.65 * full.limit
+    assert causal.predicted < 0.75 * full.predicted
+
+
+def test_what_the_kernel_before_left_in_the_cache_is_not_read_from_memory() -> None:
+    text = """graph @f(%x: f32[256, 256], %big: f32[64, 1024, 1024]) {
+        %y = exp(%x) : f32[256, 256]
+        %s = reduce_sum(%y) {axes=[1]} : f32[256]
+        %t = reduce_sum(%big) {axes=[0]} : f32[1024, 1024]
+        return %s, %t
+    }"""
+    parts = {r.kernel: dict(r.parts) for r in program(text).reports}
+    (small,) = (p for name, p in parts.items() if "memory" not in p or p["memory"] < 1e-3)
+    (large,) = (p for p in parts.values() if p is not small)
+    assert large["memory"] > 2**28 / 80e9
+    assert sum(small.values()) < large["memory"] / 10
+
+
+def test_measured_rates_count() -> None:
+    slow = replace(usual_rates(ZEN, 2), region=1e-3)
+    graph = parse(linear(512, 512, 512))
+    usual = lower(graph, "cpu:znver5", threads=2).program
+    told = lower(graph, "cpu:znver5", threads=2, rates=slow).program
+    assert told.reports[0].predicted - usual.reports[0].predicted == pytest.approx(1e-3 - 2e-6)
+    assert told.reports[0].bound == "start"
+    assert told.overhead >= slow.call
