@@ -31,7 +31,7 @@ VECTOR_ELEMENTS = 2048
 EXP_INSTRUCTIONS = 19
 """Vector instructions of ``exp`` on one vector of f32 with its load and its store, in AVX-512."""
 
-STREAMS = ("read", "write", "copy")
+STREAMS = ("read", "write", "copy", "stream")
 _PRODUCT = "product_"
 
 LARGEST = 512 << 20
@@ -126,10 +126,10 @@ def _timed(function: Callable[..., None], addresses: list[int], *sizes: int) -> 
 
 def _stream_rate(module: Any, memory: _Memory, what: str, threads: int, footprint: int) -> float:
     """Bytes a second read and written by all threads together, each passing its share of the footprint."""
-    arrays = 2 if what == "copy" else 1
+    arrays = 1 if what in ("read", "write") else 2
     share = footprint // (4 * arrays * threads)
     addresses = memory.pair(threads * share * 4)
-    used = {"read": [*addresses[:1], addresses[1]], "write": addresses[1:], "copy": addresses}[what]
+    used = addresses[1:] if what == "write" else addresses
     seconds = _per_repeat(module.function(f"{what}{threads}"), used, share)
     return threads * share * 4 * arrays / seconds
 
@@ -171,7 +171,7 @@ def _empty(points: int) -> Kernel:
 
 
 def _stream(what: str, threads: int) -> Kernel:
-    """Each thread's share of an array is read, filled or copied, again and again."""
+    """Each thread's share of an array is read, filled or copied, also past the caches, again and again."""
     source, out = (Buffer(name, f32, (threads, _ELEMENTS), (_ELEMENTS, 1)) for name in ("source", "out"))
     t, j = symbol("t", 0, threads - 1), symbol("j", 0, _ELEMENTS - 1)
     domain = (Iter.over(j, _ELEMENTS),)
@@ -185,9 +185,9 @@ def _stream(what: str, threads: int) -> Kernel:
         body = (Alloc(total), zero, _repeated(add_up), ends)
         parameters: tuple[Buffer, ...] = (source, out)
     else:
-        value: ScalarExpr = Load(source, (t, j)) if what == "copy" else Const(1.0, f32)
-        body = (_repeated(Store(domain, out, (t, j), value)),)
-        parameters = (source, out) if what == "copy" else (out,)
+        value: ScalarExpr = Const(1.0, f32) if what == "write" else Load(source, (t, j))
+        body = (_repeated(Store(domain, out, (t, j), value, streams=what == "stream")),)
+        parameters = (out,) if what == "write" else (source, out)
     grid = Grid((Iter(t, threads),), body)
     return Kernel(f"{what}{threads}", "map", parameters, 1, (grid,), sizes=(_ELEMENTS, _TIMES))
 

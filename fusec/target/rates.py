@@ -19,7 +19,8 @@ from fusec.target.cpu import CpuTarget
 class Bandwidth:
     """Bytes a second of ``threads`` threads together, over ``footprint`` bytes that they pass again and again.
 
-    read: reading only. write: filling only. copy: bytes read and written of a copy, half of each.
+    read: reading only. write: filling only. copy: bytes read and written of a copy, half of each. stream: the same
+    where the copy is written past the caches.
     """
 
     threads: int
@@ -27,6 +28,11 @@ class Bandwidth:
     read: float
     write: float
     copy: float
+    stream: float
+
+    def past(self, read: float, written: float) -> float:
+        """What reading so many bytes, at most as many as are written past the caches, takes with writing them."""
+        return (read + written) / self.stream
 
     def seconds(self, read: float, written: float) -> float:
         """What a kernel that reads and writes so many bytes takes for them."""
@@ -98,7 +104,7 @@ def _at(known: Sequence[Bandwidth], footprint: float) -> Bandwidth:
 
 def _between(a: Bandwidth, b: Bandwidth, part: float) -> Bandwidth:
     """The times of both, in parts, for a byte."""
-    pairs = ((a.read, b.read), (a.write, b.write), (a.copy, b.copy))
+    pairs = ((a.read, b.read), (a.write, b.write), (a.copy, b.copy), (a.stream, b.stream))
     return Bandwidth(b.threads, b.footprint, *(1 / ((1 - part) / x + part / y) for x, y in pairs))
 
 
@@ -152,6 +158,6 @@ def _usual_bandwidth(target: CpuTarget, threads: int, l3: float) -> Iterator[Ban
     memory = target.bandwidth * min(1.0, threads / _SATURATES)
     cache = max(threads * l3, memory)
     near, far = 2 * threads * target.l2, 2 * max(target.l3, 4 * threads * target.l2)
-    yield Bandwidth(threads, near, cache, 0.6 * cache, cache)
-    yield Bandwidth(threads, max(target.l3 // 2, 2 * near), cache, 0.6 * cache, cache)
-    yield Bandwidth(threads, far, memory, 0.5 * memory, memory)
+    yield Bandwidth(threads, near, cache, 0.6 * cache, cache, memory)
+    yield Bandwidth(threads, max(target.l3 // 2, 2 * near), cache, 0.6 * cache, cache, memory)
+    yield Bandwidth(threads, far, memory, 0.5 * memory, 0.8 * memory, memory)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import log2
 
-from fusec.ir.index import Expr, Symbol, slope
+from fusec.ir.index import Expr, Index, Symbol, slope
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bf16, f16
 from fusec.target.cpu import CpuTarget
@@ -40,9 +41,10 @@ An op that is not named takes one, or is called in the C library."""
 LIBRARY = 40
 """Instructions of a call of the C library, for each lane."""
 
-IN_LIBRARY = frozenset(
-    ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "erfc", "fmod", "hypot", "pow", "sinh", "tan"]
-)
+IN_LIBRARY = frozenset(["fmod"])
+
+GATHERED = 1.5
+"""Instructions of a lane that is loaded by itself."""
 
 SHORT = 9
 """Of a curve to no more digits than bf16 keeps."""
@@ -51,13 +53,18 @@ ROUNDING, ROUNDING_BY_HAND = 2, 7
 """From f32 to a half type and to memory, with an instruction for it and without."""
 
 
-def instructions(value: ScalarExpr, lane: Symbol, target: CpuTarget, stored: DType) -> float:
-    """Of one vector of results along ``lane``; what does not depend on it is computed once, before the loop."""
+def instructions(
+    value: ScalarExpr, lane: Symbol, target: CpuTarget, stored: DType, others: Sequence[Symbol] = ()
+) -> float:
+    """Of one vector of results along ``lane``; what does not depend on it is computed once, before the loop.
+
+    ``others`` are the symbols of loops around: what is adjacent along one of them is read in blocks and turned.
+    """
     lanes = target.lanes(64 if _is_wide(value, stored) else 32)
     total = 1.0 + (_rounding(stored, target) if stored in (bf16, f16) else 0.0)
     for node in walk(value):
         if isinstance(node, Load | Apply | IndexValue) and lane in symbols_in(node):
-            total += _of(node, lane, lanes, short=stored is bf16)
+            total += _of(node, lane, lanes, others, short=stored is bf16)
     return total
 
 
@@ -66,10 +73,10 @@ def lanes_of(value: ScalarExpr, stored: DType, target: CpuTarget) -> int:
     return target.lanes(64 if _is_wide(value, stored) else 32)
 
 
-def _of(node: ScalarExpr, lane: Symbol, lanes: int, *, short: bool) -> float:
+def _of(node: ScalarExpr, lane: Symbol, lanes: int, others: Sequence[Symbol], *, short: bool) -> float:
     match node:
         case Load():
-            return _load(node, lane, lanes)
+            return _load(node, lane, lanes, others)
         case IndexValue():
             return 1.0
         case Apply(op="cast"):
@@ -83,16 +90,18 @@ def _of(node: ScalarExpr, lane: Symbol, lanes: int, *, short: bool) -> float:
     return 0.0
 
 
-def _load(load: Load, lane: Symbol, lanes: int) -> float:
+def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> float:
     """One where the lanes are adjacent, else one a lane; half types are widened."""
-    flat: object = 0
+    widened = 1.0 if load.dtype in (bf16, f16) else 0.0
+    flat: Index = 0
     for i, stride in zip(load.index, load.buffer.strides, strict=True):
         if not isinstance(i, int | Expr):
-            return lanes
-        flat = flat + i * stride  # type: ignore[operator]
-    step = slope(flat, lane)  # type: ignore[arg-type]
-    widened = 1.0 if load.dtype in (bf16, f16) else 0.0
-    return (1.0 if step in (0, 1, -1) else 1.5 * lanes) + widened
+            return GATHERED * lanes
+        flat = flat + i * stride
+    if slope(flat, lane) in (0, 1, -1):
+        return 1.0 + widened
+    turned = any(slope(flat, s) in (1, -1) for s in others)
+    return (2 + log2(max(lanes, 2)) if turned else GATHERED * lanes) + widened
 
 
 def _rounding(dtype: DType, target: CpuTarget) -> float:

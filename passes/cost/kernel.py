@@ -10,11 +10,10 @@ from math import hypot, prod
 from fusec.ir.index import Index, Symbol, symbols_of
 from fusec.passes.cost.traffic import Nest, Repeat, flows
 from fusec.passes.cost.work import Counter, Work
-from fusec.passes.lower.frame import statements
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store
+from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8
@@ -74,7 +73,8 @@ def _grid(
     from_l2 = sum(f.fetched for f in flows(nest, target.l1, hinted=True).values()) / rates.l2 / threads
     beyond, name = _beyond(kernel, nest, target, rates, threads, distances)
     busy = multiply + vectors
-    seconds = hypot(busy + from_l2, beyond)
+    hidden = sum(n * w.hidden for n, w in zip(share, works, strict=True))
+    seconds = hypot(busy - hidden + from_l2, beyond)
     start = rates.region if points > 1 else LAUNCH_SECONDS
     parts = {"multiply": multiply, "elementwise": vectors, "L2": from_l2, name: beyond, "start": start}
     return Estimate(seconds + start, {n: s for n, s in parts.items() if s > 0})
@@ -107,10 +107,14 @@ def _beyond(
     whole = sum(f.footprint for b, f in found.items() if b.space == "parameter")
     reads: dict[float, float] = {}
     writes: dict[float, float] = {}
+    past = {s.target for s in statements(kernel.body) if isinstance(s, Store) and s.streams}
+    streamed = sum(flow.footprint for buffer, flow in found.items() if buffer in past)
     for buffer, flow in found.items():
         if buffer.space != "parameter":
             if flow.again:
                 reads[whole] = reads.get(whole, 0.0) + flow.again
+            continue
+        if buffer in past:
             continue
         distance = max(distances.get(buffer, whole), whole if buffer in written else 0.0)
         kind = writes if buffer in written else reads
@@ -119,6 +123,11 @@ def _beyond(
         if rest > 0 and buffer not in written:
             reads[whole] = reads.get(whole, 0.0) + rest
     seconds, parts = 0.0, {"L3": 0.0, "memory": 0.0}
+    if streamed:
+        farthest = max(reads, default=0.0)
+        beside = min(streamed, reads.get(farthest, 0.0))
+        reads[farthest] = reads.get(farthest, 0.0) - beside
+        parts["memory"] = seconds = rates.beyond_l2(1e12, threads).past(beside, streamed)
     for distance in {*reads, *writes}:
         if distance <= threads * target.l2:
             continue
@@ -162,6 +171,8 @@ def _differ(grid: Grid, own: set[Symbol]) -> bool:
                 bounds = (it.limit for it in s.domain)
             case Dot():
                 bounds = (it.limit for it in (s.m, s.n, s.k))
+            case Weigh():
+                bounds = (it.limit for it in (s.keys, s.queries))
             case _:
                 pass
         if any(symbols_of(b) & own for b in bounds if b is not None):

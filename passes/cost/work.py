@@ -8,11 +8,12 @@ from math import ceil, log2
 from typing import assert_never
 
 from fusec.ir.index import Expr, Index, Symbol, coefficient, most, substitute, symbols_of
-from fusec.passes.cost.instructions import instructions, lanes_of
+from fusec.ir.types import bf16
+from fusec.passes.cost.instructions import INSTRUCTIONS, SHORT, instructions, lanes_of
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Load, ScalarExpr, loads
 
 STATEMENT = 12
@@ -29,15 +30,19 @@ Values = Mapping[Symbol, Index]
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of multiplying and of elementwise code; touched: the nest of memory accesses."""
+    """Seconds of multiplying and of elementwise code, and of those that pass while the other is done.
+
+    touched: the nest of memory accesses.
+    """
 
     multiply: float
     vectors: float
     touched: Nest
+    hidden: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.multiply + self.vectors
+        return self.multiply + self.vectors - self.hidden
 
 
 class Counter:
@@ -53,6 +58,7 @@ class Counter:
             sum(w.multiply for w in found),
             sum(w.vectors for w in found),
             [node for w in found for node in w.touched],
+            sum(w.hidden for w in found),
         )
 
     def statement(self, statement: Statement, values: Values) -> Work:
@@ -65,6 +71,8 @@ class Counter:
                 return self._pointwise(statement, values)
             case Reduce():
                 return self._reduce(statement, values)
+            case Weigh():
+                return self._weigh(statement, values)
             case Dot():
                 return self._dot(statement, values)
             case Alloc():
@@ -86,6 +94,7 @@ class Counter:
             times * inside.multiply,
             times * (inside.vectors + turn),
             (Repeat(loop.var, times, _starting(inside.touched, loop.var, symbols_of(loop.start))),),
+            times * inside.hidden,
         )
 
     def _pointwise(self, s: Map | Store, values: Values) -> Work:
@@ -93,7 +102,8 @@ class Counter:
         counts = [_count(it, values) for it in domain]
         stored = s.target.dtype
         lanes = lanes_of(s.value, stored, self.target)
-        each = instructions(s.value, domain[-1].var, self.target, stored) + TURN
+        others = [it.var for it in domain[:-1]]
+        each = instructions(s.value, domain[-1].var, self.target, stored, others) + TURN
         vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
         return Work(0.0, self._instructions(vectors * each + STATEMENT * _turns(counts)), touched)
@@ -131,7 +141,20 @@ class Counter:
         touched = _dot_nest(dot, m, n, k)
         sums = m * n * dot.accumulator.dtype.itemsize / (self.target.vector_bits // 8)
         moved = self._instructions((1 if dot.fresh else 2) * sums)
-        return Work(seconds + moved, self._instructions(STATEMENT), touched)
+        others = [self.statement(s, values) for s in dot.beside]
+        vectors = sum(w.vectors for w in others)
+        touched = [*touched, *(node for w in others for node in w.touched)]
+        return Work(seconds + moved, self._instructions(STATEMENT) + vectors, touched, min(seconds, vectors))
+
+    def _weigh(self, s: Weigh, values: Values) -> Work:
+        domain = (s.keys, s.queries)
+        counts = [_count(it, values) for it in domain]
+        stored, lanes = s.weights.dtype, self.target.lanes(s.total.dtype.bits)
+        power = SHORT if stored is bf16 else INSTRUCTIONS["exp2"]
+        each = instructions(s.score, s.queries.var, self.target, stored) + power + 2
+        touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.total))]
+        vectors = counts[0] * _vectors(counts[1], lanes)
+        return Work(0.0, self._instructions(vectors * each + STATEMENT), touched)
 
     def _issue(self, dot: Dot) -> float:
         """The share of the multiplication rate that this register tile reaches, a large one being the measure.
