@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import CacheError
-from fusec.runtime.cache import DiskCache
+from fusec.runtime.cache import DiskCache, TuningStore
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_LIMIT = 1 << 32
@@ -27,6 +27,9 @@ def listing(cache: DiskCache) -> str:
         lines.append(f"{key[:16]}  {size / 1024:10.1f} KiB  {when}  {record['name']} on {record['target']}")
     total = sum(size for _, size, _ in entries)
     lines.append(f"{len(entries)} programs, {total / 1024 / 1024:.1f} MiB in {cache.folder}")
+    choices = len(TuningStore(cache.folder))
+    if choices:
+        lines.append(f"{choices} measured choices of schedules")
     return _printable("\n".join(lines) + "\n")
 
 

@@ -183,7 +183,7 @@ def cache_list() -> None:
 
 @cache_app.command("clear")
 def cache_clear() -> None:
-    """Removes every cached program and measured schedule."""
+    """Removes every cached program, measured schedule and machine's profile."""
     try:
         count = default_cache().clear()
     except FusecError as error:

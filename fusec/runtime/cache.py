@@ -154,10 +154,17 @@ class DiskCache:
         return sorted(found, key=lambda e: (-e[2], e[0]))
 
     def clear(self) -> int:
-        """Removes every entry and what killed writers left; returns how many entries. CacheError if it can't."""
+        """Removes every entry, measured schedule and machine's profile, and what killed writers left; returns how many.
+
+        CacheError if it can't.
+        """
         count = 0
         try:
-            for path in [*self.folder.glob("programs/??/*"), *self.folder.glob("tuning/*")]:
+            for path in [
+                *self.folder.glob("programs/??/*"),
+                *self.folder.glob("tuning/*"),
+                *self.folder.glob("machines/*"),
+            ]:
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
                     count += not path.name.startswith(_TEMPORARY)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fusec
 from fusec import build
 from fusec.cli.main import app
-from fusec.runtime.cache import default_cache
+from fusec.runtime.cache import TuningStore, default_cache
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -106,3 +106,14 @@ def test_ls_names_functions_and_why_is_no_use(filled: Path) -> None:
     for key, _, _ in before:
         assert run("why", key)[0] == 0
     assert cache.entries() == before
+
+
+def test_measured_choices_and_profiles_are_listed_and_cleared(filled: Path) -> None:
+    TuningStore(default_cache().folder)["0" * 64] = "{}"
+    profile = default_cache().folder / "machines" / "one"
+    profile.parent.mkdir()
+    profile.write_text("{}")
+    assert "1 measured choices of schedules" in run("ls")[1]
+    assert run("clear") == (0, "5 entries removed\n")
+    assert not profile.exists()
+    assert "measured" not in run("ls")[1]

@@ -173,3 +173,22 @@ def test_what_was_measured_is_in_the_program_and_remembered() -> None:
         assert choice.measured[0][1:] == (None, "too slow")
         assert choice.chosen == choice.measured[-1][0]
         measure = pytest.fail  # the second time nothing is measured
+
+
+def test_choices_of_another_machine_count_for_nothing() -> None:
+    remembered: dict[str, str] = {}
+    graph, measured = parse(PRODUCT), []
+
+    def measure(op: Op, lowered: Sequence[LoweredGroup], budget: float, done: Done) -> list[Measured]:
+        measured.append(len(lowered))
+        return [Measured(1.0) for _ in lowered]
+
+    target = cpu_target("cpu")
+    others = (replace(target, l2=2 * target.l2), replace(target, products=("amx_bf16",)))
+    for machine, facts in ((target, "one CPU"), (target, "another CPU"), *((t, "one CPU") for t in others)):
+        count = len(measured)
+        for _ in range(2):
+            chooser = TuningSelector(machine, 1, measure=measure, facts=(facts,), remembered=remembered)
+            lower(graph, "cpu", selector=chooser)
+        assert len(measured) == count + 1
+    assert len(remembered) == 4
