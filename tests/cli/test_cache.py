@@ -116,4 +116,4 @@ def test_measured_choices_and_profiles_are_listed_and_cleared(filled: Path) -> N
     assert "1 measured choices of schedules" in run("ls")[1]
     assert run("clear") == (0, "5 entries removed\n")
     assert not profile.exists()
-    assert "measured" not in run("ls")[1]
+    assert "measured choices" not in run("ls")[1]
