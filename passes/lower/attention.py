@@ -8,25 +8,35 @@ The algebra is that of Milakov and Gimelshein, *Online normalizer calculation fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import e as euler
-from math import inf, log2
+from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Expr, Index, Symbol, add, ceildiv, last, most, mul, substitute, symbol
+from fusec.ir.index import Expr, Index, Symbol, add, ceildiv, last, maximum, minimum, most, mul, substitute, symbol
 from fusec.ir.ops import OPS
-from fusec.ir.types import DType, bool_, most_of
+from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
+from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store, Weigh
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite, symbols_in, walk
-
-LOG2E = log2(euler)
+from fusec.tile.scalar import (
+    Apply,
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    ScalarExpr,
+    loads,
+    reindex,
+    rewrite,
+    symbols_in,
+    walk,
+)
 
 RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
@@ -100,8 +110,7 @@ def online_softmax(keys: Iter, queries: Iter, score: Score, weights: Load, state
     d = state.peak.dtype
     peak, total, higher, shift, scale = state.peak, state.total, state.block_peak, state.shift, state.scale
     found = higher if score.huge else times(higher, score.factor * LOG2E)
-    finite = Apply("select", (Apply("eq", (higher, Const(-inf, d)), bool_), Const(0.0, d), higher), d)
-    power = Apply("exp" if score.huge else "exp2", (Apply("sub", (peak, shift), d),), d)
+    power = (exp_of if score.huge else exp2_of)(peak, shift)
     if score.huge:
         weigh = Weigh(keys, queries, weights, total, Apply("sub", (score.value, shift), d), LOG2E)
     else:
@@ -115,18 +124,13 @@ def online_softmax(keys: Iter, queries: Iter, score: Score, weights: Load, state
         Reduce((keys, queries), higher.buffer, _plain(higher), "max", score.value, loose=True),
         put(higher, Apply("maximum", (peak, found), d)),
         Alloc(shift.buffer),
-        put(shift, finite),
+        put(shift, finite_or_zero(higher)),
         Alloc(scale.buffer),
         put(scale, power),
         put(peak, higher),
         put(total, Apply("mul", (total, scale), d)),
         weigh,
     ]
-
-
-def times(value: ScalarExpr, factor: float) -> ScalarExpr:
-    """``value * factor``."""
-    return value if factor == 1.0 else Apply("mul", (value, Const(factor, value.dtype)), value.dtype)
 
 
 def _plain(load: Load) -> tuple[Index, ...]:
@@ -239,7 +243,7 @@ class _Attention:
         self.depth = contraction(match.score_dot).extents.k
         self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.queries)))
         self.qi = symbol("qi", 0, s.queries - 1)
-        self.k0 = symbol("k0", 0, last(self.keys))
+        self.k0, self.part = symbol("k0", 0, last(self.keys)), symbol("part", 0, s.split - 1)
         self.kj = symbol("kj", 0, s.keys - 1)
         self.dv = symbol("dv", 0, last(self.values))
         self.shift: dict[Symbol, Index] = {
@@ -264,10 +268,12 @@ class _Attention:
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", self.values, s.queries)
         zero = Const(0.0, self.dtype)
-        first_peak, first_total = (reindex(x, self.shift) for x in e.start(Load(peak, (self.qi,)), huge=self.huge))
+        begin = first_state(e, Load(peak, (self.qi,)), self.part if s.split > 1 else None, huge=self.huge)
+        first_peak, first_total = (reindex(x, self.shift) for x in begin)
         span = self._key_range()
         setup: list[Statement] = [
             Alloc(q),
+            *self._clear(q, depth),
             Map((depth, self.live_lanes), q, (e.depth, self.qi), self._cast(reindex(e.query, self.shift))),
             Alloc(peak),
             Map((self.lanes if e.sink is None else self.live_lanes,), peak, (self.qi,), first_peak),
@@ -276,15 +282,38 @@ class _Attention:
             Alloc(out),
             Map((one, self.lanes), out, (self.dv, self.qi), zero),
         ]
-        step = Loop(self.k0, span.start, span.stop, s.keys, tuple(self._step(q, peak, total, out)))
+        start, stop = self._share(span)
+        step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, peak, total, out)))
         others = [
             Iter.over(p, n)
             for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.shape, strict=True))
             if a not in (e.query_axis, e.value_axis)
         ]
         blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
-        grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
-        return self.frame.finish("attention", (grid,), (*s.describe(), ("skipped", f"{span.skipped:.0%}")))
+        details = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
+        if s.split == 1:
+            grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
+            return self.frame.finish("attention", (grid,), details)
+        parts = Parts(self.frame, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
+        loads = (*(Load(b, (self.qi,)) for b in (peak, total)), Load(out, (self.dv, self.qi)))
+        row = self.shift[e.point[e.query_axis]]
+        leave = part_stores(parts, parts.at(self.part, row), self.live_lanes, one, loads)
+        grid = Grid((*others, blocks, Iter(self.part, s.split)), (*setup, step, *leave))
+        return finish_parts(self.frame, self.match, e, parts, grid, one, details)
+
+    def _clear(self, q: Buffer, depth: Iter) -> list[Statement]:
+        """Lanes beyond the last query at 0: what else they hold may be subnormal, which some CPUs multiply slowly."""
+        if self.live_lanes.limit is None:
+            return []
+        return [Map((depth, self.lanes), q, (depth.var, self.qi), Const(0.0, self.dtype))]
+
+    def _share(self, span: KeyRange) -> tuple[Index, Index]:
+        """The keys of a task: where they are shared out, whole blocks of them."""
+        s = self.schedule
+        if s.split == 1:
+            return span.start, span.stop
+        share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
+        return maximum(span.start, mul(self.part, share)), minimum(span.stop, mul(add(self.part, 1), share))
 
     def _key_range(self) -> KeyRange:
         e, s = self.e, self.schedule
@@ -378,6 +407,46 @@ def attention_stores(
         element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
         stores.append(Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element))
     return stores
+
+
+def first_state(e: Elements, peak: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
+    """:meth:`Elements.start`; of parts of the keys only the first has the sink."""
+    sink, total = e.start(peak, huge=huge)
+    if e.sink is not None and part is not None:
+        first = Apply("eq", (IndexValue(part), Const(0, i64)), bool_)
+        sink = Apply("select", (first, sink, Const(-inf, peak.dtype)), peak.dtype)
+    return sink, total
+
+
+def part_stores(
+    parts: Parts, at: tuple[Index, ...], rows: Iter, value: Iter, state: tuple[Load, ...]
+) -> tuple[Store, ...]:
+    """What a task leaves of its part of the keys; ``state`` is peak, total and the sums of values."""
+    peak, total, out = state
+    return (
+        Store((rows,), parts.peak, at, peak),
+        Store((rows,), parts.total, at, total),
+        Store((rows, value), parts.out, (*at, value.var), out),
+    )
+
+
+def finish_parts(
+    frame: Frame,
+    match: AttentionMatch,
+    e: Elements,
+    parts: Parts,
+    grid: Grid,
+    value: Iter,
+    details: tuple[tuple[str, int | str], ...],
+) -> LoweredGroup:
+    """The kernel whose tasks leave parts, and the one that joins them, a row of the result at a time."""
+    queries = match.value_dot.result.type.shape[e.query_axis]
+    number = symbol("row", 0, last(queries))
+    code, one, mean = join(parts, number, value)
+    shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
+    stores = attention_stores(frame, match.value_dot, e.point, shift, (one, value), mean)
+    joined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
+    return frame.finish_in_two("attention", (grid,), parts.buffers, "row", (joined,), details, warps=0)
 
 
 def _reads_tiles_alone(element: ScalarExpr) -> bool:

@@ -108,14 +108,15 @@ class Frame:
         joined_kind: str,
         joined_body: Block,
         schedule: Iterable[tuple[str, int | str]] = (),
+        warps: int = 4,
     ) -> LoweredGroup:
-        """A kernel that leaves parts of the results in ``scratch``, and one that joins them."""
+        """A kernel that leaves parts of the results in ``scratch``, and one that joins them, with this many warps."""
         outputs = [self.buffers[v] for v in self.body.outputs]
         final = max((b.dtype for b in outputs), key=lambda d: d.bits)
         kernel, arguments = self.kernel(self.name, kind, body, scratch)
         last, passed = self.kernel(f"join_{self.name}", joined_kind, joined_body, outputs, scratch)
         moved = sum(b.extent * b.dtype.itemsize for b in scratch)
-        joined = Follower(replace(last, flops=0, bytes=moved, warps=4, stages=1), passed)
+        joined = Follower(replace(last, flops=0, bytes=moved, warps=warps, stages=min(warps, 1)), passed)
         first = replace(kernel, final=final)
         return LoweredGroup(first, arguments, tuple(self.packs), tuple(schedule), tuple(scratch), (joined,))
 

@@ -23,10 +23,14 @@ from fusec.passes.lower.attention import (
     attention_stores,
     cost_of,
     find_elements,
+    finish_parts,
+    first_state,
     online_softmax,
+    part_stores,
 )
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of
+from fusec.passes.lower.join import Parts
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.schedule.attention import NarrowAttentionSchedule
 from fusec.target.cpu import CpuTarget
@@ -78,7 +82,9 @@ class _NarrowAttention:
         self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.task)))
         self.qs, self.qi = symbol("qs", 0, self.per - 1), symbol("qi", 0, s.queries - 1)
         self.c0, self.k0 = symbol("c0", 0, (self.chunks - 1) * s.chunk), symbol("k0", 0, last(self.keys))
-        self.chunk: Index = self.c0 if self.chunks > 1 else 0
+        self.part = symbol("part", 0, self.chunks - 1)
+        self.shares = s.shared and self.chunks > 1
+        self.chunk: Index = mul(self.part, s.chunk) if self.shares else self.c0 if self.chunks > 1 else 0
         self.kj, self.dv = symbol("kj", 0, s.keys - 1), symbol("dv", 0, self.rows - 1)
         self.di = symbol("di", 0, self.depth - 1)
         self.first: Index = add(mul(self.qo, s.task), mul(self.qs, s.queries))
@@ -109,20 +115,40 @@ class _NarrowAttention:
         code += start
         spans = self._span(s.queries, s.keys, symbol("q", 0, last(ceildiv(self.queries, s.queries))))
         chunk = self._chunk(spans, query, state)
-        if self.chunks > 1:
+        if self.chunks > 1 and not self.shares:
             whole = self._span(s.task, s.chunk, self.qo)
             code.append(Loop(self.c0, whole[0].start, whole[0].stop, s.chunk, tuple(chunk)))
         else:
             code += chunk
-        code.append(self._over_blocks(tuple(self._stores(state))))
         others = [
             Iter.over(p, n)
             for a, (p, n) in enumerate(zip(e.point, self.shape, strict=True))
             if a not in (e.query_axis, e.value_axis)
         ]
-        grid = Grid((*others, Iter.over(self.qo, ceildiv(self.queries, s.task))), tuple(code))
+        tasks = Iter.over(self.qo, ceildiv(self.queries, s.task))
         details = (*s.describe(), ("skipped", f"{spans[0].skipped:.0%}"))
-        return self.frame.finish("attention", (grid,), details)
+        if self.shares:
+            return self._in_parts(tuple(others), tasks, code, state, details)
+        code.append(self._over_blocks(tuple(self._stores(state))))
+        return self.frame.finish("attention", (Grid((*others, tasks), tuple(code)),), details)
+
+    def _in_parts(
+        self,
+        others: tuple[Iter, ...],
+        tasks: Iter,
+        code: list[Statement],
+        state: tuple[Buffer, Buffer, Buffer],
+        details: tuple[tuple[str, int | str], ...],
+    ) -> LoweredGroup:
+        """Each task has a chunk of the keys."""
+        peak, total, out = state
+        value = Iter(self.dv, self.values)
+        parts = Parts(self.frame, self.chunks, others, self.queries, self.values, in_log2=not self.huge)
+        at = (self.qs, self.qi)
+        loads = (Load(peak, at), Load(total, at), Load(out, (self.qs, self.dv, self.qi)))
+        leave = part_stores(parts, parts.at(self.part, add(self.first, self.qi)), self.live, value, loads)
+        grid = Grid((*others, tasks, Iter(self.part, self.chunks)), (*code, self._over_blocks(leave)))
+        return finish_parts(self.frame, self.match, self.e, parts, grid, value, details)
 
     def _over_blocks(self, body: tuple[Statement, ...]) -> Statement:
         """The body for each of the task's blocks of queries."""
@@ -142,7 +168,7 @@ class _NarrowAttention:
         paired = self.tile("queries", bf16, self.per, self.depth // 2, s.queries, 2)
         code: list[Statement] = [Alloc(paired)]
         pair, unit = symbol("pair", 0, self.depth // 2 - 1), symbol("unit", 0, 1)
-        if self.depth != self.size:
+        if self.depth != self.size or self.queries % s.task:  # what else memory holds may be subnormal, which is slow
             domain = (Iter(self.qs, self.per), Iter(pair, self.depth // 2), self.lanes, Iter(unit, 2))
             code.append(Map(domain, paired, (self.qs, pair, self.qi, unit), Const(0.0, bf16)))
         element = self._narrow(reindex(e.query, self.shift))
@@ -212,7 +238,8 @@ class _NarrowAttention:
         peak, total = (self.tile(n, f32, self.per, s.queries) for n in ("peak", "total"))
         out = self.tile("acc", f32, self.per, self.rows, s.queries)
         at = (self.qs, self.qi)
-        first, sums = (reindex(x, self.shift) for x in e.start(Load(peak, at), huge=self.huge))
+        whole = first_state(e, Load(peak, at), self.part if self.shares else None, huge=self.huge)
+        first, sums = (reindex(x, self.shift) for x in whole)
         blocks = self.lanes if e.sink is None else self.live
         begin: tuple[Statement, ...] = (
             Map((blocks,), peak, at, first),
@@ -230,7 +257,7 @@ class _NarrowAttention:
         here = {number: add(mul(self.qo, self.per), self.qs)}
         start, stop = replace_in(span.start, here), replace_in(span.stop, here)
         if self.chunks > 1:
-            start, stop = maximum(start, self.c0), minimum(stop, add(self.c0, s.chunk))
+            start, stop = maximum(start, self.chunk), minimum(stop, add(self.chunk, s.chunk))
         key_code, key = self._keys()
         value_code, value = self._turned_values()
         steps = tuple(self._steps(span, here, query, key, value, state))

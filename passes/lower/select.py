@@ -11,7 +11,7 @@ from fusec.ir.graph import Location, Op
 from fusec.ir.index import most, product
 from fusec.ir.types import DType
 from fusec.passes.lower.attention import attention_in, lower_attention
-from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
+from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops, sizes_of
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
 from fusec.passes.lower.map import lower_map
 from fusec.passes.lower.narrow_attention import lower_narrow_attention, multiplies_narrow
@@ -73,12 +73,12 @@ class Selector:
             if dtype.name not in ("f32", "f64"):
                 raise LoweringError(f"no attention of {dtype} on this target")
             side = match.weights_side
+            rows, values = sides[side], sides[1 - side]
+            heads = match.value_dot.result.type.most // max(rows * values, 1)
             if multiplies_narrow(match, self.target):
-                heads = match.value_dot.result.type.most // max(sides[0] * sides[1], 1)
-                return list(
-                    narrow_attention_candidates(heads, sides[side], dot.k, sides[1 - side], self.target, self.threads)
-                )
-            return list(attention_candidates(sides[side], dot.k, first.k, sides[1 - side], dtype.bits, self.target))
+                return list(narrow_attention_candidates(heads, rows, dot.k, values, self.target, self.threads))
+            threads = 1 if sizes_of(body) else self.threads
+            return list(attention_candidates(rows, dot.k, first.k, values, dtype.bits, self.target, heads, threads))
         if kind == "row":
             op = next(o for o in body.ops if o.definition.kind == "reduce")
             assert isinstance(op.attributes, ReduceAttributes)

@@ -12,12 +12,14 @@ from fusec.tile.nodes import RegisterTile
 @dataclass(frozen=True)
 class AttentionSchedule:
     """``queries``: rows of one task, on lanes. ``keys``: rows of one step of the online softmax.
-    ``scores`` and ``values``: accumulators of the first and the second product."""
+    ``scores`` and ``values``: accumulators of the first and the second product. ``split``: parts of the keys, a task
+    each."""
 
     queries: int
     keys: int
     scores: RegisterTile
     values: RegisterTile
+    split: int = 1
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         """The sizes by name, for dumps."""
@@ -26,6 +28,7 @@ class AttentionSchedule:
             ("keys", self.keys),
             ("scores", f"{self.scores.rows}x{self.scores.columns}"),
             ("values", f"{self.values.rows}x{self.values.columns}"),
+            *((("split", self.split),) if self.split > 1 else ()),
         )
 
 
@@ -35,6 +38,7 @@ class NarrowAttentionSchedule:
 
     task: queries of one task, ``queries`` at a time, on lanes. chunk: keys whose values a task turns and keeps in L2
     while all its queries pass; keys: of one step of the online softmax. scores, values: accumulators of the products.
+    shared: each chunk has tasks of its own.
     """
 
     task: int
@@ -43,6 +47,7 @@ class NarrowAttentionSchedule:
     keys: int
     scores: RegisterTile
     values: RegisterTile
+    shared: bool = False
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         """The sizes by name, for dumps."""
@@ -50,7 +55,7 @@ class NarrowAttentionSchedule:
         return (
             ("task", self.task),
             ("queries", self.queries),
-            ("chunk", self.chunk),
+            ("chunk", f"{self.chunk}{' shared' if self.shared else ''}"),
             ("keys", self.keys),
             ("scores", f"{r.rows}x{r.columns}{' in tiles' if r.tiles else ''}"),
             ("values", f"{v.rows}x{v.columns}{' in tiles' if v.tiles else ''}"),
@@ -82,9 +87,22 @@ def narrow_attention_candidates(
             task = width
             while task < min(queries, 512) and heads * -(-queries // (2 * task)) >= 3 * threads:
                 task *= 2
-            found.append(NarrowAttentionSchedule(task, width, chunk, whole, scores, rows))
+            parts = key_parts(heads * -(-queries // task), keys, threads)
+            if parts > 1:
+                chunk = min(chunk, _round(-(-keys // parts), whole))
+            found.append(NarrowAttentionSchedule(task, width, chunk, whole, scores, rows, parts > 1))
     return list(dict.fromkeys(found))
 
+
+def key_parts(tasks: int, keys: int, threads: int) -> int:
+    """Parts of the keys that give all threads something to do where there are few tasks."""
+    if tasks >= threads:
+        return 1
+    return max(1, min(-(-2 * threads // tasks), keys // LEAST_KEYS))
+
+
+LEAST_KEYS = 256
+"""Of one part: fewer take no longer than joining the parts."""
 
 CHUNK_BYTES = 512 * 1024
 """Of values that a task keeps turned."""

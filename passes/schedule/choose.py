@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from fusec.passes.schedule.attention import AttentionSchedule
+from fusec.passes.schedule.attention import AttentionSchedule, key_parts
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.widening import AHEAD, TASKS_PER_THREAD, passes_once
 from fusec.target.cpu import CpuTarget
@@ -125,9 +125,12 @@ def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Se
 
 
 def attention_candidates(
-    queries: int, keys: int, depth: int, values: int, bits: int, target: CpuTarget
+    queries: int, keys: int, depth: int, values: int, bits: int, target: CpuTarget, heads: int = 1, threads: int = 1
 ) -> list[AttentionSchedule]:
-    """Schedules worth considering, the usual best first. A tile of scores, keys and values stays within L1 and L2."""
+    """Schedules worth considering, the usual best first. A tile of scores, keys and values stays within L1 and L2.
+
+    Few queries of few heads share out the keys among the threads.
+    """
     lanes = target.lanes(bits)
     wide = 2 if target.vector_registers >= 32 else 1
     found: list[AttentionSchedule] = []
@@ -138,7 +141,8 @@ def attention_candidates(
         for block in (64, 128, 32):
             scores = RegisterTile(_divisor_near(min(block, max(keys, 1)), min(most, 8)), columns)
             rows = RegisterTile(_divisor_near(max(values, 1), min(most, 8)), columns)
-            found.append(AttentionSchedule(columns, min(block, _round(max(keys, 1), 8)), scores, rows))
+            parts = key_parts(heads * -(-queries // columns), keys, threads)
+            found.append(AttentionSchedule(columns, min(block, _round(max(keys, 1), 8)), scores, rows, parts))
     return list(dict.fromkeys(found))
 
 

@@ -305,9 +305,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "parts_joined_without_their_maxima",
-        "fusec.passes.lower.gpu.join",
-        "exp_of(Load(parts.peak, index), Load(shift, at))",
-        "Const(1.0, f32)",
+        "fusec.passes.lower.join",
+        "power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.peak, index), Load(shift, at))",
+        "power = Const(1.0, d)",
         ("tests/passes/lower/gpu/test_attention.py::test_parts_are_joined_by_their_maxima",),
     ),
     Mutant(

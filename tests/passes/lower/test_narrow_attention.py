@@ -9,9 +9,11 @@ import pytest
 from amx import executed
 from programs import Run, check
 
-from fusec.ir.types import bf16
+from fusec.errors import LoweringError
+from fusec.ir.types import bf16, contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.pipeline import lower
 from fusec.passes.schedule.attention import NarrowAttentionSchedule, narrow_attention_candidates
 from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
 from fusec.target.cpu import CpuTarget, cpu_target, host_cpu
@@ -84,7 +86,7 @@ def through(text: str, target: str, schedule: NarrowAttentionSchedule | None = N
         target=target,
         atol=2e-3,
     )
-    assert run.kernels == ["attention"]
+    assert run.kernels == (["attention", "row"] if chosen.shared else ["attention"])
     assert ("in tiles" in run.lowered.stages["tile"]) == chosen.scores.tiles
     assert "weigh" in run.lowered.stages["tile"]
     return run
@@ -115,7 +117,37 @@ def test_emulated(amx_everywhere, size):
     assert executed() > before or amx_everywhere is host_cpu()
 
 
+@targets
+@pytest.mark.parametrize("size", [(1, 130, 32, 16), (40, 70, 20, 33)], ids=str)
+def test_tasks_share_the_keys(target, size):
+    chosen = replace(TILES if target == OF_TILES else GROUPS, shared=True)
+    through(attention(*size), target, chosen)
+    through(causal(size[1], *size[1:]), target, chosen)
+    through(attention(*size, *LOWEST), target, chosen)
+
+
+SINK = """graph @g(%q: bf16[3, 40, 16], %k: bf16[3, 70, 16], %v: bf16[3, 70, 16], %s: bf16[3, 1, 1]) {
+  %d = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : bf16[3, 40, 70]
+  %e = broadcast(%s) : bf16[3, 40, 1]
+  %c = concat(%d, %e) {axis=2} : bf16[3, 40, 71]
+  %p = softmax(%c) {axis=2} : bf16[3, 40, 71]
+  %w = slice(%p) {starts=[0, 0, 0], stops=[3, 40, 70], steps=[1, 1, 1]} : bf16[3, 40, 70]
+  %o = dot(%w, %v) {contract=[2]x[1], batch=[0]x[0]} : bf16[3, 40, 16]
+  return %o
+}"""
+
+
+@targets
+@pytest.mark.parametrize("shared", [False, True])
+def test_sinks(target, shared):
+    through(SINK, target, replace(TILES if target == OF_TILES else GROUPS, shared=shared))
+
+
+LOWEST = (("%c = mul(%s, bf16(0.2))", "%z = maximum(%c, bf16(-1e30))"), "")
+"""Scores that may be huge, as far as the expression tells."""
+
 CHANGES = {
+    "floor": LOWEST,
     "soft cap": (("%c = mul(%s, bf16(0.2))", "%t = tanh(%c)", "%z = mul(%t, bf16(5.0))"), ""),
     "bias": (("%c = mul(%s, bf16(0.2))", "%z = add(%c, %b)"), ", %b: bf16[2, 40, 70]"),
     "key bias": (("%z = sub(%s, %b)",), ", %b: bf16[2, 1, 1, 70]"),
@@ -188,6 +220,15 @@ def test_computed_operands(target):
         return %o
     }"""
     through(text, target)
+
+
+@pytest.mark.parametrize("change", ["task", "chunk"])
+def test_sizes_that_are_no_whole_blocks(change):
+    graph = lower(attention(*SIZES[1]), OF_TILES).graph
+    (op,) = (o for o in graph.ops if o.name == "fused")
+    strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
+    with pytest.raises(LoweringError, match="no whole blocks"):
+        lower_with(Frame(op, strides, "k"), replace(TILES, **{change: 48}))
 
 
 def test_candidates():

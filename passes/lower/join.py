@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from fusec.ir.index import Index, Symbol, symbol
-from fusec.ir.types import Dim, bool_, contiguous_strides, f32
+from fusec.ir.types import Dim, DType, bool_, contiguous_strides, f32
 from fusec.passes.lower.frame import Frame
 from fusec.tile.nodes import Alloc, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
@@ -19,13 +19,26 @@ LOG2E = 1.4426950408889634
 
 class Parts:
     """What ``count`` parts of the keys leave for each row: ``peak`` and ``total`` [count, others..., rows], and ``out``
-    with the values behind."""
+    with the values behind. in_log2: the peaks are powers of two."""
 
-    def __init__(self, frame: Frame, count: int, others: tuple[Iter, ...], rows: Dim, values: Dim) -> None:
-        self.frame, self.count, self.others = frame, count, others
+    def __init__(
+        self,
+        frame: Frame,
+        count: int,
+        others: tuple[Iter, ...],
+        rows: Dim,
+        values: Dim,
+        dtype: DType = f32,
+        *,
+        in_log2: bool = False,
+    ) -> None:
+        self.frame, self.count, self.others, self.dtype, self.in_log2 = frame, count, others, dtype, in_log2
         shape = (count, *(i.extent if i.limit is None else i.limit for i in others), rows)
-        self.peak, self.total = (_scratch(frame, name, shape) for name in ("part_peak", "part_total"))
-        self.out = _scratch(frame, "part_out", (*shape, values))
+        self.peak, self.total = (self._scratch(name, shape) for name in ("part_peak", "part_total"))
+        self.out = self._scratch("part_out", (*shape, values))
+
+    def _scratch(self, name: str, shape: tuple[Dim, ...]) -> Buffer:
+        return Buffer(self.frame.unique(name), self.dtype, shape, contiguous_strides(shape), "parameter")
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -41,54 +54,53 @@ def join(parts: Parts, row: Symbol, value: Iter) -> tuple[list[Statement], Iter,
     one = Iter(symbol("ri", 0, 0), 1)
     part = Iter(symbol("part", 0, padded - 1), padded, None if padded == parts.count else parts.count)
     at, index = (one.var,), parts.at(part.var, row)
-    frame = parts.frame
-    top, shift, total = (_tile(frame, n, 1) for n in ("top", "shift", "total"))
-    weights, out = _tile(frame, "weights", 1, padded), _tile(frame, "out", 1, value.extent)
+    d = parts.dtype
+    top, shift, total = (_tile(parts, n, 1) for n in ("top", "shift", "total"))
+    weights, out = _tile(parts, "weights", 1, padded), _tile(parts, "out", 1, value.extent)
     weight = Load(weights, (one.var, part.var))
+    power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.peak, index), Load(shift, at))
     code: list[Statement] = [
         Alloc(top),
         Reduce((one, part), top, at, "max", Load(parts.peak, index)),
         Alloc(shift),
         Map((one,), shift, at, finite_or_zero(Load(top, at))),
         Alloc(weights),
-        Map((one, part), weights, (one.var, part.var), exp_of(Load(parts.peak, index), Load(shift, at))),
+        Map((one, part), weights, (one.var, part.var), power),
         Alloc(total),
-        Reduce((one, part), total, at, "sum", Apply("mul", (weight, Load(parts.total, index)), f32)),
+        Reduce((one, part), total, at, "sum", Apply("mul", (weight, Load(parts.total, index)), d)),
         Alloc(out),
         Reduce(
             (one, part, value),
             out,
             (one.var, value.var),
             "sum",
-            Apply("mul", (weight, Load(parts.out, (*index, value.var))), f32),
+            Apply("mul", (weight, Load(parts.out, (*index, value.var))), d),
         ),
     ]
-    return code, one, Apply("div", (Load(out, (one.var, value.var)), Load(total, at)), f32)
+    return code, one, Apply("div", (Load(out, (one.var, value.var)), Load(total, at)), d)
 
 
 def times(a: ScalarExpr, factor: float) -> ScalarExpr:
     """``a`` times a constant."""
-    return a if factor == 1.0 else Apply("mul", (a, Const(factor, f32)), f32)
+    return a if factor == 1.0 else Apply("mul", (a, Const(factor, a.dtype)), a.dtype)
 
 
 def exp_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
     """e to the power of ``a - b``, by a power of 2; exactly 1 where they are the same."""
-    return Apply("exp2", (times(Apply("sub", (a, b), f32), LOG2E),), f32)
+    return Apply("exp2", (times(Apply("sub", (a, b), a.dtype), LOG2E),), a.dtype)
 
 
 def exp2_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
     """2 to the power of ``a - b``."""
-    return Apply("exp2", (Apply("sub", (a, b), f32),), f32)
+    return Apply("exp2", (Apply("sub", (a, b), a.dtype),), a.dtype)
 
 
 def finite_or_zero(peak: Load) -> ScalarExpr:
     """What a row's scores are shifted by: its maximum, or 0 where all its scores are -inf."""
-    return Apply("select", (Apply("eq", (peak, Const(-inf, f32)), bool_), Const(0.0, f32), peak), f32)
+    return Apply(
+        "select", (Apply("eq", (peak, Const(-inf, peak.dtype)), bool_), Const(0.0, peak.dtype), peak), peak.dtype
+    )
 
 
-def _scratch(frame: Frame, name: str, shape: tuple[Dim, ...]) -> Buffer:
-    return Buffer(frame.unique(name), f32, shape, contiguous_strides(shape), "parameter")
-
-
-def _tile(frame: Frame, name: str, *shape: int) -> Buffer:
-    return Buffer(frame.unique(name), f32, shape, contiguous_strides(shape), "tile")
+def _tile(parts: Parts, name: str, *shape: int) -> Buffer:
+    return Buffer(parts.frame.unique(name), parts.dtype, shape, contiguous_strides(shape), "tile")
