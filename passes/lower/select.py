@@ -11,7 +11,7 @@ from fusec.ir.graph import Location, Op
 from fusec.ir.index import most, product
 from fusec.ir.types import DType
 from fusec.passes.lower.attention import attention_in, lower_attention
-from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops, sizes_of
+from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
 from fusec.passes.lower.map import lower_map
 from fusec.passes.lower.narrow_attention import lower_narrow_attention, multiplies_narrow
@@ -77,8 +77,8 @@ class Selector:
             heads = match.value_dot.result.type.most // max(rows * values, 1)
             if multiplies_narrow(match, self.target):
                 return list(narrow_attention_candidates(heads, rows, dot.k, values, self.target, self.threads))
-            threads = 1 if sizes_of(body) else self.threads
-            return list(attention_candidates(rows, dot.k, first.k, values, dtype.bits, self.target, heads, threads))
+            sizes = (rows, dot.k, first.k, values)
+            return list(attention_candidates(*sizes, dtype.bits, self.target, heads, self.threads))
         if kind == "row":
             op = next(o for o in body.ops if o.definition.kind == "reduce")
             assert isinstance(op.attributes, ReduceAttributes)

@@ -95,14 +95,23 @@ def narrow_attention_candidates(
 
 
 def key_parts(tasks: int, keys: int, threads: int) -> int:
-    """Parts of the keys that give all threads something to do where there are few tasks."""
-    if tasks >= threads:
-        return 1
-    return max(1, min(-(-2 * threads // tasks), keys // LEAST_KEYS))
+    """Parts of the keys that keep all threads busy where there are few tasks; 1 where that gains little."""
+
+    def rounds(parts: int) -> float:
+        """What the busiest thread does, in tasks of all keys."""
+        joined = JOINED_KEYS * parts / keys if parts > 1 else 0.0
+        return -(-tasks * parts // threads) / parts * (1 + joined)
+
+    most = min(2 * threads, keys // LEAST_KEYS)
+    best = min(range(1, most + 1), key=rounds, default=1)
+    return best if rounds(best) <= 0.85 * rounds(1) else 1
 
 
 LEAST_KEYS = 256
 """Of one part: fewer take no longer than joining the parts."""
+
+JOINED_KEYS = 48
+"""Keys that take as long as storing a part's result and joining it."""
 
 CHUNK_BYTES = 512 * 1024
 """Of values that a task keeps turned."""

@@ -134,8 +134,9 @@ def attention_candidates(
     lanes = target.lanes(bits)
     wide = 2 if target.vector_registers >= 32 else 1
     found: list[AttentionSchedule] = []
-    preferred = (2 * wide, wide) if queries >= 2 * wide * lanes else (wide, 2 * wide)
-    for vectors in (*preferred, wide // 2 or 1):
+    least = wide // 2 or 1
+    few = (least, wide, 2 * wide) if queries <= least * lanes else (wide, 2 * wide, least)
+    for vectors in (2 * wide, wide, least) if queries >= 2 * wide * lanes else few:
         columns = vectors * lanes
         most = (target.vector_registers - 1 - vectors) // vectors
         for block in (64, 128, 32):

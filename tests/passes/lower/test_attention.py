@@ -98,7 +98,7 @@ def test_few_queries_of_few_heads_are_shared():
 
 def test_lanes_without_queries_hold_zeros():
     """They hold what was in memory before, and subnormal numbers take a hundred times as long on some CPUs."""
-    run = check(attention(queries=1), slack=4)
+    run = check(attention(queries=2), slack=4)
     first, zeros = (line.strip() for line in run.lowered.stages["tile"].splitlines()[2:4])
     assert first.startswith("alloc queries")
     assert zeros.startswith("map queries[depth, qi] = 0.0")

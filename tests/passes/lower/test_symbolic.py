@@ -43,6 +43,16 @@ graph @attention<B in [1, 8], S in [2, 300]>(%q: f32[B, S, 128], %k: f32[B, S, 1
 }""",
         [{"B": b, "S": s} for b, s in ((1, 2), (2, 130), (1, 64), (1, 65), (3, 17))],
     ),
+    "attention to shared keys": (
+        """
+graph @decode<Q in [1, 8], S in [1, 2000]>(%q: f32[Q, 16], %k: f32[S, 16], %v: f32[S, 16]) {
+  %s = dot(%q, %k) {contract=[1]x[1]} : f32[Q, S]
+  %p = softmax(%s) {axis=1} : f32[Q, S]
+  %o = dot(%p, %v) {contract=[1]x[0]} : f32[Q, 16]
+  return %o
+}""",
+        [{"Q": q, "S": s} for q, s in ((1, 1), (3, 40), (8, 1000), (8, 1025), (5, 2000))],
+    ),
     "products": (
         """
 graph @products<B in [1, 8], S in [2, 200]>(%x: f32[B, S, 24], %y: f32[B, S, 24], %w: f32[24, 24]) {
