@@ -71,12 +71,10 @@ def escaping_values(graph: Graph) -> set[Value]:
 
 
 class _Sweep:
-    """What one forward sweep knows: the ops made so far, who makes and who uses each value, the names taken."""
+    """What one forward sweep knows: the ops made so far, who makes each value, the names taken."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.uses = graph.uses()
-        self.outputs = frozenset(graph.outputs)
         self.escaping = escaping_values(graph)
         self.ops: list[Op] = []
         self.producers: dict[Value, Op] = {}
@@ -131,7 +129,6 @@ class Rewriter:
         self._sweep = sweep
         self.op = op
         self.emitted: list[Op] = []
-        self.absorbed: list[Value] = []
         self._made: dict[Value, Op] = {}
         self._constants: dict[tuple[object, ...], Value] = {}
 
@@ -148,10 +145,6 @@ class Rewriter:
         """The number that a 0-d constant holds, or None."""
         made = self.producer(value, "constant")
         return made.attributes.value if made and isinstance(made.attributes, ConstantAttributes) else None
-
-    def absorb(self, value: Value) -> None:
-        """Says that the rule pays only if ``value`` dies with it: the driver rejects it when others use the value."""
-        self.absorbed.append(value)
 
     def must_own(self, value: Value) -> bool:
         """True when the result can't be ``value`` itself, though equal to it, because the caller would see that.
@@ -260,25 +253,11 @@ def _visit(sweep: _Sweep, op: Op, table: dict[str, list[Rule]]) -> None:
         rewriter = Rewriter(sweep, op)
         outcome = each.rewrite(rewriter)
         if isinstance(outcome, Value):
-            outcome = _used_elsewhere(sweep, op, rewriter) or outcome
-        if isinstance(outcome, Value):
             _commit(sweep, each, rewriter, outcome)
             return
         if outcome is not None:
             sweep.rejects.append(Declined(each.name, f"{op.result}: {outcome.reason}", op.location))
     sweep.append(op)
-
-
-def _used_elsewhere(sweep: _Sweep, op: Op, rewriter: Rewriter) -> Reject | None:
-    inside = {op, *(made for v in rewriter.absorbed if (made := sweep.producers.get(v)))}
-    inside_results = {r for o in inside for r in o.results}
-    for value in rewriter.absorbed:
-        if value in sweep.outputs:
-            return Reject(f"{value} is also an output of the graph")
-        for user in sweep.uses.get(value, ()):
-            if inside_results.isdisjoint(user.results):
-                return Reject(f"{value} is also used by {user.results[0]}")
-    return None
 
 
 def _commit(sweep: _Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> None:

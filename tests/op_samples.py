@@ -194,9 +194,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "gather": many(Sample((t(f32, 2, 9, 3), t(i64, B, 4)), GatherAttributes(1), below=9)),
     "gather_elements": many(Sample((t(f32, 4, 9), t(i32, 2, 5)), GatherAttributes(1), below=9)),
     "extern": many(
-        Sample(
-            (_X,), ExternAttributes("aten.sort", '(($0, -1), {"x": "a\\"}\n//b:1"})', (_X, t(i64, 2, 3)), "new: sort")
-        ),
+        Sample((_X,), ExternAttributes("aten.sort", _ODD_TEXT, (_X, t(i64, 2, 3)), "new: sort")),
         Sample((), ExternAttributes("numpy.seterr", "((), {})", ())),
     ),
     "fused": many(Sample((t(f32, B, 4),), FusedAttributes("row", _body()))),

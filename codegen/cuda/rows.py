@@ -39,10 +39,6 @@ class InRows:
     def columns(self) -> int:
         return self.free.extent if self.turned else self.inner.extent
 
-    @property
-    def copies_sixteen_bytes(self) -> bool:
-        return isinstance(self.value, Load) and self.vector * self.value.dtype.itemsize > _COPIES[-1]
-
     def text(self) -> str:
         """The type that says so in C++."""
         return f"InRows<{self.rows}, {self.columns}, {self.stride}, {self.vector}>"

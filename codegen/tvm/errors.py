@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fusec.codegen.tvm.coefficients import ERF_TABLE_F32
 from fusec.codegen.tvm.curves import CURVES
 from fusec.codegen.tvm.math import exp, exp_pair, fills_register, reduce_exp_pair, scale, tabulated
 from fusec.codegen.tvm.pairs import divide, ordered_sum, two_product, two_sum
+from fusec.codegen.tvm.tables import ERF_TABLE_F32
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 

@@ -16,11 +16,10 @@ from fusec.codegen.tvm.coefficients import (
     LOG_F32,
     LOG_F64,
     SHORT_EXP2,
-    TANH_TABLE_F32,
     FloatFormat,
-    Table,
 )
 from fusec.codegen.tvm.pairs import Pair, ordered_sum, two_product, two_sum
+from fusec.codegen.tvm.tables import TANH_TABLE_F32, Table
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import TypeRuleError
-from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
+from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, ir_dtype, like_layout
 from fusec.ir.graph import Value
 from fusec.ir.types import bool_
 
@@ -320,12 +320,3 @@ def outer(trace: Trace, ufunc: np.ufunc, a: Any, b: Any, *, dtype: Any = None) -
     left = a if isinstance(a, Traced) else np.asarray(a)
     rank = len(b.meta.shape) if isinstance(b, Traced) else np.ndim(b)
     return call(trace, ufunc, (left[(..., *(None,) * rank)], b), dtype=dtype)  # type: ignore[index]
-
-
-def is_number(x: Any) -> bool:
-    """A Python or NumPy number, or a 0-d ndarray."""
-    return _is_number(x)
-
-
-def scalar_meta(dtype: DTypeLike) -> Meta:
-    return describe((), dtype)

@@ -185,12 +185,6 @@ def _repeat_interleave(
     return e.reshape(e.broadcast(e.reshape(flat, one), many), e.out.shape)
 
 
-def _one_hot(e: Emitter, x: Value, num_classes: int = -1) -> Value:
-    classes = e.iota((num_classes,), 0, x.type.dtype)
-    hot = e.emit("eq", e.reshape(x, (*x.type.shape, 1)), classes)
-    return e.cast(hot, e.out.dtype)
-
-
 def _take(e: Emitter, x: Value, index: Value) -> Value:
     flat = e.reshape(x, (x.type.size,))
     where = _non_negative(e, e.cast(index, i64), x.type.size)

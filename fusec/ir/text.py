@@ -11,11 +11,9 @@ from typing import get_args
 from fusec.ir.attributes import (
     Attributes,
     CastAttributes,
-    ConstantAttributes,
     DotAttributes,
     ExtentAttributes,
     ExternAttributes,
-    FusedAttributes,
     FusedKind,
     IotaAttributes,
     Scalar,
@@ -49,9 +47,6 @@ FROM_RESULT: Mapping[type[Attributes], Given] = {
     },
 }
 """Fields that are not written, because the result's type tells them."""
-
-SPECIAL = (ConstantAttributes, FusedAttributes)
-"""Records with a form of their own: a constant stands where it is used, a fused op's body is a region."""
 
 
 def paired(record: type[Attributes]) -> set[str]:

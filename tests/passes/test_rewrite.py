@@ -3,7 +3,7 @@ from __future__ import annotations
 from textwrap import dedent
 
 import pytest
-from rewriting import applying, becomes, unchanged
+from rewriting import applying, becomes
 
 from fusec.errors import VerifyError
 from fusec.ir.graph import Builder, Location
@@ -42,16 +42,6 @@ def flip(r: Rewriter) -> Outcome:
 def halved(r: Rewriter) -> Outcome:
     """relu(x) ⇒ reduce(x), which is wrong"""
     return r.reduce("reduce_sum", r.operands[0], [0])
-
-
-@rule("neg")
-def neg_of_neg(r: Rewriter) -> Outcome:
-    """neg(neg(x)) ⇒ x, where the inner one dies with it"""
-    made = r.producer(r.operands[0], "neg")
-    if made is None:
-        return None
-    r.absorb(made.result)
-    return made.operands[0]
 
 
 @rule("exp")
@@ -150,33 +140,6 @@ def test_a_value_inside_is_replaced_without_a_copy() -> None:
     """
     graph = rewrite(parse(dedent(text)), (drop_neg,))
     assert [op.name for op in graph.ops] == ["exp"]
-
-
-def test_absorbed_values_may_have_no_other_use() -> None:
-    text = """
-    graph @g(%x: f32[4]) {
-      %a = neg(%x) : f32[4]
-      %b = neg(%a) : f32[4]
-      %c = exp(%a) : f32[4]
-      %d = add(%b, %c) : f32[4]
-      return %d
-    }
-    """
-    assert unchanged(applying(neg_of_neg), text) == ["neg-of-neg: %b: %a is also used by %c"]
-    alone = text.replace("exp(%a)", "exp(%x)")
-    assert [op.name for op in rewrite(parse(dedent(alone)), (neg_of_neg,)).ops] == ["exp", "add"]
-
-
-def test_absorbed_values_may_be_no_output() -> None:
-    text = """
-    graph @g(%x: f32[4]) {
-      %a = neg(%x) : f32[4]
-      %b = neg(%a) : f32[4]
-      %c = exp(%b) : f32[4]
-      return %c, %a
-    }
-    """
-    assert unchanged(applying(neg_of_neg), text) == ["neg-of-neg: %b: %a is also an output of the graph"]
 
 
 def test_rejects_are_logged_once_with_the_value() -> None:
