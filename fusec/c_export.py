@@ -17,7 +17,8 @@ import numpy as np
 
 from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError
-from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, most, symbol
+from fusec.ir.index import Expr, Index, Sum, Symbol, most, symbol
+from fusec.ir.spell import IndexSpeller
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
 from fusec.runtime.arrays import span
 from fusec.runtime.emit import reads_and_writes, root_of
@@ -245,27 +246,30 @@ def _name(s: Symbol) -> str:
     return _variable(s.name)
 
 
+class _InC(IndexSpeller):
+    def integer(self, value: int) -> str:
+        return f"INT64_C({value})" if abs(value) >= 1 << 31 else str(value)
+
+    def symbol(self, s: Symbol) -> str:
+        return _name(s)
+
+    def sum(self, e: Sum) -> str:
+        terms = [f"{self.integer(k)} * {self.index(atom)}" for atom, k in e.terms]
+        return f"({' + '.join([*terms, self.integer(e.constant)])})"
+
+    def quotient(self, value: Expr, divisor: Index) -> str:
+        return f"fusec_div({self.index(value)}, {self.index(divisor)})"
+
+    def remainder(self, value: Expr, divisor: Index) -> str:
+        return f"({self.index(value)} - {self.quotient(value, divisor)} * {self.index(divisor)})"
+
+    def extremum(self, a: str, b: str, *, largest: bool) -> str:
+        return f"fusec_{'max' if largest else 'min'}({a}, {b})"
+
+
 def spell_c(e: Index) -> str:
     """An index expression in C, its symbols as int64 variables."""
-    match e:
-        case int():
-            return f"INT64_C({e})" if abs(e) >= 1 << 31 else str(e)
-        case Symbol():
-            return _name(e)
-        case Sum():
-            terms = [f"{spell_c(k)} * {spell_c(atom)}" for atom, k in e.terms]
-            return f"({' + '.join([*terms, spell_c(e.constant)])})"
-        case FloorDiv():
-            return f"fusec_div({spell_c(e.value)}, {spell_c(e.divisor)})"
-        case Mod():
-            quotient = f"fusec_div({spell_c(e.value)}, {spell_c(e.divisor)})"
-            return f"({spell_c(e.value)} - {quotient} * {spell_c(e.divisor)})"
-        case Extremum():
-            return f"fusec_{'max' if e.largest else 'min'}({spell_c(e.a)}, {spell_c(e.b)})"
-        case Product():
-            return f"({' * '.join(map(spell_c, e.factors))})"
-        case Expr():
-            raise AssertionError(type(e))
+    return _InC().index(e)
 
 
 _COMMON = """\

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import assert_never
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, bounds, needs_int64
+from fusec.ir.spell import IndexSpeller
 
 
 def spell_index(e: Index, symbols: Mapping[Symbol, str]) -> str:
     """The expression over the variables of its symbols; 64-bit where it, or a part of it, may pass 2**31."""
-    return _Speller(symbols, wide=_is_wide(e)).spell(e)
+    return _Speller(symbols, wide=_is_wide(e)).index(e)
 
 
 def _is_wide(e: Index) -> bool:
@@ -33,48 +33,41 @@ def _is_wide(e: Index) -> bool:
 
 
 @dataclass(frozen=True)
-class _Speller:
+class _Speller(IndexSpeller):
     symbols: Mapping[Symbol, str]
     wide: bool
 
-    def spell(self, e: Index) -> str:
-        match e:
-            case int():
-                return str(e)
-            case Symbol():
-                name = self.symbols[e]
-                return f"i64({name})" if self.wide and not name.isdigit() else name
-            case Sum():
-                terms = [self.spell(a) if k == 1 else f"{self.spell(a)} * {k}" for a, k in e.terms]
-                text = " + ".join([*terms, *([str(e.constant)] if e.constant else [])])
-                return f"({text.replace('+ -', '- ')})" if len(terms) > 1 or e.constant else text
-            case FloorDiv():
-                return self._divide(e.value, e.divisor, "/")
-            case Mod():
-                return self._divide(e.value, e.divisor, "%")
-            case Extremum():
-                kind = "i64" if self.wide else "int"
-                return f"{'maximum' if e.largest else 'minimum'}<{kind}>({self.spell(e.a)}, {self.spell(e.b)})"
-            case Product():
-                return f"({' * '.join(map(self.spell, e.factors))})"
-            case Expr():
-                raise AssertionError(type(e))
-            case _:
-                assert_never(e)
+    @property
+    def kind(self) -> str:
+        return "i64" if self.wide else "int"
 
-    def _divide(self, value: Expr, divisor: Index, sign: str) -> str:
+    def symbol(self, s: Symbol) -> str:
+        name = self.symbols[s]
+        return f"i64({name})" if self.wide and not name.isdigit() else name
+
+    def sum(self, e: Sum) -> str:
+        text = super().sum(e).replace("+ -", "- ")
+        return text if len(e.terms) > 1 or e.constant else text[1:-1]
+
+    def quotient(self, value: Expr, divisor: Index) -> str:
+        return self._divide(value, divisor, "/", "floor_divide")
+
+    def remainder(self, value: Expr, divisor: Index) -> str:
+        return self._divide(value, divisor, "%", "floor_remainder")
+
+    def _divide(self, value: Expr, divisor: Index, sign: str, function: str) -> str:
         """C++ divides towards zero: what may be negative is divided by a function of ours."""
         low = bounds(value)[0]
         a, b = self._factor(value), self._factor(divisor)
-        if low is not None and low >= 0:
-            return f"({a} {sign} {b})"
-        kind = "i64" if self.wide else "int"
-        return f"{'floor_divide' if sign == '/' else 'floor_remainder'}<{kind}>({a}, {b})"
+        return f"({a} {sign} {b})" if low is not None and low >= 0 else f"{function}<{self.kind}>({a}, {b})"
 
     def _factor(self, e: Index) -> str:
         """An operand of a division."""
-        text = self.spell(e)
+        text = self.index(e)
         return f"({text})" if isinstance(e, Sum) and not text.startswith("(") else text
+
+    def extremum(self, a: str, b: str, *, largest: bool) -> str:
+        return f"{'maximum' if largest else 'minimum'}<{self.kind}>({a}, {b})"
 
 
 @dataclass(frozen=True)

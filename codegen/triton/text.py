@@ -5,24 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import assert_never
 
 from fusec.errors import LoweringError
-from fusec.ir.index import (
-    Expr,
-    Extremum,
-    FloorDiv,
-    Index,
-    Mod,
-    Product,
-    Sum,
-    Symbol,
-    bounds,
-)
+from fusec.ir.index import Expr, Index, Symbol, bounds
+from fusec.ir.spell import IndexSpeller
 from fusec.tile.nodes import Iter
 
 
-class Text:
+class Text(IndexSpeller):
     """Lines so far, and what they name.
 
     ``made`` are texts that a variable of the enclosing blocks holds; ``domain`` is that of the statement at hand, whose
@@ -98,28 +88,17 @@ class Text:
         selector = ", ".join(":" if k == place else "None" for k in range(rank))
         return f"{arange}[{selector}]"
 
-    def index(self, e: Index) -> str:
-        match e:
-            case int():
-                return str(e)
-            case Symbol():
-                return self.axis(e)
-            case Sum():
-                terms = [self.index(a) if k == 1 else f"{self.index(a)} * {k}" for a, k in e.terms]
-                return f"({' + '.join([*terms, *([str(e.constant)] if e.constant else [])])})"
-            case FloorDiv():
-                return self._divide(e.value, e.divisor, "//")
-            case Mod():
-                return self._divide(e.value, e.divisor, "%")
-            case Extremum():
-                function = "tl.maximum" if e.largest else "tl.minimum"
-                return f"{function}({self.index(e.a)}, {self.index(e.b)})"
-            case Product():
-                return f"({' * '.join(map(self.index, e.factors))})"
-            case Expr():
-                raise AssertionError(type(e))
-            case _:
-                assert_never(e)
+    def symbol(self, s: Symbol) -> str:
+        return self.axis(s)
+
+    def extremum(self, a: str, b: str, *, largest: bool) -> str:
+        return f"tl.{'maximum' if largest else 'minimum'}({a}, {b})"
+
+    def quotient(self, value: Expr, divisor: Index) -> str:
+        return self._divide(value, divisor, "//")
+
+    def remainder(self, value: Expr, divisor: Index) -> str:
+        return self._divide(value, divisor, "%")
 
     def _divide(self, value: Expr, divisor: Index, sign: str) -> str:
         """Triton divides towards zero: a value that may be negative is moved up by a multiple of the divisor first."""

@@ -1,0 +1,46 @@
+"""Index expressions as text: what a speller says is worth what the expression is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fusec.ir.index import Expr, Index, Symbol, evaluate, maximum, minimum, symbol
+from fusec.ir.spell import IndexSpeller
+
+A, B = symbol("a", -9, 9), symbol("b", 1, 9)
+
+
+class Python(IndexSpeller):
+    def symbol(self, s: Symbol) -> str:
+        return s.name
+
+    def quotient(self, value: Expr, divisor: Index) -> str:
+        return f"({self.index(value)} // {self.index(divisor)})"
+
+    def remainder(self, value: Expr, divisor: Index) -> str:
+        return f"({self.index(value)} % {self.index(divisor)})"
+
+    def extremum(self, a: str, b: str, *, largest: bool) -> str:
+        return f"{'max' if largest else 'min'}({a}, {b})"
+
+
+@pytest.mark.parametrize(
+    "e",
+    [
+        *(7, A, A - B, A * -3 + 2, (A + 2) // 4, (A * 3 - B) % 5, (A + 1) // B, A % B * 2, A * B * B - 1),
+        *(maximum(A, B - 3) * 2, minimum((A - 1) % 4 * B, B // 3)),
+    ],
+    ids=str,
+)
+def test_text_is_worth_the_expression(e: Index) -> None:
+    text = Python().index(e)
+    for a, b in itertools.product(range(-9, 10), range(1, 10)):
+        values = {"a": a, "b": b}
+        assert eval(text, values) == evaluate(e, values)
+
+
+def test_text() -> None:
+    assert Python().index(A * -3 + B + 2) == "(a * -3 + b + 2)"
+    assert Python().index(A * 4) == "(a * 4)"
