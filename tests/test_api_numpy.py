@@ -6,7 +6,7 @@ import gc
 import pickle
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -87,6 +87,54 @@ def test_globals_are_seen() -> None:
     finally:
         FACTOR = np.float32(2.0)
         TABLE[1] = 1
+
+
+def test_a_function_that_is_given_other_code_or_defaults() -> None:
+    def scaled(x: Any, factor: Any = 2.0) -> Any:
+        return x * factor
+
+    def increased(x: Any, factor: Any = 2.0) -> Any:
+        return x + factor
+
+    jitted, x = strict(scaled), random(5)
+    same(jitted(x), x * 2)
+    scaled.__defaults__ = (3.0,)
+    same(jitted(x), x * 3)
+    scaled.__code__ = increased.__code__
+    same(jitted(x), x + 3)
+
+
+def test_a_global_that_is_gone() -> None:
+    globals()["PASSING"] = 2.0
+    jitted, x = strict(lambda x: x * PASSING), random(5)  # type: ignore[name-defined]  # noqa: F821
+    same(jitted(x), x * 2)
+    del globals()["PASSING"]
+    with pytest.raises(NameError, match="PASSING"):
+        jitted(x)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_named_tuples_cost_no_test() -> None:
+    jitted, x = strict(lambda x: Pair(x + 1, x * 2)), random(5)
+    same(jitted(x).right, x * 2)
+    assert "_tuple_new" not in jitted.dispatcher.plans[0].entry.__source__
+
+
+def test_arguments_of_any_name() -> None:
+    jitted = strict(lambda self, dispatcher: self + dispatcher)
+    same(jitted(dispatcher=random(3), self=random(3)), random(3) * 2)
+
+
+@pytest.mark.parametrize(("shape", "waits"), [((8,), True), ((300, 300), False)])
+def test_other_threads_run_meanwhile_unless_a_call_is_short(shape: tuple[int, ...], waits: bool) -> None:
+    jitted = strict(expression)
+    same(jitted(random(*shape)), expression(random(*shape)))
+    objects = jitted.dispatcher.plans[0].entry.__scope__.objects
+    assert [v.release_gil for v in objects.values() if hasattr(v, "release_gil")] == [not waits]
 
 
 def test_mutation_and_views_of_inputs() -> None:

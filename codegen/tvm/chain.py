@@ -8,7 +8,8 @@ A table holds 64-bit integers: the most arguments of a launch, the number of lau
 call had; then for each launch the C
 function, its first argument (``TVMFFIFunctionCall`` and a function object), the number of arguments, and for each
 argument which of the call's values it is and what to add, in bytes. Value 0 is the table's own address, so that fixed
-addresses are sums too.
+addresses are sums too. Above the number's low 32 bits stands how many bytes after the value the address lies in memory;
+0 where the value is the address.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-CHAIN = "fusec_chain"
-"""Name of a module's function that runs a table: its address, then the values."""
+CHAIN = "fusec_chain_2"
+"""Name of a module's function that runs a table: its address, then the values. The number is that of the table's form:
+a module that was saved with another does not read it."""
 
-Launches = Sequence[tuple[str, Sequence[tuple[int, int]]]]
-"""Kernels, and for each argument the number of one of the call's values and what to add to it; number 0 is nothing."""
+Launches = Sequence[tuple[str, Sequence[tuple[int, int, int]]]]
+"""Kernels, and for each argument the number of one of the call's values (0: nothing), how many bytes after it the
+address lies in memory (0: the value is the address), and what to add to it."""
 
 
 def write_table(launches: Launches, objects: Mapping[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -36,8 +39,8 @@ def write_table(launches: Launches, objects: Mapping[str, int]) -> np.ndarray[An
     made = [max((len(arguments) for _, arguments in launches), default=0), len(launches), 0]
     for kernel, arguments in launches:
         made += [_call_address(), objects[kernel], len(arguments)]
-        for number, offset in arguments:
-            made += [number, offset if number else offset - start]
+        for number, field, offset in arguments:
+            made += [number | field << 32, offset if number else offset - start]
     table[:] = made
     return table
 

@@ -7,6 +7,8 @@ the same of the same data in each kernel, so that what it wrote is in its cache;
 
 from __future__ import annotations
 
+from fusec.codegen.tvm.chain import CHAIN
+
 TASKS_PER_THREAD = 16
 """At most: an uneven loop (a causal mask) is balanced by so many."""
 
@@ -358,17 +360,28 @@ head:
   %pairs = getelementptr i64, ptr %at, i64 3
   br label %argument
 argument:
-  %k = phi i64 [ 0, %head ], [ %following, %fill ]
+  %k = phi i64 [ 0, %head ], [ %following, %put ]
   %filled = icmp eq i64 %k, %arguments
   br i1 %filled, label %ready, label %fill
 fill:
   %pair = getelementptr {{ i64, i64 }}, ptr %pairs, i64 %k
-  %number = load i64, ptr %pair
+  %coded = load i64, ptr %pair
   %offset_at = getelementptr i64, ptr %pair, i64 1
   %offset = load i64, ptr %offset_at
+  %number = and i64 %coded, 4294967295
+  %field = lshr i64 %coded, 32
   %tagged = getelementptr {{ i64, i64 }}, ptr %given, i64 %number
   %base_at = getelementptr i64, ptr %tagged, i64 1
-  %base = load i64, ptr %base_at
+  %is_address = icmp eq i64 %field, 0
+  br i1 %is_address, label %put, label %follow
+follow:
+  %object_start = load i64, ptr %base_at
+  %field_at = add i64 %object_start, %field
+  %read_from = inttoptr i64 %field_at to ptr
+  br label %put
+put:
+  %source = phi ptr [ %base_at, %fill ], [ %read_from, %follow ]
+  %base = load i64, ptr %source
   %value = add i64 %base, %offset
   %into = getelementptr {{ i64, i64 }}, ptr %frame, i64 %k
   store i64 1, ptr %into
@@ -390,11 +403,17 @@ stop:
 done:
   ret i32 0
 }}
-define i32 @fusec_chain_impl(ptr %self, ptr %given, i32 %count, ptr %result) {{
+define i32 @{CHAIN}_impl(ptr %self, ptr %given, i32 %count, ptr %result) {{
 entry:
+  %table_at = getelementptr i8, ptr %given, i64 8
+  %table = load ptr, ptr %table_at
+  %launches_at = getelementptr i64, ptr %table, i64 1
+  %launches = load i64, ptr %launches_at
+  %follow_each_other = icmp ugt i64 %launches, 1
   %parallel = load ptr, ptr @fusec_gomp_parallel
   %pool = icmp ne ptr %parallel, null
-  br i1 %pool, label %ask, label %plain
+  %may_ask = and i1 %pool, %follow_each_other
+  br i1 %may_ask, label %ask, label %plain
 ask:
   %max_of = load ptr, ptr @fusec_max_threads
   %threads = call i32 %max_of()
@@ -413,8 +432,6 @@ prepare:
   %state = alloca i8, i64 %bytes, align {_LINE}
   call void @llvm.memset.p0.i64(ptr %state, i8 0, i64 %bytes, i1 false)
   store ptr %state, ptr @fusec_chain_state
-  %table_at = getelementptr i8, ptr %given, i64 8
-  %table = load ptr, ptr %table_at
   %noted_at = getelementptr i64, ptr %table, i64 2
   %noted = load atomic i64, ptr %noted_at monotonic, align 8
   %worth = icmp ugt i64 %noted, 1

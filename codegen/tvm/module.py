@@ -50,8 +50,7 @@ class CompiledModule:
     def chain(self, launches: Launches) -> tuple[KernelFunction, int, object]:
         """A function that runs kernels one after another, its first argument, and what must be kept meanwhile.
 
-        The call's further arguments are addresses and sizes; each argument of a launch is the sum of one of them (by
-        its number, from 1 on; 0 for none) and a number of bytes.
+        The call's further arguments are addresses, sizes, and places that addresses are read from (see Launches).
         """
         kernels: dict[str, Any] = {name: self.function(name) for name, _ in launches}
         table = write_table(launches, {name: kernel.__chandle__() for name, kernel in kernels.items()})

@@ -17,13 +17,26 @@ Rebuild = Callable[[Sequence[Any]], Any]
 """From the tensors of all graph outputs, in order, to what the user's function returns."""
 
 
+FAILED = "{fail}"
+"""Stands in the lines of a :class:`Guards` for what a failed test returns."""
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Tests as lines of a function, and the objects that the lines name. A line may raise: then a test failed."""
+
+    lines: tuple[str, ...]
+    objects: Mapping[str, object]
+
+
 @dataclass(frozen=True)
 class Conditions:
-    """An environment's test in parts: functions that must give these very objects, and a function that tests the rest
-    (None where nothing is left)."""
+    """An environment's test in parts: functions that must give these very objects, a function that tests the rest
+    (None where nothing is left), and tests that can stand in the code of a call (None where there are none)."""
 
     values: tuple[tuple[Callable[[], object], object], ...]
     rest: Callable[[], bool] | None
+    guards: Guards | None = None
 
 
 class Environment(Protocol):

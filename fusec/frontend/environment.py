@@ -16,6 +16,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
@@ -32,27 +33,27 @@ class Environment:
     """The guards of one capture.
 
     ``holds()`` is True while everything that the capture read is as it was then. It is a plain function, fast and
-    safe to call from any thread.
+    safe to call from any thread; a call's code holds the same tests itself (``conditions``).
     """
 
-    __slots__ = ("_count", "_explain", "holds")
-
     def __init__(self, writer: GuardWriter) -> None:
-        self.holds: Callable[[], bool] = writer.compile_check()
-        self._explain = writer.explain
-        self._count = writer.count
+        self._writer = writer
+
+    @cached_property
+    def holds(self) -> Callable[[], bool]:
+        return self._writer.compile_check()
 
     def __len__(self) -> int:
         """Number of guards."""
-        return self._count
+        return self._writer.count
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions((), self.holds if self._count else None)
+        return Conditions((), None, self._writer.written())
 
     def why_changed(self) -> str:
         """The first thing found changed, such as ``global SCALE: was 2.0, now 3.0``; empty when nothing is."""
-        return self._explain()
+        return self._writer.explain()
 
 
 class Recorder:
@@ -96,8 +97,7 @@ class Recorder:
                 mine = theirs.get(code.co_filename)
                 if mine is None:
                     mine = theirs[code.co_filename] = is_user_file(code.co_filename)
-                if mine and not (code.co_filename == "<string>" and "__file__" in frame.f_globals):
-                    # The exception is code that a library generated for a module, such as a dataclass's __init__.
+                if mine and not (code.co_filename == "<string>" and _is_generated(frame.f_globals)):
                     frames.setdefault((id(code), id(frame.f_globals)), (code, frame.f_globals))
                     if code.co_argcount:
                         values = frame.f_locals
@@ -181,6 +181,11 @@ class Recorder:
             value = reference()
             if value is not None and not isinstance(value, FunctionType | type):
                 writer.visit_object(value, type(value).__qualname__)
+
+
+def _is_generated(namespace: Mapping[str, object]) -> bool:
+    """Whether code without a file was made by a library: a dataclass's ``__init__``, a named tuple's ``__new__``."""
+    return "__file__" in namespace or str(namespace.get("__name__", "")).startswith("namedtuple_")
 
 
 class _Loads:

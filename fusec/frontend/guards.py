@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec.frontend.capture import FAILED, Guards
 from fusec.frontend.source import is_user_file
 
 _SINGLETONS = (None, True, False, Ellipsis, NotImplemented)
@@ -184,8 +185,12 @@ class GuardWriter:
             self._identity(expression, function, path)
             self._wrapped(expression, function, path)
             return
-        test = f"type({{v}}) is not {self._bind(FunctionType)} or {{v}}.__code__ is not {self._bind(code)}"
-        for part in ("__defaults__", "__kwdefaults__", "__closure__"):
+        test = f"{{v}}.__code__ is not {self._bind(code)}"
+        parts: tuple[str, ...] = ("__defaults__", "__kwdefaults__")
+        if expression not in self._bound:  # else it is this very object, of which the rest can't change
+            test = f"type({{v}}) is not {self._bind(FunctionType)} or {test}"
+            parts += ("__closure__",)
+        for part in parts:
             held = getattr(function, part)
             test += f" or {{v}}.{part} is not {'None' if held is None else self._bind(held)}"
         v = self._check(expression, test, path, function)
@@ -336,11 +341,16 @@ class GuardWriter:
         made: Callable[[], Any] = namespace["make"](**self._bound)
         return made
 
+    def written(self) -> Guards | None:
+        """The guards as text; None where there are none."""
+        lines = tuple(line for guard in self._guards for line in guard.lines)
+        return Guards(lines, self._bound) if lines else None
+
     def compile_check(self) -> Callable[[], bool]:
         """The function that is True while every guard holds."""
         if not self._guards:
             return _always
-        lines = ["    " + line.replace("{fail}", "False") for guard in self._guards for line in guard.lines]
+        lines = ["    " + line.replace(FAILED, "False") for guard in self._guards for line in guard.lines]
         return self._compile(["try:", *lines, "    return True", "except Exception:", "    return False"])
 
     def explain(self) -> str:
@@ -348,7 +358,7 @@ class GuardWriter:
         lines = ["at = 0", "try:"]
         for position, guard in enumerate(self._guards):
             failed = f"{position}, {guard.variable}"
-            lines += [f"    at = {position}", *("    " + g.replace("{fail}", failed) for g in guard.lines)]
+            lines += [f"    at = {position}", *("    " + g.replace(FAILED, failed) for g in guard.lines)]
         lines += ["    return None", "except Exception as error:", "    return at, error"]
         found = self._compile(lines)()
         if found is None:

@@ -131,7 +131,8 @@ class _Guards:
         _, dtype, *autocast = self.ambient
         if self.ties or any(autocast):
             return Conditions((), self._holds)
-        return Conditions(((torch.get_default_dtype, dtype),), self.guards.conditions.rest)
+        own = self.guards.conditions
+        return Conditions(((torch.get_default_dtype, dtype),), own.rest, own.guards)
 
     def _holds(self) -> bool:
         return _ambient() == self.ambient and self.guards.holds() and self._tied()

@@ -81,6 +81,10 @@ class Arrays(Protocol):
         Its strides are row-major, or not looked at.
         """
 
+    @property
+    def address_field(self) -> int | None:
+        """How many bytes after ``id(array)`` the array's address lies in memory; None where that is not known."""
+
     def address(self, scope: Scope, variable: str) -> str:
         """The address of the first element."""
 

@@ -6,12 +6,13 @@ import itertools
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusec.ir.index import Index, Symbol, substitute, symbol, symbols_of
 
 _numbers = itertools.count()
+_NONE: Mapping[str, Any] = {}
 
 
 def spell(i: Index) -> str:
@@ -33,11 +34,11 @@ def variable_of(s: Symbol) -> str:
 
 
 class Scope:
-    """The objects that generated code refers to by name."""
+    """The objects that generated code refers to by name; ``named`` have their names already."""
 
-    def __init__(self) -> None:
-        self.objects: dict[str, Any] = {}
-        self._names: dict[int, str] = {}
+    def __init__(self, named: Mapping[str, Any] = _NONE) -> None:
+        self.objects: dict[str, Any] = dict(named)
+        self._names: dict[int, str] = {id(value): name for name, value in named.items()}
 
     def bind(self, value: Any, hint: str) -> str:
         """The name of an object, as near to ``hint`` as can be; the same object keeps its name."""

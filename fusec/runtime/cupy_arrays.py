@@ -69,6 +69,8 @@ class CupyArrays:
     ) -> str:
         raise FusecError("symbolic extents are not there for CuPy's arrays")
 
+    address_field = None
+
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data.ptr"
 

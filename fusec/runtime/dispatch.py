@@ -67,22 +67,31 @@ _thread = _Thread()
 class Captures:
     """How many captures run now, in any thread."""
 
-    running = 0
-    _lock = threading.Lock()
+    __slots__ = ("_lock", "running")
 
-    @classmethod
+    def __init__(self) -> None:
+        self.running = 0
+        self._lock = threading.Lock()
+
     @contextlib.contextmanager
-    def run(cls) -> Iterator[None]:
+    def run(self) -> Iterator[None]:
         """While entered, this thread's calls of compiled functions become part of what is captured."""
         outer, _thread.capturing = _thread.capturing, True
-        with cls._lock:
-            cls.running += 1
+        with self._lock:
+            self.running += 1
         try:
             yield
         finally:
-            with cls._lock:
-                cls.running -= 1
+            with self._lock:
+                self.running -= 1
             _thread.capturing = outer
+
+
+captures = Captures()
+
+
+def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return MISS
 
 
 def load_capture(library: Library) -> CaptureFunction:
@@ -237,15 +246,22 @@ class Dispatcher:
         self._name = name or getattr(function, "__qualname__", type(function).__name__)
         self._lock = threading.RLock()
         self._recent: tuple[Plan, ...] = ()
-        self._entries: tuple[Entry, ...] = ()
+        self.entry: Entry = _no_entry
+        """The latest plan's."""
+        self._others: tuple[Entry, ...] = ()
         self._plans: dict[Hashable, list[Plan]] = {}
         self._keys: list[Hashable] = []
         self._count = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if Captures.running and _thread.capturing:  # an outer function is being captured: become part of it
+        if captures.running and _thread.capturing:  # an outer function is being captured: become part of it
             return self.function(*args, **kwargs)
-        for entry in self._entries:
+        result = self.entry(args, kwargs)
+        return result if result is not MISS else self.after(args, kwargs)
+
+    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that the latest plan is not for."""
+        for entry in self._others:
             result = entry(args, kwargs)
             if result is not MISS:
                 return result
@@ -313,7 +329,8 @@ class Dispatcher:
 
     def _promote(self, plan: Plan) -> None:
         self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
-        self._entries = tuple(p.entry for p in self._recent)
+        first, *others = (p.entry for p in self._recent)
+        self.entry, self._others = first, tuple(others)
 
     def _log_recompile(self, key: Hashable, known: tuple[Plan, ...]) -> None:
         if not self._keys:
@@ -342,7 +359,7 @@ class Dispatcher:
 
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         capture = self._capture_function or load_capture(library)
-        with Captures.run(), tracing.span(f"capture {self._name}", "compile", library=library):
+        with captures.run(), tracing.span(f"capture {self._name}", "compile", library=library):
             made = capture(self.function, args, kwargs, fallback=self.fallback)
         if not self.static:
             return made
@@ -422,7 +439,7 @@ class Dispatcher:
 
             named = [[n if isinstance(n, int) else str(n) for n in shape] for shape in shapes]
             dtypes = [arrays.layout(leaf).type.dtype for leaf in leaves]
-            with Captures.run():
+            with captures.run():
                 check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
 
         capture = self.symbolic(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)

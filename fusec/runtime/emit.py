@@ -32,9 +32,11 @@ PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
 CallMaker = Callable[[Call], Callable[..., Sequence[Any]]]
 Mark = Callable[[int, list[str]], list[str]]
 """From a step's number and its lines to the lines that take their place."""
-ChainMaker = Callable[[Sequence[tuple[str, Sequence[tuple[int, int]]]]], tuple[Callable[..., None], int, object]]
-"""From launches (a kernel, and for each argument which of the call's values it is, from 1 on, 0 for none, and what to
-add) to a function of a table's address and the values, the table's address, and what must be kept for it."""
+Chain = Sequence[tuple[str, Sequence[tuple[int, int, int]]]]
+"""Launches: a kernel, and for each argument which of the call's values it is, from 1 on, 0 for none, how many bytes
+after the value the address lies in memory, 0 where it is the value, and what to add."""
+ChainMaker = Callable[[Chain], tuple[Callable[..., None], int, object]]
+"""From launches to a function of a table's address and the values, that address, and what must be kept for it."""
 RowMaker = Callable[[Sequence[tuple[str, Sequence[int]]], int], Callable[..., None]]
 """From launches (a kernel, and which of the addresses are its own) and the number of addresses to one function of a
 stream and the addresses."""
@@ -62,10 +64,11 @@ class Parts:
 @dataclass(frozen=True)
 class Place:
     """An address in generated code: what the expression ``base`` gives (nothing, where it is empty) and ``offset``
-    bytes."""
+    bytes. ``field``: the address lies in memory, so many bytes after what ``base`` gives."""
 
     base: str
     offset: int = 0
+    field: int = 0
 
     def __str__(self) -> str:
         if not self.base:
@@ -174,7 +177,7 @@ class ProgramWriter:
         launches = [step for step in steps if isinstance(step, Launch | Pack)]
         if self._parts.row is not None:
             self._write_row(launches)
-        elif len(launches) == 1:
+        elif len(launches) == 1 and self._arrays.address_field is None:
             self._write_step(launches[0])
         else:
             self._write_chain(launches)
@@ -292,12 +295,13 @@ class ProgramWriter:
         """Launches one after another as one call; fixed addresses and offsets stand in its table."""
         assert self._parts.chain is not None
         numbers: dict[str, int] = {"": 0}
-        chain: list[tuple[str, list[tuple[int, int]]]] = []
+        chain: list[tuple[str, list[tuple[int, int, int]]]] = []
         for step in launches:
             self._make_written(step)
-            places = [self._address(slot) for slot in step.arguments]
+            places = [self._chain_address(slot) for slot in step.arguments]
             places += [Place(variable_of(s)) for s in self._sizes[step.kernel]]
-            chain.append((step.kernel, [(numbers.setdefault(p.base, len(numbers)), p.offset) for p in places]))
+            numbered = [(numbers.setdefault(p.base, len(numbers)), p.field, p.offset) for p in places]
+            chain.append((step.kernel, numbered))
         run, table, kept = self._parts.chain(chain)
         self._scope.bind(kept, "table")
         given = [str(table), *(base for base in numbers if base)]
@@ -373,6 +377,16 @@ class ProgramWriter:
         if address is None:
             address = self._addresses[root] = self._root_address(root)
         return address.after(offset * self._program.slots[slot].type.dtype.itemsize)
+
+    def _chain_address(self, slot: int) -> Place:
+        """The address for a chain, which finds by itself where an array's object says that its elements are."""
+        root, offset = root_of(self._program, slot)
+        field = self._arrays.address_field
+        is_array = self._program.slots[root].kind != "constant" and root not in self._parts.weights
+        if field is None or root in self._addresses or not is_array or not isinstance(offset, int):
+            return self._address(slot)
+        variable = self._variables[root]
+        return Place(f"id({variable})", offset * self._program.slots[slot].type.dtype.itemsize, field)
 
     def _root_address(self, root: int) -> Place:
         record = self._program.slots[root]

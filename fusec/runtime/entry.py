@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusec.frontend.capture import (
+    FAILED,
     ArgumentSource,
     CallSpec,
     Capture,
-    Environment,
+    Conditions,
     Node,
     Rebuild,
     ReferenceSource,
@@ -40,7 +41,7 @@ class _EntryWriter:
         self.lines: list[str] = []
         self.leaves: list[str] = []
         self._count = 0
-        self._miss = scope.bind(MISS, "MISS")
+        self.miss = scope.bind(MISS, "MISS")
 
     def call(self, spec: CallSpec) -> None:
         self.unless(f"len(args) == {len(spec.args)}")
@@ -48,14 +49,17 @@ class _EntryWriter:
         self._unpack("args", spec.args)
         for name, part in spec.kwargs:
             variable = self._variable()
-            missing = self._miss
-            self.lines.append(f"{variable} = kwargs.get({name!r}, {missing})")
+            self.lines.append(f"{variable} = kwargs.get({name!r}, {self.miss})")
             self._part(variable, part)
 
     def unless(self, condition: str) -> None:
         """Leaves with a miss where the condition does not hold."""
         if condition != "True":
-            self.lines.append(f"if not ({condition}): return {self._miss}")
+            self.lines.append(f"if not ({condition}): return {self.miss}")
+
+    def attempt(self, lines: Sequence[str]) -> None:
+        """Runs lines, and leaves with a miss where one raises."""
+        self.lines += ["try:", *("    " + line for line in lines), f"except Exception: return {self.miss}"]
 
     def _variable(self) -> str:
         self._count += 1
@@ -119,10 +123,11 @@ def compiled_entry(
     ``eager(args, kwargs)`` takes over where a changed input shares memory with another.
     """
     arrays = executable.arrays
-    scope = Scope()
+    conditions = capture.environment.conditions
+    scope = Scope({} if conditions.guards is None else conditions.guards.objects)
     writer = _EntryWriter(scope)
     writer.call(spec)
-    _check_environment(writer, capture.environment)
+    _check_conditions(writer, conditions)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
     writer.lines += _clashes(executable, scope, inputs, eager, fixed=opening is None)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
@@ -165,13 +170,14 @@ class _Paths:
         return self._known[key]
 
 
-def _check_environment(writer: _EntryWriter, environment: Environment) -> None:
-    conditions = environment.conditions
+def _check_conditions(writer: _EntryWriter, conditions: Conditions) -> None:
     for function, value in conditions.values:
         name = writer.scope.bind(function, getattr(function, "__name__", "function"))
         writer.unless(f"{name}() is {writer.scope.bind(value, 'known')}")
     if conditions.rest is not None:
         writer.unless(f"{writer.scope.bind(conditions.rest, 'holds')}()")
+    if conditions.guards is not None:
+        writer.attempt([line.replace(FAILED, writer.miss) for line in conditions.guards.lines])
 
 
 def variant_entry(
@@ -267,8 +273,7 @@ def _check_arrays(
                 variables.append(variable)
                 examples.append(source.fetch())
     if fetches:
-        miss = scope.bind(MISS, "MISS")
-        writer.lines += ["try:", *("    " + line for line in fetches), f"except Exception: return {miss}"]
+        writer.attempt(fetches)
     writer.unless(arrays.check(scope, examples, variables))
     return inputs
 

@@ -16,13 +16,17 @@ from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, make_function
-from fusec.runtime.emit import Mark, Parts, ProgramWriter, RowMaker, pack_sources, root_of
+from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources, root_of
 from fusec.runtime.isa import can_run
 from fusec.runtime.packing import Packer
 from fusec.runtime.program import Call, Launch, Pack, Program
 from fusec.runtime.watch import watch_test, watched_runner
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
+
+BRIEF_WORK = 32 * 1024
+"""Operations and bytes up to which a call keeps the interpreter's lock; giving it up and taking it again costs 25 to 50
+ns."""
 
 
 class Module(Protocol):
@@ -81,7 +85,7 @@ class Executable:
             self.packed,
             self._row_maker(mark is None),
             self.device or 0,
-            getattr(self.module, "chain", None) if self.device is None else None,
+            self._chain_maker() if self.device is None else None,
         )
         named = [variables.get(k, "None") for k in range(len(self.program.inputs))]
         return ProgramWriter(self.program, arrays or self.arrays, parts, scope, named, mark).write()
@@ -99,7 +103,27 @@ class Executable:
         return {slot: self.arrays.place(weight, devices[slot]) for slot, weight in self.weights.items()}
 
     def _kernel(self, name: str) -> Callable[..., Any]:
-        return self.module.function(name) if self.device is None else self.module.function(name, self.device)
+        if self.device is not None:
+            return self.module.function(name, self.device)
+        return self._in_python(self.module.function(name), [name])
+
+    def _chain_maker(self) -> ChainMaker | None:
+        chain = getattr(self.module, "chain", None)
+        if chain is None:
+            return None
+
+        def make(launches: Chain) -> tuple[Callable[..., None], int, object]:
+            run, table, kept = chain(launches)
+            return self._in_python(run, [name for name, _ in launches]), table, kept
+
+        return make
+
+    def _in_python(self, run: Callable[..., Any], kernels: Sequence[str]) -> Callable[..., Any]:
+        """A function that runs kernels; other Python threads wait meanwhile where it is over sooner than they start."""
+        work = {kernel.name: kernel.flops + kernel.bytes for kernel in self.program.kernels}
+        if sum(work[name] for name in kernels) <= BRIEF_WORK and hasattr(run, "release_gil"):
+            run.release_gil = False
+        return run
 
     def _row_maker(self, together: bool) -> RowMaker | None:
         """``together``: rows may be CUDA graphs; not where each kernel is looked at by itself."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fusec.frontend.capture import Fallback
-from fusec.runtime.dispatch import Compile, Dispatcher
+from fusec.runtime.dispatch import Compile, Dispatcher, captures
 from fusec.runtime.dynamic import Symbolic
+from fusec.runtime.entry import MISS
 
 
 class JitFunction:
@@ -18,7 +19,7 @@ class JitFunction:
     Its ``__dict__`` holds what the function's has, and nothing of ours: a capture of a caller looks into it.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_dispatch", "dispatcher")
+    __slots__ = ("__dict__", "__weakref__", "dispatcher")
 
     def __init__(
         self,
@@ -30,10 +31,13 @@ class JitFunction:
     ) -> None:
         functools.update_wrapper(self, function)
         self.dispatcher = Dispatcher(function, compile, fallback=fallback, symbolic=symbolic, static=static)
-        self._dispatch = self.dispatcher.__call__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._dispatch(args, kwargs)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        dispatcher = self.dispatcher
+        if captures.running:
+            return dispatcher(args, kwargs)
+        result = dispatcher.entry(args, kwargs)  # here and not in the dispatcher: a frame less
+        return result if result is not MISS else dispatcher.after(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method: each instance has plans of its own, which live as long as it does."""
@@ -100,8 +104,12 @@ class JitModule:
         self.__dict__["_fusec"] = JitFunction(module, compile, fallback, symbolic, static)
         self.__dict__["_module"] = module
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fusec._dispatch(args, kwargs)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        dispatcher = self._fusec.dispatcher
+        if captures.running:
+            return dispatcher(args, kwargs)
+        result = dispatcher.entry(args, kwargs)
+        return result if result is not MISS else dispatcher.after(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__["_module"]

@@ -129,6 +129,10 @@ class NumpyArrays:
             tests.append(f"not {variable}.flags.writeable")
         return " and ".join(tests)
 
+    @property
+    def address_field(self) -> int | None:
+        return _DATA_FIELD if _FAST_ADDRESS else None
+
     def address(self, scope: Scope, variable: str) -> str:
         if not _FAST_ADDRESS:
             return f"{variable}.ctypes.data"

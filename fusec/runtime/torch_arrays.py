@@ -138,6 +138,8 @@ class TorchArrays:
         same = f"{scope.bind(guards.check, 'same_kind')}({variable})"
         return f"{same} and {variable}.is_contiguous()" if row_major else same
 
+    address_field = None
+
     def address(self, scope: Scope, variable: str) -> str:
         return f"{variable}.data_ptr()"
 

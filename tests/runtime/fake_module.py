@@ -14,7 +14,7 @@ from fusec.runtime.program import Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 
-Launches = Sequence[tuple[str, Sequence[tuple[int, int]]]]
+Launches = Sequence[tuple[str, Sequence[tuple[int, int, int]]]]
 Array = np.ndarray[Any, Any]
 
 
@@ -52,12 +52,16 @@ class FakeModule:
             assert table == 0
             self.chains.append([name for name, _ in launches])
             for function, arguments in functions:
-                function(*((0, *values)[number] + offset for number, offset in arguments))
+                function(*(_at((0, *values)[number], field) + offset for number, field, offset in arguments))
 
         return run, 0, None
 
     def to_bytes(self) -> bytes:
         return b"fake"
+
+
+def _at(value: int, field: int) -> int:
+    return int(ctypes.c_int64.from_address(value + field).value) if field else value
 
 
 def kernel(name: str, *shapes: Sequence[int], outputs: int = 1, strides: Sequence[Sequence[int]] = ()) -> Kernel:

@@ -44,15 +44,25 @@ def _run(module, launches, *values):
     del kept
 
 
+def test_addresses_are_read_from_memory(module):
+    x, out = np.arange(64, dtype=np.float32), np.zeros(128, np.float32)
+    record = np.array([0, 0, x.ctypes.data, out.ctypes.data])
+    launches = [("double", [(1, 16, 0), (1, 24, 256)]), ("increase", [(1, 24, 256), (2, 0, 0)])]
+    _run(module, launches[:1], record.ctypes.data)
+    np.testing.assert_array_equal(out[64:], x * 2)
+    _run(module, launches, record.ctypes.data, out.ctypes.data)
+    np.testing.assert_array_equal(out[:64], x * 2 + 1)
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_kernels_run_in_order_on_sums_of_addresses(module, saved):
     if saved:
         module = CompiledModule.from_bytes(module.to_bytes())
     x, scratch, out = np.arange(64, dtype=np.float32), np.zeros(128, np.float32), np.zeros(64, np.float32)
     launches = [
-        ("double", [(1, 0), (2, 256)]),
-        ("wide", [(2, 256), (2, 0)]),
-        ("double", [(2, 0), (0, out.ctypes.data)]),
+        ("double", [(1, 0, 0), (2, 0, 256)]),
+        ("wide", [(2, 0, 256), (2, 0, 0)]),
+        ("double", [(2, 0, 0), (0, 0, out.ctypes.data)]),
     ]
     _run(module, launches, x.ctypes.data, scratch.ctypes.data)
     np.testing.assert_array_equal(out, (x * 2 + 1) * 2)
@@ -64,7 +74,7 @@ def test_no_kernels_are_run_too(module):
 
 def test_a_failing_kernel_ends_the_chain_with_its_error(module):
     x, out = np.ones(64, np.float32), np.zeros(64, np.float32)
-    launches = [("double", [(1, 0), (2, 0)]), ("double", [(1, 0)]), ("increase", [(2, 0), (2, 0)])]
+    launches = [("double", [(1, 0, 0), (2, 0, 0)]), ("double", [(1, 0, 0)]), ("increase", [(2, 0, 0), (2, 0, 0)])]
     with pytest.raises(TypeError, match="double"):
         _run(module, launches, x.ctypes.data, out.ctypes.data)
     assert (out == 2).all()
@@ -78,7 +88,7 @@ def test_a_chain_is_of_the_modules_own_kernels(module):
 
 
 def test_threads_run_one_chain_at_the_same_time(module):
-    run, table, kept = module.chain([("wide", [(1, 0), (2, 0)]), *[("wide", [(2, 0), (2, 0)])] * 20])
+    run, table, kept = module.chain([("wide", [(1, 0, 0), (2, 0, 0)]), *[("wide", [(2, 0, 0), (2, 0, 0)])] * 20])
     wrong = []
 
     def work(seed):

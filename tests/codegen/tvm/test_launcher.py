@@ -47,7 +47,7 @@ def threads():
 def test_every_point_is_run_once(module, threads, points, count):
     threads(count)
     function = module.function(f"add{points}")
-    run, table, kept = module.chain([(f"add{points}", [(1, 0), (1, 0)])] * 5)
+    run, table, kept = module.chain([(f"add{points}", [(1, 0, 0), (1, 0, 0)])] * 5)
     x = np.zeros((points, WIDTH), np.float32)
     for k in range(20):
         function(x.ctypes.data, x.ctypes.data)
@@ -66,7 +66,7 @@ def test_the_number_of_points_comes_first_in_a_closure():
 
 def test_kernels_of_several_loops_change_teams_while_others_run(module, threads):
     threads(2)
-    launches = [(f"add{points}", [(1, 0), (1, 0)]) for points in (300, 2, 33, 300)]
+    launches = [(f"add{points}", [(1, 0, 0), (1, 0, 0)]) for points in (300, 2, 33, 300)]
     run, table, kept = module.chain(launches)
     wrong = []
 
@@ -88,8 +88,8 @@ def test_kernels_of_several_loops_change_teams_while_others_run(module, threads)
 
 def test_a_failure_in_a_team_is_told_and_the_next_call_runs(module, threads):
     threads(2)
-    launches = [("add33", [(1, 0), (1, 0)])] * 3
-    run, table, kept = module.chain([*launches, ("add33", [(1, 0)]), *launches])
+    launches = [("add33", [(1, 0, 0), (1, 0, 0)])] * 3
+    run, table, kept = module.chain([*launches, ("add33", [(1, 0, 0)]), *launches])
     good, good_table, good_kept = module.chain(launches)
     x = np.zeros((33, WIDTH), np.float32)
     for k in range(4):
@@ -107,7 +107,7 @@ import numpy as np
 from fusec.codegen.tvm import parallel
 from fusec.codegen.tvm.module import CompiledModule
 module = CompiledModule.from_bytes(open(sys.argv[1], "rb").read())
-run, table, kept = module.chain([("add300", [(1, 0), (1, 0)])] * 10)
+run, table, kept = module.chain([("add300", [(1, 0, 0), (1, 0, 0)])] * 10)
 def check(count):
     x = np.zeros((300, 16), np.float32)
     for k in range(30):
