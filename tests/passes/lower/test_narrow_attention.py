@@ -83,6 +83,7 @@ def through(text: str, target: str, schedule: NarrowAttentionSchedule | None = N
         text,
         inputs,  # type: ignore[arg-type]
         selector=Fixed(machine, 2, {}, chosen),
+        disable=frozenset({"vectors"}),  # one query, too
         compiled=machine.runs_here,
         target=target,
         atol=2e-3,
