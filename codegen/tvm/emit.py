@@ -155,7 +155,7 @@ class Emitter:
         """
         before, after = self.code(), self.code()
         if uses_tiles(grid.body):
-            configure(before)
+            configure(before, grid.body)
             release(after)
         streams = any(isinstance(s, Store) and s.streams for s in statements(grid.body))
         if streams and self.context.target.architecture == "x86_64":

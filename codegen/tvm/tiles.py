@@ -2,8 +2,8 @@
 
 A tile has 16 rows of 64 bytes. One of ``a`` holds 16 rows and 32 bf16 (or 64 i8) steps of k; one of ``b`` as many
 steps, in groups of 32 bits, of 16 columns (Intel's *Architectures Optimization Reference Manual*, chapter 20). Tiles
-0 to 3 are the sums, 4 and 5 of ``a``, 6 and 7 of ``b``. The kernel's registers are configured where its grid's points
-start.
+0 to 3 are the sums, 4 and 5 of ``a``, 6 and 7 of ``b``. With fewer rows than 16, the sums' tiles and that of ``a`` have
+as many. The kernel's registers are configured where its grid's points start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusec.codegen.tvm.vector import Code
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.index import Index, Symbol, symbol
-from fusec.tile.nodes import Dot, Iter, Store, grouped
+from fusec.tile.nodes import Block, Dot, Iter, Store, grouped, tiled_products
 from fusec.tile.scalar import Load, reindex
 
 SIDE = 16
@@ -34,10 +34,17 @@ _PRODUCT = {"bf16": "tdpbf16ps", "i8": "tdpbssd"}
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 
 
-def configure(code: Code) -> None:
-    """All eight tiles at their full size, for the thread that runs what follows."""
-    palette, sizes = 1, ROW_BYTES << 16 | ROW_BYTES
-    words = [palette, 0, 0, 0, *[sizes] * 4, 0, 0, 0, 0, *[SIDE * 0x01010101] * 2, 0, 0]
+def configure(code: Code, block: Block) -> None:
+    """The tiles that a block's products use, for the thread that runs what follows.
+
+    Those of few rows have tiles of as many: the others' time and memory are not spent.
+    """
+    found = {min(dot.registers.rows, SIDE) for dot in tiled_products(block)}
+    if len(found) != 1:
+        raise LoweringError(f"one kernel's AMX tiles have {sorted(found)} rows")
+    palette, sizes, rows = 1, ROW_BYTES << 16 | ROW_BYTES, found.pop()
+    low, high = rows * 0x01010101, rows * 0x0101 | SIDE * 0x01010000
+    words = [palette, 0, 0, 0, *[sizes] * 4, 0, 0, 0, 0, low, high, 0, 0]
     buffer, allocate = tir.stack(code.fresh("tiles"), "int32", len(words))
     vector = tir.join([tir.constant(word, "int32") for word in words])
     code.append(allocate, tirx.BufferStore(buffer, vector.node, [tir.ramp(tir.integer(0), len(words))]))
@@ -57,7 +64,9 @@ class _TileWriter:
     def __init__(self, context: Context, numbers: Numbers, dot: Dot) -> None:
         self.context, self.numbers, self.dot = context, numbers, dot
         registers = dot.registers
-        if dot.a.dtype.name not in _PRODUCT or registers.rows not in (16, 32) or registers.columns not in (16, 32):
+        self.side = min(SIDE, registers.rows)
+        whole = registers.rows in (self.side, 2 * SIDE)
+        if dot.a.dtype.name not in _PRODUCT or not whole or registers.columns not in (16, 32):
             raise LoweringError(f"no product of {dot.a.dtype} on {registers.rows}x{registers.columns} AMX sums")
         if not context.target.multiplies_in_tiles(dot.a.dtype):
             raise LoweringError(f"{context.target.name} does not multiply {dot.a.dtype} in tiles")
@@ -91,29 +100,29 @@ class _TileWriter:
         A tile reads and writes all of its rows: beyond the last one there is padding, or nothing (where tiles end
         there).
         """
-        rows, m = self.dot.registers.rows, self.dot.m
+        rows, side, m = self.dot.registers.rows, self.side, self.dot.m
         count = static_count(m)
         tiles = symbol(code.fresh("mb"), 0, max(0, m.extent // rows))
         variable = self._bind(tiles)
         inner = code.nested()
-        self._block(inner, ix.mul(tiles, rows), column, rows // SIDE)
+        self._block(inner, ix.mul(tiles, rows), column, rows // side)
         if count is not None:
-            left = -(-(count % rows) // SIDE)
-            whole = count // rows + (left * SIDE == rows)
+            left = -(-(count % rows) // side)
+            whole = count // rows + (left * side == rows)
             code.append(tir.loop(variable, self._number(whole), inner.statements, dtype=self.context.index_type))
-            if 0 < left * SIDE < rows:
+            if 0 < left * side < rows:
                 self._block(code, whole * rows, column, left)
             return
         total = code.let_index(
-            tirx.truncdiv(tirx.Add(iter_count(self.context, m), self._number(SIDE - 1)), self._number(SIDE)),
+            tirx.truncdiv(tirx.Add(iter_count(self.context, m), self._number(side - 1)), self._number(side)),
             self.context.index_type,
             "tiles",
         )
-        each = self._number(rows // SIDE)
+        each = self._number(rows // side)
         code.append(
             tir.loop(variable, tirx.truncdiv(total, each), inner.statements, dtype=self.context.index_type),
         )
-        if rows > SIDE:
+        if rows > side:
             last = symbol(code.fresh("row"), 0, m.extent)
             code.append(tir.bind(self._bind(last), tirx.Mul(tirx.Sub(total, self._number(1)), self._number(SIDE))))
             rest = code.nested()

@@ -147,8 +147,9 @@ class Weigh:
 class RegisterTile:
     """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
 
-    With ``tiles`` they are AMX's, 16 by 16 each. ``streams`` names the operand of which nothing need stay in L1.
-    ``ahead``: bytes from a place of ``b`` that is read to the one fetched meanwhile; 0 leaves it to the processor.
+    With ``tiles`` they are AMX's, 16 by 16 each, or of fewer rows if there are no more. ``streams`` names the
+    operand of which nothing need stay in L1. ``ahead``: bytes from a place of ``b`` that is read to the one fetched
+    meanwhile; 0 leaves it to the processor.
     """
 
     rows: int
@@ -270,6 +271,11 @@ def statements(block: Block) -> Iterator[Statement]:
                 assert_never(statement)
 
 
+def tiled_products(block: Block) -> Iterator[Dot]:
+    """The products that are made on AMX's tile registers."""
+    return (s for s in statements(block) if isinstance(s, Dot) and s.registers.tiles)
+
+
 def uses_tiles(block: Block) -> bool:
     """Whether a product is made on AMX's tile registers."""
-    return any(isinstance(s, Dot) and s.registers.tiles for s in statements(block))
+    return any(True for _ in tiled_products(block))

@@ -134,7 +134,7 @@ class Counter:
     def _dot(self, dot: Dot, values: Values) -> Work:
         m, n, k = (_count(it, values) for it in (dot.m, dot.n, dot.k))
         r = dot.registers
-        rows, columns = _padded(m, r.rows, 16 if r.tiles else 1), ceil(n / r.columns) * r.columns
+        rows, columns = _padded(m, r.rows, min(r.rows, 16) if r.tiles else 1), ceil(n / r.columns) * r.columns
         dtype = dot.a.dtype
         rate = self.rates.product(dtype, r.tiles) * (1.0 if r.tiles else self._issue(dot))
         seconds = 2.0 * rows * columns * k / rate

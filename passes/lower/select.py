@@ -138,7 +138,8 @@ def _widening_problem(frame: Frame) -> WideningProblem:
     op = frame.anchors("dot")[0]
     axes = contraction(op)
     dtype = op.operands[0].type.dtype
-    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(frame))
+    fixed = isinstance(axes.extents.m, int)
+    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(frame), fixed)
 
 
 def lower_with(frame: Frame, schedule: Schedule) -> LoweredGroup:

@@ -12,7 +12,7 @@ from tile_harness import buffer, compare, kernel, load, sym, tile
 
 import fusec
 from fusec.codegen.tvm.build import compile_kernels
-from fusec.errors import VerifyError
+from fusec.errors import LoweringError, VerifyError
 from fusec.ir.types import DType, bf16, f32, i8, i32
 from fusec.target.cpu import cpu_target, host_cpu
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Map, RegisterTile, Store
@@ -91,11 +91,14 @@ def test_tiles(dtype, instruction, limit):
 
 
 @pytest.mark.parametrize("dtype", [bf16, i8], ids=str)
-@pytest.mark.parametrize(("m", "columns"), [(1, 16), (40, 32), (64, 32), (33, 16)])
+@pytest.mark.parametrize(
+    ("m", "rows", "columns"),
+    [(1, 32, 16), (40, 32, 32), (64, 32, 32), (33, 32, 16), (1, 1, 32), (9, 9, 16), (20, 8, 32)],
+)
 @pytest.mark.parametrize("limit", [False, True])
-def test_tiles_run(amx, dtype, m, columns, limit):
+def test_tiles_run(amx, dtype, m, rows, columns, limit):
     before = executed()
-    compare(product(m, 64, 128, dtype, RegisterTile(32, columns, tiles=True), limit), target=amx, atol=1e-4)
+    compare(product(m, 64, 128, dtype, RegisterTile(rows, columns, tiles=True), limit), target=amx, atol=1e-4)
     assert executed() > before or amx.products == cpu_target().products
 
 
@@ -125,6 +128,26 @@ def test_functions_run_on_tiles(amx_everywhere, dtype, shape):
     actual = product(x, w)
     assert executed() > before or amx_everywhere is host_cpu()
     torch.testing.assert_close(actual, expected, rtol=1.6e-2, atol=1e-2)
+
+
+def test_rows_of_any_number_run_on_tiles(amx_everywhere):
+    """Up to 16 of them: where they end is not known, so they are copied before a tile takes 16."""
+    rng = torch.Generator().manual_seed(4)
+    x, w = (torch.randn(s, generator=rng).bfloat16() for s in ((16, 64), (48, 64)))
+    rows = fusec.TensorSpec(("B", 64), "bf16")
+    product = fusec.compile(torch.nn.functional.linear, rows, w, dims={"B": (1, 16)}, fallback="error", cache=False)
+    before = executed()
+    for count in (1, 5, 16):
+        torch.testing.assert_close(product(x[:count], w), x[:count] @ w.T, rtol=1.6e-2, atol=1e-2)
+    assert executed() > before or amx_everywhere is host_cpu()
+
+
+def test_tiles_of_two_heights_are_not_mixed():
+    few, many = (product(m, 32, 64, bf16, RegisterTile(m, 32, tiles=True)) for m in (8, 16))
+    body = tuple(replace(grid, body=(*grid.body, *many.body[0].body)) for grid in few.body)
+    mixed = replace(few, parameters=(*few.parameters, *many.parameters), body=body)
+    with pytest.raises(LoweringError, match="rows"):
+        compile_kernels([mixed], AMX)
 
 
 def test_the_depth_is_whole_groups():

@@ -70,5 +70,18 @@ def test_a_block_is_stored_beside_the_next(size: tuple[int, int, int], amx_every
     through(two_results(m, n, k), i8, k, amx_everywhere)
 
 
+@pytest.mark.parametrize("size", [(1, 64, 64), (5, 33, 128), (15, 70, 192), (8, 40, 100)], ids=str)
+def test_few_rows_have_tiles_of_as_many(size: tuple[int, int, int], amx_everywhere: CpuTarget) -> None:
+    """They are read where they lie, if the depth fills tiles."""
+    m, n, k = size
+    for text, dtype in ((layer(m, n, k), bf16), (two_results(m, n, k), i8)):
+        before = executed()
+        run = check(text, selector=Selector(amx_everywhere, 2), slack=2, atol=1e-5)
+        assert executed() > before or "amx_bf16" in amx_everywhere.products
+        dots = [s for kernel in run.lowered.program.kernels for s in statements(kernel.body) if isinstance(s, Dot)]
+        assert [dot.registers.rows for dot in dots] == [m]
+        assert (dots[0].a.buffer.space == "tile") == (k % depth_step(dtype, tiles=True) != 0)
+
+
 def test_depth_in_parts(amx_everywhere: CpuTarget) -> None:
     through(layer(40, 100, 256), bf16, 256, amx_everywhere, columns=2, parts=2)
