@@ -21,10 +21,10 @@ from fusec.ir.index import Expr, Index, Sum, Symbol, most, symbol
 from fusec.ir.spell import IndexSpeller
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
 from fusec.runtime.arrays import span
-from fusec.runtime.emit import reads_and_writes, root_of
+from fusec.runtime.emit import reads_and_writes
 from fusec.runtime.isa import required_features
 from fusec.runtime.library import CHECK_INDEX
-from fusec.runtime.program import Call, Launch, Pack, Program, Slot
+from fusec.runtime.program import Call, Launch, Pack, Program, Slot, root_of
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
 from fusec.tile.nodes import uses_tiles

@@ -15,6 +15,7 @@ from fusec.ir.index import Symbol, most, symbol
 from fusec.ir.types import Dim, TensorType, fixed, u8
 from fusec.runtime.arrays import Arrays, span
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
+from fusec.runtime.in_place import calls_in_place
 from fusec.runtime.memory import (
     ALIGNMENT,
     DEVICE_ALIGNMENT,
@@ -24,7 +25,7 @@ from fusec.runtime.memory import (
     plan_arena,
     size_class,
 )
-from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step
+from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step, root_of
 
 KernelLookup = Callable[[str], Callable[..., Any]]
 PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
@@ -83,15 +84,6 @@ class Place:
         return Place(f"{self} + {spell(nbytes)}")
 
 
-def root_of(program: Program, slot: int) -> tuple[int, Dim]:
-    """The slot whose memory a slot lies in, and its offset there in elements."""
-    offset: Dim = 0
-    while program.slots[slot].kind == "view":
-        offset += program.slots[slot].offset
-        slot = program.slots[slot].source
-    return slot, offset
-
-
 def reads_and_writes(program: Program, step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The slots that a step reads, and those that it writes."""
     match step:
@@ -135,6 +127,7 @@ class ProgramWriter:
         for slot, weight in parts.weights.items():
             self._variables[slot] = scope.bind(weight, f"w_{program.slots[slot].name}")
         self._as_arrays = self._slots_seen_as_arrays()
+        self._in_place = calls_in_place(program)
         self._sizes = {kernel.name: kernel.sizes for kernel in program.kernels}
 
     def write(self) -> ProgramWriter:
@@ -338,6 +331,7 @@ class ProgramWriter:
         self._addresses[target] = Place(address)
 
     def _write_call(self, step: Call) -> None:
+        step = self._in_place.get(step.results, step)
         function = self._scope.bind(self._parts.call(step), step.attributes.target.replace(".", "_"))
         arguments = ", ".join(self._variable(slot) for slot in step.arguments)
         made = self._fresh("made")
@@ -443,7 +437,8 @@ class ProgramWriter:
             target = ports[k].mutates
             assert target is not None
             into = self._variables[program.inputs[target]]
-            self.lines.append(self._arrays.copy_into(self._scope, into, self.results[k]))
+            if (program.outputs[k],) not in self._in_place:
+                self.lines.append(self._arrays.copy_into(self._scope, into, self.results[k]))
             self.results[k] = into
 
     def _lies_in_input(self, output: int) -> bool:

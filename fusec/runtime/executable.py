@@ -16,10 +16,10 @@ from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, make_function
-from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources, root_of
+from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources
 from fusec.runtime.isa import can_run
 from fusec.runtime.packing import Packer
-from fusec.runtime.program import Call, Launch, Pack, Program
+from fusec.runtime.program import Call, Launch, Pack, Program, root_of
 from fusec.runtime.watch import watch_test, watched_runner
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu

@@ -11,9 +11,9 @@ from fusec.errors import LoweringError
 from fusec.ir.index import most
 from fusec.runtime.arrays import Arrays, Watch, span
 from fusec.runtime.code import Scope, make_function, spell
-from fusec.runtime.emit import pack_sources, root_of
+from fusec.runtime.emit import pack_sources
 from fusec.runtime.memory import POOL, Block, allocate
-from fusec.runtime.program import Pack, Program
+from fusec.runtime.program import Pack, Program, root_of
 
 _lock = threading.Lock()
 

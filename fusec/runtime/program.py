@@ -153,3 +153,12 @@ class Lowered:
     program: Program
     seconds: dict[str, float] = field(default_factory=dict)
     stopped: bool = False
+
+
+def root_of(program: Program, slot: int) -> tuple[int, Dim]:
+    """The slot whose memory a slot lies in, and its offset there in elements."""
+    offset: Dim = 0
+    while program.slots[slot].kind == "view":
+        offset += program.slots[slot].offset
+        slot = program.slots[slot].source
+    return slot, offset

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from programs import Run, check, group_kinds, reasons
 
+from fusec.ir.parse import parse
+from fusec.passes.canonicalize import canonicalize
+from fusec.passes.fuse.fuse import fuse
+
 
 def one_map(text: str, **options: object) -> Run:
     run = check(text, **options)  # type: ignore[arg-type]
@@ -171,6 +175,19 @@ def test_expressions_stay_small() -> None:
 def test_long_chains() -> None:
     lines = "\n".join(f"%x{k + 1} = sub(f32(1.0), %x{k}) : f32[9]" for k in range(300))
     assert len(check(f"graph @chain(%x0: f32[9]) {{\n{lines}\nreturn %x300\n}}", slack=100).kernels) == 5
+
+
+def test_a_chain_of_products_reads_what_a_map_would_take_in() -> None:
+    """All that is made from an op may be a whole network: fusion doesn't follow it to the end."""
+    dots = (f"%x{k + 1} = dot(%x{k}, %e) {{contract=[1]x[0]}} : f32[2, 2]" for k in range(400))
+    text = """graph @chain(%x0: f32[2, 2], %w: f32[2, 2], %y: f32[3, 2, 2]) {
+        %e = abs(%w) : f32[2, 2]
+        LINES
+        %z = mul(%y, %e) : f32[3, 2, 2]
+        return %x400, %z
+    }"""
+    fused = fuse(canonicalize(parse(text.replace("LINES", "\n".join(dots)))))
+    assert sum(op.name == "fused" for op in fused.ops) >= 401
 
 
 def test_stencils_don_t_double_at_each_step() -> None:

@@ -1,0 +1,143 @@
+"""A few places of an input are written where they are; all else that a call changes is copied at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fusec
+
+torch = pytest.importorskip("torch")
+
+Function = Callable[..., Any]
+
+
+def one_place(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(1, at, new)
+    return cache.sum(-1)
+
+
+def by_subscript(cache: Any, at: Any, new: Any) -> Any:
+    cache[:, at] = new
+    return cache * 2
+
+
+def added(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_add_(1, at, new)
+    return cache.amax(0)
+
+
+def accumulated(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_put_((torch.zeros_like(at), at), new[0], accumulate=True)
+    return cache.amax(0)
+
+
+def twice(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(1, at, new)
+    cache.index_copy_(1, at + 1, new * 2)
+    return cache.sum(-1)
+
+
+def read_before(cache: Any, at: Any, new: Any) -> Any:
+    before = cache.sum(-1)
+    cache.index_copy_(1, at, new)
+    return before + cache.sum(-1)
+
+
+def read_for_it(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(1, at, new + cache.sum())
+    return cache.sum(-1)
+
+
+def given_back(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(1, at, new)
+    return cache, cache.sum()
+
+
+def old_read_after(cache: Any, at: Any, new: Any) -> Any:
+    other = torch.index_put(cache, (torch.zeros_like(at), at), new[0])
+    total = torch.relu(cache) + other
+    cache.copy_(other)
+    return total
+
+
+def old_returned(cache: Any, at: Any, new: Any) -> Any:
+    old = cache.clone()
+    cache.index_copy_(1, at, new)
+    return old
+
+
+def step_between_read(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(1, at, new)
+    between = cache.clone()
+    cache.index_copy_(1, at + 1, new * 2)
+    return between + cache
+
+
+def from_itself(cache: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(1, at, cache[:, :2])
+    return cache + new.sum()
+
+
+WRITTEN = {one_place: 1, by_subscript: 1, added: 1, accumulated: 1, twice: 2, read_for_it: 1, given_back: 1}
+COPIED = (read_before, old_read_after, from_itself)
+
+
+def arguments() -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 9, 4, generator=generator), torch.tensor([5, 1]), torch.randn(3, 2, 4, generator=generator)
+
+
+def check(function: Function, args: tuple[Any, ...], times: int = 2) -> str:
+    """Compares some calls with eager ones; the code of a call."""
+    ours, theirs = [[a.clone() for a in args] for _ in range(2)]
+    compiled = fusec.jit(function)
+    for _ in range(times):
+        torch.testing.assert_close(compiled(*ours), function(*theirs))
+        torch.testing.assert_close(ours, theirs)
+    return str(fusec.compile(function, *args).only.executable.source)
+
+
+@pytest.mark.parametrize("function", WRITTEN, ids=lambda f: f.__name__)
+def test_written_where_it_is(function: Function) -> None:
+    source = check(function, arguments())
+    assert "copy_(" not in source.replace("index_copy_(", "")
+    assert source.count("_put_") + source.count("index_add_") == 2 * WRITTEN[function], source
+
+
+@pytest.mark.parametrize("function", COPIED, ids=lambda f: f.__name__)
+def test_copied_where_what_was_there_is_read_afterwards(function: Function) -> None:
+    assert ".copy_(" in check(function, arguments())
+
+
+@pytest.mark.parametrize("function", [old_returned, step_between_read], ids=lambda f: f.__name__)
+def test_what_was_there_is_kept(function: Function) -> None:
+    check(function, arguments())
+
+
+def test_turned_memory_is_copied() -> None:
+    cache, at, new = arguments()
+    check(one_place, (cache.transpose(0, 2).contiguous().transpose(0, 2), at, new))
+
+
+def test_half_types_and_no_places() -> None:
+    cache, at, new = arguments()
+    check(one_place, (cache.bfloat16(), at, new.bfloat16()))
+    check(one_place, (cache, at[:0], new[:, :0]))
+
+
+def test_an_index_out_of_range_is_an_error() -> None:
+    cache, _, new = arguments()
+    with pytest.raises(IndexError):
+        fusec.jit(one_place)(cache, torch.tensor([1, 9]), new)
+
+
+def test_saved_and_loaded(tmp_path: Any) -> None:
+    cache, at, new = arguments()
+    fusec.compile(one_place, cache, at, new).save(tmp_path / "cache.fusec")
+    ours, theirs = cache.clone(), cache.clone()
+    loaded = fusec.load(tmp_path / "cache.fusec")
+    torch.testing.assert_close(loaded(ours, at, new), one_place(theirs, at, new))
+    assert torch.equal(ours, theirs)
