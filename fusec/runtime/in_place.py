@@ -37,6 +37,12 @@ def calls_in_place(program: Program) -> Mapping[tuple[int, ...], Call]:
     return found
 
 
+def _writes(step: Call) -> bool:
+    """Whether a call gives its first operand with some elements written, and needs it for nothing else."""
+    text = step.attributes.arguments
+    return step.attributes.target in _WRITERS and text.startswith("($0,") and text.count("$0") == 1
+
+
 def _calls_between(
     program: Program, writers: Mapping[int, int], target: int, output: int
 ) -> dict[tuple[int, ...], Call]:
