@@ -27,7 +27,7 @@ from fusec.runtime import staging
 from fusec.target.gpu import gpu_target
 
 from . import warps
-from .gpu import (
+from .workloads.gpu import (
     add_rmsnorm,
     attention,
     causal_attention,

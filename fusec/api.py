@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -12,17 +11,14 @@ from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config, loading
-from fusec.ahead import Conditions, Piece, for_range, in_sizes, pieces, ranges_of
+from fusec.ahead import for_range, ranges_of
 from fusec.build import Options, Precision, Tune, build, checked, kernel_source, run_passes, target_of
-from fusec.compiled import Compiled, Variant, WeightNames, argument_of
-from fusec.errors import CaptureError, FusecError, TargetError
-from fusec.frontend.capture import CallSpec, Capture, Fallback, Library, ReferenceSource, flatten
+from fusec.compiled import Compiled, argument_of
+from fusec.errors import CaptureError, FusecError
+from fusec.frontend.capture import Capture, Fallback, Library, flatten
 from fusec.ir.graph import Graph
-from fusec.ir.index import symbol
 from fusec.ir.parse import parse
-from fusec.ir.types import Dim, dtype_of
 from fusec.loading import Weights
-from fusec.passes.place import place
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, library_of, needs_autograd
 from fusec.runtime.dynamic import Symbolic
@@ -30,8 +26,9 @@ from fusec.runtime.executable import Executable
 from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
-from fusec.specs import TensorSpec, example, placement, spec_of
+from fusec.specs import TensorSpec, example, spec_of
 from fusec.tile.nodes import Kernel
+from fusec.variants import Variants
 
 __all__ = [
     "Compiled",
@@ -254,96 +251,17 @@ def compile(
     leaves, call = flatten(args, kwargs, _is_argument)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
 
-    device = placement(specs, target) if library != "numpy" else None  # its arrays stay in host memory
-    placed = [replace(spec, device=device) if device is not None else spec for spec in specs]
-    shared: dict[tuple[object, ...], Any] = {}
+    def capture(positional: tuple[Any, ...], named: dict[str, Any]) -> Capture:
+        return _dispatcher(function, fallback).capture(positional, named)
 
-    def capture_at(bindings: Mapping[str, int]) -> Capture:
-        positional, named = call.restore([example(spec, bindings, library) for spec in specs])
-        capture = _dispatcher(function, fallback).capture(positional, named)
-        return capture if device is None else replace(capture, graph=place(capture.graph, device))
-
-    def specialise(bindings: Mapping[str, int]) -> Variant:
-        exact = {name: (n, n) for name, n in bindings.items()}
-        capture = capture_at(bindings)
-        return variant(Piece(exact, capture.graph, capture))
-
-    def variant(piece: Piece) -> Variant:
-        chosen = replace(options, usual=tuple(piece.usual.items())) if piece.upto is not None else options
-        executable = replace(build(piece.graph, library, chosen).executable, graph=graph)
-        made = _variant(piece, executable, placed, shared if freeze else None)
-        return replace(made, names=_weight_names(function, piece.capture)) if freeze else made
-
+    ahead = Variants(function, capture, library, call, specs, options, freeze, graph)
     ranges = ranges_of(specs, dims)
     if ranges:
-        if library != "torch" and any(spec.device != "cpu" for spec in placed):
-            raise TargetError("ranges of extents on GPUs are there for PyTorch alone; give integers, or no ranges")
-        found = pieces(capture_at, ranges, _conditions(function, specs, call, library))
-        if device is not None and device != "cpu":
-            found = [part for piece in found for part in in_sizes(piece)]
-        ranged = [variant(piece) for piece in found]
-        return Compiled(name, library, placed, call, {}, None, ranged)
-    compiled = Compiled(name, library, placed, call, {}, specialise)
+        return Compiled(name, library, ahead.placed, call, {}, None, ahead.over(ranges))
+    compiled = Compiled(name, library, ahead.placed, call, {}, ahead.at)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
     return compiled
-
-
-def _conditions(
-    function: Callable[..., Any], specs: list[TensorSpec], call: CallSpec, library: Library
-) -> Conditions | None:
-    """What tells whether the function asks anything of extents beside the samples; None where the library can't."""
-    if library != "torch":
-        return None
-    arguments = [(spec.shape, dtype_of(spec.dtype)) for spec in specs]
-
-    def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
-        from fusec.frontend.torch_sizes import check_conditions
-
-        check_conditions(function, arguments, call.restore, extents, ranges)
-
-    return conditions
-
-
-def _variant(
-    piece: Piece, executable: Executable, specs: list[TensorSpec], shared: dict[tuple[object, ...], Any] | None
-) -> Variant:
-    """``shared`` is the memory of frozen weights, None where they are fetched at each call."""
-    capture = piece.capture
-    if shared is not None:
-        changed = {port.mutates for port in executable.program.output_ports}
-        fixed = {
-            k: source.fetch()
-            for k, source in enumerate(capture.sources)
-            if isinstance(source, ReferenceSource) and k not in changed
-        }
-        executable = executable.freeze(fixed, shared)
-    arguments = tuple(argument_of(capture.sources[k]) for k in executable.free_inputs)
-    dims: dict[str, Dim] = {name: a if a == b else symbol(name, a, b) for name, (a, b) in piece.ranges.items()}
-    layouts = tuple((spec.type(dims), spec.laid_out(dims)) for spec in specs)
-    text = str(piece.graph)
-    return Variant(executable, arguments, layouts, capture.rebuild, text, capture.notes, piece.ranges, upto=piece.upto)
-
-
-_CONSTANT = re.compile(r"constant\d*")
-"""What the frontends call an array that only the function's own code holds."""
-
-
-def _weight_names(function: Callable[..., Any], capture: Capture) -> WeightNames:
-    """What may be left out of a file, by graph input: a module's state, or what has a path in the user's code."""
-    sources = [(k, s) for k, s in enumerate(capture.sources) if isinstance(s, ReferenceSource)]
-    nn = sys.modules.get("torch.nn")
-    owner = getattr(function, "__self__", function)
-    if nn is None or not isinstance(owner, nn.Module):
-        return WeightNames({k: (s.path,) for k, s in sources if not _CONSTANT.fullmatch(s.path)})
-    state = owner.state_dict(keep_vars=True)
-    found: dict[int, tuple[str, ...]] = {}
-    for k, source in sources:
-        tensor = source.fetch()
-        names = tuple(name for name, held in state.items() if held is tensor)
-        if names:
-            found[k] = names
-    return WeightNames(found, frozenset(state).difference(*found.values()))
 
 
 def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compiled:

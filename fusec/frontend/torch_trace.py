@@ -9,7 +9,7 @@ PyTorch, and what remains is kept as a library call.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from types import FrameType
@@ -21,35 +21,30 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusec.errors import CaptureError, DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
-from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source, format_arguments
-from fusec.frontend.torch_emit import Declined, Emitter, tensor_type
+from fusec.errors import DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
+from fusec.frontend.capture import ReferenceSource, format_arguments
+from fusec.frontend.torch_emit import Declined, tensor_type
 from fusec.frontend.torch_fake import (
-    check_plain,
     decompositions,
-    fake_like,
-    is_held,
     map_tensors,
     same_layout,
     strided_steps,
     tensors_in,
-    value_name,
 )
-from fusec.frontend.torch_memory import Handle, Memory, Step, apply_steps
+from fusec.frontend.torch_memory import Handle, Step, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import drawn_apart
-from fusec.frontend.torch_references import Fetch, References
+from fusec.frontend.torch_references import References
+from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.graph import Builder, InputRole, Port, Value
-from fusec.ir.types import contiguous_strides
+from fusec.ir.graph import Value
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -74,7 +69,7 @@ _ADVICE = (
 )
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One capture in progress: a context in which the user's function runs once.
 
     ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them.
@@ -83,83 +78,14 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, name: str, references: References, fallback: Literal["eager", "error"], namer: Namer | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.builder = Builder(name)
-        self.emitter = Emitter(self.builder)
+        TracedTensors.__init__(self, name, references)
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
-        self.sources: list[Source] = []
         self.notes: list[str] = []
-        self.memories: list[Memory] = []
-        self.ties: list[tuple[Fetch, Fetch]] = []
-        self._references = references
         self._fallback = fallback
-        self._fake_mode = FakeTensorMode()
-        self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
-        self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._owned: set[Value] = set()
-        self._inputs: set[Value] = set()
         self._depth = 0
         self._random_calls = 0
         self._random_state = torch.get_rng_state()
-
-    # Inputs
-
-    def argument(self, real: torch.Tensor, index: int, path: str, role: InputRole = "argument") -> torch.Tensor:
-        """The fake tensor of an argument, which becomes a graph input."""
-        return self._input(real, ArgumentSource(index), path, role, path)
-
-    def _reference(self, real: torch.Tensor) -> torch.Tensor:
-        """The fake tensor of a parameter or another tensor that the function found."""
-        found = self._references.find(real)
-        if found is None:
-            if is_held(real):
-                raise UnsupportedOpError(
-                    f"{self.emitter.call} reads a tensor of shape {list(real.shape)} that is kept where it can't be "
-                    "fetched anew; pass it as an argument, or keep it in a module, a variable or an attribute",
-                    self.emitter.location,
-                )
-            return self._input(real, ReferenceSource("constant", _holding(real)), "constant", "state", "constant")
-        self.ties += [(found.fetch, other) for other in found.others]
-        role: InputRole = "parameter" if found.is_parameter else "state"
-        name = found.path.removeprefix("self.")
-        return self._input(real, ReferenceSource(found.path, found.fetch), found.path, role, name)
-
-    def _input(self, real: torch.Tensor, source: Source, path: str, role: InputRole, name: str) -> torch.Tensor:
-        check_plain(real, path)
-        strides = tuple(real.stride())
-        port = Port(
-            strides=None if strides == contiguous_strides(real.shape) else strides,
-            offset=int(real.storage_offset()),
-            role=role,
-            path=path,
-        )
-        value = self.builder.input(tensor_type(real), value_name(name), port)
-        fake = fake_like(self._fake_mode, real)
-        memory = Memory(value, fake, source=len(self.sources))
-        self.sources.append(source)
-        self.memories.append(memory)
-        self._owned.add(value)
-        self._inputs.add(value)
-        self._handles[id(fake)] = (fake, Handle(memory))
-        return fake
-
-    def handle(self, tensor: torch.Tensor) -> Handle:
-        """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
-        return self._handles[id(self._as_fake(tensor))][1]
-
-    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in self._handles:
-            return tensor
-        known = self._lifted.get(id(tensor))
-        if known is None:
-            if isinstance(tensor, FakeTensor):
-                raise CaptureError("a tensor of another trace was used", self.emitter.location)
-            known = self._lifted[id(tensor)] = (tensor, self._reference(tensor))
-        return known[1]
-
-    def value(self, tensor: torch.Tensor) -> Value:
-        """The present value of a tensor."""
-        return self.handle(tensor).read(self.emitter)
 
     # Calls
 
@@ -250,25 +176,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self.emitter.constant(first, self.emitter.out.dtype)
             self._bind(fake, self.emitter.broadcast(number, self.emitter.out.shape))
         else:
-            constant = self._input(real, ReferenceSource("constant", _holding(real)), "constant", "state", "constant")
+            constant = self._input(real, ReferenceSource("constant", holding(real)), "constant", "state", "constant")
             self._bind(fake, self.value(constant))
         return fake
 
     # Results
-
-    def _bind(self, tensor: torch.Tensor, value: Value, sealed: str = "") -> None:
-        """Gives a tensor memory of its own that holds the value."""
-        wanted = tensor_type(tensor)
-        if value.type != wanted:
-            raise CaptureError(
-                f"{self.emitter.call} was lowered to {value.type}, PyTorch gives {wanted}", self.emitter.location
-            )
-        if self.emitter.root(value) in self._owned:
-            value = self.emitter.emit("copy", value)
-        memory = Memory(value, tensor, sealed=sealed)
-        self.memories.append(memory)
-        self._own(value)
-        self._handles[id(tensor)] = (tensor, Handle(memory))
 
     def _lower(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> None:
         """Finds a value or a place in memory for each result."""
@@ -462,14 +374,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._store(target, value)
         return target
 
-    def _taken(self, tensor: torch.Tensor, since: int) -> Value:
-        """The value of a tensor that nobody else has seen, free for another tensor to hold."""
-        value = self.value(tensor)
-        memory = self.handle(tensor).memory
-        if any(memory is made for made in self.memories[since:]):
-            self._owned.discard(memory.value)
-        return value
-
     def _into_outs(self, packet: Any, written: list[str], args: Arguments, kwargs: dict[str, Any]) -> Any:
         targets = [kwargs.pop(name) for name in written]
         call = self.emitter.call
@@ -485,33 +389,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             self._store(target, self._taken(tensor, before))
         return targets[0] if len(targets) == 1 else tuple(targets)
-
-    def _store(self, target: torch.Tensor, value: Value) -> None:
-        """Writes a value into a tensor, in its dtype and shape."""
-        wanted = tensor_type(target)
-        if value.type.device != wanted.device:
-            raise UnsupportedOpError(
-                f"{self.emitter.call} copies from {value.type.device} to {wanted.device} in place",
-                self.emitter.location,
-            )
-        self.emitter.results = (wanted,)
-        value = self.emitter.broadcast(self.emitter.cast(value, wanted.dtype), wanted.shape)
-        handle = self.handle(target)
-        handle.write(self.emitter, value)
-        memory = handle.memory
-        if self.emitter.root(memory.value) in self._owned:
-            memory.value = self.emitter.emit("copy", memory.value)
-            memory.version += 1
-        self._own(memory.value)
-
-    def _own(self, value: Value) -> None:
-        """Notes that a tensor's memory holds the value. A constant has no memory to share."""
-        if not self.emitter.is_constant(value):
-            self._owned.add(value)
-
-
-def _holding(tensor: torch.Tensor) -> Callable[[], object]:
-    return lambda: tensor
 
 
 @contextmanager

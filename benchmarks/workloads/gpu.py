@@ -1,0 +1,327 @@
+"""What the GPU table measures: plain PyTorch code, its arguments, and the libraries' own kernels for the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Function = Callable[..., Any]
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Work:
+    """``function(*arguments())`` in plain code; ``amount`` is flops (``unit`` TFLOP/s) or bytes (``unit`` GB/s)."""
+
+    name: str
+    function: Function
+    arguments: Callable[[], tuple[Any, ...]]
+    amount: float
+    unit: str
+    peers: dict[str, Function] = field(default_factory=dict)
+    autotuned: bool = True
+    exact: bool = True
+
+
+def rand(*shape: int, scale: float = 1.0) -> Any:
+    return torch.randn(*shape, device="cuda", dtype=BF16) * scale
+
+
+def linear_gelu(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+
+def epilogue_gelu(x: Any, w: Any, b: Any) -> Any:
+    return torch._addmm_activation(b, x, w.t(), use_gelu=True)
+
+
+def relu_linear(x: Any, w: Any) -> Any:
+    return F.linear(F.relu(x), w)
+
+
+def norm_linear(x: Any, g: Any, w: Any) -> Any:
+    return F.linear(Llama.norm(x, g), w)
+
+
+def int8_linear(x: Any, w: Any, s: Any) -> Any:
+    """Weights of 8 bits with a scale for each row of them."""
+    return F.linear(x, w.to(x.dtype) * s)
+
+
+def swiglu(x: Any, gate: Any, up: Any, down: Any) -> Any:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    s = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
+    return torch.softmax(s, -1) @ v
+
+
+def causal_attention(q: Any, k: Any, v: Any) -> Any:
+    s = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
+    i = torch.arange(q.shape[-2], device=q.device)
+    s = s.masked_fill(i[None, :] > i[:, None], float("-inf"))
+    return torch.softmax(s, -1) @ v
+
+
+def grouped_attention(q: Any, k: Any, v: Any) -> Any:
+    """Query heads share keys and values, which are repeated for them, as models write it."""
+    b, h, n, d = k.shape
+    times = q.shape[1] // h
+    k, v = (t[:, :, None].expand(b, h, times, n, d).reshape(b, h * times, n, d) for t in (k, v))
+    return attention(q, k, v)
+
+
+def changed_attention(q: Any, k: Any, v: Any) -> Any:
+    """ALiBi, soft cap and a causal window of 1024."""
+    heads, n = q.shape[1], q.shape[2]
+    s = (q @ k.transpose(-1, -2)).float() * (1 / math.sqrt(q.shape[-1]))
+    s = 20.0 * torch.tanh(s / 20.0)
+    i = torch.arange(n, device=q.device)
+    distance = i[None, :] - i[:, None]
+    slope = torch.exp2(-8.0 * (torch.arange(heads, device=q.device) + 1.0) / heads)
+    s = s + slope[:, None, None] * distance
+    s = s.masked_fill((distance > 0) | (distance <= -1024), float("-inf"))
+    return torch.softmax(s, -1).to(q.dtype) @ v
+
+
+def flex_changed() -> Function:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    masks: dict[int, Any] = {}
+    flex = torch.compile(flex_attention)
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        heads, n = q.shape[1], q.shape[2]
+
+        def change(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return 20.0 * torch.tanh(score / 20.0) + torch.exp2(-8.0 * (h + 1.0) / heads) * (j - i)
+
+        def kept(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return (j <= i) & (i - j < 1024)
+
+        if n not in masks:
+            masks[n] = create_block_mask(kept, None, None, n, n, device="cuda")
+        return flex(q, k, v, score_mod=change, block_mask=masks[n])
+
+    return run
+
+
+def sdpa(backend: str, causal: bool) -> Function:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind = getattr(SDPBackend, backend)
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(kind):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+def softmax(x: Any) -> Any:
+    return torch.softmax(x, -1)
+
+
+def layernorm_gelu(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b), approximate="tanh")
+
+
+def add_rmsnorm(x: Any, r: Any, w: Any) -> Any:
+    h = x + r
+    f = h.float()
+    return (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).to(h.dtype) * w, h
+
+
+def silu_mul(x: Any, y: Any) -> Any:
+    return F.silu(x) * y
+
+
+def cross_entropy(x: Any, target: Any) -> Any:
+    return F.cross_entropy(x.float() if x.dtype is BF16 else x, target)
+
+
+def column_sums(x: Any) -> Any:
+    return x.sum(0)
+
+
+def turned(x: Any) -> Any:
+    return x.t() * 2
+
+
+def small_mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return F.linear(F.relu(F.linear(x, w1, b1)), w2, b2)
+
+
+class Llama:
+    """One layer of an 8-billion Llama: 4096 wide, 32 query and 8 key heads of 128, 14336 hidden."""
+
+    @staticmethod
+    def arguments() -> tuple[Any, ...]:
+        d, kv, hidden, n = 4096, 1024, 14336, 4096
+        angle = torch.arange(n, device="cuda")[:, None] * (5e5 ** (-torch.arange(0, 64, device="cuda") / 64.0))
+        weights = [rand(m, k, scale=k**-0.5) for m, k in ((d, d), (kv, d), (kv, d), (d, d))]
+        mlp = [rand(hidden, d, scale=d**-0.5), rand(hidden, d, scale=d**-0.5), rand(d, hidden, scale=hidden**-0.5)]
+        ones = [torch.ones(d, device="cuda", dtype=BF16) for _ in range(2)]
+        return (rand(2, n, d), angle.cos().to(BF16), angle.sin().to(BF16), *weights, *mlp, *ones)
+
+    @staticmethod
+    def norm(x: Any, w: Any) -> Any:
+        f = x.float()
+        return (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * w
+
+    @staticmethod
+    def rotate(x: Any, cos: Any, sin: Any) -> Any:
+        a, b = x[..., :64], x[..., 64:]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    @classmethod
+    def run(cls, plain: bool) -> Function:
+        def layer(x: Any, cos: Any, sin: Any, *weights: Any) -> Any:
+            wq, wk, wv, wo, gate, up, down, n1, n2 = weights
+            b, n, d = x.shape
+            h = cls.norm(x, n1)
+            q = cls.rotate(F.linear(h, wq).view(b, n, 32, 128).transpose(1, 2), cos, sin)
+            k = cls.rotate(F.linear(h, wk).view(b, n, 8, 128).transpose(1, 2), cos, sin)
+            v = F.linear(h, wv).view(b, n, 8, 128).transpose(1, 2)
+            if plain:
+                k, v = (t[:, :, None].expand(b, 8, 4, n, 128).reshape(b, 32, n, 128) for t in (k, v))
+                o = causal_attention(q, k, v)
+            else:
+                o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + F.linear(o.transpose(1, 2).reshape(b, n, d), wo)
+            return x + swiglu(cls.norm(x, n2), gate, up, down)
+
+        return layer
+
+
+def _linear(m: int, k: int, n: int, unit: str = "TFLOP/s") -> Work:
+    amount = 2.0 * m * k * n if unit == "TFLOP/s" else 2.0 * (m * k + k * n + m * n)
+    return Work(
+        f"linear+bias+gelu {m}×{k}×{n}",
+        linear_gelu,
+        lambda: (rand(m, k), rand(n, k, scale=k**-0.5), rand(n)),
+        amount,
+        unit,
+        {"cublasLt": epilogue_gelu},
+    )
+
+
+def _prologues() -> list[Work]:
+    """Products whose operands are computed: 14336 columns of 4096."""
+    k, n = 4096, 14336
+
+    def weights() -> Any:
+        return rand(n, k, scale=k**-0.5)
+
+    def coded() -> tuple[Any, Any]:
+        scales = torch.rand(n, 1, device="cuda", dtype=BF16) / k
+        return torch.randint(-127, 128, (n, k), device="cuda", dtype=torch.int8), scales
+
+    def work(name: str, function: Function, m: int, arguments: Callable[[], tuple[Any, ...]], item: int = 2) -> Work:
+        large = m >= 512
+        amount = 2.0 * m * k * n if large else 2.0 * (m * k + m * n) + item * k * n
+        unit = "TFLOP/s" if large else "GB/s"
+        return Work(f"{name} {m}×{k}×{n}", function, arguments, amount, unit, autotuned=False)
+
+    return [
+        *(work("rmsnorm+linear", norm_linear, m, lambda m=m: (rand(m, k), rand(k), weights())) for m in (1, 16, 8192)),
+        *(work("relu+linear", relu_linear, m, lambda m=m: (rand(m, k), weights())) for m in (16, 8192)),
+        *(work("int8 weights", int8_linear, m, lambda m=m: (rand(m, k), *coded()), 1) for m in (1, 16, 128)),
+    ]
+
+
+def _swiglu(m: int, unit: str) -> Work:
+    d, h = 4096, 14336
+    amount = 6.0 * m * d * h if unit == "TFLOP/s" else 6.0 * d * h
+    return Work(
+        f"swiglu mlp {m}×{d}×{h}",
+        swiglu,
+        lambda: (rand(m, d), rand(h, d, scale=d**-0.5), rand(h, d, scale=d**-0.5), rand(d, h, scale=h**-0.5)),
+        amount,
+        unit,
+        autotuned=False,
+    )
+
+
+def _attention(b: int, h: int, n: int, d: int, causal: bool) -> Work:
+    flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
+    peers = {"cuDNN": sdpa("CUDNN_ATTENTION", causal), "FA2": sdpa("FLASH_ATTENTION", causal)}
+    function = causal_attention if causal else attention
+    kind = "causal" if causal else "full"
+    arguments = lambda: (rand(b, h, n, d), rand(b, h, n, d), rand(b, h, n, d))  # noqa: E731
+    exact = b * h * n * n < 2**31
+    return Work(f"attention {kind} B{b} H{h} N{n} D{d}", function, arguments, flops, "TFLOP/s", peers, False, exact)
+
+
+def _decode(b: int, n: int) -> Work:
+    """One query of 32 heads to ``n`` cached keys of 8."""
+    peers = {"sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
+    arguments = lambda: (rand(b, 32, 1, 128), rand(b, 8, n, 128), rand(b, 8, n, 128))  # noqa: E731
+    return Work(
+        f"decode B{b} H32/8 N{n} D128", grouped_attention, arguments, 4.0 * b * 8 * n * 128, "GB/s", peers, False
+    )
+
+
+def works() -> list[Work]:
+    rows, columns = 16384, 8192
+    size = 2.0 * rows * columns
+
+    def wide(count: int, weights: int) -> Callable[[], tuple[Any, ...]]:
+        return lambda: (*(rand(rows, columns) for _ in range(count)), *(rand(columns) for _ in range(weights)))
+
+    vocabulary = 128256
+    logits = lambda: (rand(1024, vocabulary),)  # noqa: E731
+    picked = lambda: (rand(4096, vocabulary), torch.randint(0, vocabulary, (4096,), device="cuda"))  # noqa: E731
+    window = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
+    mlp = lambda: (rand(32, 256), rand(256, 256), rand(256), rand(256, 256), rand(256))  # noqa: E731
+    llama = 2 * 2.0 * 4096 * (4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)) + 4.0 * 2 * 32 * 4096 * 4096 * 128 / 2
+    return [
+        _linear(8192, 4096, 14336),
+        _linear(4096, 4096, 4096),
+        _linear(16384, 1024, 4096),
+        _linear(512, 768, 3072),
+        _linear(128, 4096, 4096),
+        _linear(1, 4096, 14336, "GB/s"),
+        _swiglu(16, "GB/s"),
+        _swiglu(8192, "TFLOP/s"),
+        *_prologues(),
+        _attention(4, 16, 4096, 128, False),
+        _attention(4, 16, 4096, 128, True),
+        _attention(4, 32, 4096, 64, True),
+        _attention(1, 16, 16384, 128, True),
+        _decode(1, 65536),
+        _decode(16, 16384),
+        Work(
+            "ALiBi+softcap+window 1024, N4096",
+            changed_attention,
+            lambda: (rand(4, 16, 4096, 128), rand(4, 16, 4096, 128), rand(4, 16, 4096, 128)),
+            window,
+            "TFLOP/s",
+            {"FlexAttention": flex_changed()},
+            autotuned=False,
+        ),
+        Work("softmax 16384×8192", softmax, wide(1, 0), 2 * size, "GB/s", autotuned=False),
+        Work("layernorm+gelu 16384×8192", layernorm_gelu, wide(1, 2), 2 * size, "GB/s", autotuned=False),
+        Work("add+rmsnorm 16384×8192", add_rmsnorm, wide(2, 1), 4 * size, "GB/s", autotuned=False),
+        Work("silu·mul 16384×8192", silu_mul, wide(2, 0), 3 * size, "GB/s", autotuned=False),
+        Work("softmax 1024×128256", softmax, logits, 4.0 * 1024 * vocabulary, "GB/s", autotuned=False),
+        Work("cross entropy 4096×128256", cross_entropy, picked, 2.0 * 4096 * vocabulary, "GB/s", autotuned=False),
+        Work("column sums 16384×8192", column_sums, wide(1, 0), size, "GB/s", autotuned=False),
+        Work("transpose·2 16384×8192", turned, wide(1, 0), 2 * size, "GB/s", autotuned=False),
+        Work(
+            "Llama-8B layer 2×4096",
+            Llama.run(True),
+            Llama.arguments,
+            llama,
+            "TFLOP/s",
+            {"sdpa": Llama.run(False), "sdpa compiled": torch.compile(Llama.run(False), dynamic=False)},
+            False,
+        ),
+        Work("2-layer MLP 32×256", small_mlp, mlp, 1e6, "µs a call", autotuned=False),
+    ]

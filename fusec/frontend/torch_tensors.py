@@ -1,0 +1,147 @@
+"""The tensors of a capture: which value each holds, and where the inputs come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from fusec.errors import CaptureError, UnsupportedOpError
+from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source
+from fusec.frontend.torch_emit import Emitter, tensor_type
+from fusec.frontend.torch_fake import check_plain, fake_like, is_held, value_name
+from fusec.frontend.torch_memory import Handle, Memory
+from fusec.frontend.torch_references import Fetch, References
+from fusec.ir.graph import Builder, InputRole, Port, Value
+from fusec.ir.types import contiguous_strides
+
+
+class TracedTensors:
+    """Fake tensors by identity, each a view of memory that holds a value; real ones become inputs by reference.
+
+    ``ties`` are pairs of fetches that give one tensor. A value that one memory holds another gets as a copy.
+    """
+
+    def __init__(self, name: str, references: References) -> None:
+        self.builder = Builder(name)
+        self.emitter = Emitter(self.builder)
+        self.sources: list[Source] = []
+        self.memories: list[Memory] = []
+        self.ties: list[tuple[Fetch, Fetch]] = []
+        self._references = references
+        self._fake_mode = FakeTensorMode()
+        self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
+        self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._owned: set[Value] = set()
+        self._inputs: set[Value] = set()
+
+    # Inputs
+
+    def argument(self, real: torch.Tensor, index: int, path: str, role: InputRole = "argument") -> torch.Tensor:
+        """The fake tensor of an argument, which becomes a graph input."""
+        return self._input(real, ArgumentSource(index), path, role, path)
+
+    def _reference(self, real: torch.Tensor) -> torch.Tensor:
+        """The fake tensor of a parameter or another tensor that the function found."""
+        found = self._references.find(real)
+        if found is None:
+            if is_held(real):
+                raise UnsupportedOpError(
+                    f"{self.emitter.call} reads a tensor of shape {list(real.shape)} that is kept where it can't be "
+                    "fetched anew; pass it as an argument, or keep it in a module, a variable or an attribute",
+                    self.emitter.location,
+                )
+            return self._input(real, ReferenceSource("constant", holding(real)), "constant", "state", "constant")
+        self.ties += [(found.fetch, other) for other in found.others]
+        role: InputRole = "parameter" if found.is_parameter else "state"
+        name = found.path.removeprefix("self.")
+        return self._input(real, ReferenceSource(found.path, found.fetch), found.path, role, name)
+
+    def _input(self, real: torch.Tensor, source: Source, path: str, role: InputRole, name: str) -> torch.Tensor:
+        check_plain(real, path)
+        strides = tuple(real.stride())
+        port = Port(
+            strides=None if strides == contiguous_strides(real.shape) else strides,
+            offset=int(real.storage_offset()),
+            role=role,
+            path=path,
+        )
+        value = self.builder.input(tensor_type(real), value_name(name), port)
+        fake = fake_like(self._fake_mode, real)
+        memory = Memory(value, fake, source=len(self.sources))
+        self.sources.append(source)
+        self.memories.append(memory)
+        self._owned.add(value)
+        self._inputs.add(value)
+        self._handles[id(fake)] = (fake, Handle(memory))
+        return fake
+
+    def handle(self, tensor: torch.Tensor) -> Handle:
+        """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
+        return self._handles[id(self._as_fake(tensor))][1]
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._handles:
+            return tensor
+        known = self._lifted.get(id(tensor))
+        if known is None:
+            if isinstance(tensor, FakeTensor):
+                raise CaptureError("a tensor of another trace was used", self.emitter.location)
+            known = self._lifted[id(tensor)] = (tensor, self._reference(tensor))
+        return known[1]
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """The present value of a tensor."""
+        return self.handle(tensor).read(self.emitter)
+
+    # Results
+
+    def _bind(self, tensor: torch.Tensor, value: Value, sealed: str = "") -> None:
+        """Gives a tensor memory of its own that holds the value."""
+        wanted = tensor_type(tensor)
+        if value.type != wanted:
+            raise CaptureError(
+                f"{self.emitter.call} was lowered to {value.type}, PyTorch gives {wanted}", self.emitter.location
+            )
+        if self.emitter.root(value) in self._owned:
+            value = self.emitter.emit("copy", value)
+        memory = Memory(value, tensor, sealed=sealed)
+        self.memories.append(memory)
+        self._own(value)
+        self._handles[id(tensor)] = (tensor, Handle(memory))
+
+    def _taken(self, tensor: torch.Tensor, since: int) -> Value:
+        """The value of a tensor that nobody else has seen, free for another tensor to hold."""
+        value = self.value(tensor)
+        memory = self.handle(tensor).memory
+        if any(memory is made for made in self.memories[since:]):
+            self._owned.discard(memory.value)
+        return value
+
+    def _store(self, target: torch.Tensor, value: Value) -> None:
+        """Writes a value into a tensor, in its dtype and shape."""
+        wanted = tensor_type(target)
+        if value.type.device != wanted.device:
+            raise UnsupportedOpError(
+                f"{self.emitter.call} copies from {value.type.device} to {wanted.device} in place",
+                self.emitter.location,
+            )
+        self.emitter.results = (wanted,)
+        value = self.emitter.broadcast(self.emitter.cast(value, wanted.dtype), wanted.shape)
+        handle = self.handle(target)
+        handle.write(self.emitter, value)
+        memory = handle.memory
+        if self.emitter.root(memory.value) in self._owned:
+            memory.value = self.emitter.emit("copy", memory.value)
+            memory.version += 1
+        self._own(memory.value)
+
+    def _own(self, value: Value) -> None:
+        """Notes that a tensor's memory holds the value. A constant has no memory to share."""
+        if not self.emitter.is_constant(value):
+            self._owned.add(value)
+
+
+def holding(tensor: torch.Tensor) -> Callable[[], object]:
+    return lambda: tensor
