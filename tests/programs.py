@@ -6,7 +6,7 @@ Outputs and workspaces start as NaN (or 77), and each lies between guard element
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,11 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.passes.lower.frame import Frame
 from fusec.passes.lower.gpu.select import GpuSelector
-from fusec.passes.lower.select import Selector
+from fusec.passes.lower.select import Schedule, Selector
 from fusec.passes.pipeline import lower
+from fusec.passes.schedule.row import RowSchedule
 from fusec.runtime.library import run_extern
 from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
 from fusec.target.cpu import cpu_target
@@ -237,3 +239,15 @@ def group_kinds(lowered: Lowered) -> list[str]:
 def reasons(lowered: Lowered) -> list[str]:
     """Why each declined fusion was not made."""
     return [d.reason for d in lowered.program.declined]
+
+
+@dataclass
+class Streaming(Selector):
+    """Every result counts as a large one, and every row is fetched ahead."""
+
+    def candidates(self, frame: Frame) -> list[Schedule]:
+        return [replace(s, streams=1, ahead=True) for s in super().candidates(frame) if isinstance(s, RowSchedule)]
+
+
+STREAMING = Streaming(cpu_target("cpu"), 2)
+"""For results that are streamed and rows that are fetched ahead, whatever their size."""

@@ -29,8 +29,9 @@ from fusec.ir.types import Dim, DType, f32
 from fusec.passes.fuse.partition import Group, place_upstream, positions_of
 from fusec.passes.inline import Subscripts, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_large, place, prefer_index
+from fusec.passes.lower.overlap import rows_in_turn
 from fusec.passes.schedule.row import RowSchedule
-from fusec.tile.nodes import Alloc, Block, Grid, Iter, Loop, Map, Reduce, ReduceOp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, ReduceOp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, Subscript, loads, reindex, walk
 
 REDUCTIONS: dict[str, ReduceOp] = {
@@ -177,10 +178,8 @@ class _Phases:
         stop: Index = add(mul(g, task), task)
         if rows % task != 0:
             stop = minimum(stop, rows)
-        loop = Loop(r, mul(g, task), stop, 1, body)
-        return self.frame.finish(
-            "row", (Grid((Iter.over(g, tasks),), (loop,)),), (("rows", task), ("lanes", most(length)))
-        )
+        grid = Grid((Iter.over(g, tasks),), rows_in_turn(r, (mul(g, task), stop), body, space.reduced))
+        return self.frame.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
 
     def rows_on_kept_lanes(
         self, shape: tuple[Dim, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...], *, flat: bool

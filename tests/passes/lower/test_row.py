@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 
 import pytest
-from programs import check
+from programs import STREAMING, check
 
 from fusec.ir.parse import parse
-from fusec.passes.lower.frame import Frame
-from fusec.passes.lower.select import Schedule, Selector
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.row import RowSchedule
-from fusec.target.cpu import cpu_target
 
 
 def lanes(text: str) -> str:
@@ -91,17 +86,6 @@ def test_a_cheap_value_is_computed_again() -> None:
     }"""
     tile = check(text).lowered.stages["tile"]
     assert "alloc t:" not in tile
-
-
-@dataclass
-class Streaming(Selector):
-    """Every result counts as a large one, and every row is fetched ahead."""
-
-    def candidates(self, frame: Frame) -> list[Schedule]:
-        return [replace(s, streams=1, ahead=True) for s in super().candidates(frame) if isinstance(s, RowSchedule)]
-
-
-STREAMING = Streaming(cpu_target("cpu"), 2)
 
 
 def test_the_next_row_is_fetched_during_the_last_map() -> None:
