@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import tvm_ffi
@@ -30,9 +32,11 @@ def attach(module: Any) -> None:
     if library is None:
         return
     setup = module.get_function(SETUP)
-    openmp = (library.GOMP_parallel, *(getattr(library, f"omp_get_{name}") for name in _ASKED))
+    most = _torchs_number() or library.omp_get_max_threads
+    openmp = (library.GOMP_parallel, library.omp_get_num_threads, library.omp_get_thread_num, most)
     process = ctypes.CDLL(None)
     setup(*map(_address, (*openmp, process.pthread_self, process.sched_yield)))
+    _end_threads_before_forks()
 
 
 def set_threads(count: int) -> None:
@@ -44,6 +48,9 @@ def set_threads(count: int) -> None:
         raise ValueError(f"a kernel needs at least one thread, not {count}")
     library = _openmp()
     if library is not None:
+        torchs = _torchs_number()
+        if torchs is not None:
+            torchs()  # which gives a new thread the process's number, and must not do so later
         library.omp_set_num_threads(count)
         return
     os.environ["TVM_NUM_THREADS"] = str(count)
@@ -52,7 +59,8 @@ def set_threads(count: int) -> None:
 
 
 _ALL_CORES = 1
-_ASKED = ("num_threads", "thread_num", "max_threads")
+_SOFT = 1
+"""``omp_pause_soft``: what OpenMP allocated may stay."""
 
 
 def _address(function: Any) -> int:
@@ -69,6 +77,33 @@ def _openmp() -> Any | None:
         return ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError:
         return None
+
+
+def _torchs_number() -> Any | None:
+    """PyTorch's function for the number of threads; None without PyTorch, or where it does not show the function.
+
+    OpenMP has a number for each thread. This function sets it where ``torch.set_num_threads`` was called in another.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or torch.__file__ is None:
+        return None
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))[_TORCHS_NUMBER]
+    except (OSError, AttributeError):
+        return None
+
+
+_TORCHS_NUMBER = "_ZN2at15get_num_threadsEv"
+"""``at::get_num_threads()``, as compilers spell it."""
+
+
+@cache
+def _end_threads_before_forks() -> None:
+    """A child process has none of the pool's threads and would wait for them for ever, PyTorch's operators too. So the
+    pool of the thread that forks ends before; both processes make a new one when they need it."""
+    pause = getattr(_openmp(), "omp_pause_resource_all", None)
+    if pause is not None and hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lambda: pause(_SOFT))
 
 
 def _prepare_tvm_pool() -> None:

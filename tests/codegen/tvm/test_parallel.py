@@ -1,0 +1,144 @@
+"""Kernels use as many threads as PyTorch does, from one pool, whatever sets their number; forked processes too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+Run = Callable[..., None]
+
+BEGIN = """
+import os, threading
+import torch
+import fusec
+
+@fusec.jit
+def rows(x):
+    return torch.softmax(x, 1)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+x = torch.randn(400, 256)
+"""
+
+AGREE = """
+before = threads()
+rows(x)
+assert threads() - before == torch.get_num_threads() - 1, (threads(), before, torch.get_num_threads())
+"""
+
+SET_AT_RUN_TIME = """
+for count in (1, 2, 3):
+    torch.set_num_threads(count)
+    rows(x)
+before = threads()
+torch.relu(torch.randn(1000, 1000))  # PyTorch's own loop finds the threads that are there
+assert threads() <= before
+"""
+
+NEW_THREAD = """
+def work(count):
+    before = threads()
+    rows(x)
+    found.append((threads() - before, torch.get_num_threads()))
+
+found = []
+rows(x)
+for count in (1, 2):
+    torch.set_num_threads(count)  # OpenMP's own number is each thread's
+    thread = threading.Thread(target=work, args=(count,))
+    thread.start()
+    thread.join()
+assert found == [(0, 1), (1, 2)], found
+"""
+
+FORKED = """
+import multiprocessing
+from torch.utils.data import DataLoader
+
+torch.set_num_threads(2)
+big = torch.randn(1000, 1000)
+wanted, positive = rows(x), torch.relu(big)
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, k):
+        return rows(x)[k]
+
+def check(k):
+    return torch.equal(rows(x), wanted) and torch.equal(torch.relu(big), positive)
+
+for _ in range(2):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(check, range(4)) == [True] * 4
+    assert check(0)
+    (batch,) = DataLoader(Rows(), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert torch.allclose(batch, wanted[:4])
+"""
+
+MANY_CALLERS = """
+torch.set_num_threads(2)
+inputs = [torch.randn(400, 256) for _ in range(4)]
+wanted = [torch.softmax(i, 1) for i in inputs]
+most = []
+
+def work(k):
+    for _ in range(50):
+        assert torch.allclose(rows(inputs[k]), wanted[k], atol=1e-6)
+        most.append(threads())
+
+rows(x)
+before = threads()
+callers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+assert len(most) == 200
+assert max(most) - before <= 4 * 2, (max(most), before)  # as many as PyTorch's operators would have
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program in a process of its own. They share a cache: without the compiler they start sooner."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+
+    def run(text: str, **environment: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", BEGIN + text],
+            env={**os.environ, "FUSEC_CACHE_DIR": cache, **environment},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    return run
+
+
+@pytest.mark.parametrize("environment", [{"OMP_NUM_THREADS": "3"}, {"TVM_NUM_THREADS": "5"}])
+def test_the_number_is_pytorchs(run: Run, environment: dict[str, str]) -> None:
+    run(AGREE, **environment)
+
+
+def test_the_number_on_one_core_is_pytorchs(run: Run) -> None:
+    run("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + AGREE)
+
+
+def test_numbers_set_at_run_time_and_many_callers(run: Run) -> None:
+    run(AGREE + SET_AT_RUN_TIME + NEW_THREAD + MANY_CALLERS)
+
+
+def test_forked_processes(run: Run) -> None:
+    run(FORKED)
