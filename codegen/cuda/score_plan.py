@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
+from fusec.codegen.cuda.numbering import Numbering
 from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.scalars import Scalars, bare
 from fusec.codegen.cuda.scores import (
@@ -151,8 +152,9 @@ class ScorePlan:
 
 
 def _over(held: Mapping[ScalarExpr, Buffer], score: ScalarExpr) -> ScalarExpr:
-    loaded: dict[ScalarExpr, ScalarExpr] = {part: Load(buffer, ()) for part, buffer in held.items()}
-    return rewrite(score, loaded.get)
+    number = Numbering().number
+    loaded = {number(part): Load(buffer, ()) for part, buffer in held.items()}
+    return rewrite(score, lambda node: loaded.get(number(node)))
 
 
 def _reads(e: ScalarExpr) -> bool:

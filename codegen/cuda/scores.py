@@ -8,7 +8,18 @@ from math import inf
 
 from fusec.ir.index import Index, Symbol, bounds, coefficient, mul, needs_int64, sub, substitute, symbols_of
 from fusec.ir.types import f32
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, symbols_in, walk
+from fusec.tile.scalar import (
+    Apply,
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    ScalarExpr,
+    loads,
+    rewrite_upward,
+    symbols_in,
+    walk,
+)
 
 _EXACT = 2**24
 """Integers up to this are float32 numbers."""
@@ -20,24 +31,24 @@ _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne
 
 def as_indices(e: ScalarExpr) -> ScalarExpr:
     """Sums, differences and multiples of indices as one index, where 32 bits hold it: ``i64(a) - i64(b) ⇒ a - b``."""
-    if not isinstance(e, Apply):
+    return rewrite_upward(e, _as_index)
+
+
+def _as_index(e: Apply) -> ScalarExpr:
+    if not e.dtype.is_integer or len(e.args) > 2 or not all(isinstance(a, IndexValue | Const) for a in e.args):
         return e
-    args = tuple(map(as_indices, e.args))
-    if e.dtype.is_integer and all(isinstance(a, IndexValue | Const) for a in args) and len(args) <= 2:
-        parts = [a.index if isinstance(a, IndexValue) else int(a.value.real) for a in args]  # type: ignore[union-attr]
-        made = None
-        match e.op:
-            case "add":
-                made = parts[0] + parts[1]
-            case "sub":
-                made = sub(parts[0], parts[1])
-            case "neg":
-                made = sub(0, parts[0])
-            case "mul" if any(isinstance(p, int) for p in parts):
-                made = mul(parts[0], parts[1])
-        if made is not None and not needs_int64(made):
-            return IndexValue(made, e.dtype)
-    return replace(e, args=args)
+    parts = [a.index if isinstance(a, IndexValue) else int(a.value.real) for a in e.args]  # type: ignore[union-attr]
+    made = None
+    match e.op:
+        case "add":
+            made = parts[0] + parts[1]
+        case "sub":
+            made = sub(parts[0], parts[1])
+        case "neg":
+            made = sub(0, parts[0])
+        case "mul" if any(isinstance(p, int) for p in parts):
+            made = mul(parts[0], parts[1])
+    return e if made is None or needs_int64(made) else IndexValue(made, e.dtype)
 
 
 def over_places(e: ScalarExpr, key: Symbol, place: Buffer) -> ScalarExpr:
@@ -45,25 +56,29 @@ def over_places(e: ScalarExpr, key: Symbol, place: Buffer) -> ScalarExpr:
 
     ``place`` stands for the key's place in its block, as a number.
     """
-    if not isinstance(e, Apply):
-        return e
-    if e.op == "cast" and e.dtype is f32 and isinstance(e.args[0], IndexValue):
+
+    def change(e: Apply) -> ScalarExpr:
+        if e.op != "cast" or e.dtype is not f32 or not isinstance(e.args[0], IndexValue):
+            return e
         index = e.args[0].index
         step = None if isinstance(index, int) else coefficient(index, key)
         base = substitute(index, {key: 0}) if step else 0
-        if step and all(_is_exact(i) for i in (index, base)):
-            moved: ScalarExpr = Load(place, ())
-            if step != 1:
-                moved = Apply("mul", (moved, Const(float(step), f32)), f32)
-            return Apply("add", (replace(e, args=(replace(e.args[0], index=base),)), moved), f32)
-    return replace(e, args=tuple(over_places(a, key, place) for a in e.args))
+        if not step or not all(_is_exact(i) for i in (index, base)):
+            return e
+        moved: ScalarExpr = Load(place, ())
+        if step != 1:
+            moved = Apply("mul", (moved, Const(float(step), f32)), f32)
+        return Apply("add", (replace(e, args=(replace(e.args[0], index=base),)), moved), f32)
+
+    return rewrite_upward(e, change)
 
 
 def folded(e: ScalarExpr) -> ScalarExpr:
     """``x * a * b ⇒ x * (a * b)`` and ``x * a / b ⇒ x * (a / b)`` for constants, where that is a normal number."""
-    if not isinstance(e, Apply):
-        return e
-    e = replace(e, args=tuple(map(folded, e.args)))
+    return rewrite_upward(e, _folded)
+
+
+def _folded(e: Apply) -> ScalarExpr:
     outer = _factor(e)
     inner = _factor(e.args[0]) if outer is not None else None
     if outer is None or inner is None:
@@ -91,38 +106,40 @@ def spread(e: ScalarExpr, key: Symbol, place: Buffer, tiles: Collection[Buffer])
 
     Where a and b are known to be moderate, so that no infinity comes of it.
     """
-    if not isinstance(e, Apply):
+
+    def change(e: Apply) -> ScalarExpr:
+        if e.op != "mul" or e.dtype is not f32:
+            return e
+        for a, total in (e.args, e.args[::-1]):
+            if isinstance(total, Apply) and total.op == "add":
+                base, moved = total.args
+                still = all(_is_still(x, {key}, {*tiles, place}) and _is_moderate(x) for x in (a, base))
+                if still and any(x.buffer is place for x in loads(moved)):
+                    return Apply("add", (Apply("mul", (a, base), f32), Apply("mul", (a, moved), f32)), f32)
         return e
-    e = replace(e, args=tuple(spread(a, key, place, tiles) for a in e.args))
-    if e.op != "mul" or e.dtype is not f32:
-        return e
-    for a, total in (e.args, e.args[::-1]):
-        if isinstance(total, Apply) and total.op == "add":
-            base, moved = total.args
-            still = all(_is_still(x, {key}, {*tiles, place}) and _is_moderate(x) for x in (a, base))
-            if still and any(x.buffer is place for x in loads(moved)):
-                return Apply("add", (Apply("mul", (a, base), f32), Apply("mul", (a, moved), f32)), f32)
-    return e
+
+    return rewrite_upward(e, change)
 
 
 def compared_to_key(e: ScalarExpr, key: Symbol) -> ScalarExpr:
     """``key - row + c > 0 ⇒ key > row - c``: what a key is compared to is the same for all keys."""
-    if not isinstance(e, Apply):
-        return e
-    e = replace(e, args=tuple(compared_to_key(a, key) for a in e.args))
-    parts = [_integer(a) for a in e.args]
-    if e.op not in _TURNED or len(parts) != 2 or any(p is None for p in parts):
-        return e
-    difference = sub(parts[0], parts[1])  # type: ignore[arg-type]
-    step = None if isinstance(difference, int) else coefficient(difference, key)
-    if step not in (1, -1) or needs_int64(difference):
-        return e
-    rest = substitute(difference, {key: 0})
-    bound = sub(0, rest) if step == 1 else rest
-    dtype = e.args[0].dtype
-    if needs_int64(bound):
-        return e
-    return Apply(e.op if step == 1 else _TURNED[e.op], (IndexValue(key, dtype), IndexValue(bound, dtype)), e.dtype)
+
+    def change(e: Apply) -> ScalarExpr:
+        parts = [_integer(a) for a in e.args]
+        if e.op not in _TURNED or len(parts) != 2 or any(p is None for p in parts):
+            return e
+        difference = sub(parts[0], parts[1])  # type: ignore[arg-type]
+        step = None if isinstance(difference, int) else coefficient(difference, key)
+        if step not in (1, -1) or needs_int64(difference):
+            return e
+        rest = substitute(difference, {key: 0})
+        bound = sub(0, rest) if step == 1 else rest
+        if needs_int64(bound):
+            return e
+        kind, op = e.args[0].dtype, e.op if step == 1 else _TURNED[e.op]
+        return Apply(op, (IndexValue(key, kind), IndexValue(bound, kind)), e.dtype)
+
+    return rewrite_upward(e, change)
 
 
 def _integer(e: ScalarExpr) -> Index | None:
@@ -198,12 +215,19 @@ def constants_of(e: ScalarExpr, varying: Collection[Symbol], tiles: Collection[B
 
     Those that a float32 variable holds.
     """
-    if not any(isinstance(n, Apply | Load) for n in walk(e)):
-        return []
-    counts = e.dtype.is_float and e.dtype.bits < 64 and any(isinstance(n, IndexValue | Load) for n in walk(e))
-    if counts and _is_still(e, varying, tiles):
-        return [e]
-    found = [part for a in e.args for part in constants_of(a, varying, tiles)] if isinstance(e, Apply) else []
+    found: list[ScalarExpr] = []
+    seen: set[int] = set()
+    waiting = [e]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or not isinstance(part, Apply | Load):
+            continue
+        seen.add(id(part))
+        is_float = part.dtype.is_float and part.dtype.bits < 64
+        if is_float and any(isinstance(n, IndexValue | Load) for n in walk(part)) and _is_still(part, varying, tiles):
+            found.append(part)
+        elif isinstance(part, Apply):
+            waiting.extend(reversed(part.args))
     return list(dict.fromkeys(found))
 
 

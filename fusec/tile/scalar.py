@@ -158,6 +158,25 @@ def rewrite(e: ScalarExpr, change: Callable[[ScalarExpr], ScalarExpr | None]) ->
     return visit(e)
 
 
+def rewrite_upward(e: ScalarExpr, change: Callable[[Apply], ScalarExpr]) -> ScalarExpr:
+    """The tree with each op replaced by what ``change`` makes of it once that is done with its arguments.
+
+    What is shared in the tree is shared in the result.
+    """
+    done: dict[int, ScalarExpr] = {}
+
+    def visit(node: ScalarExpr) -> ScalarExpr:
+        if not isinstance(node, Apply):
+            return node
+        if id(node) not in done:
+            args = tuple(map(visit, node.args))
+            same = all(a is b for a, b in zip(args, node.args, strict=True))
+            done[id(node)] = change(node if same else Apply(node.op, args, node.dtype))
+        return done[id(node)]
+
+    return visit(e)
+
+
 def reindex(e: ScalarExpr, replacements: dict[Symbol, Index]) -> ScalarExpr:
     """The tree with index symbols replaced in every load and index value."""
 

@@ -134,12 +134,6 @@ struct Online {
         for (int i = 0; i < kOut; ++i) out[i] *= rescale[i / 2 % 2];
     }
 
-    /// One multiply-add, unless its rounding would show.
-    __device__ static float weight_of(float score, float shift) {
-        if (Plan::kSubtractsFirst) return power_of_two((score - shift) * Plan::kScale);
-        return power_of_two(fmaf(score, Plan::kScale, -shift));
-    }
-
     /// Scores to weights, not yet rounded; the running maximum and sum.
     template <bool kMasked>
     __device__ void soften(const Plan& plan, float (&scores)[kScores], int row, int key) {
@@ -155,17 +149,11 @@ struct Online {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            highest[h] = row_max(highest[h]);
-            if ((highest[h] - peak[h]) * Plan::kScale <= kGrowth) highest[h] = peak[h];
-            shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
-            rescale[h] = weight_of(peak[h], shift[h]);
-            peak[h] = highest[h];
-        }
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_peak<Plan>(peak[h], row_max(highest[h]), shift[h]);
         grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            scores[i] = weight_of(scores[i], shift[i / 2 % 2]);
+            scores[i] = weight_of<Plan>(scores[i], shift[i / 2 % 2]);
             sum[i / 2 % 2] += scores[i];
         }
 #pragma unroll

@@ -158,47 +158,85 @@ __device__ void multiply(float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kC
                          int releases_at, int steps, const Meanwhile& meanwhile, const AtEnd& at_end) {
     using L = Layout<Plan>;
     int before = 0;
+    auto next = [&](int step) {
+        full[ring.stage].wait(ring.parity);
+        multiply_step<Plan>(acc, buffers + ring.stage * L::kStage, first_row, step > 0);
+        wgmma_wait<1>();
+        if (step > 0 && releases) empty[before].arrive_at(releases_at);
+        before = ring.stage;
+        ring.advance();
+    };
 #pragma unroll
     for (int step = 0; step < kPortions; ++step) {
-        full[ring.stage].wait(ring.parity);
-        multiply_step<Plan>(acc, buffers + ring.stage * L::kStage, first_row, step > 0);
-        wgmma_wait<1>();
-        if (step > 0 && releases) empty[before].arrive_at(releases_at);
-        before = ring.stage;
-        ring.advance();
+        next(step);
         meanwhile(step);
     }
-    for (int step = kPortions; step < steps; ++step) {
-        full[ring.stage].wait(ring.parity);
-        multiply_step<Plan>(acc, buffers + ring.stage * L::kStage, first_row, step > 0);
-        wgmma_wait<1>();
-        if (step > 0 && releases) empty[before].arrive_at(releases_at);
-        before = ring.stage;
-        ring.advance();
-    }
+    for (int step = kPortions; step < steps; ++step) next(step);
     at_end();
     wgmma_wait<0>();
     if (releases) empty[before].arrive_at(releases_at);
 }
 
+/// A warpgroup's way out through shared memory: 64 x 64 results of each staged output at a time.
+template <typename Plan>
+struct Outlet {
+    using L = Layout<Plan>;
+    static constexpr int kStaged = Plan::kStaged, kWords = kStaged > 0 ? kStaged : 1;
+    char* staging;
+    int barrier, turn = 0;
+
+    __device__ Outlet(char* staging, int consumer)
+        : staging(staging + consumer * L::kBuffers * L::kChunk), barrier(1 + consumer) {}
+
+    __device__ char* chunk(int output) const { return staging + turn * L::kChunk + output * L::kChunk; }
+
+    /// Waits until the next chunk may be written.
+    __device__ void open() const {
+        if (kStaged == 0) return;
+        if (threadIdx.x % kWarpgroup == 0) store_wait_read<L::kBuffers - kStaged>();
+        named_sync(barrier, kWarpgroup);
+    }
+
+    /// Puts down a fragment's columns q * 16 to q * 16 + 16 of the chunk.
+    __device__ void put(int q, const u32 (&staged)[4][kWords]) const {
+        int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
+        int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
+#pragma unroll
+        for (int o = 0; o < kStaged; ++o)
+            store_matrices(swizzled(shared_address(chunk(o)), stored_row, q * 2 + stored_unit), staged[0][o],
+                           staged[1][o], staged[2][o], staged[3][o]);
+    }
+
+    /// Starts the copies of a whole chunk.
+    __device__ void send(const Plan& plan, const Tiles<Plan>& tile, int row, int column) {
+        if (kStaged == 0) return;
+        fence_async_shared();
+        named_sync(barrier, kWarpgroup);
+        if (threadIdx.x % kWarpgroup == 0) {
+#pragma unroll
+            for (int o = 0; o < kStaged; ++o) {
+                plan.send(o, chunk(o), tile.batch, tile.row, tile.column, row, column);
+                store_commit();
+            }
+        }
+        turn = (turn + kStaged) % L::kBuffers;
+    }
+
+    __device__ void close() const {
+        if (kStaged > 0 && threadIdx.x % kWarpgroup == 0) store_wait_all();
+    }
+};
+
 /// One fragment of 64 rows through the epilogue, 64 columns at a time.
 template <typename Plan>
-__device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumns / 2], char* staging,
-                            int barrier, int& turn, const Tiles<Plan>& tile, int row) {
-    using L = Layout<Plan>;
-    constexpr int kStaged = Plan::kStaged;
-    int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
-    int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
+__device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumns / 2], Outlet<Plan>& outlet,
+                            const Tiles<Plan>& tile, int row) {
 #pragma unroll
     for (int c = 0; c < Plan::kTileN / 64; ++c) {
-        char* boxes = staging + turn * L::kChunk;
-        if (kStaged > 0) {
-            if (thread == 0) store_wait_read<L::kBuffers - kStaged>();
-            named_sync(barrier, kWarpgroup);
-        }
+        outlet.open();
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
-            u32 staged[4][kStaged > 0 ? kStaged : 1];
+            u32 staged[4][Outlet<Plan>::kWords];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float values[Plan::kProducts][2];
@@ -210,23 +248,9 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumn
                 plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
                             c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, staged[i]);
             }
-#pragma unroll
-            for (int o = 0; o < kStaged; ++o)
-                store_matrices(swizzled(shared_address(boxes + o * L::kChunk), stored_row, q * 2 + stored_unit),
-                               staged[0][o], staged[1][o], staged[2][o], staged[3][o]);
+            outlet.put(q, staged);
         }
-        if (kStaged > 0) {
-            fence_async_shared();
-            named_sync(barrier, kWarpgroup);
-            if (thread == 0) {
-#pragma unroll
-                for (int o = 0; o < kStaged; ++o) {
-                    plan.send(o, boxes + o * L::kChunk, tile.batch, tile.row, tile.column, row, c * 64);
-                    store_commit();
-                }
-            }
-            turn = (turn + kStaged) % L::kBuffers;
-        }
+        outlet.send(plan, tile, row, c * 64);
     }
 }
 
@@ -269,59 +293,41 @@ struct Parked {
     }
 
     /// A kPortions-th of the rest of the epilogue.
-    __device__ void finish(const Plan& plan, int portion, char* staging, int barrier, int& turn, const Tiles<Plan>& tile,
-                           int first_row) {
+    __device__ void finish(const Plan& plan, int portion, Outlet<Plan>& outlet, const Tiles<Plan>& tile, int first_row) {
         constexpr int kEach = (kGroups + kPortions - 1) / kPortions;
-        constexpr int kStaged = Plan::kStaged;
-        int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
-        int stored_row = thread / kWarp * 16 + lane % 16, stored_unit = lane / 16;
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
             const int g = portion * kEach + e;
             if (g >= kGroups) return;
             const int row = first_row + g / kAcross * 64, c = g % kAcross / 4, q = g % 4;
-            char* boxes = staging + turn * L::kChunk;
-            if (kStaged > 0 && q == 0) {
-                if (thread == 0) store_wait_read<L::kBuffers - kStaged>();
-                named_sync(barrier, kWarpgroup);
-            }
-            u32 staged[4][kStaged > 0 ? kStaged : 1];
+            if (q == 0) outlet.open();
+            u32 staged[4][Outlet<Plan>::kWords];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
                             column(g, i), pairs[g][i], staged[i]);
-#pragma unroll
-            for (int o = 0; o < kStaged; ++o)
-                store_matrices(swizzled(shared_address(boxes + o * L::kChunk), stored_row, q * 2 + stored_unit),
-                               staged[0][o], staged[1][o], staged[2][o], staged[3][o]);
-            if (kStaged > 0 && q == 3) {
-                fence_async_shared();
-                named_sync(barrier, kWarpgroup);
-                if (thread == 0) {
-#pragma unroll
-                    for (int o = 0; o < kStaged; ++o) {
-                        plan.send(o, boxes + o * L::kChunk, tile.batch, tile.row, tile.column, row, c * 64);
-                        store_commit();
-                    }
-                }
-                turn = (turn + kStaged) % L::kBuffers;
-            }
+            outlet.put(q, staged);
+            if (q == 3) outlet.send(plan, tile, row, c * 64);
         }
     }
 };
+
+/// Whether a consumer's thread tells the block of the cluster that has its number when a buffer has been read.
+template <typename Plan>
+__device__ bool releases_buffers(int rank) {
+    int thread = threadIdx.x % kWarpgroup;
+    bool same = thread % Plan::kClusterM == rank % Plan::kClusterM || thread / Plan::kClusterM == rank / Plan::kClusterM;
+    return thread < Layout<Plan>::kCluster && same;
+}
 
 /// As multiply_tiles, with each tile's epilogue under the products of the next.
 template <typename Plan>
 __device__ void multiply_parking(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
     using L = Layout<Plan>;
     using P = Parked<Plan>;
-    int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup;
-    bool same = thread % Plan::kClusterM == rank % Plan::kClusterM || thread / Plan::kClusterM == rank / Plan::kClusterM;
-    bool releases = thread < L::kCluster && same;
-    int first_row = consumer * L::kRows;
-    char* boxes = staging + consumer * L::kBuffers * L::kChunk;
-    int turn = 0;
-    bool any = false;
+    int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup, first_row = consumer * L::kRows;
+    bool releases = releases_buffers<Plan>(rank), any = false;
+    Outlet<Plan> outlet(staging, consumer);
     Ring<Plan::kStages> ring;
     P parked;
     Tiles<Plan> last(0, rank);
@@ -329,7 +335,7 @@ __device__ void multiply_parking(const Plan& plan, char* buffers, char* staging,
         float acc[L::kFragments][L::kColumns / 2];
         Tiles<Plan> tile(number, rank);
         auto finish_last = [&](int portion) {
-            if (any) parked.finish(plan, portion, boxes, 1 + consumer, turn, last, first_row);
+            if (any) parked.finish(plan, portion, outlet, last, first_row);
         };
         multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
                                      finish_last, [&] { parked.read_early(plan, tile); });
@@ -339,20 +345,17 @@ __device__ void multiply_parking(const Plan& plan, char* buffers, char* staging,
     }
     if (any)
 #pragma unroll
-        for (int portion = 0; portion < P::kPortions; ++portion)
-            parked.finish(plan, portion, boxes, 1 + consumer, turn, last, first_row);
-    if (Plan::kStaged > 0 && thread == 0) store_wait_all();
+        for (int portion = 0; portion < P::kPortions; ++portion) parked.finish(plan, portion, outlet, last, first_row);
+    outlet.close();
 }
 
 template <typename Plan>
 __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
     using L = Layout<Plan>;
-    int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup;
-    bool same = thread % Plan::kClusterM == rank % Plan::kClusterM || thread / Plan::kClusterM == rank / Plan::kClusterM;
-    bool releases = thread < L::kCluster && same;
+    int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup, nth = 0;
     int first_row = Plan::kPingPong ? 0 : consumer * L::kRows;
-    char* boxes = staging + consumer * L::kBuffers * L::kChunk;
-    int turn = 0, nth = 0;
+    bool releases = releases_buffers<Plan>(rank);
+    Outlet<Plan> outlet(staging, consumer);
     Ring<Plan::kStages> ring;
     if (Plan::kPingPong && consumer == 1) named_arrive(3, 2 * kWarpgroup);
     for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster, ++nth) {
@@ -367,10 +370,9 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
                           [](int) {}, [] {});
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
 #pragma unroll
-        for (int m = 0; m < L::kFragments; ++m)
-            finish_rows<Plan>(plan, acc[m], boxes, 1 + consumer, turn, tile, first_row + m * 64);
+        for (int m = 0; m < L::kFragments; ++m) finish_rows<Plan>(plan, acc[m], outlet, tile, first_row + m * 64);
     }
-    if (Plan::kStaged > 0 && thread == 0) store_wait_all();
+    outlet.close();
 }
 
 /// Barriers of all buffers: a full one waits for one thread and the bytes, an empty one for `releases` arrivals.

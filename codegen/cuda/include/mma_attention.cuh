@@ -47,12 +47,6 @@ struct MmaAttention {
         float peak[kFragments][2], total[kFragments][2];
     };
 
-    /// One multiply-add, unless its rounding would show.
-    __device__ static float weight_of(float score, float shift) {
-        if (Plan::kSubtractsFirst) return power_of_two((score - shift) * Plan::kScale);
-        return power_of_two(fmaf(score, Plan::kScale, -shift));
-    }
-
     /// Scores of one fragment's rows to weights, not yet rounded; the running maximum and sum, and results in their scale.
     template <bool kMasked>
     __device__ static void soften(const Plan& plan, float (&scores)[kScores][4], Online& o, int i, int row, int key) {
@@ -69,18 +63,12 @@ struct MmaAttention {
                 highest[e / 2] = fmaxf(highest[e / 2], scores[j][e]);
             }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            highest[h] = row_max(highest[h]);
-            if ((highest[h] - o.peak[i][h]) * Plan::kScale <= kGrowth) highest[h] = o.peak[i][h];
-            shift[h] = highest[h] == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest[h] : highest[h] * Plan::kScale;
-            rescale[h] = weight_of(o.peak[i][h], shift[h]);
-            o.peak[i][h] = highest[h];
-        }
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_peak<Plan>(o.peak[i][h], row_max(highest[h]), shift[h]);
 #pragma unroll
         for (int j = 0; j < kScores; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                scores[j][e] = weight_of(scores[j][e], shift[e / 2]);
+                scores[j][e] = weight_of<Plan>(scores[j][e], shift[e / 2]);
                 sum[e / 2] += scores[j][e];
             }
 #pragma unroll

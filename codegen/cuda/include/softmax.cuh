@@ -1,14 +1,9 @@
-// What every attention has: an order of blocks, reductions along the rows of accumulators, powers of two.
+// What every attention has: an order of blocks, reductions along the rows of accumulators, weights of scores.
 #pragma once
 #include "base.cuh"
+#include "scalar.cuh"
 
 namespace fusec {
-
-__device__ inline float power_of_two(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
 
 /// What a row's maximum may grow by before sums and results are rescaled to it, in units of log2: weights of up to 2^8 are
 /// as exact as those up to 1, in f16, too.
@@ -22,6 +17,24 @@ __device__ inline float row_sum(float x) {
 __device__ inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+/// The weight of a score by a plan's kScale and kSubtractsFirst: one multiply-add, unless its rounding would show.
+template <typename Plan>
+__device__ float weight_of(float score, float shift) {
+    if (Plan::kSubtractsFirst) return fast_exp2((score - shift) * Plan::kScale);
+    return fast_exp2(fmaf(score, Plan::kScale, -shift));
+}
+
+/// Raises a row's running maximum to `highest` where that is much more, and sets what the row's weights are shifted by;
+/// gives the factor for sums and results so far.
+template <typename Plan>
+__device__ float raise_peak(float& peak, float highest, float& shift) {
+    if ((highest - peak) * Plan::kScale <= kGrowth) highest = peak;
+    shift = highest == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest : highest * Plan::kScale;
+    const float rescale = weight_of<Plan>(peak, shift);
+    peak = highest;
+    return rescale;
 }
 
 struct HeadAndTurn {

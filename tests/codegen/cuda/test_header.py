@@ -3,6 +3,7 @@
 import pytest
 
 from fusec.codegen.cuda.header import NAMES, headers, wgmma_shapes
+from fusec.codegen.cuda.nvrtc import compile_source, has_nvrtc
 
 KERNEL = """
 #include "fragment.cuh"
@@ -51,23 +52,12 @@ extern "C" __global__ void __launch_bounds__(128) everything(const __grid_consta
 """
 
 
-def compiled(text: str, columns: list[int]) -> bytes:
-    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
-    files = headers(columns)
-    program = nvrtc.createProgram(text, "test.cu", [t.encode() for t in files.values()], [n.encode() for n in files])
-    try:
-        nvrtc.compileProgram(program, ["--gpu-architecture=sm_90a", "--std=c++17"])
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    code: bytes = nvrtc.getCUBIN(program)
-    return code
-
-
+@pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC")
 @pytest.mark.parametrize("kind", ["bf16", "f16", "tf32"])
 @pytest.mark.parametrize("columns", [8, 64, 256])
 def test_every_operation_compiles(kind: str, columns: int) -> None:
     text = KERNEL.replace("COLUMNS", str(columns)).replace("KIND", kind)
-    assert compiled(text, [columns]).startswith(b"\x7fELF")
+    assert compile_source(text, "sm_90a", shapes=[columns]).code.startswith(b"\x7fELF")
 
 
 def test_files_by_name() -> None:
