@@ -292,6 +292,10 @@ class Points:
             gathered = part if gathered is None else self.code.add(gathered, part)
         if gathered is None:
             return self._affine_place(affine)
+        block = self.block
+        if gathered.lanes == 1 and block is not None and ix.coefficient(affine, block.symbol) == 1:
+            first = tirx.Add(gathered.node, self.context.index(affine, {block.symbol: block.start}))
+            return Place(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
         total = self.code.add(gathered, self._index(affine))
         return Place(total.node, total.lanes, False)
 

@@ -89,7 +89,7 @@ def _best(rounds: Sequence[Mapping[str, float]], usual: Rates) -> Rates:
 
 def _footprints(target: CpuTarget, threads: int) -> list[int]:
     """From what L2 no longer holds to what no cache holds."""
-    sizes = {2 * threads * target.l2 << shift for shift in range(0, 16, 2)} | {target.l3}
+    sizes = {2 * threads * target.l2 << shift for shift in range(0, 16, 2)} | {target.l3 * 3 // 4, target.l3}
     return sorted({n for n in sizes if n <= LARGEST} | {min(2 * threads * target.l2, LARGEST)})
 
 

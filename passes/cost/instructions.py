@@ -95,9 +95,10 @@ def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> flo
     widened = 1.0 if load.dtype in (bf16, f16) else 0.0
     flat: Index = 0
     for i, stride in zip(load.index, load.buffer.strides, strict=True):
-        if not isinstance(i, int | Expr):
+        if isinstance(i, int | Expr):
+            flat = flat + i * stride
+        elif lane in symbols_in(i):
             return GATHERED * lanes
-        flat = flat + i * stride
     if slope(flat, lane) in (0, 1, -1):
         return 1.0 + widened
     turned = any(slope(flat, s) in (1, -1) for s in others)

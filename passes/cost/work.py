@@ -9,7 +9,8 @@ from typing import assert_never
 
 from fusec.ir.index import Expr, Index, Symbol, coefficient, most, substitute, symbols_of
 from fusec.ir.types import bf16
-from fusec.passes.cost.instructions import INSTRUCTIONS, SHORT, instructions, lanes_of
+from fusec.passes.cost.copies import copying
+from fusec.passes.cost.instructions import instructions, lanes_of
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
@@ -21,6 +22,15 @@ STATEMENT = 12
 
 TURN = 1.0
 """Instructions of a turn of a loop, counters and branches; more than one of them may be done in a cycle."""
+
+UNROLLED, OUTER_TURN = 8, 2.0
+"""So many vectors of an innermost loop are written out; the loop around it then has these instructions a turn."""
+
+POWER, SHORT_POWER = 8, 5
+"""Of a power of two for one vector of weights, to all digits and to those of bf16."""
+
+PAIRED = 3
+"""Of rounding a vector of weights to bf16 and storing it with its neighbour."""
 
 LATENCY = 4
 """Cycles of a multiply-add, over the two that may start in a cycle: so many times two sums must be under way."""
@@ -103,27 +113,32 @@ class Counter:
         stored = s.target.dtype
         lanes = lanes_of(s.value, stored, self.target)
         others = [it.var for it in domain[:-1]]
-        each = instructions(s.value, domain[-1].var, self.target, stored, others) + TURN
-        vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
+        inner = _vectors(counts[-1], lanes)
+        turns, vectors = _turns(counts), _turns(counts) * inner
+        done = copying(s, [_count(it, values) for it in s.domain], self.target)
+        if done is None:
+            done = vectors * instructions(s.value, domain[-1].var, self.target, stored, others)
+            done += turns * OUTER_TURN if inner <= UNROLLED else vectors * TURN + turns * STATEMENT
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
-        return Work(0.0, self._instructions(vectors * each + STATEMENT * _turns(counts)), touched)
+        return Work(0.0, self._instructions(done + STATEMENT), touched)
 
     def _reduce(self, s: Reduce, values: Values) -> Work:
         counts = [_count(it, values) for it in s.domain]
         lanes = lanes_of(s.value, s.target.dtype, self.target)
         lane = s.domain[-1]
-        across = any(lane.var in symbols_of(i) for i in s.index)
-        combine = 2.0 if s.op in ("max", "min") else 1.0
+        kept = {v for i in s.index for v in symbols_of(i)}
+        across = lane.var in kept
+        combine = 2.0 if s.op in ("max", "min") and not s.loose else 1.0
         each = instructions(s.value, lane.var, self.target, s.target.dtype) - 1 + combine + TURN / 4
         vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
         ends = (
             0.0
             if across
-            else (4 + 3 * log2(max(lanes, 2)))
-            * _product(n for it, n in zip(s.domain[:-1], counts) if any(it.var in symbols_of(i) for i in s.index))
+            else (4 + 3 * log2(max(lanes, 2))) * _product(n for it, n in zip(s.domain[:-1], counts) if it.var in kept)
         )
         touched = [*self._loads(s.value, s.domain, counts), _touch(Load(s.target, s.index), s.domain, counts)]
-        return Work(0.0, self._instructions(vectors * each + ends + STATEMENT * _turns(counts)), touched)
+        rows = _product(n for it, n in zip(s.domain, counts) if it is not lane and (not across or it.var in kept))
+        return Work(0.0, self._instructions(vectors * each + ends + STATEMENT * rows), touched)
 
     def _loads(self, value: ScalarExpr, domain: tuple[Iter, ...], counts: list[int]) -> list[Touch]:
         return [_touch(load, domain, counts) for load in loads(value)]
@@ -150,8 +165,10 @@ class Counter:
         domain = (s.keys, s.queries)
         counts = [_count(it, values) for it in domain]
         stored, lanes = s.weights.dtype, self.target.lanes(s.total.dtype.bits)
-        power = SHORT if stored is bf16 else INSTRUCTIONS["exp2"]
-        each = instructions(s.score, s.queries.var, self.target, stored) + power + 2
+        scaled_and_added = 2.0
+        score = instructions(s.score, s.queries.var, self.target, s.total.dtype) - 1
+        power, kept = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
+        each = score + scaled_and_added + power + kept + TURN / 4
         touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.total))]
         vectors = counts[0] * _vectors(counts[1], lanes)
         return Work(0.0, self._instructions(vectors * each + STATEMENT), touched)

@@ -1,0 +1,71 @@
+"""Instructions of copies that turn or interleave narrow elements: they travel as groups of 32 bits, in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fusec.ir.index import Expr, Index, coefficient
+from fusec.target.cpu import CpuTarget
+from fusec.tile.nodes import Iter, Map, Store
+from fusec.tile.scalar import Buffer, Load
+
+GROUP = 4
+"""Bytes of a group of narrow elements that a product takes together."""
+
+SIDE = 16
+"""Rows, and groups, of a block that is turned in registers."""
+
+STEPS = 4
+"""Of turning a block: so many instructions for each of its rows."""
+
+
+def copying(s: Map | Store, counts: Sequence[int], target: CpuTarget) -> float | None:
+    """Instructions of all of a statement, loops aside; None for what is computed element by element."""
+    load = s.value
+    if not isinstance(load, Load) or load.dtype != s.target.dtype or load.dtype.bits > 16:
+        return None
+    source, place = flat(load.index, load.buffer), flat(s.index, s.target)
+    if source is None or place is None or not target.has_avx512:
+        return None
+    elements = float(prod(counts))
+    last = s.domain[-1]
+    together = last.extent
+    if len(s.domain) > 1 and together * load.dtype.itemsize == GROUP and coefficient(place, last.var) == 1:
+        beside = s.domain[-2]
+        if coefficient(place, beside.var) == together:
+            vectors = elements / together / SIDE
+            return _grouped(source, s.domain, together, vectors)
+    return _turned(source, place, s.domain, elements) if load.dtype.bits == 16 else None
+
+
+def _grouped(source: Index, domain: Sequence[Iter], together: int, vectors: float) -> float | None:
+    """Groups side by side in the target: words of the source, in its order or turned, or rows that interleave."""
+    *others, beside, last = domain
+    if coefficient(source, last.var) == 1:
+        if coefficient(source, beside.var) == together:
+            return 2 * vectors
+        turns = any(coefficient(source, it.var) == together and it.extent >= SIDE // 2 for it in others)
+        return (2 + STEPS) * vectors if turns else None
+    if coefficient(source, beside.var) == 1 and beside.extent % SIDE == 0:
+        return (1 + 2.5 * (together - 1) + 1) * vectors
+    return None
+
+
+def _turned(source: Index, place: Index, domain: Sequence[Iter], elements: float) -> float | None:
+    """Rows of 16 bits that become columns: two rows are joined to groups, and those turned."""
+    across = next((it for it in domain if coefficient(source, it.var) == 1), None)
+    along = next((it for it in domain if coefficient(place, it.var) == 1), None)
+    if across is None or along is None or across is along or across.extent < SIDE or along.extent < 2 * SIDE:
+        return None
+    return (2 + 1 + STEPS + 1) * elements / (2 * SIDE)
+
+
+def flat(index: Sequence[object], buffer: Buffer) -> Index | None:
+    """The place of an element; None where it depends on what memory holds."""
+    place: Index = 0
+    for i, stride in zip(index, buffer.strides, strict=True):
+        if not isinstance(i, int | Expr):
+            return None
+        place = place + i * stride
+    return place
