@@ -73,9 +73,10 @@ turns (calls shorter than a turn are repeated in it); medians of rounds in which
 counts for all. fusec keeps the memory of dropped results for the next ones, and so pays no page faults from its second
 call on. `compile` is torch.compile with its defaults; fusec is not tuned.
 
-Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's flops at the
-measured rate or its bytes at the measured bandwidth, over fusec's time. Model: the cost model's time. Error: fusec's
-greatest absolute error against float64, and how many times that of the code as written it is."""
+Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
+the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
+Model: the cost model's time of a call. Error: fusec's greatest absolute error against float64, and how many times that
+of the code as written it is."""
 
 
 def main() -> None:

@@ -11,21 +11,28 @@ from fusec.frontend.capture import flatten
 from fusec.runtime.program import KernelReport, Launch
 
 
-def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int) -> list[KernelTime]:
-    """Each kernel of the function for these arguments. Equal kernels (all but the name) are counted together."""
+def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int) -> tuple[list[KernelTime], float]:
+    """Each kernel of the function for these arguments, and the predicted seconds of a call.
+
+    Equal kernels (all but the name) are counted together.
+    """
     variant = fusec.compile(function, *args, freeze=False).only
     executable = variant.executable
     leaves, _ = flatten(tuple(args), {}, lambda value: hasattr(value, "dtype") and hasattr(value, "shape"))
     inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
     seconds = executable.profile(inputs, repeats)
-    reports = {report.kernel: report for report in executable.program.reports}
+    measured: dict[str, float] = {}
+    for step, taken in zip(executable.program.steps, seconds, strict=True):
+        if isinstance(step, Launch):
+            name = step.group or step.kernel
+            measured[name] = measured.get(name, 0.0) + taken
     groups: dict[tuple[object, ...], list[tuple[KernelReport, float]]] = {}
-    for step, measured in zip(executable.program.steps, seconds, strict=True):
-        report = reports.get(step.kernel) if isinstance(step, Launch) else None
-        if report is not None:
-            key = (report.kind, report.schedule, report.flops, report.bytes, len(report.fused))
-            groups.setdefault(key, []).append((report, measured))
-    return [_merge(group) for group in groups.values()]
+    reports = [report for report in executable.program.reports if report.kernel in measured]
+    for report in reports:
+        key = (report.kind, report.schedule, report.flops, report.bytes, len(report.fused))
+        groups.setdefault(key, []).append((report, measured[report.kernel]))
+    whole = sum(report.predicted for report in reports) + executable.program.overhead
+    return [_merge(group) for group in groups.values()], whole
 
 
 def refuse_eager(function: Any) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from benchmarks import noise
 from benchmarks.native import native, streamed_copy
 from fusec.runtime.memory import allocate
+from fusec.runtime.probe import measure_products
 from fusec.target.cpu import cpu_target
 
 PACKAGES = ("fusec", "apache-tvm", "torch", "numpy", "numexpr", "jax", "jaxlib")
@@ -29,6 +30,7 @@ class Machine:
     """last_cache: bytes of the cache before main memory.
 
     flops: single-precision operations a second, all threads together. bandwidth: bytes read and written a second.
+    units: operations a second of products, by what multiplies (``bf16``, ``i8``: vectors; ``bf16 tiles``: AMX).
     """
 
     model: str
@@ -44,10 +46,15 @@ class Machine:
     flops: float
     flops_from: str
     bandwidth: float
+    units: dict[str, float] = field(default_factory=dict)
 
-    def limit(self, flops: float, nbytes: float) -> float | None:
-        """The least seconds that this many operations and bytes take; None where a cache, not memory, is the limit."""
-        compute, memory = flops / self.flops, nbytes / self.bandwidth
+    def limit(self, flops: float, nbytes: float, multiplies: str = "f32") -> float | None:
+        """The least seconds that this many operations and bytes take; None where a cache, not memory, is the limit.
+
+        The operations are done by the fastest unit that ``multiplies`` this type.
+        """
+        fastest = max(self.units.get(multiplies, 0.0), self.units.get(f"{multiplies} tiles", 0.0)) or self.flops
+        compute, memory = flops / fastest, nbytes / self.bandwidth
         if compute >= memory:
             return compute or None
         return memory if nbytes > 2 * self.last_cache else None
@@ -82,6 +89,7 @@ def measure_machine(threads: int, wait: float) -> Machine:
         flops=flops,
         flops_from=source,
         bandwidth=bandwidth,
+        units={name: threads * rate for name, rate in measure_products(target).items() if name != "f32"},
     )
 
 

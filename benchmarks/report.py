@@ -150,11 +150,13 @@ def markdown(rows: Sequence[Row], machine: Machine, how: str, command: str) -> s
 
 def _machine_lines(machine: Machine) -> list[str]:
     packages = ", ".join(f"{name} {v}" for name, v in machine.versions.items())
+    units = ", ".join(f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in machine.units.items())
     return [
         f"- {machine.model} ({machine.family}; {machine.mcpu}), {machine.cores} cores, {machine.threads} threads used",
         f"- {machine.caches}; memory {machine.memory}",
         f"- limits, measured: {machine.flops / 1e9:.0f} GFLOP/s single precision ({machine.flops_from}), "
         f"{machine.bandwidth / 1e9:.1f} GB/s read and written (a copy), all {machine.threads} threads",
+        *([f"- narrow products, measured with operands in L1: {units}"] if units else []),
         f"- {packages}",
     ]
 

@@ -48,7 +48,8 @@ class Case:
 
     peers: by name, fusec among them. targets: against their medians. function, args: what fusec was given, as
     written. exact: its result in float64. checked: peers whose error is shown, the code as written first.
-    flops, nbytes: the least that the work needs. unit: of the table, scale: units a second.
+    flops, nbytes: the least that the work needs. multiplies: the type of its products. unit: of the table,
+    scale: units a second.
     """
 
     work: str
@@ -60,6 +61,7 @@ class Case:
     checked: tuple[str, ...] = ("eager", FUSEC)
     flops: float = 0.0
     nbytes: float = 0.0
+    multiplies: str = "f32"
     unit: str = "ms"
     scale: float = 1e3
     notes: tuple[str, ...] = ()
@@ -82,8 +84,8 @@ class Session:
         refuse_eager(case.peers[FUSEC].f)
         errors = _errors(case) if case.exact is not None else {}
         medians = times.medians()
-        kernels = self.kernels(case)
-        limit = self.machine.limit(case.flops, case.nbytes)
+        kernels, predicted = self.kernels(case)
+        limit = self.machine.limit(case.flops, case.nbytes, case.multiplies)
         checks = [
             target.check(medians) if isinstance(target, Faster) else target.check(medians[FUSEC] * case.scale)
             for target in case.targets
@@ -94,7 +96,7 @@ class Session:
             values={name: seconds * case.scale for name, seconds in medians.items()},
             checks=checks,
             of_limit=limit / medians[FUSEC] if limit else None,
-            predicted=sum(k.predicted for k in kernels) * case.scale if kernels else None,
+            predicted=predicted * case.scale if kernels else None,
             errors=errors,
             spread=times.spread(FUSEC),
             rounds=times.count,
@@ -112,8 +114,8 @@ class Session:
             except Exception:
                 self.failures.append(traceback.format_exc())
 
-    def kernels(self, case: Case) -> list[KernelTime]:
-        """fusec's kernels for a case, one by one."""
+    def kernels(self, case: Case) -> tuple[list[KernelTime], float]:
+        """fusec's kernels for a case, one by one, and the predicted seconds of a call."""
         return kernel_times(case.function, case.args, 3 if self.quick else 9)
 
 

@@ -49,6 +49,7 @@ def case(name: str, tokens: int) -> Case:
         exact=lambda: exact(module, x),
         flops=2.0 * tokens * dense + 4.0 * tokens * tokens * width,
         nbytes=float(dtype.itemsize * (dense + 2 * tokens * width)),
+        multiplies=name,
     )
 
 

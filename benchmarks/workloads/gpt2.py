@@ -99,6 +99,7 @@ def _case(
         exact=lambda: exact(function, args),
         flops=dense + 4.0 * LAYERS * pairs * WIDTH,
         nbytes=float(itemsize * (WEIGHTS + cache)),
+        multiplies=name,
     )
 
 

@@ -45,4 +45,5 @@ def case(name: str, dtype: torch.dtype, factor: float) -> Case:
         exact=exact,
         flops=flops(),
         nbytes=weights,
+        multiplies=name,
     )

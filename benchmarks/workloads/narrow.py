@@ -57,6 +57,7 @@ def linear(m: int, k: int, n: int) -> Case:
         (x,),
         exact=lambda: wide(x.double()).numpy(),
         flops=2.0 * m * k * n,
+        multiplies="bf16",
         nbytes=2.0 * (m * k + n * k + n + m * n),
     )
 
@@ -91,6 +92,7 @@ def int8(m: int, k: int, n: int) -> Case:
         (x,),
         exact=lambda: (F.linear(*products[:2]) * products[2] + products[3]).numpy(),
         flops=2.0 * m * k * n,
+        multiplies="i8",
         nbytes=1.0 * (m * k + n * k) + 4.0 * m * n,
     )
 
@@ -137,5 +139,6 @@ def attention(heads: int, n: int, *, is_causal: bool) -> Case:
         (q, k, v),
         exact=lambda: exact(function, q, k, v),
         flops=4.0 * heads * pairs * DEPTH,
+        multiplies="bf16",
         nbytes=2.0 * 4 * heads * n * DEPTH,
     )

@@ -54,11 +54,24 @@ def measure_rates(target: CpuTarget, threads: int) -> Rates:
     return _best(measured, usual_rates(target, threads))
 
 
+def measure_products(target: CpuTarget) -> dict[str, float]:
+    """Operations a second of one core's products with operands in L1, by unit as in :class:`Rates`; some 0.1 s.
+
+    Raises what compiling raises: LoweringError, CodegenError.
+    """
+    from fusec.codegen.tvm.build import compile_kernels
+
+    products = {kernel.name: kernel for kernel in _products(target)}
+    module, memory = compile_kernels(list(products.values()), target), _Memory()
+    rounds = [_product_rates(module, memory, products) for _ in range(ROUNDS)]
+    return {_unit(name): max(found[name] for found in rounds) for name in products}
+
+
 def _measured(
     module: Any, memory: _Memory, target: CpuTarget, threads: int, products: Mapping[str, Kernel]
 ) -> dict[str, float]:
     """Rates by name, and the seconds of a region."""
-    found = {name: k.flops / _per_repeat(module.function(name), memory.pair(0)[:1]) for name, k in products.items()}
+    found = _product_rates(module, memory, products)
     seconds = _per_repeat(module.function("exponentials"), memory.pair(0)[:1])
     found["vector"] = EXP_INSTRUCTIONS * VECTOR_ELEMENTS / target.lanes(32) / seconds
     found["l2"] = _stream_rate(module, memory, "read", 1, target.l2 // 2)
@@ -70,11 +83,20 @@ def _measured(
     return found
 
 
+def _product_rates(module: Any, memory: _Memory, products: Mapping[str, Kernel]) -> dict[str, float]:
+    return {name: k.flops / _per_repeat(module.function(name), memory.pair(0)[:1]) for name, k in products.items()}
+
+
+def _unit(product: str) -> str:
+    """What multiplies in a kernel of this name."""
+    return product.removeprefix(_PRODUCT).replace("_", " ")
+
+
 def _best(rounds: Sequence[Mapping[str, float]], usual: Rates) -> Rates:
     best = {name: max(found[name] for found in rounds) for name in rounds[0]}
     places = sorted((int(n.split()[1]), int(n.split()[2])) for n in best if n.startswith("read "))
     return Rates(
-        multiply={name.removeprefix(_PRODUCT).replace("_", " "): best[name] for name in best if _PRODUCT in name},
+        multiply={_unit(name): best[name] for name in best if name.startswith(_PRODUCT)},
         vector=best["vector"],
         l2=best["l2"],
         bandwidth=tuple(
