@@ -63,7 +63,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class If:
-    """Runs ``body`` where the condition (a bool scalar of index values only) holds, else ``orelse``."""
+    """Runs ``body`` where the condition (a bool of index values, on a CPU of scratch too) holds, else ``orelse``."""
 
     condition: ScalarExpr
     body: Block

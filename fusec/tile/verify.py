@@ -100,7 +100,7 @@ class _Verifier:
                 self.block(statement.body, known, bound | {statement.var})
             case If():
                 self.where = "if"
-                self.condition(statement.condition, bound)
+                self.condition(statement.condition, known, bound)
                 self.block(statement.body, known, bound)
                 self.block(statement.orelse, known, bound)
             case Map() | Store():
@@ -283,10 +283,10 @@ class _Verifier:
             visit(a)
         self.guarded -= 1
 
-    def condition(self, e: ScalarExpr, bound: frozenset[Symbol]) -> None:
+    def condition(self, e: ScalarExpr, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         if e.dtype is not bool_:
             self.fail(f"the condition {print_scalar(e)} is {e.dtype}")
-        self.scalar(e, frozenset(), bound, ())
+        self.scalar(e, frozenset(b for b in known if b.space == "tile"), bound, ())
 
     def index(self, i: Index, bound: frozenset[Symbol]) -> None:
         free = symbols_of(i) - bound

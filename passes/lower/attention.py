@@ -23,7 +23,7 @@ from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, op
 from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
 from fusec.passes.schedule.attention import AttentionSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import (
     Apply,
     Buffer,
@@ -89,8 +89,9 @@ class Score:
 class OnlineState:
     """What the online softmax keeps of each query, in scratch.
 
-    peak, total: of the keys so far; the peak is the greatest score, times log2(e) where scores are not huge. The others
-    belong to one block: its peak, what is subtracted, and what earlier sums are multiplied by.
+    peak, total: of the keys so far; the peak is about the greatest score, times log2(e) where scores are not huge. The
+    others belong to one block: its peak, what is subtracted, what earlier sums are multiplied by, and (one number)
+    whether they are.
     """
 
     peak: Load
@@ -98,37 +99,58 @@ class OnlineState:
     block_peak: Load
     shift: Load
     scale: Load
+    grown: Load
 
 
-def online_softmax(keys: Iter, queries: Iter, score: Score, weights: Load, state: OnlineState) -> list[Statement]:
-    """The weights of a block of keys, their sums, and the scale of what was summed up before.
+GROWTH = 8.0
+"""Powers of two by which a query's scores may pass the maximum that its sums belong to, before these are scaled."""
+
+
+def online_softmax(
+    keys: Iter, queries: Iter, score: Score, weights: Load, state: OnlineState, sums: Load, values: Iter
+) -> list[Statement]:
+    """The weights of a block of keys, their total, and what was summed up before brought to the same scale.
 
     Scale and log2(e) are one multiply-add with the maximum; of huge scores the maximum is subtracted first, as their
-    product would lose the digits that count. A block whose keys are all masked leaves the maximum at -inf; then 0 is
-    subtracted.
+    product would lose the digits that count. Sums keep their scale while no query's maximum has grown by much: the
+    weights are then a few powers of two above 1, which costs floats no digits (Zadouri and others, *FlashAttention-4*,
+    2025). A query whose keys so far are all masked has a maximum of -inf; then 0 is subtracted.
     """
     d = state.peak.dtype
-    peak, total, higher, shift, scale = state.peak, state.total, state.block_peak, state.shift, state.scale
+    peak, total, higher, shift, scale, grown = (
+        *(state.peak, state.total, state.block_peak, state.shift),
+        *(state.scale, state.grown),
+    )
     found = higher if score.huge else times(higher, score.factor * LOG2E)
     power = (exp_of if score.huge else exp2_of)(peak, shift)
+    growth = Const(GROWTH / LOG2E if score.huge else GROWTH, d)
     if score.huge:
         weigh = Weigh(keys, queries, weights, total, Apply("sub", (score.value, shift), d), LOG2E)
     else:
         weigh = Weigh(keys, queries, weights, total, score.value, score.factor * LOG2E, shift)
 
-    def put(target: Load, value: ScalarExpr) -> Map:
-        return Map((queries,), target.buffer, _plain(target), value)
+    def put(target: Load, value: ScalarExpr, *more: Iter) -> Map:
+        return Map((*more, queries), target.buffer, _plain(target), value)
 
-    return [
-        Alloc(higher.buffer),
-        Reduce((keys, queries), higher.buffer, _plain(higher), "max", score.value, loose=True),
-        put(higher, Apply("maximum", (peak, found), d)),
-        Alloc(shift.buffer),
+    passes = Apply("gt", (higher, Apply("add", (peak, growth), d)), bool_)
+    one, zero = Const(1.0, d), Const(0.0, d)
+    rescaled = (
         put(shift, finite_or_zero(higher)),
         Alloc(scale.buffer),
         put(scale, power),
         put(peak, higher),
         put(total, Apply("mul", (total, scale), d)),
+        put(sums, Apply("mul", (sums, scale), d), values),
+    )
+    return [
+        Alloc(higher.buffer),
+        Reduce((keys, queries), higher.buffer, _plain(higher), "max", score.value, loose=True),
+        put(higher, Apply("maximum", (peak, found), d)),
+        Alloc(grown.buffer),
+        Reduce((queries,), grown.buffer, _plain(grown), "max", Apply("select", (passes, one, zero), d)),
+        Alloc(shift.buffer),
+        put(shift, finite_or_zero(peak)),
+        If(Apply("gt", (grown, zero), bool_), rescaled),
         weigh,
     ]
 
@@ -349,12 +371,12 @@ class _Attention:
             code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
             base = raw
         at = (self.qi,)
-        names = ("block_peak", "shift", "scale")
-        state = OnlineState(Load(peak, at), Load(total, at), *(Load(self.tile(n, s.queries), at) for n in names))
-        code += online_softmax(self.block, self.lanes, Score(base, factor, self.huge), raw, state)
+        own = [Load(self.tile(n, s.queries), at) for n in ("block_peak", "shift", "scale")]
+        own.append(Load(self.tile("grown", 1), (0,)))
+        state = OnlineState(Load(peak, at), Load(total, at), *own)
         acc = Load(out, (self.dv, self.qi))
         rows = Iter.over(self.dv, self.values)
-        code.append(Map((rows, self.lanes), out, (self.dv, self.qi), Apply("mul", (acc, state.scale), acc.dtype)))
+        code += online_softmax(self.block, self.lanes, Score(base, factor, self.huge), raw, state, acc, rows)
         code += stage_value
         code.append(Dot(rows, self.lanes, self.block, acc, value, raw, False, s.values))
         return code

@@ -304,20 +304,13 @@ class _NarrowAttention:
         element, factor = self._changed(score, raw, ragged, code)
         pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
         at, names = (self.qs, self.qi), ("block_peak", "shift", "scale")
-        own = (Load(self.tile(n, f32, s.queries), (self.qi,)) for n in names)
+        own = [Load(self.tile(n, f32, s.queries), (self.qi,)) for n in names]
+        own.append(Load(self.tile("grown", f32, 1), (0,)))
         online = OnlineState(Load(peak, at), Load(total, at), *own)
-        accs = Load(out, (self.qs, self.dv, self.qi))
-        code += [
-            Alloc(weights),
-            *online_softmax(self.block, self.lanes, Score(element, factor, self.huge), pairs, online),
-            Map(
-                (Iter(self.dv, self.rows), self.lanes),
-                out,
-                (self.qs, self.dv, self.qi),
-                Apply("mul", (accs, online.scale), f32),
-            ),
-        ]
-        code.append(Dot(Iter(self.dv, self.rows), self.lanes, self.block, accs, value, pairs, False, s.values))
+        accs, rows = Load(out, (self.qs, self.dv, self.qi)), Iter(self.dv, self.rows)
+        changed = Score(element, factor, self.huge)
+        code += [Alloc(weights), *online_softmax(self.block, self.lanes, changed, pairs, online, accs, rows)]
+        code.append(Dot(rows, self.lanes, self.block, accs, value, pairs, False, s.values))
         return code
 
     def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> tuple[ScalarExpr, float]:

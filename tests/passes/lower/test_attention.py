@@ -102,3 +102,13 @@ def test_lanes_without_queries_hold_zeros():
     first, zeros = (line.strip() for line in run.lowered.stages["tile"].splitlines()[2:4])
     assert first.startswith("alloc queries")
     assert zeros.startswith("map queries[depth, qi] = 0.0")
+
+
+@pytest.mark.parametrize("change", ["%z = copy(%s)", "%z = maximum(%s, f32(-1e30))"])
+@pytest.mark.parametrize("step", [0.02, 0.5, 20.0, -20.0])
+def test_maxima_that_grow(change, step):
+    """From block to block by little, by as much as sums are brought to a new scale for, by a lot; or never again."""
+    q, k, v = random_inputs(parse(attention()))
+    q[...], k[...] = 0, 0
+    q[:, :, ::2, 0], q[:, :, 1::2, 0], k[..., 0] = 1, 0.25, np.arange(70) * step
+    joined(attention(change), [q, k, v], split=2)

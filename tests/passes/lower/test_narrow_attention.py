@@ -210,6 +210,16 @@ def test_scores_far_apart_and_equal(target):
 
 
 @targets
+@pytest.mark.parametrize("step", [0.02, 0.3, 20.0, -20.0])
+def test_maxima_that_grow(target, step):
+    """From block to block by little, by as much as sums are brought to a new scale for, by a lot; or never again."""
+    q, k = np.zeros((2, 2, 33, 16), bf16.numpy), np.zeros((2, 2, 200, 16), bf16.numpy)
+    v = np.random.default_rng(0).standard_normal((2, 2, 200, 8)).astype(bf16.numpy)
+    q[:, :, ::2, 0], q[:, :, 1::2, 0], k[..., 0] = 1, 0.25, np.arange(200) * step
+    through(attention(33, 200, 16, 8, ("%z = mul(%s, bf16(1.0))",)), target, inputs=[q, k, v])
+
+
+@targets
 def test_computed_operands(target):
     text = """graph @computed(%q: bf16[40, 64], %k: bf16[70, 32], %v: bf16[16, 70], %r: bf16[40, 32]) {
         %q1 = slice(%q) {starts=[0, 16], stops=[40, 48], steps=[1, 1]} : bf16[40, 32]
