@@ -143,4 +143,4 @@ def _load(path: str) -> Any:
     parallel.prepare()
     if path.endswith(".ll"):
         import tvm  # noqa: F401  (registers the loader of LLVM IR)
-    return tvm_ffi.load_module(path)
+    return tvm_ffi.load_module(path, keep_module_alive=False)  # its functions keep it as long as there are any

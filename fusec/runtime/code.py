@@ -6,6 +6,7 @@ import itertools
 import keyword
 import linecache
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ def make_function(name: str, parameters: Sequence[str], lines: Sequence[str], sc
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, filename, "exec"), namespace)
     made: Callable[..., Any] = namespace["make"](**scope.objects)
+    weakref.finalize(made, linecache.cache.pop, filename, None).atexit = False
     made.__source__ = text  # type: ignore[attr-defined]
     made.__scope__ = scope  # type: ignore[attr-defined]
     return made

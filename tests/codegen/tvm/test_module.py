@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -100,6 +101,30 @@ def test_bytes_round_trip():
         CompiledModule.from_bytes(b"something else")
     with pytest.raises(ArtifactError, match="checksum"):
         CompiledModule.from_bytes(data[: len(data) // 2])
+
+
+def _mapped():
+    """Pieces of deleted files in memory: loaded modules'."""
+    return Path("/proc/self/maps").read_text().count(".so (deleted)")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list what is mapped")
+def test_a_loaded_module_goes_with_the_last_of_its_functions():
+    data = compile_kernels([row_kernel()], cpu_target()).to_bytes()
+    x, out = np.ones((64, 40), np.float32), np.zeros((64, 40), np.float32)
+    gc.collect()
+    before = _mapped()
+    module = CompiledModule.from_bytes(data)
+    function, (chain, table, kept) = module.function("row"), module.chain([("row", [(1, 0, 0), (2, 0, 0)])])
+    assert _mapped() > before
+    del module
+    gc.collect()
+    function(x.ctypes.data, out.ctypes.data)
+    del function
+    chain(table, x.ctypes.data, out.ctypes.data)
+    assert abs(out - 1 / 40).max() < 1e-7
+    del chain, kept
+    assert _mapped() == before
 
 
 def test_bytes_without_a_linker(monkeypatch):
