@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusec.ir.types import contiguous_strides
-from fusec.runtime.program import Call, Launch, Pack, Program, root_of
+from fusec.runtime.program import Call, Program, root_of
 
 _WRITERS = frozenset(
     f"aten.{name}"
@@ -23,13 +23,8 @@ def calls_in_place(program: Program) -> Mapping[tuple[int, ...], Call]:
 
     So where neither the input nor what earlier calls made of it is needed once the next call has written.
     """
-    writers = {
-        step.results[0]: number
-        for number, step in enumerate(program.steps)
-        if isinstance(step, Call)
-        and step.attributes.target in _WRITERS
-        and step.attributes.arguments.startswith("($0,")
-    }
+    steps = enumerate(program.steps)
+    writers = {step.results[0]: k for k, step in steps if isinstance(step, Call) and _writes(step)}
     found: dict[tuple[int, ...], Call] = {}
     for output, port in zip(program.outputs, program.output_ports, strict=True):
         if port.mutates is not None:
@@ -58,18 +53,12 @@ def _calls_between(
         if number is None or not isinstance(step, Call):
             return {}
         value = step.arguments[0]
-        later = (_arguments(s) for s in program.steps[number + 1 :])
-        if _leaves(program, value) or any(
-            root_of(program, a)[0] == value for a in (*step.arguments[1:], *sum(later, ()))
-        ):
+        read = [*step.arguments[1:], *(a for later in program.steps[number + 1 :] for a in later.arguments)]
+        if _leaves(program, value) or any(root_of(program, a)[0] == value for a in read):
             return {}
         name, overload = step.attributes.target.rsplit(".", 1)
         calls[step.results] = replace(step, attributes=replace(step.attributes, target=f"{name}_.{overload}"))
     return calls
-
-
-def _arguments(step: Launch | Pack | Call) -> tuple[int, ...]:
-    return step.arguments
 
 
 def _leaves(program: Program, slot: int) -> int:
