@@ -167,7 +167,8 @@ def release_memory() -> int:
 
 class ArenaPlan:
     """:func:`plan_arena` for pieces whose bytes are known at the call: ``plan(sizes)`` is a size for
-    :meth:`Pool.take_size` and the offsets. Plans are kept, the latest :data:`_PLANS_KEPT` at least."""
+    :meth:`Pool.take_size` and the offsets. Plans are kept, the latest :data:`_PLANS_KEPT` at least. Sizes that grow by
+    a little at each call share one, made for :func:`size_class` of each."""
 
     def __init__(self, lives: Sequence[tuple[int, int]], alignment: int = ALIGNMENT) -> None:
         self._lives, self._alignment = tuple(lives), alignment
@@ -176,12 +177,16 @@ class ArenaPlan:
     def __call__(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         found = self._known.get(sizes)
         if found is None:
-            offsets, total = plan_arena(sizes, self._lives, self._alignment)
-            found = size_class(max(total, 1)), tuple(offsets)
+            roomy = tuple(map(size_class, sizes))
+            found = self._known.get(roomy) or self._plan(roomy)
             if len(self._known) >= _PLANS_KEPT:
                 self._known = {}
-            self._known[sizes] = found
+            self._known[roomy] = self._known[sizes] = found
         return found
+
+    def _plan(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        offsets, total = plan_arena(sizes, self._lives, self._alignment)
+        return size_class(max(total, 1)), tuple(offsets)
 
 
 def plan_arena(
