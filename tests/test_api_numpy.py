@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import pickle
-import threading
 import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from threads import at_once
 
 import fusec
 from fusec.errors import CaptureError
@@ -221,7 +221,6 @@ def test_a_jitted_function_inside_another() -> None:
 
 def test_results_survive_and_threads_agree() -> None:
     jitted = strict(lambda x: np.exp(x - x.max(axis=-1, keepdims=True)).sum(axis=-1) + x[:, 0])
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         generator = np.random.default_rng(seed)
@@ -229,15 +228,9 @@ def test_results_survive_and_threads_agree() -> None:
         for _ in range(8):
             x = generator.standard_normal((300, 400)).astype(np.float32)
             held.append((jitted(x), np.exp(x - x.max(axis=-1, keepdims=True)).sum(axis=-1) + x[:, 0]))
-        if not all(np.allclose(found, wanted, rtol=1e-4) for found, wanted in held):
-            wrong.append(seed)
+        assert all(np.allclose(found, wanted, rtol=1e-4) for found, wanted in held)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(work, range(8))
 
 
 class Gain:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import threading
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from threads import at_once  # noqa: E402
 
 import fusec  # noqa: E402
 from fusec.errors import CaptureError, DataDependentError  # noqa: E402
@@ -465,23 +466,14 @@ def test_eight_threads_compile_once_and_agree() -> None:
         return compile_capture(capture)
 
     jitted.dispatcher.compile = counted
-    wrong: list[Any] = []
-    start = threading.Barrier(8)
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        start.wait()
         for _ in range(10):
             x = torch.randn(32, 32, generator=generator)
-            if not torch.allclose(jitted(x), torch.softmax(x * 3, -1) @ x, atol=1e-4):
-                wrong.append(seed)
+            assert torch.allclose(jitted(x), torch.softmax(x * 3, -1) @ x, atol=1e-4)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(work, range(8))
     assert sum(built) == 1
 
 

@@ -6,7 +6,6 @@ import enum
 import functools
 import gc
 import sys
-import threading
 import timeit
 import types
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import at_once
 
 from fusec.frontend.environment import Environment, record_environment
 
@@ -422,11 +422,7 @@ def test_threads_record_only_their_own_code() -> None:
         environment = record(reads("SCALE") if index % 2 else reads("LIST"))
         results[index] = environment.holds() and len(environment) >= 1
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(8))
     assert results == dict.fromkeys(range(8), True)
 
 

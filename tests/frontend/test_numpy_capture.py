@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 sys.path.insert(0, str(Path(__file__).parent))
 from numpy_harness import check, run, same
+from threads import at_once
 
 from fusec.errors import CaptureError, DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, ReferenceSource
@@ -461,7 +461,6 @@ def test_out_of_range_python_integers_raise_as_in_numpy() -> None:
 
 def test_threads_trace_alone() -> None:
     results: dict[int, Any] = {}
-    errors: list[BaseException] = []
 
     def work(index: int) -> None:
         bias = np.float32(index) * np.ones(4, np.float32)
@@ -472,20 +471,12 @@ def test_threads_trace_alone() -> None:
             out[:, 1:] = y + bias[1:]
             return out + np.array([out[0, 0], bias[0]]).sum()
 
-        try:
-            for _ in range(5):
-                captured = capture(f, (X,))
-                results[index] = (run(captured, X), f(X))
-                assert captured.environment.holds()
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(5):
+            captured = capture(f, (X,))
+            results[index] = (run(captured, X), f(X))
+            assert captured.environment.holds()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
+    at_once(work, range(8))
     assert len(results) == 8
     for made, wanted in results.values():
         same(made, wanted)

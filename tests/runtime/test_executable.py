@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_module import FakeModule, kernel, program, slot
+from threads import at_once
 
 from fusec.errors import SignatureError
 from fusec.ir.attributes import ExternAttributes
@@ -77,20 +77,13 @@ def test_large_results_use_memory_again() -> None:
 
 def test_threads_do_not_share_scratch() -> None:
     executable = _chain("numpy", 50_000)
-    wrong: list[int] = []
 
     def work(mark: int) -> None:
         x = np.full(50_000, mark, np.float32)
         for _ in range(20):
-            if not (executable(x)[0] == 5 * mark).all():
-                wrong.append(mark)
+            assert (executable(x)[0] == 5 * mark).all()
 
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(work, range(8))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -390,11 +383,7 @@ def test_threads_see_one_packing() -> None:
     torch = pytest.importorskip("torch")
     executable, module = _packing("torch")
     x, w = torch.zeros(4), torch.nn.Parameter(torch.ones(4))
-    threads = [threading.Thread(target=executable, args=(x, w)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda _: executable(x, w), range(8))
     assert module.calls.count("pack") == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threads import at_once
 
 from fusec.runtime.memory import ALIGNMENT, Pool, allocate, plan_arena, size_class
 
@@ -96,23 +96,15 @@ def test_results_held_by_the_caller_are_never_overwritten(pool: Pool) -> None:
 
 
 def test_threads_never_share_a_block(pool: Pool) -> None:
-    wrong: list[int] = []
-
     def work(mark: int) -> None:
         for _ in range(300):
             block, _ = pool.take(4096)
             block[:64] = mark
             copy = np.ndarray((64,), np.uint8, block)
             del block
-            if not (copy == mark).all():
-                wrong.append(mark)
+            assert (copy == mark).all()
 
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(work, range(8))
 
 
 def test_the_limit_holds(pool: Pool) -> None:

@@ -91,6 +91,9 @@ SWIGLU_TURNED = """graph @swiglu(%x: bf16[384, 256], %g: bf16[256, 520], %u: bf1
   return %y
 }"""
 
+BATCHED = product("3, 200, 128", "3, 136, 128", "batch=[0]x[0], contract=[2]x[2]", "3, 200, 136")
+BATCHED_NN = product("3, 256, 128", "3, 128, 264", "batch=[0]x[0], contract=[2]x[1]", "3, 256, 264")
+
 CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "together": (linear(512, 512, 512), TOGETHER),
     "in_turns": (linear(1024, 512, 768), IN_TURNS),
@@ -120,14 +123,8 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
         product("192, 512", "192, 512", "contract=[0]x[0]", "512, 512", "f16"),
         schedule(256, 128, 4, (1, 2)),
     ),
-    "batched": (
-        product("3, 200, 128", "3, 136, 128", "batch=[0]x[0] contract=[2]x[2]", "3, 200, 136").replace("] c", "], c"),
-        TOGETHER,
-    ),
-    "batched_nn": (
-        product("3, 256, 128", "3, 128, 264", "batch=[0]x[0] contract=[2]x[1]", "3, 256, 264").replace("] c", "], c"),
-        IN_TURNS,
-    ),
+    "batched": (BATCHED, TOGETHER),
+    "batched_nn": (BATCHED_NN, IN_TURNS),
     "joined_rows": (product("4, 96, 128", "256, 128", "contract=[2]x[1]", "4, 96, 256"), TOGETHER),
     "residual": (RESIDUAL, TOGETHER),
     "two_outputs": (TWO_OUTPUTS, IN_TURNS),
@@ -152,8 +149,5 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "split_residual": (RESIDUAL, schedule(128, 128, 6, split=2)),
     "split_float_result": (FLOAT_RESULT, schedule(128, 128, 6, split=2)),
     "split_swiglu": (SWIGLU, schedule(128, 128, 4, split=3)),
-    "split_batched": (
-        product("3, 200, 128", "3, 136, 128", "batch=[0]x[0] contract=[2]x[2]", "3, 200, 136").replace("] c", "], c"),
-        schedule(128, 64, 6, split=2),
-    ),
+    "split_batched": (BATCHED, schedule(128, 64, 6, split=2)),
 }

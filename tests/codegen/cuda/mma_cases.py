@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fixed
-from hopper_cases import FLOAT_RESULT, RESIDUAL, SWIGLU, TWO_OUTPUTS, linear, product
+from hopper_cases import BATCHED, BATCHED_NN, FLOAT_RESULT, RESIDUAL, SWIGLU, TWO_OUTPUTS, linear, product
 
 from fusec.ir.graph import Graph
 from fusec.passes.schedule.mma import MmaGemmSchedule
@@ -35,11 +35,6 @@ SLICED = """graph @sliced(%x: bf16[130, 208], %w: bf16[96, 208]) {
   %h = linear(%a, %b) : bf16[130, 96]
   return %h
 }"""
-
-BATCHED = product("3, 200, 128", "3, 136, 128", "batch=[0]x[0] contract=[2]x[2]", "3, 200, 136").replace("] c", "], c")
-BATCHED_NN = product("3, 256, 128", "3, 128, 264", "batch=[0]x[0] contract=[2]x[1]", "3, 256, 264").replace(
-    "] c", "], c"
-)
 
 CASES: dict[str, tuple[str, MmaGemmSchedule]] = {
     "square": (linear(512, 512, 512), SQUARE),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from threads import at_once
 from tile_harness import buffer, const, iters, kernel, load, op, sym
 
 from fusec.codegen.tvm.build import compile_kernels
@@ -89,20 +88,13 @@ def test_a_chain_is_of_the_modules_own_kernels(module):
 
 def test_threads_run_one_chain_at_the_same_time(module):
     run, table, kept = module.chain([("wide", [(1, 0, 0), (2, 0, 0)]), *[("wide", [(2, 0, 0), (2, 0, 0)])] * 20])
-    wrong = []
 
     def work(seed):
         x = np.full(64, seed, np.float32)
         out = np.empty_like(x)
         for _ in range(200):
             run(table, x.ctypes.data, out.ctypes.data)
-            if not (out == seed + 21).all():
-                wrong.append(seed)
+            assert (out == seed + 21).all()
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(work, range(4))
     del kept

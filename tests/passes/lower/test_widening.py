@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
+from fixed_schedule import Fixed
 from programs import Run, check
 
 from fusec.ir.types import DType, bf16, i8
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.lower.select import Selector
 from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
 from fusec.passes.schedule.widening import (
     WideningProblem,
@@ -26,19 +26,6 @@ AMX = cpu_target("cpu:sapphirerapids")
 HOST = cpu_target()
 OF_TILES, OF_GROUPS = "cpu:sapphirerapids", "cpu:znver5"
 needs_groups = pytest.mark.skipif(not (HOST.multiplies(bf16) and HOST.multiplies(i8)), reason="no AVX512-BF16 here")
-
-
-@dataclass
-class Fixed(Selector):
-    """Lowers every product with one schedule."""
-
-    schedule: WideningSchedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        if frame.op.attributes.kind != "gemm":  # type: ignore[attr-defined]
-            return super().lower(frame)
-        assert self.schedule is not None
-        return lower_with(frame, self.schedule)
 
 
 def linear(m: int, n: int, k: int, batch: int = 0) -> str:

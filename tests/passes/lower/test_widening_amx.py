@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from amx import executed
+from fixed_schedule import Fixed
 from programs import check
 
 from fusec.ir.types import DType, bf16, i8
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.lower.select import Selector
 from fusec.passes.schedule.widening import WideningSchedule, depth_step
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Dot, RegisterTile, statements
-
-
-@dataclass
-class Fixed(Selector):
-    """Lowers every product with one schedule."""
-
-    schedule: WideningSchedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        if frame.op.attributes.kind != "gemm":  # type: ignore[attr-defined]
-            return super().lower(frame)
-        assert self.schedule is not None
-        return lower_with(frame, self.schedule)
 
 
 def layer(m: int, n: int, k: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import pytest
+from fixed_schedule import Fixed
 from programs import check
 
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.select import Schedule, Selector, lower_with
+from fusec.passes.lower.select import Schedule
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates, register_tiles
 from fusec.passes.schedule.gemm import GemmSchedule
@@ -21,22 +21,9 @@ from fusec.tile.nodes import RegisterTile
 TARGET = cpu_target("cpu")
 
 
-@dataclass
-class Fixed(Selector):
-    """Lowers every group of one family with one schedule."""
-
-    schedule: Schedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        family = frame.op.attributes.kind  # type: ignore[attr-defined]
-        assert self.schedule is not None
-        if type(self.schedule).__name__.lower().startswith(family):
-            return lower_with(frame, self.schedule)
-        return super().lower(frame)
-
-
 def with_schedule(text: str, schedule: Schedule) -> None:
-    check(text, selector=Fixed(TARGET, 2, {}, schedule), slack=8, atol=1e-5)
+    kind = type(schedule).__name__.lower().removesuffix("schedule")
+    check(text, selector=Fixed(TARGET, 2, {}, schedule, kind), slack=8, atol=1e-5)
 
 
 def gemm(m: int, n: int, k: int, batch: int = 0) -> str:

@@ -1,0 +1,22 @@
+"""One schedule for all products, or for all groups of another kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.select import Schedule, Selector, lower_with
+
+
+@dataclass
+class Fixed(Selector):
+    """Lowers every group of one kind with one schedule, and the others as ever."""
+
+    schedule: Schedule | None = None
+    kind: str = "gemm"
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        if frame.op.attributes.kind != self.kind:  # type: ignore[attr-defined]
+            return super().lower(frame)
+        assert self.schedule is not None
+        return lower_with(frame, self.schedule)
