@@ -11,6 +11,7 @@ import math
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.coefficients import (
     EXP2,
+    EXP_F32,
     FORMATS,
     HALF_EXP2,
     LOG_F32,
@@ -128,7 +129,10 @@ def exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
 
 def exp(code: Code, x: Value) -> Value:
     n, r = reduce_exp(code, _clamp(code, x, *format_of(x).exp_range))
-    return scale(code, exp_rest(code, r), n)
+    if x.type != "float32" or not code.fused:
+        return scale(code, exp_rest(code, r), n)
+    one = code.constant(x, 1.0)
+    return scale(code, code.fma(code.fma(code.polynomial(r, EXP_F32), r, one), r, one), n)
 
 
 def exp2(code: Code, x: Value) -> Value:

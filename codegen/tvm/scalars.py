@@ -5,6 +5,7 @@ What does not depend on the lane is computed once, before the loop over the lane
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -22,7 +23,7 @@ from fusec.ir.types import DType
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 QUICK = {"f32": (2.0**-100, 2.0**100)}
-"""Sizes of divisors whose reciprocals are multiplied with, by type."""
+"""Divisors whose reciprocals are multiplied with, by type."""
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
@@ -146,27 +147,27 @@ class Points:
         return self.outer is not None and not isinstance(e, Const) and not self.varies(e)
 
     def _quotient(self, e: Apply) -> Value:
-        """``a / b`` for one ``b`` on all lanes: ``a`` times its reciprocal, then the rest that this leaves over ``b``.
+        """``a / b`` for one ``b`` on all lanes: ``a`` times its reciprocal, less what this is too much over ``b``.
 
         Rounded as division is (Markstein, *Computation of elementary functions on the IBM RISC System/6000*, 1990),
-        where neither the reciprocal nor the quotient leaves the range of normal numbers; elsewhere a NaN comes out, or
-        ``b`` tells beforehand, and it is divided. Dividends below 2**-100, whose rest loses digits, may come out one
-        unit of the last digit off. On Intel's servers a division of 16 numbers takes 16 cycles, this takes 4.
+        where neither the reciprocal nor the quotient leaves the range of normal numbers; elsewhere a NaN comes out, and
+        it is divided. Of a zero the sign is kept, since ``b`` is positive. Dividends below 2**-100, whose rest loses
+        digits, may come out one unit of the last digit off. On Intel's servers a division of 16 numbers takes 10
+        cycles, this takes 3.
         """
         assert self.outer is not None
         code, uniform, (low, high) = self.code, self.outer.code, QUICK[e.dtype.name]
         a, b = self.value(e.args[0]), self.outer.value(e.args[1])
-        size = uniform.abs(b)
         usual = [
-            uniform.compare("ge", size, tir.constant(low, b.type)),
-            uniform.compare("le", size, tir.constant(high, b.type)),
+            uniform.compare("ge", b, tir.constant(low, b.type)),
+            uniform.compare("le", b, tir.constant(high, b.type)),
         ]
-        unusual = uniform.invert(uniform.both(*usual))
-        inverse, negative = uniform.div(tir.constant(1.0, b.type), b), uniform.neg(b)
+        inverse = uniform.div(tir.constant(1.0, b.type), b)
+        inverse = uniform.select(uniform.both(*usual), inverse, tir.constant(math.nan, b.type))
         first = code.mul(a, inverse)
-        exact = code.copysign(code.fma(code.fma(first, negative, a), inverse, first), first)
-        test = code.either(code.is_nan(exact), unusual)
-        return code.replace_where(test, exact, lambda inner: inner.div(a, b))
+        beyond = code.fma(first, b, code.neg(a))
+        exact = code.fma(code.neg(beyond), inverse, first)
+        return code.replace_where(code.is_nan(exact), exact, lambda inner: inner.div(a, b))
 
     def _tanh_plus_one(self, e: Apply, x: ScalarExpr) -> Value:
         if self.numbers.number(e) in self.short:
