@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from fusec.frontend.capture import FAILED, Guards
+from fusec.frontend.function_fields import fields_of
 from fusec.frontend.source import is_user_file
 
 _SINGLETONS = (None, True, False, Ellipsis, NotImplemented)
 _SCALARS = (int, float, complex, str, bytes)
+_FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
@@ -185,14 +187,14 @@ class GuardWriter:
             self._identity(expression, function, path)
             self._wrapped(expression, function, path)
             return
-        test = f"{{v}}.__code__ is not {self._bind(code)}"
-        parts: tuple[str, ...] = ("__defaults__", "__kwdefaults__")
-        if expression not in self._bound:  # else it is this very object, of which the rest can't change
-            test = f"type({{v}}) is not {self._bind(FunctionType)} or {test}"
-            parts += ("__closure__",)
-        for part in parts:
-            held = getattr(function, part)
-            test += f" or {{v}}.{part} is not {'None' if held is None else self._bind(held)}"
+        parts = {part: getattr(function, part) for part in _FUNCTION_PARTS}
+        names = {part: "None" if held is None else self._bind(held) for part, held in parts.items()}
+        fields = fields_of(function) if expression in self._bound else None
+        if fields is not None:  # it is this very object, of which the closure can't change
+            test = f"{self._bind(fields[0])}.raw != {self._bind(fields[1])}"
+        else:
+            test = f"type({{v}}) is not {self._bind(FunctionType)}"
+            test += "".join(f" or {{v}}.{part} is not {name}" for part, name in names.items())
         v = self._check(expression, test, path, function)
         if id(function) in self._visited:
             return
