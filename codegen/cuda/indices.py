@@ -8,7 +8,7 @@ from math import gcd
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, bounds, needs_int64
-from fusec.ir.spell import IndexSpeller
+from fusec.ir.index_text import IndexSpeller
 
 
 def spell_index(e: Index, symbols: Mapping[Symbol, str]) -> str:

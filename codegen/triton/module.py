@@ -15,7 +15,8 @@ from fusec.codegen.launches import KernelFunction, Launches
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.source import KernelSource, ModuleSource
 from fusec.errors import ArtifactError, CodegenError
-from fusec.ir.index import most, parse_index, product, symbol
+from fusec.ir.index import most, product, symbol
+from fusec.ir.index_text import parse_index
 from fusec.runtime.launch import DeviceKernel, Parameter, Run, TensorMap
 from fusec.target.gpu import GpuTarget
 

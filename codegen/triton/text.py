@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, bounds
-from fusec.ir.spell import IndexSpeller
+from fusec.ir.index_text import IndexSpeller
 from fusec.tile.nodes import Iter
 
 

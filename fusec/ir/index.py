@@ -8,17 +8,13 @@ symbols in it, so a reshape and its inverse cancel. Equal expressions are the sa
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, TypeVar, Union
 
-from fusec.errors import ParseError
+from fusec.ir import interval
+from fusec.ir.interval import Range
 
 Index = Union[int, "Expr"]
-Range = tuple[int | None, int | None]
-"""Inclusive lower and upper bound; None is unbounded."""
-
 E = TypeVar("E", bound="Expr")
 
 INT32_MAX = 2**31 - 1
@@ -111,26 +107,29 @@ class Sum(Expr):
         return parts[0] if len(parts) == 1 and parts[0].isidentifier() else f"({' '.join(parts)})"
 
 
-class FloorDiv(Expr):
+class _Division(Expr):
+    __slots__ = ("divisor", "value")
+    sign: ClassVar[str]
+    value: Expr
+    divisor: Index
+
+    def _spell(self) -> str:
+        divisor = f"({self.divisor})" if isinstance(self.divisor, Product) else str(self.divisor)
+        return f"({self.value} {self.sign} {divisor})"
+
+
+class FloorDiv(_Division):
     """``floor(value / divisor)``."""
 
-    __slots__ = ("divisor", "value")
-    value: Expr
-    divisor: Index
-
-    def _spell(self) -> str:
-        return f"({self.value} // {_spell_divisor(self.divisor)})"
+    __slots__ = ()
+    sign = "//"
 
 
-class Mod(Expr):
+class Mod(_Division):
     """``value - divisor * floor(value / divisor)``, which has the divisor's sign."""
 
-    __slots__ = ("divisor", "value")
-    value: Expr
-    divisor: Index
-
-    def _spell(self) -> str:
-        return f"({self.value} % {_spell_divisor(self.divisor)})"
+    __slots__ = ()
+    sign = "%"
 
 
 class Extremum(Expr):
@@ -153,10 +152,6 @@ class Product(Expr):
 
     def _spell(self) -> str:
         return "*".join(map(str, self.factors))
-
-
-def _spell_divisor(divisor: Index) -> str:
-    return f"({divisor})" if isinstance(divisor, Product) else str(divisor)
 
 
 def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
@@ -369,14 +364,10 @@ def is_below(e: Index, end: Index) -> bool:
 
 def tight_bounds(e: Index) -> Range:
     """:func:`bounds`, with the ends of symbols that end at an expression cancelled against the rest."""
-    lo, hi = bounds(e)
+    found = bounds(e)
     if isinstance(e, int) or not any(isinstance(s.hi, Expr) for s in symbols_of(e)):
-        return lo, hi
-    return _inner(lo, bounds(_outermost(e, largest=False))[0], max), _inner(hi, bounds(greatest(e))[1], min)
-
-
-def _inner(a: int | None, b: int | None, choose: Callable[[int, int], int]) -> int | None:
-    return b if a is None else a if b is None else choose(a, b)
+        return found
+    return interval.both(found, (bounds(_outermost(e, largest=False))[0], bounds(greatest(e))[1]))
 
 
 def greatest(e: Index) -> Index:
@@ -464,58 +455,19 @@ def _bounds(e: Expr) -> Range:
         case Symbol():
             return e.lo, (e.hi if e.hi is None else bounds(e.hi)[1])
         case Sum():
-            lo: int | None = e.constant
-            hi: int | None = e.constant
-            for atom, k in e.terms:
-                alo, ahi = bounds(atom)
-                if k < 0:
-                    alo, ahi = ahi, alo
-                lo = None if lo is None or alo is None else lo + k * alo
-                hi = None if hi is None or ahi is None else hi + k * ahi
-            return lo, hi
-        case FloorDiv():
+            return interval.scaled_sum(e.constant, ((bounds(atom), k) for atom, k in e.terms))
+        case FloorDiv() if isinstance(e.divisor, int):
             lo, hi = bounds(e.value)
-            if not isinstance(e.divisor, int):
-                return _quotient_bounds((lo, hi), bounds(e.divisor))
             return (None if lo is None else lo // e.divisor), (None if hi is None else hi // e.divisor)
+        case FloorDiv():
+            return interval.quotient(bounds(e.value), bounds(e.divisor))
         case Mod():
-            lo, hi = bounds(e.divisor)
-            low = None if lo is None else min(lo + 1, 0)
-            return low, (None if hi is None else max(hi - 1, 0))
+            return interval.remainder(bounds(e.divisor))
         case Extremum():
-            pairs = [bounds(e.a), bounds(e.b)]
-            return _extremum_bound([p[0] for p in pairs], e.largest, True), _extremum_bound(
-                [p[1] for p in pairs], e.largest, False
-            )
+            return interval.extremum(bounds(e.a), bounds(e.b), largest=e.largest)
         case Product():
-            return _product_bounds([bounds(f) for f in e.factors])
+            return interval.product([bounds(f) for f in e.factors])
     raise AssertionError(type(e))
-
-
-def _quotient_bounds(value: Range, divisor: Range) -> Range:
-    """Of a quotient by an expression, which is known only where nothing is negative."""
-    (lo, hi), (least, most) = value, divisor
-    if lo is None or lo < 0 or least is None or least < 0:
-        return None, None
-    return (0 if most is None else lo // max(most, 1)), (None if hi is None else hi // max(least, 1))
-
-
-def _extremum_bound(ends: list[int | None], largest: bool, lower: bool) -> int | None:
-    known = [x for x in ends if x is not None]
-    if len(known) == 2:
-        return max(known) if largest else min(known)
-    one_is_enough = largest == lower  # a lower bound of max, or an upper bound of min
-    return known[0] if known and one_is_enough else None
-
-
-def _product_bounds(parts: list[Range]) -> Range:
-    lo, hi = parts[0]
-    for nlo, nhi in parts[1:]:
-        if lo is None or nlo is None or lo < 0 or nlo < 0:
-            return None, None
-        lo = lo * nlo
-        hi = None if hi is None or nhi is None else hi * nhi
-    return lo, hi
 
 
 def symbols_of(e: Index) -> set[Symbol]:
@@ -642,52 +594,3 @@ def needs_int64(*extremes: Index) -> bool:
         if lo is None or hi is None or hi > INT32_MAX or lo < -INT32_MAX - 1:
             return True
     return False
-
-
-def parse_index(text: str, lookup: Callable[[str], Index]) -> Index:
-    """Reads what ``str`` writes. ``lookup`` gives the symbol of a name.
-
-    ParseError on anything else, ZeroDivisionError for a division by 0.
-    """
-    if not _ALLOWED.fullmatch(text):
-        raise ParseError(f"not an index expression: {text[:80]!r}")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        return _from_ast(tree, text, lookup)
-    except ParseError:
-        raise
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ParseError(f"not an index expression: {text[:80]!r}") from None
-
-
-_ALLOWED = re.compile(r"(?:(?!\b\d+[^\W\d])[\w\s+\-*/%(),])*")
-"""Names, integers and operators; a number that runs into a letter would make Python warn."""
-
-MOST_TERMS = 256
-"""A text that expands to a longer sum is refused: a short one can stand for an endless product."""
-
-_BINARY: dict[type[ast.operator], Callable[[Index, Index], Index]] = {
-    ast.Add: add,
-    ast.Sub: sub,
-    ast.Mult: mul,
-    ast.FloorDiv: floordiv,
-    ast.Mod: mod,
-}
-
-
-def _from_ast(node: ast.expr, text: str, lookup: Callable[[str], Index]) -> Index:
-    match node:
-        case ast.Constant(value=int() as number) if not isinstance(number, bool):
-            return number
-        case ast.Name(id=name):
-            return lookup(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return mul(_from_ast(operand, text, lookup), -1)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            result = _BINARY[type(op)](_from_ast(left, text, lookup), _from_ast(right, text, lookup))
-            if isinstance(result, Sum) and len(result.terms) > MOST_TERMS:
-                raise ParseError(f"index expression of more than {MOST_TERMS} terms: {text[:80]!r}")
-            return result
-        case ast.Call(func=ast.Name(id="min" | "max" as which), args=[a, b]):
-            return _extremum(_from_ast(a, text, lookup), _from_ast(b, text, lookup), largest=which == "max")
-    raise ParseError(f"not an index expression: {text[:80]!r}")

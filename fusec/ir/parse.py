@@ -12,7 +12,8 @@ from typing import cast, get_args
 from fusec.errors import ParseError, TypeRuleError
 from fusec.ir.attributes import Attributes, ConstantAttributes, FusedAttributes, FusedKind, Scalar
 from fusec.ir.graph import Graph, InputRole, Op, Port, Value
-from fusec.ir.index import Index, Symbol, parse_index, symbol
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.index_text import parse_index
 from fusec.ir.ops import OPS
 from fusec.ir.scanner import Scanner
 from fusec.ir.text import FROM_RESULT, FUSED_KINDS, PAIRS, plain_fields

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusec.errors import ParseError
 from fusec.ir.index import (
     INT32_MAX,
     Expr,
@@ -31,7 +30,6 @@ from fusec.ir.index import (
     most,
     mul,
     needs_int64,
-    parse_index,
     slope,
     sub,
     substitute,
@@ -39,6 +37,7 @@ from fusec.ir.index import (
     symbols_of,
 )
 from fusec.ir.index import product as index_product
+from fusec.ir.index_text import parse_index
 
 SYMBOLS = {
     "i": symbol("i", 0, 7),
@@ -219,25 +218,6 @@ def test_needs_int64_at_the_edge() -> None:
     assert needs_int64(mul(symbol("r", 0, 65535), 65536))
     assert not needs_int64(mul(symbol("r", 0, 32767), 65536))
     assert not needs_int64()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a b", "f(a, b)", "a.b", "a[0]", "__import__('os')", "1.5", "True", "a ** 2", "0inf", "é(", "\0"]
-)
-def test_what_is_not_an_index_expression_is_refused(text: str) -> None:
-    with pytest.raises(ParseError, match="not an index expression"):
-        parse_index(text, symbol)
-
-
-def test_a_text_that_expands_without_end_is_refused() -> None:
-    total = "(" + " + ".join(f"s{n}" for n in range(9)) + ")"
-    with pytest.raises(ParseError, match="more than 256 terms"):
-        parse_index("*".join([total] * 40), symbol)
-
-
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(ParseError, match="not an index expression"):
-        parse_index("-" * 50_000 + "1", symbol)
 
 
 def test_division_by_zero() -> None:

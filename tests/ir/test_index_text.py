@@ -1,4 +1,4 @@
-"""Index expressions as text: what a speller says is worth what the expression is."""
+"""Index expressions as text: what a speller says is worth what the expression is; what is no index is refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from fusec.errors import ParseError
 from fusec.ir.index import Expr, Index, Symbol, evaluate, maximum, minimum, symbol
-from fusec.ir.spell import IndexSpeller
+from fusec.ir.index_text import IndexSpeller, parse_index
 
 A, B = symbol("a", -9, 9), symbol("b", 1, 9)
 
@@ -44,3 +45,22 @@ def test_text_is_worth_the_expression(e: Index) -> None:
 def test_text() -> None:
     assert Python().index(A * -3 + B + 2) == "(a * -3 + b + 2)"
     assert Python().index(A * 4) == "(a * 4)"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "f(a, b)", "a.b", "a[0]", "__import__('os')", "1.5", "True", "a ** 2", "0inf", "é(", "\0"]
+)
+def test_what_is_not_an_index_expression_is_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="not an index expression"):
+        parse_index(text, symbol)
+
+
+def test_a_text_that_expands_without_end_is_refused() -> None:
+    total = "(" + " + ".join(f"s{n}" for n in range(9)) + ")"
+    with pytest.raises(ParseError, match="more than 256 terms"):
+        parse_index("*".join([total] * 40), symbol)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(ParseError, match="not an index expression"):
+        parse_index("-" * 50_000 + "1", symbol)

@@ -1,0 +1,67 @@
+"""Interval arithmetic on ranges of integers, either end of which may be open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+Range = tuple[int | None, int | None]
+"""Inclusive lower and upper bound; None is unbounded."""
+
+
+def scaled_sum(constant: int, parts: Iterable[tuple[Range, int]]) -> Range:
+    """Of the constant plus the multiples ``k`` of numbers in ranges."""
+    lo: int | None = constant
+    hi: int | None = constant
+    for (least, most), k in parts:
+        if k < 0:
+            least, most = most, least
+        lo = None if lo is None or least is None else lo + k * least
+        hi = None if hi is None or most is None else hi + k * most
+    return lo, hi
+
+
+def quotient(value: Range, divisor: Range) -> Range:
+    """Of a floor division by what is not one number: known only where nothing is negative."""
+    (lo, hi), (least, most) = value, divisor
+    if lo is None or lo < 0 or least is None or least < 0:
+        return None, None
+    return (0 if most is None else lo // max(most, 1)), (None if hi is None else hi // max(least, 1))
+
+
+def remainder(divisor: Range) -> Range:
+    """Of a remainder, which has the divisor's sign."""
+    lo, hi = divisor
+    return (None if lo is None else min(lo + 1, 0)), (None if hi is None else max(hi - 1, 0))
+
+
+def extremum(a: Range, b: Range, *, largest: bool) -> Range:
+    """Of the smaller or larger of two numbers."""
+    return _end([a[0], b[0]], largest, lower=True), _end([a[1], b[1]], largest, lower=False)
+
+
+def _end(ends: list[int | None], largest: bool, *, lower: bool) -> int | None:
+    known = [x for x in ends if x is not None]
+    if len(known) == 2:
+        return max(known) if largest else min(known)
+    one_is_enough = largest == lower  # a lower bound of max, or an upper bound of min
+    return known[0] if known and one_is_enough else None
+
+
+def product(parts: Sequence[Range]) -> Range:
+    """Of a product: known only where nothing is negative."""
+    lo, hi = parts[0]
+    for nlo, nhi in parts[1:]:
+        if lo is None or nlo is None or lo < 0 or nlo < 0:
+            return None, None
+        lo = lo * nlo
+        hi = None if hi is None or nhi is None else hi * nhi
+    return lo, hi
+
+
+def both(a: Range, b: Range) -> Range:
+    """What two ranges of one number tell together."""
+    return _inner(a[0], b[0], max), _inner(a[1], b[1], min)
+
+
+def _inner(a: int | None, b: int | None, choose: Callable[[int, int], int]) -> int | None:
+    return b if a is None else a if b is None else choose(a, b)
