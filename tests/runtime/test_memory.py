@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threads import at_once
 
-from fusec.runtime.memory import ALIGNMENT, Pool, allocate, plan_arena, size_class
+from fusec.runtime.memory import ALIGNMENT, ArenaPlan, Pool, allocate, plan_arena, size_class
 
 MIB = 1 << 20
 
@@ -187,3 +187,22 @@ def test_pieces_that_do_not_meet_share_memory() -> None:
     offsets, total = plan_arena([1000, 1000, 1000], [(0, 1), (2, 3), (4, 4)])
     assert offsets == [0, 0, 0]
     assert total == 1024
+
+
+def test_two_caches_of_many_layers_are_remembered() -> None:
+    """Each call gives a new cache of keys and values while the caller still holds the last."""
+    pool = Pool(1 << 30)
+    held = [pool.take(300_000) for _ in range(2 * 48)]
+    assert pool.held_bytes >= 2 * 48 * 300_000
+    addresses = {address for _, address in held}
+    held = []
+    assert {address for _, address in [pool.take(300_000) for _ in range(2 * 48)]} == addresses
+
+
+def test_sizes_that_grow_by_a_little_share_a_plan() -> None:
+    plan = ArenaPlan([(0, 1), (1, 2), (3, 3)])
+    total, offsets = plan((100_000, 5000, 70_000))
+    assert plan((100_064, 5000, 70_064)) == (total, offsets)
+    assert offsets[1] >= 100_064
+    assert total >= offsets[1] + 5000
+    assert plan((900_000, 5000, 70_000))[0] >= 905_000
