@@ -10,6 +10,9 @@ from benchmarks.report import KernelTime
 from fusec.frontend.capture import flatten
 from fusec.runtime.program import KernelReport, Launch
 
+SHORTEST = 5e-6
+"""Seconds of a kernel that can be told from the time that launching it from Python takes."""
+
 
 def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int) -> tuple[list[KernelTime], float]:
     """Each kernel of the function for these arguments, and the predicted seconds of a call.
@@ -45,12 +48,12 @@ def refuse_eager(function: Any) -> None:
 
 def _merge(group: Sequence[tuple[KernelReport, float]]) -> KernelTime:
     """One line for equal kernels; seconds are of all of them."""
-    first = group[0][0]
+    first, measured = group[0][0], sum(seconds for _, seconds in group)
     return KernelTime(
         first.kernel,
         " ".join(f"{name}={size}" for name, size in first.schedule),
         sum(report.predicted for report, _ in group),
-        sum(measured for _, measured in group),
+        measured if measured > SHORTEST * len(group) else None,
         sum(report.limit for report, _ in group),
         first.bound,
         len(group),

@@ -89,7 +89,7 @@ def measure_machine(threads: int, wait: float) -> Machine:
         flops=flops,
         flops_from=source,
         bandwidth=bandwidth,
-        units={name: threads * rate for name, rate in measure_products(target).items() if name != "f32"},
+        units={name: threads * rate for name, rate in measure_products(target, threads).items() if name != "f32"},
     )
 
 

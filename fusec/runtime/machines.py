@@ -19,9 +19,10 @@ from fusec.runtime.isa import host_features
 from fusec.target.cpu import CpuTarget, host_cpu, host_model
 from fusec.target.rates import Rates
 
-_FORMAT = 1
+_FORMAT = 2
 _REPEATS = 5
 _CALLS = 2000
+_INPUTS = 17
 
 log = logger("cache")
 
@@ -59,7 +60,9 @@ def measure_machine(threads: int | None = None) -> Rates:
     from fusec.runtime.probe import measure_rates
 
     target = host_cpu()
-    rates = replace(measure_rates(target, threads or target.cores), call=_call_seconds())
+    one, many = _call_seconds(1), _call_seconds(_INPUTS)
+    argument = max((many - one) / (_INPUTS - 1), 1e-9)
+    rates = replace(measure_rates(target, threads or target.cores), call=one, argument=argument)
     path = _path(target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -81,24 +84,27 @@ def _tvm() -> str:
         return "none"
 
 
-def _call_seconds() -> float:
-    """Seconds of a call that computes next to nothing."""
+def _call_seconds(inputs: int) -> float:
+    """Seconds of a call with so many inputs that computes next to nothing."""
     import numpy as np
 
     from fusec.api import jit
 
-    function = jit(fallback="error", cache=False)(_twice)
-    x = np.zeros(8, np.float32)
-    function(x)
+    function = jit(fallback="error", cache=False)(_total)
+    arrays = [np.zeros(8, np.float32) for _ in range(inputs)]
+    function(*arrays)
 
     def seconds() -> float:
         start = time.perf_counter()
         for _ in range(_CALLS):
-            function(x)
+            function(*arrays)
         return (time.perf_counter() - start) / _CALLS
 
     return min(seconds() for _ in range(_REPEATS))
 
 
-def _twice(x: object) -> object:
-    return x * 2  # type: ignore[operator]
+def _total(first: object, *others: object) -> object:
+    total = first
+    for x in others:
+        total = total + x  # type: ignore[operator]
+    return total * 2  # type: ignore[operator]

@@ -45,25 +45,27 @@ def measure_rates(target: CpuTarget, threads: int) -> Rates:
     """
     from fusec.codegen.tvm.build import compile_kernels
 
-    products = {kernel.name: kernel for kernel in _products(target)}
+    products = {kernel.name: kernel for kernel in _products(target, threads)}
     streams = {_stream(what, n).name: _stream(what, n) for what in STREAMS for n in {1, threads}}
     regions = {_empty(n).name: _empty(n) for n in {1, threads}}
-    module = compile_kernels([*products.values(), *streams.values(), *regions.values(), _exponentials()], target)
+    module = compile_kernels([*products.values(), *streams.values(), *regions.values(), _exponentials(threads)], target)
     memory = _Memory()
     measured = [_measured(module, memory, target, threads, products) for _ in range(ROUNDS)]
     return _best(measured, usual_rates(target, threads))
 
 
-def measure_products(target: CpuTarget) -> dict[str, float]:
-    """Operations a second of one core's products with operands in L1, by unit as in :class:`Rates`; some 0.1 s.
+def measure_products(target: CpuTarget, threads: int) -> dict[str, float]:
+    """Operations a second of each core's products with operands in L1, so many at work; some 0.1 s.
+
+    By unit, as in :class:`Rates`.
 
     Raises what compiling raises: LoweringError, CodegenError.
     """
     from fusec.codegen.tvm.build import compile_kernels
 
-    products = {kernel.name: kernel for kernel in _products(target)}
+    products = {kernel.name: kernel for kernel in _products(target, threads)}
     module, memory = compile_kernels(list(products.values()), target), _Memory()
-    rounds = [_product_rates(module, memory, products) for _ in range(ROUNDS)]
+    rounds = [_product_rates(module, memory, products, threads) for _ in range(ROUNDS)]
     return {_unit(name): max(found[name] for found in rounds) for name in products}
 
 
@@ -71,10 +73,10 @@ def _measured(
     module: Any, memory: _Memory, target: CpuTarget, threads: int, products: Mapping[str, Kernel]
 ) -> dict[str, float]:
     """Rates by name, and the seconds of a region."""
-    found = _product_rates(module, memory, products)
-    seconds = _per_repeat(module.function("exponentials"), memory.pair(0)[:1])
+    found = _product_rates(module, memory, products, threads)
+    seconds = _per_repeat(module.function("exponentials"), memory.pair(threads * VECTOR_ELEMENTS * 4)[:1])
     found["vector"] = EXP_INSTRUCTIONS * VECTOR_ELEMENTS / target.lanes(32) / seconds
-    found["l2"] = _stream_rate(module, memory, "read", 1, target.l2 // 2)
+    found["l2"] = _stream_rate(module, memory, "read", threads, threads * target.l2 // 2) / threads
     for footprint in reversed(_footprints(target, threads)):
         for count in {1, threads}:
             for what in STREAMS:
@@ -83,8 +85,10 @@ def _measured(
     return found
 
 
-def _product_rates(module: Any, memory: _Memory, products: Mapping[str, Kernel]) -> dict[str, float]:
-    return {name: k.flops / _per_repeat(module.function(name), memory.pair(0)[:1]) for name, k in products.items()}
+def _product_rates(module: Any, memory: _Memory, products: Mapping[str, Kernel], threads: int) -> dict[str, float]:
+    """Of each core: with all at work the clock may be lower than with one."""
+    address = memory.pair(threads * _LARGEST_TILE)[:1]
+    return {name: k.flops / threads / _per_repeat(module.function(name), address) for name, k in products.items()}
 
 
 def _unit(product: str) -> str:
@@ -157,6 +161,8 @@ def _stream_rate(module: Any, memory: _Memory, what: str, threads: int, footprin
 
 
 CALLS = 200
+_LARGEST_TILE = 1 << 14
+"""Bytes of sums of a product, at most."""
 
 
 def _region(module: Any, threads: int) -> float:
@@ -214,9 +220,10 @@ def _stream(what: str, threads: int) -> Kernel:
     return Kernel(f"{what}{threads}", "map", parameters, 1, (grid,), sizes=(_ELEMENTS, _TIMES))
 
 
-def _exponentials() -> Kernel:
-    """``exp`` of numbers that stay in L1."""
-    out = Buffer("out", f32, (VECTOR_ELEMENTS,), (1,))
+def _exponentials(threads: int) -> Kernel:
+    """``exp`` of numbers that stay in L1, the same in each thread."""
+    out = Buffer("out", f32, (threads, VECTOR_ELEMENTS), (VECTOR_ELEMENTS, 1))
+    t = symbol("t", 0, threads - 1)
     scratch = [Buffer(name, f32, (VECTOR_ELEMENTS,), (1,), "tile") for name in ("x", "y")]
     j = symbol("j", 0, VECTOR_ELEMENTS - 1)
     domain = (Iter(j, VECTOR_ELEMENTS),)
@@ -228,25 +235,25 @@ def _exponentials() -> Kernel:
             Map(domain, scratch[1], (j,), Apply("exp", (x,), f32)),
             Map((Iter(symbol("one", 0, 0), 1),), scratch[0], (0,), Load(scratch[1], (0,))),
         ),
-        Store(domain, out, (j,), y),
+        Store(domain, out, (t, j), y),
     )
-    return Kernel("exponentials", "map", (out,), 1, (Grid((), body),), sizes=(_TIMES,))
+    return Kernel("exponentials", "map", (out,), 1, (Grid((Iter(t, threads),), body),), sizes=(_TIMES,))
 
 
-def _products(target: CpuTarget) -> Iterator[Kernel]:
+def _products(target: CpuTarget, threads: int) -> Iterator[Kernel]:
     """A product for each unit that multiplies: register tiles as kernels have them, operands in L1."""
     lanes = target.lanes(32)
     rows = 8 if target.vector_registers >= 32 else 4
-    yield _product(f"{_PRODUCT}f32", f32, f32, RegisterTile(rows, 2 * lanes))
+    yield _product(f"{_PRODUCT}f32", f32, f32, RegisterTile(rows, 2 * lanes), threads)
     for dtype, total in ((bf16, f32), (i8, i32)):
         if target.multiplies(dtype):
-            yield _product(f"{_PRODUCT}{dtype.name}", dtype, total, RegisterTile(rows, 2 * lanes))
+            yield _product(f"{_PRODUCT}{dtype.name}", dtype, total, RegisterTile(rows, 2 * lanes), threads)
         if target.multiplies_in_tiles(dtype):
-            yield _product(f"{_PRODUCT}{dtype.name}_tiles", dtype, total, RegisterTile(32, 32, tiles=True))
+            yield _product(f"{_PRODUCT}{dtype.name}_tiles", dtype, total, RegisterTile(32, 32, tiles=True), threads)
 
 
-def _product(name: str, dtype: DType, total: DType, registers: RegisterTile) -> Kernel:
-    """A row of k of one register tile of sums; ``flops`` is of one repetition."""
+def _product(name: str, dtype: DType, total: DType, registers: RegisterTile, threads: int) -> Kernel:
+    """A row of k of one register tile of sums, the same in each thread; ``flops`` is of one repetition."""
     group = 1 if dtype is f32 else 32 // dtype.bits
     depth = DEPTH_BYTES // dtype.itemsize
     rows, columns = registers.rows, registers.columns
@@ -255,7 +262,8 @@ def _product(name: str, dtype: DType, total: DType, registers: RegisterTile) -> 
     shape = (depth // group, columns, group)
     right = Buffer("right", dtype, shape, contiguous_strides(shape), "tile")
     sums = Buffer("sums", total, (rows, columns), (columns, 1), "tile")
-    out = Buffer("out", total, (rows, columns), (columns, 1))
+    out = Buffer("out", total, (threads, rows, columns), (rows * columns, columns, 1))
+    t = symbol("t", 0, threads - 1)
     at_right: tuple[Index, ...] = (floordiv(k, group), n, mod(k, group))
     dot = Dot(
         Iter(m, rows),
@@ -277,7 +285,7 @@ def _product(name: str, dtype: DType, total: DType, registers: RegisterTile) -> 
         *map(Alloc, (left, right, sums)),
         *fills,
         _repeated(dot),
-        Store((Iter(m, rows), Iter(n, columns)), out, (m, n), Load(sums, (m, n))),
+        Store((Iter(m, rows), Iter(n, columns)), out, (t, m, n), Load(sums, (m, n))),
     )
-    flops = 2 * rows * columns * depth
-    return Kernel(name, "gemm", (out,), 1, (Grid((), body),), flops, sizes=(_TIMES,))
+    flops = 2 * threads * rows * columns * depth
+    return Kernel(name, "gemm", (out,), 1, (Grid((Iter(t, threads),), body),), flops, sizes=(_TIMES,))

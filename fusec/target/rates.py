@@ -47,8 +47,8 @@ class Rates:
     multiply: operations a second (a multiply-add is two) with operands in L1, by unit: ``f32``, ``bf16`` and ``i8``
     of vectors, ``bf16 tiles`` and ``i8 tiles`` of AMX. vector: vector instructions a second of elementwise code.
     l2: bytes a second read from L2. bandwidth: from beyond L2 on, by growing number of threads and footprint. region:
-    seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels. measured: on
-    this machine.
+    seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels, with one
+    input. argument: of each further input. measured: on this machine.
     """
 
     multiply: Mapping[str, float]
@@ -57,7 +57,12 @@ class Rates:
     bandwidth: tuple[Bandwidth, ...]
     region: float
     call: float
+    argument: float = 1.5e-7
     measured: bool = False
+
+    def seconds_of_call(self, inputs: int) -> float:
+        """What a call with so many inputs takes around its kernels."""
+        return self.call + self.argument * max(inputs - 1, 0)
 
     def product(self, dtype: DType, tiles: bool) -> float:
         """Operations a second of products of this type on one core, in tiles or in vectors."""

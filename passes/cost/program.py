@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean as mean
 
 from fusec.passes.cost.kernel import Estimate, estimate, together
+from fusec.runtime.memory import plan_arena
 from fusec.runtime.program import Call, KernelReport, Launch, Pack, Program
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
+
+Piece = tuple[str, int]
+"""A slot's memory, or a part of the block of scratch, by number."""
+
+SMALLEST_PIECE, PIECES = 1 << 16, 256
+"""Bytes of a part of the block of scratch, and about how many parts there are where it is large."""
 
 
 def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> Program:
@@ -29,7 +37,7 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     reports = tuple(_told(report, by_group.get(report.kernel, ())) for report in program.reports)
     told = {report.kernel for report in reports}
     others = sum(e.seconds for group, found in by_group.items() if group not in told for e in found)
-    return replace(program, reports=reports, overhead=rates.call + others)
+    return replace(program, reports=reports, overhead=rates.seconds_of_call(len(program.inputs)) + others)
 
 
 def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:
@@ -42,35 +50,65 @@ def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:
 
 
 def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...]]]:
-    """Each launch, and for each of its arguments the bytes that other memory took since it was last used.
+    """Each launch, and for each of its arguments the bytes that other memory took since its own was last used.
 
-    All steps are gone through twice: the second time every slot has been used before.
+    All steps are gone through twice: the second time all memory has been used before.
     """
-    sizes = [float(slot.type.most_bytes) for slot in program.slots]
-    recent: dict[int, None] = {}
+    places = _places(program)
+    recent: dict[Piece, float] = {}
     for again in (False, True):
         for step in program.steps:
             if isinstance(step, Pack):
                 continue
             roots = [_root(program, slot) for slot in _touched(step)]
+            own = {piece: nbytes for root in roots for piece, nbytes in places[root]}
             if again and isinstance(step, Launch):
-                yield step, tuple(_distance(recent, sizes, root, roots) for root in roots)
-            for root in roots:
-                recent.pop(root, None)
-                recent[root] = None
+                since = _since(recent, own)
+                yield step, tuple(mean(since[piece] for piece, _ in places[root]) for root in roots)
+            for piece, nbytes in own.items():
+                recent.pop(piece, None)
+                recent[piece] = nbytes
 
 
 def _touched(step: Launch | Call) -> tuple[int, ...]:
     return step.arguments if isinstance(step, Launch) else (*step.arguments, *step.results)
 
 
-def _distance(recent: Mapping[int, None], sizes: Sequence[float], root: int, roots: Sequence[int]) -> float:
-    since = set(roots)
-    for slot in reversed(list(recent)):
-        since.add(slot)
-        if slot == root:
-            break
-    return sum(sizes[slot] for slot in since)
+def _since(recent: Mapping[Piece, float], own: Mapping[Piece, float]) -> dict[Piece, float]:
+    """The bytes used since each of these pieces was, with all of them counted."""
+    found: dict[Piece, float] = {}
+    passed = sum(own.values())
+    for piece in reversed(list(recent)):
+        if piece in own:
+            found[piece] = passed
+        else:
+            passed += recent[piece]
+    return found
+
+
+def _places(program: Program) -> dict[int, tuple[tuple[Piece, float], ...]]:
+    """The pieces of memory that each slot takes, with their bytes: scratch shares one block, by the lives of slots."""
+    slots = program.slots
+    lives: dict[int, tuple[int, int]] = {}
+    outside = {_root(program, slot) for slot in program.outputs}
+    for number, step in enumerate(program.steps):
+        arguments = step.arguments if isinstance(step, Pack) else _touched(step)
+        for root in {_root(program, slot) for slot in arguments}:
+            if slots[root].kind == "workspace":
+                lives[root] = (lives.get(root, (number, number))[0], number)
+            if isinstance(step, Call):
+                outside.add(root)
+    inside = [root for root in lives if root not in outside]
+    sizes = [int(slots[root].type.most_bytes) for root in inside]
+    offsets, total = plan_arena(sizes, [lives[root] for root in inside])
+    side = max(SMALLEST_PIECE, total // PIECES)
+    found: dict[int, tuple[tuple[Piece, float], ...]]
+    found = {root: ((("slot", root), float(slot.type.most_bytes)),) for root, slot in enumerate(slots)}
+    for root, offset, size in zip(inside, offsets, sizes, strict=True):
+        end = offset + max(size, 1)
+        numbers = range(offset // side, -(-end // side))
+        found[root] = tuple((("scratch", n), float(min((n + 1) * side, end) - max(n * side, offset))) for n in numbers)
+    return found
 
 
 def _root(program: Program, number: int) -> int:

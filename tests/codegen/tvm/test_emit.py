@@ -74,6 +74,18 @@ def test_gather(n, kind):
     compare(kernel("gather", (table, which, out), body), [np.arange(40, dtype=np.float32).reshape(10, 4), picks])
 
 
+@pytest.mark.parametrize("width", [3, 16, 53])
+def test_rows_picked_by_a_number_are_read_as_vectors(width):
+    table, which, out = buffer("table", f32, (10, 60)), buffer("which", i64, (7,)), buffer("out", f32, (7, width))
+    i, j = sym("i", 7), sym("j", width)
+    picks = np.array([3, 9, 0, 9, 1, 2, 8])
+    body = (
+        Store(iters((i, 7), (j, width)), out, (i, j), op("mul", load(table, load(which, i), j + 2), const(2.0, f32))),
+    )
+    picking = kernel("rows", (table, which, out), body)
+    compare(picking, [np.arange(600, dtype=np.float32).reshape(10, 60), picks])
+
+
 def test_select_guards_loads_outside_the_buffer():
     x, out = buffer("x", f32, (5,)), buffer("out", f32, (40,))
     i = sym("i", 40)

@@ -1,0 +1,44 @@
+"""Where a kernel's operands are: the bytes that pass between two uses of the same memory, scratch being shared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusec.ir.parse import parse
+from fusec.passes.cost.program import _launches, predict
+from fusec.passes.pipeline import lower
+from fusec.target.cpu import cpu_target
+from fusec.target.rates import usual_rates
+
+MB = 1 << 20
+
+
+def products(count: int) -> str:
+    """A chain of products of one size: all but the last result are scratch."""
+    lines = [f"graph @g(%h0: f32[512, 512], {', '.join(f'%w{i}: f32[512, 512]' for i in range(count))}) {{"]
+    lines += [f"%h{i + 1} = linear(%h{i}, %w{i}) : f32[512, 512]" for i in range(count)]
+    return "\n".join([*lines, f"return %h{count}", "}"])
+
+
+def test_scratch_is_near_and_inputs_are_far() -> None:
+    """Results that live for a step or two share their memory, so what has passed since it was used is little."""
+    program = lower(parse(products(12)), "cpu:znver5", threads=2).program
+    near, far = [], []
+    for step, distances in _launches(program):
+        for slot, distance in zip(step.arguments, distances, strict=True):
+            kind = program.slots[slot].kind
+            near += [distance] if kind == "workspace" else []
+            far += [distance] if kind == "input" else []
+    assert min(near) == 3 * MB  # what a kernel itself touches: three matrices
+    assert max(near) <= 8 * MB
+    assert min(far) >= 14 * MB  # thirteen inputs and the result, once a call
+
+
+def test_each_input_takes_its_part_of_a_call() -> None:
+    target = cpu_target("cpu:znver5")
+    rates = usual_rates(target, 2)
+    program = lower(parse(products(4)), "cpu:znver5", threads=2).program
+    quick, slow = (predict(program, target, replace(rates, argument=s), 2).overhead for s in (0.0, 1e-3))
+    assert slow - quick == pytest.approx(4e-3)
