@@ -97,12 +97,8 @@ def _few_rows(p: Problem, registers: RegisterTile, target: CpuTarget, threads: i
     return {s: _seconds(p, s, target, threads)}
 
 
-def predict_gemm(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:
-    """Seconds, without the packing of a constant right operand."""
-    return max(_seconds(p, s, target, threads))
-
-
 def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Seconds:
+    """Without the packing of a constant right operand."""
     row_blocks, column_blocks = ceil(p.m / s.tile_m), ceil(p.n / s.block_n)
     tasks = max(1, p.batches * row_blocks * column_blocks)
     peak = target.peak_flops(p.bits, 1)
