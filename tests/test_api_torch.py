@@ -22,7 +22,7 @@ SCALE = 2.0
 
 
 def strict(function: Any) -> Any:
-    return fusec.jit(function, fallback="error") if False else fusec.jit(fallback="error")(function)
+    return fusec.jit(fallback="error")(function)
 
 
 def plans(jitted: Any) -> list[Any]:

@@ -177,8 +177,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_keeps_old_values",
         _LOWER_ATTENTION,
-        'out, (self.dv, self.qi), Apply("mul", (acc, state.scale), acc.dtype)))',
-        "out, (self.dv, self.qi), acc))",
+        'put(sums, Apply("mul", (sums, scale), d), values)',
+        "put(sums, sums, values)",
         (
             "tests/passes/fuse/test_attention.py::test_changes_of_the_scores",
             "tests/passes/lower/test_mask.py",
