@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,18 @@ print(seconds)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 0.1
+
+
+def test_a_call_leaves_no_audit_hook(tmp_path: Path) -> None:
+    """Which would slow the whole process; the package filelock brings one."""
+    program = """
+import sys, numpy
+import fusec
+fusec.jit(lambda x: numpy.tanh(x) * 2)(numpy.ones(3))
+assert "filelock" not in sys.modules
+"""
+    environment = {**os.environ, "FUSEC_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
 def test_public_names() -> None:

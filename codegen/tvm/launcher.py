@@ -262,7 +262,7 @@ region:
   %threads_at = getelementptr i8, ptr %job, i64 28
   store i32 %threads, ptr %threads_at
   %parallel = load ptr, ptr @fusec_gomp_parallel
-  call void %parallel(ptr @fusec_worker, ptr %job, i32 0, i32 0)
+  call void %parallel(ptr @fusec_worker, ptr %job, i32 %threads, i32 0)
   ret i32 0
 }}
 define i32 @fusec_worker_impl(ptr %job) {{
@@ -441,7 +441,7 @@ team:
   store ptr %given, ptr %given_at
   %result_at = getelementptr i8, ptr %state, i64 40
   store ptr %result, ptr %result_at
-  call void %parallel(ptr @fusec_team, ptr %state, i32 0, i32 0)
+  call void %parallel(ptr @fusec_team, ptr %state, i32 %threads, i32 0)
   %team_status_at = getelementptr i8, ptr %state, i64 48
   %team_status = load i32, ptr %team_status_at
   br label %leave

@@ -17,10 +17,9 @@ from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from fusec.config import cache_dir, logger
 from fusec.errors import CacheError
+from fusec.runtime.locks import locked
 
 _MAGIC = b"fusec-cache-1\n"
 _DIGEST_BYTES = 32
@@ -124,20 +123,14 @@ class DiskCache:
 
         The system frees the lock of a killed process. Where locks don't work, the body runs all the same.
         """
-        held = None
-        try:
-            folder = self.folder / "locks"
-            self._make(folder)
-            held = FileLock(folder / key[:4])
-            held.acquire(timeout=_LOCK_SECONDS)
-        except (OSError, NotImplementedError, Timeout) as error:
-            log.warning("building without a lock: %s", error)
-            held = None
-        try:
+        with contextlib.ExitStack() as held:
+            try:
+                folder = self.folder / "locks"
+                self._make(folder)
+                held.enter_context(locked(folder / key[:4], _LOCK_SECONDS))
+            except OSError as error:
+                log.warning("building without a lock: %s", error)
             yield
-        finally:
-            if held is not None:
-                held.release()
 
     def _make(self, folder: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -168,3 +169,32 @@ def test_torchs_pool_and_its_number_of_threads_are_shared():
     one, two, three, *_ = map(int, done.stdout.strip(" []\n").split(","))
     assert two <= one + 1
     assert three <= one + 2
+
+
+def test_a_team_is_no_larger_than_the_number_asked_for():
+    """Its memory is as large as that number, which need not be OpenMP's own."""
+    said = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 2)
+    alone = compile_kernels([_kernel(300)], cpu_target())
+    library = parallel._openmp()
+    assert library is not None
+    openmp = (library.GOMP_parallel, library.omp_get_num_threads, library.omp_get_thread_num, said)
+    process = ctypes.CDLL(None)
+    addresses = map(parallel._address, (*openmp, process.pthread_self, process.sched_yield))
+    alone.module.get_function(parallel.SETUP)(*addresses)
+    before = len(os.listdir("/proc/self/task"))
+    run, table, kept = alone.chain([("add300", [(1, 0, 0), (1, 0, 0)])] * 3)
+    x = np.zeros((300, WIDTH), np.float32)
+    seen = []
+
+    def work():
+        library.omp_set_num_threads(7)
+        for _ in range(5):
+            run(table, x.ctypes.data)
+            seen.append(len(os.listdir("/proc/self/task")))
+
+    caller = threading.Thread(target=work)
+    caller.start()
+    caller.join()
+    assert (x == 15).all()
+    assert max(seen) <= before + 2, (seen, before)  # the caller and one more
+    del kept
