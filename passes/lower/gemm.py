@@ -40,7 +40,7 @@ from fusec.passes.lower.frame import (
 )
 from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.gemm import GemmSchedule
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store, statements
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite
 
 ROW_PADDING = 16
@@ -193,8 +193,8 @@ class _Gemm:
         allocs = [Alloc(acc.buffer) for acc in accumulators]
         stores = self._stores(accumulators, column0)
         if not self.split:
-            tile: tuple[Statement, ...] = (*allocs, *dots, *stores)
-            body: list[Statement] = [*left_code, *right_code, Loop(self.n0, 0, stop, 1, tile)]
+            tiles_of = apart(allocs, dots, stores) if s.registers.ahead else [(*allocs, *dots, *stores)]
+            body: list[Statement] = [*left_code, *right_code, *(Loop(self.n0, 0, stop, 1, tile) for tile in tiles_of)]
         else:
             steps = ceildiv(extents.k, s.tile_k)
             multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, stop, 1, tuple(dots))))
@@ -328,6 +328,31 @@ class _Gemm:
         limit = None if self.extents.n == columns else limit_of(self.extents.n, s.tile_n, column0)
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
         return epilogue_stores(self.frame, self.ops, point, self.shift, domain, accumulators)
+
+
+def apart(allocs: Sequence[Alloc], dots: Sequence[Statement], stores: Sequence[Store]) -> list[tuple[Statement, ...]]:
+    """Products of one left operand, each with what is stored of it; those that a store needs together stay so.
+
+    Panels that pass once are then read one after the other as they lie in memory.
+    """
+    sums = [frozenset({alloc.buffer}) for alloc in allocs]
+    uses = {id(store): frozenset(load.buffer for load in loads(store.value)) for store in stores}
+    for used in uses.values():
+        together = [group for group in sums if group & used]
+        if len(together) > 1:
+            sums = [group for group in sums if group not in together] + [frozenset().union(*together)]
+    return [
+        (
+            *(alloc for alloc in allocs if alloc.buffer in group),
+            *(dot for dot in dots if _sums_of(dot) & group),
+            *(store for store in stores if uses[id(store)] & group),
+        )
+        for group in sums
+    ]
+
+
+def _sums_of(statement: Statement) -> frozenset[Buffer]:
+    return frozenset(s.accumulator.buffer for s in statements((statement,)) if isinstance(s, Dot))
 
 
 def epilogue_stores(

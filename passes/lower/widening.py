@@ -28,7 +28,7 @@ from fusec.ir.index import (
 )
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, is_linear
-from fusec.passes.lower.gemm import contraction, epilogue_stores, limit_of, operand_index
+from fusec.passes.lower.gemm import apart, contraction, epilogue_stores, limit_of, operand_index
 from fusec.passes.schedule.widening import SUMS, WideningSchedule, depth_step
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
@@ -125,7 +125,10 @@ class _Widening:
                 code.append(self._overlapped(dots, accumulators))
             else:
                 stores = self._stores(accumulators) if ends else []
-                code.append(self._over_blocks((*([] if hoisted else allocs), *dots, *stores)))
+                if s.registers.ahead and not hoisted:
+                    code += [self._over_blocks(block) for block in apart(allocs, dots, stores)]
+                else:
+                    code.append(self._over_blocks((*([] if hoisted else allocs), *dots, *stores)))
             body += [Loop(self.k0, 1, self.parts - 1, 1, tuple(code))] if part is self.k0 else code
         grid = Grid(
             (

@@ -110,19 +110,20 @@ def depth_step(dtype: DType, tiles: bool) -> int:
 def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> list[WideningSchedule]:
     """Schedules worth considering, best predicted first."""
     found: dict[WideningSchedule, float] = {}
-    for registers in _register_tiles(p, target):
+    tiles = list(_register_tiles(p, target))
+    holding = [r for r in tiles if p.batches == 1 and passes_once(p.m, p.n * p.k * p.dtype.itemsize, r, target)]
+    for registers in holding or tiles:
         step = depth_step(p.dtype, registers.tiles)
         depth = _round(p.k, step)
         beyond = registers.tiles and not (p.fixed and p.m % min(registers.rows, 16) == 0)
         packs = not p.direct or beyond or p.k != depth
-        once = passes_once(p.m, p.n * p.k * p.dtype.itemsize, registers, target) and p.batches == 1
         share = ceil(p.n / (TASKS_PER_THREAD * threads))
-        if once:
+        if holding:
             registers = replace(registers, ahead=AHEAD)
-        for tile_k in (depth,) if once else _depths(depth, step, p):
+        for tile_k in (depth,) if holding else _depths(depth, step, p):
             for wanted_m in (32, 64, 128, 256):
                 tile_m = _round(min(wanted_m, p.m), registers.rows)
-                for wanted_n in (share,) if once else (64, 128, 256, 512, 1024):
+                for wanted_n in (share,) if holding else (64, 128, 256, 512, 1024):
                     block_n = _round(min(wanted_n, p.n), registers.columns)
                     for inside in (True, False):
                         s = WideningSchedule(tile_m, block_n, tile_k, registers, inside, packs)
@@ -144,7 +145,7 @@ def _vector_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTil
     extra = 1 if p.dtype is i8 else 0
     for vectors in (1, 2, 3, 4):
         most = (target.vector_registers - 1 - vectors) // vectors - extra
-        for rows in (1, 2, 4, 6, 8, 9, 12, 14):
+        for rows in sorted({1, 2, 4, 6, 8, 9, 12, 14, min(max(p.m, 1), 14)}):
             if rows <= min(most, max(p.m, 1)) and vectors * lanes < 2 * max(p.n, lanes):
                 yield RegisterTile(rows, vectors * lanes)
 

@@ -10,7 +10,7 @@ import pytest
 from fixed_schedule import Fixed
 from programs import Run, check
 
-from fusec.ir.types import DType, bf16, i8
+from fusec.ir.types import DType, bf16, f32, i8
 from fusec.passes.lower.select import Selector
 from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
 from fusec.passes.schedule.widening import (
@@ -20,7 +20,7 @@ from fusec.passes.schedule.widening import (
     widening_candidates,
 )
 from fusec.target.cpu import CpuTarget, cpu_target
-from fusec.tile.nodes import RegisterTile
+from fusec.tile.nodes import Dot, Grid, RegisterTile, statements
 
 AMX = cpu_target("cpu:sapphirerapids")
 HOST = cpu_target()
@@ -48,6 +48,17 @@ def int8(m: int, n: int, k: int) -> str:
         %f = cast(%h) : f32[{m}, {n}]
         %y = mul(%f, %s) : f32[{m}, {n}]
         return %y, %h
+    }}"""
+
+
+def three(m: int, n: int, k: int, dtype: DType) -> str:
+    """Products of the same rows, of which a result needs two."""
+    weights = ", ".join(f"%w{i}: {dtype}[{n}, {k}]" for i in range(3))
+    dots = "\n".join(f"%h{i} = dot(%x, %w{i}) {{contract=[1]x[1], dtype=f32}} : f32[{m}, {n}]" for i in range(3))
+    return f"""graph @g(%x: {dtype}[{m}, {k}], {weights}) {{
+        {dots}
+        %y = mul(%h0, %h2) : f32[{m}, {n}]
+        return %y, %h1
     }}"""
 
 
@@ -139,7 +150,7 @@ def test_without_the_instructions_products_are_of_f32() -> None:
     assert "w_packed: f32" in run.lowered.stages["tile"]
 
 
-@pytest.mark.parametrize("m", [1, 8])
+@pytest.mark.parametrize("m", [1, 5, 8, 13])
 @pytest.mark.parametrize("target", [OF_TILES, OF_GROUPS])
 def test_few_rows_read_panels_from_end_to_end(m: int, target: str) -> None:
     best = widening_candidates(WideningProblem(1, m, 4096, 4096, bf16, True), cpu_target(target), 2)[0]
@@ -148,6 +159,23 @@ def test_few_rows_read_panels_from_end_to_end(m: int, target: str) -> None:
     assert 4096 // best.block_n >= 2
     usual = widening_candidates(WideningProblem(1, 512, 4096, 4096, bf16, True), cpu_target(target), 2)
     assert not any(s.registers.ahead for s in usual)
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(1, bf16), (5, bf16), (1, f32)], ids=str)
+def test_few_rows_pass_one_weight_at_a_time(m: int, dtype: DType) -> None:
+    """Two that a result needs together pass together; more rows meet each block of all weights at once."""
+    target = replace(HOST, l2=4096)
+
+    def loops(rows: int) -> list[int]:
+        run = check(three(rows, 96, 64, dtype), selector=Selector(target, 2), slack=2, atol=1e-5)
+        kernel = next(k for k in run.lowered.program.kernels if k.kind == "gemm")
+        (grid,) = kernel.body
+        assert isinstance(grid, Grid)
+        found = [sum(isinstance(s, Dot) for s in statements((part,))) for part in grid.body]
+        return [count for count in found if count]
+
+    assert sorted(loops(m)) == [1, 2]
+    assert loops(64) == [3]
 
 
 @pytest.mark.parametrize("target", [OF_TILES, pytest.param(OF_GROUPS, marks=needs_groups)])
