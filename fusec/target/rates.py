@@ -115,11 +115,15 @@ def _between(a: Bandwidth, b: Bandwidth, part: float) -> Bandwidth:
 
 @dataclass(frozen=True)
 class _Family:
-    """A cycle's work on one core: vector instructions of elementwise code, bytes from L2 and from L3."""
+    """A cycle's work on one core: vector instructions of elementwise code, bytes from L2 and from L3.
+
+    memory: bytes a second that one core reads and writes there.
+    """
 
     vector: float
     l2: float
     l3: float
+    memory: float = 27e9
     region: float = 2e-6
 
 
@@ -127,8 +131,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "znver5": _Family(2.6, 50.0, 20.0),
     "znver4": _Family(2.2, 28.0, 18.0),
     "znver3": _Family(2.2, 28.0, 18.0),
-    "sapphirerapids": _Family(1.6, 42.0, 8.0),
-    "icelake-server": _Family(1.6, 42.0, 10.0),
+    "sapphirerapids": _Family(2.4, 42.0, 10.0, 20e9),
+    "icelake-server": _Family(1.6, 42.0, 10.0, 20e9),
     "skylake-avx512": _Family(1.6, 40.0, 8.0),
 }
 _USUAL = _Family(1.8, 28.0, 10.0)
@@ -148,21 +152,18 @@ def usual_rates(target: CpuTarget, threads: int) -> Rates:
         multiply=multiply,
         vector=family.vector * clock,
         l2=family.l2 * clock,
-        bandwidth=tuple(b for n in sorted({1, threads}) for b in _usual_bandwidth(target, n, family.l3 * clock)),
+        bandwidth=tuple(b for n in sorted({1, threads}) for b in _usual_bandwidth(target, n, family)),
         region=family.region,
         call=1.2e-6,
     )
 
 
-_SATURATES = 3
-"""Threads that together take all of a small machine's memory bandwidth."""
-
-
-def _usual_bandwidth(target: CpuTarget, threads: int, l3: float) -> Iterator[Bandwidth]:
-    """``l3``: bytes a second of one core. Stores read a line before they write it, so filling is half as fast."""
-    memory = target.bandwidth * min(1.0, threads / _SATURATES)
-    cache = max(threads * l3, memory)
-    near, far = 2 * threads * target.l2, 2 * max(target.l3, 4 * threads * target.l2)
-    yield Bandwidth(threads, near, cache, 0.6 * cache, cache, memory)
-    yield Bandwidth(threads, max(target.l3 // 2, 2 * near), cache, 0.6 * cache, cache, memory)
+def _usual_bandwidth(target: CpuTarget, threads: int, family: _Family) -> Iterator[Bandwidth]:
+    """Stores read a line before they write it, so filling is half as fast."""
+    memory = min(target.bandwidth, threads * family.memory)
+    cache = max(threads * family.l3 * target.frequency, memory)
+    near = 2 * threads * target.l2
+    half, far = max(target.l3 // 2, 2 * near), max(target.l3 + target.l3 // 4, 4 * near)
+    yield Bandwidth(threads, near, cache, 0.6 * cache, cache, cache)
+    yield Bandwidth(threads, half, cache, 0.6 * cache, cache, cache)
     yield Bandwidth(threads, far, memory, 0.5 * memory, 0.8 * memory, memory)

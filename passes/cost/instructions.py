@@ -12,7 +12,7 @@ from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr, symbols_in, walk
 
 INSTRUCTIONS: Mapping[str, int] = {
-    "exp": 14,
+    "exp": 12,
     "exp2": 13,
     "expm1": 17,
     "log": 20,

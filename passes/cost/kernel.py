@@ -74,10 +74,20 @@ def _grid(
     beyond, name = _beyond(kernel, nest, target, rates, threads, distances)
     busy = multiply + vectors
     hidden = sum(n * w.hidden for n, w in zip(share, works, strict=True))
-    seconds = hypot(busy - hidden + from_l2, beyond)
+    busy -= hidden
+    near = busy + from_l2 if _waits(grid) else hypot(busy, from_l2)
+    seconds = hypot(near, beyond)
     start = rates.region if points > 1 else LAUNCH_SECONDS
     parts = {"multiply": multiply, "elementwise": vectors, "L2": from_l2, name: beyond, "start": start}
     return Estimate(seconds + start, {n: s for n, s in parts.items() if s > 0})
+
+
+def _waits(grid: Grid) -> bool:
+    """Whether what comes from L2 is waited for: by products of f32, whose multiplications take a load each.
+
+    Narrow products do several operations with each load, and elementwise code has enough else to do.
+    """
+    return any(isinstance(s, Dot) and s.a.dtype.bits >= 32 for s in statements(grid.body))
 
 
 def _longest_share(works: Sequence[Work], points: int, threads: int) -> list[float]:
@@ -127,7 +137,7 @@ def _beyond(
         farthest = max(reads, default=0.0)
         beside = min(streamed, reads.get(farthest, 0.0))
         reads[farthest] = reads.get(farthest, 0.0) - beside
-        parts["memory"] = seconds = rates.beyond_l2(1e12, threads).past(beside, streamed)
+        parts["memory"] = seconds = rates.beyond_l2(max(farthest, whole), threads).past(beside, streamed)
     for distance in {*reads, *writes}:
         if distance <= threads * target.l2:
             continue
