@@ -118,6 +118,11 @@ def _index_put(e: Emitter, x: Value, indices: Sequence[Value | None], values: Va
     return e.emit("select", mask, e.reshape(values, ()), x)
 
 
+def _index_copy(e: Emitter, x: Value, dim: int, index: Value, source: Value) -> Value:
+    """Left to the library: PyTorch's decomposition takes negative indices, which are an error here."""
+    raise Declined("writes through an index", final=True)
+
+
 def _diagonal_scatter(e: Emitter, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """``x`` with ``src`` on a diagonal: spread along ``dim2``, and chosen where the diagonal lies."""
     shape = extents(x)
@@ -202,6 +207,7 @@ DATA: dict[str, Lowering] = {
     "index": _index,
     "_unsafe_index": _index,
     "index_put": _index_put,
+    "index_copy": _index_copy,
     "diagonal_scatter": _diagonal_scatter,
     "flip": _flip,
     "roll": _roll,
