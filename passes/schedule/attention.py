@@ -75,7 +75,7 @@ def narrow_attention_candidates(
     for width in (32, 64, 16):
         if width > 16 and queries <= width // 2:
             continue
-        for block in (64, 128, 256) if tiles else (128, 64, 256):
+        for block in (64, 128, 256) if tiles else (32, 64, 128):
             whole = _round(min(block, keys), step)
             chunk = _round(min(keys, CHUNK_BYTES // (2 * max(values, 1))), whole)
             if tiles:
@@ -85,7 +85,7 @@ def narrow_attention_candidates(
                 most = (target.vector_registers - 1 - width // 16) // (width // 16)
                 scores, rows = (RegisterTile(_near(n, min(most, 12)), width) for n in (whole, values))
             task = width
-            while task < min(queries, 512) and heads * -(-queries // (2 * task)) >= 3 * threads:
+            while task < min(queries, MOST_QUERIES) and heads * -(-queries // (2 * task)) >= 3 * threads:
                 task *= 2
             parts = key_parts(heads * -(-queries // task), keys, threads)
             if parts > 1:
@@ -112,6 +112,9 @@ LEAST_KEYS = 256
 
 JOINED_KEYS = 48
 """Keys that take as long as storing a part's result and joining it."""
+
+MOST_QUERIES = 1024
+"""Of one task, whose results stay in L2 while they pass over the chunks of keys."""
 
 CHUNK_BYTES = 512 * 1024
 """Of values that a task keeps turned."""
