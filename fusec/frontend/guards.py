@@ -287,6 +287,7 @@ class GuardWriter:
         for hooks in _HOOKS:
             held = getattr(module, hooks)
             self._check(f"{v}.{hooks}", f"len({{v}}) != {len(held)}", f"{path}.{hooks}", len(held))
+        self._own_forward(v, module, path)
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
         if is_user_class(type(module)):
             own &= self.names.attributes
@@ -300,6 +301,13 @@ class GuardWriter:
         held_children = self._check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
+
+    def _own_forward(self, v: str, module: Any, path: str) -> None:
+        """A ``forward`` that was put into a module itself, as adapters and offloading do, in place of its class's."""
+        if "forward" in module.__dict__:
+            self._visit(f"{v}.__dict__['forward']", module.__dict__["forward"], f"{path}.forward")
+        else:
+            self._check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
 
     def _identity(self, expression: str, value: object, path: str) -> str:
         weak = None if isinstance(value, ModuleType | type) else self._bind_weakly(value)

@@ -54,6 +54,7 @@ _LIBRARY_ONLY = frozenset(
         *("convolution", "grid_sampler_2d", "col2im"),
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
         *("adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+        *("index_copy", "index_add", "index_fill"),  # decomposed, other indices than theirs are errors
     }
 )
 """Calls whose decomposition is worse than the library's kernel."""

@@ -364,6 +364,7 @@ def test_torch_modules() -> None:
         (lambda: setattr(block.layers[0], "p", 0.1), lambda: setattr(block.layers[0], "p", 0.5)),
         (lambda: setattr(block.norm, "eps", 1e-3), lambda: setattr(block.norm, "eps", 1e-5)),
         (lambda: block.layers.append(torch.nn.Identity()), lambda: block.layers.__delitem__(1)),
+        (lambda: setattr(block.norm, "forward", lambda x: x), lambda: delattr(block.norm, "forward")),
     ]
     environment = record(block, x, is_tensor=is_tensor)
     for change, undo in changes:
@@ -378,6 +379,18 @@ def test_torch_modules() -> None:
     assert environment.holds()
     block.norm.register_forward_hook(lambda *a: None)
     assert "_forward_hooks" in environment.why_changed()
+
+
+def test_a_forward_of_the_module_itself() -> None:
+    torch = pytest.importorskip("torch")
+    layers, x = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.ones(1, 2)
+    layers[0].forward = lambda x: x * 3
+    environment = record(layers, x, is_tensor=lambda value: isinstance(value, torch.Tensor))
+    assert environment.holds(), environment.why_changed()
+    layers[0].forward = lambda x: x * 4
+    assert "forward" in environment.why_changed()
+    del layers[0].forward
+    assert not environment.holds()
 
 
 def test_guards_are_fast() -> None:

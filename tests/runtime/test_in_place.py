@@ -142,3 +142,50 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     loaded = fusec.load(tmp_path / "cache.fusec")
     torch.testing.assert_close(loaded(ours, at, new), one_place(theirs, at, new))
     assert torch.equal(ours, theirs)
+
+
+def copied(cache: Any, at: Any, new: Any) -> Any:
+    return cache.index_copy_(0, at, new)
+
+
+def summed(cache: Any, at: Any, new: Any) -> Any:
+    return cache.index_add_(0, at, new)
+
+
+def filled(cache: Any, at: Any, new: Any) -> Any:
+    return cache.index_fill_(0, at, 2.0)
+
+
+@pytest.mark.parametrize("function", [copied, summed, filled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("at", [[-1, 2], [3, -9], [8, 0]], ids=str)
+@pytest.mark.parametrize("kind", ["int64", "int32"])
+def test_the_indices_that_eager_takes(function: Function, at: list[int], kind: str) -> None:
+    """Negative indices and narrow ones are errors of some of these functions, and nothing is written then."""
+    ours, theirs, new = torch.zeros(8, 4), torch.zeros(8, 4), torch.ones(2, 4)
+    indices = torch.tensor(at, dtype=getattr(torch, kind))
+    try:
+        function(theirs, indices, new)
+    except (IndexError, RuntimeError) as error:
+        with pytest.raises(type(error)):
+            fusec.jit(function)(ours, indices, new)
+    else:
+        fusec.jit(function)(ours, indices, new)
+    assert torch.equal(ours, theirs)
+
+
+def read_too(cache: Any, other: Any, at: Any, new: Any) -> Any:
+    cache.index_copy_(0, at, new)
+    return other * 2, cache.sum()
+
+
+def test_memory_that_another_argument_shares() -> None:
+    """What a call finds shared need not have been so when the function was compiled."""
+    compiled = fusec.jit(read_too)
+    at, new = torch.tensor([3]), torch.ones(1, 4)
+    for shared in (False, True, True, False):
+        given = []
+        for function in (compiled, read_too):
+            cache = torch.arange(32.0).view(8, 4)
+            other = cache[2:4] if shared else cache[2:4].clone()
+            given.append((function(cache, other, at, new), cache))
+        torch.testing.assert_close(given[0], given[1])
