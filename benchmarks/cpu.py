@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -58,7 +57,8 @@ WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "rowwise": rowwise.rows,
     "windows": windows.rows,
     "minilm": minilm.rows,
-    "models": lambda session: chain(bert.rows(session), gpt2.rows(session)),
+    "bert": bert.rows,
+    "gpt2": gpt2.rows,
     "calls": calls.rows,
     "compile_time": compile_time.rows,
     "load_time": load_time.rows,
