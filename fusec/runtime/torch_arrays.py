@@ -13,7 +13,7 @@ import torch
 from fusec.errors import FusecError
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, DType, TensorType, dtype_of
-from fusec.runtime.arrays import Layout, Stopwatch, Watch
+from fusec.runtime.arrays import Layout, Stopwatch, Watch, span
 from fusec.runtime.code import Scope, spell, spell_tuple
 from fusec.runtime.numpy_arrays import array_over
 
@@ -165,7 +165,7 @@ class TorchArrays:
             return f"{scope.bind(torch.from_numpy, 'from_numpy')}({array_over(scope, type, strides, block)})"
         dtype = scope.bind(torch_dtype(type.dtype), type.dtype.long_name)
         make = scope.bind(_tensor_over, "tensor_over")
-        nbytes = spell(type.count * type.dtype.itemsize)
+        nbytes = spell(span(type, strides) * type.dtype.itemsize)
         return f"{make}({block}[:{nbytes}], {dtype}, {spell_tuple(type.shape)}, {spell_tuple(strides)})"
 
     def place(self, array: torch.Tensor, device: str) -> torch.Tensor:
