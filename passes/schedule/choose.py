@@ -12,6 +12,9 @@ from fusec.passes.schedule.widening import AHEAD, TASKS_PER_THREAD, passes_once
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
+UNHIDDEN = 0.1
+"""Share of a panel's way from beyond L2 that multiplying doesn't cover."""
+
 LEFT_SHARE = 0.5
 """Share of L2 that a task's rows of the left operand may take; the rest is for panels passing through."""
 
@@ -48,14 +51,16 @@ def register_efficiency(tile: RegisterTile, target: CpuTarget, bits: int) -> flo
     """Share of the FMA rate that a full register tile reaches.
 
     Each step loads ``vectors`` and broadcasts ``rows`` values for ``rows * vectors`` FMAs, so one vector of columns
-    is bound by loads; fewer than ten chains of FMAs don't cover their latency (4 cycles, 2 units).
-    Measured on Zen 5: 6x64 0.98, 8x32 0.97, 14x32 0.95, 10x16 0.72.
+    is bound by loads; fewer than ten chains of FMAs don't cover their latency (4 cycles, 2 units). Fewer loads are
+    better beyond that, those of the right operand above all, which come from L2: 512x768x3072 on Zen 5 and on Emerald
+    Rapids, GFLOP/s: 6x64 445 and 295, 8x48 431 and 289, 8x32 406 and 285. Operands in L1, Zen 5: 6x64 0.98, 8x32
+    0.97, 14x32 0.95, 10x16 0.72.
     """
     vectors = tile.columns // target.lanes(bits)
     fmas = tile.rows * vectors
     chains = min(1.0, fmas / 10)
     issue = min(1.0, fmas / (1.25 * (vectors + tile.rows)))
-    return 0.98 * chains * issue
+    return 0.98 * chains * issue * (1.05 - 0.1 * (1.5 * vectors + tile.rows) / fmas)
 
 
 def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSchedule]:
@@ -72,7 +77,7 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
         tile_k = p.k if p.k <= 4096 else _even_split(p.k, 2048)
         fit = max(registers.rows, int(left_bytes // (item * max(tile_k, 1))))
         for rows in (48, 96, 128, 192, 256):
-            tile_m = _round(min(rows, fit, p.m), registers.rows)
+            tile_m = _round(_even(p.m, min(rows, fit)), registers.rows)
             for parts in (1, 2, 4, 8):
                 block_n = _round(ceil(p.n / parts), registers.columns)
                 if parts > 1 and block_n < 4 * registers.columns:
@@ -112,7 +117,7 @@ def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Se
     panels = columns * p.k * item / (24.0 * target.frequency)
     if s.k_splits(p.k) > 1:
         left += 0.3 * cycle * rows * columns * s.k_splits(p.k)
-    per_task = max(multiply, panels) + left + rows * columns * 0.4 * cycle
+    per_task = max(multiply, panels) + UNHIDDEN * panels + left + rows * columns * 0.4 * cycle
     rounds = ceil(tasks / threads) if tasks > 1 else 1
     launch = 2e-6 if tasks > 1 else 0.2e-6
     busy = min(threads, tasks) / threads
@@ -161,6 +166,10 @@ def _round(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
+def _even(extent: int, most: int) -> int:
+    """The extent in equal parts, as few as there can be: threads that share them are done at the same time."""
+    return ceil(extent / max(ceil(extent / most), 1))
+
+
 def _even_split(k: int, most: int) -> int:
-    parts = ceil(k / most)
-    return _round(ceil(k / parts), 16)
+    return _round(_even(k, most), 16)
