@@ -19,6 +19,9 @@ from fusec.tile.scalar import Buffer
 SAMPLES = 8
 """Points of a grid that are looked at, where points differ."""
 
+WITHIN = tuple((2 * turned + 1) / (2 * SAMPLES) for turned in (0, 4, 2, 6, 1, 5, 3, 7))
+"""Where in its part of the grid each of them lies. Not at the same place in all: the grid's inner axes repeat."""
+
 CHUNKS = 16
 """Parts of a grid that each thread takes, one after the other."""
 
@@ -160,7 +163,7 @@ def _samples(grid: Grid) -> list[dict[Symbol, Index]]:
     own = {it.var for it in grid.iters}
     points = prod(it.extent for it in grid.iters)
     count = min(points, SAMPLES) if _differ(grid, own) else 1
-    return [_point(grid.iters, (2 * k + 1) * points // (2 * count)) for k in range(count)]
+    return [_point(grid.iters, int((k + WITHIN[k]) * points / count)) for k in range(count)]
 
 
 def _point(iters: Sequence[Iter], number: int) -> dict[Symbol, Index]:

@@ -96,6 +96,15 @@ def test_attention_counts_only_the_blocks_that_are_computed() -> None:
     assert causal.predicted < 0.75 * full.predicted
 
 
+def test_points_that_repeat_along_the_grid_are_looked_at_evenly() -> None:
+    """Four tasks of queries in each of four heads: of every second one, the mean is a third too much."""
+    full, causal = (
+        only(ATTENTION.replace("MASK", mask).replace("1024", "4096").replace("f32", "bf16")) for mask in (FULL, CAUSAL)
+    )
+    assert dict(causal.schedule)["task"] == 1024
+    assert 0.45 < dict(causal.parts)["multiply"] / dict(full.parts)["multiply"] < 0.6
+
+
 def test_what_the_kernel_before_left_in_the_cache_is_not_read_from_memory() -> None:
     text = """graph @f(%x: f32[256, 256], %big: f32[64, 1024, 1024]) {
         %y = exp(%x) : f32[256, 256]
