@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,33 @@ class _Entry:
         self.taken = 0
 
 
+class _Group:
+    """The blocks of one size, and the place of the one that was handed out last.
+
+    A search begins there: a result dropped at once is followed by one in the same memory, and results that are dropped
+    in the order they were made (a model's caches, old and new) are found without passing all that are in use.
+    """
+
+    __slots__ = ("at", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.at = 0
+
+    def take_idle(self, clock: int) -> _Entry | None:
+        """A block that nobody else refers to, handed out by this clock."""
+        entries, at = self.entries, self.at
+        if at < len(entries) and _count((entry := entries[at]).array) <= _IDLE_COUNT:
+            entry.taken = clock
+            return entry
+        for i in chain(range(at + 1, len(entries)), range(min(at, len(entries)))):
+            entry = entries[i]
+            if _count(entry.array) <= _IDLE_COUNT:
+                self.at, entry.taken = i, clock
+                return entry
+        return None
+
+
 def _idle_count() -> int:
     """How often the interpreter counts an array that only an entry holds."""
     entry = _Entry(np.empty(1, np.uint8))
@@ -87,7 +115,7 @@ class Pool:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
-        self._entries: dict[int, list[_Entry]] = {}
+        self._groups: dict[int, _Group] = {}
         self._total = 0
         self._clock = 0
 
@@ -102,10 +130,9 @@ class Pool:
         """:meth:`take` for a size that :func:`size_class` gave."""
         with self._lock:
             self._clock = clock = self._clock + 1
-            for entry in self._entries.get(size, ()):
-                if _count(entry.array) <= _IDLE_COUNT:
-                    entry.taken = clock
-                    return entry.array, entry.address
+            group = self._groups.get(size)
+            if group is not None and (idle := group.take_idle(clock)) is not None:
+                return idle.array, idle.address
         entry = _Entry(allocate(size))
         array, address = entry.array, entry.address
         if _COUNTS_ARE_EXACT and size <= self.limit:
@@ -115,28 +142,32 @@ class Pool:
     def _remember(self, size: int, entry: _Entry) -> None:
         with self._lock:
             entry.taken = self._clock
-            entries = self._entries.setdefault(size, [])
+            entries = self._groups.setdefault(size, _Group()).entries
             entries.append(entry)
             self._total += size
             if len(entries) > _BLOCKS_PER_SIZE:
                 self._forget(size, min(entries, key=lambda e: e.taken))
             while self._total > self.limit:
-                oldest = min(((e.taken, s) for s, group in self._entries.items() for e in group), key=lambda p: p[0])
-                self._forget(oldest[1], min(self._entries[oldest[1]], key=lambda e: e.taken))
+                every = ((s, e) for s, group in self._groups.items() for e in group.entries)
+                self._forget(*min(every, key=lambda found: found[1].taken))
 
     def _forget(self, size: int, entry: _Entry) -> None:
-        self._entries[size].remove(entry)
-        if not self._entries[size]:
-            del self._entries[size]
+        entries = self._groups[size].entries
+        entries.remove(entry)
+        if not entries:
+            del self._groups[size]
         self._total -= size
 
     def release(self) -> int:
         """Forgets every block and returns how many bytes of them were idle, which are freed now."""
         with self._lock:
             idle = sum(
-                size for size, group in self._entries.items() for entry in group if _count(entry.array) <= _IDLE_COUNT
+                size
+                for size, group in self._groups.items()
+                for entry in group.entries
+                if _count(entry.array) <= _IDLE_COUNT
             )
-            self._entries.clear()
+            self._groups.clear()
             self._total = 0
         return idle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,18 @@ def test_sizes_that_grow_by_a_little_share_a_plan() -> None:
     assert offsets[1] >= 100_064
     assert total >= offsets[1] + 5000
     assert plan((900_000, 5000, 70_000))[0] >= 905_000
+
+
+def test_blocks_that_are_dropped_in_turn_come_back_in_turn() -> None:
+    pool = Pool(1 << 30)
+    held = deque(pool.take(1 << 16)[0] for _ in range(60))
+    held.popleft()
+    remembered = pool.held_bytes
+    for _ in range(150):
+        held.append(pool.take(1 << 16)[0])
+        assert len({int(block.ctypes.data) for block in held}) == 60
+        held.popleft()
+    assert pool.held_bytes == remembered
+    block, address = pool.take(1 << 16)
+    del block
+    assert pool.take(1 << 16)[1] == address
