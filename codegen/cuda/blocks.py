@@ -12,7 +12,7 @@ from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.keep import keep_in_registers
 from fusec.codegen.cuda.layout import Layout, is_vector, layout_of, pointwise, vector_step
 from fusec.codegen.cuda.numbering import children
-from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of, stored
+from fusec.codegen.cuda.scalars import Scalars, Style, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import literal, memory_type
 from fusec.codegen.cuda.text import Names, Writer
@@ -20,7 +20,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, substitute, symbol
 from fusec.ir.types import DType, fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {
     "sum": "{0} + {1}",

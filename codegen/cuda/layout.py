@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusec.codegen.cuda.indices import Step, step_of
-from fusec.codegen.cuda.scalars import offset_of
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol
 from fusec.tile.nodes import Block, Dot, If, Iter, Kernel, Loop, Map, Reduce, Store
-from fusec.tile.scalar import Load, loads
+from fusec.tile.scalar import Load, loads, offset_of
 
 Pointwise = Map | Store | Reduce
 MOST_BYTES = 16

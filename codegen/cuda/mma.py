@@ -7,13 +7,13 @@ from dataclasses import replace
 from fusec.codegen.cuda.indices import spell_index, step_of
 from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.rows import InRows, alike, in_rows
-from fusec.codegen.cuda.scalars import Scalars, bare, offset_of, stored
+from fusec.codegen.cuda.scalars import Scalars, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, sub, substitute, symbol
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
-from fusec.tile.scalar import Load, ScalarExpr, reindex
+from fusec.tile.scalar import Load, ScalarExpr, offset_of, reindex
 
 _GROUP = 8
 _EIGHT = 8

@@ -7,13 +7,13 @@ from dataclasses import replace
 from fusec.codegen.cuda.attention_plan import AttentionPlan
 from fusec.codegen.cuda.indices import spell_index, step_of
 from fusec.codegen.cuda.rows import InRows, in_rows
-from fusec.codegen.cuda.scalars import bare, offset_of
+from fusec.codegen.cuda.scalars import bare
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, sub, symbol
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Iter, Kernel, Store
-from fusec.tile.scalar import Load, reindex
+from fusec.tile.scalar import Load, offset_of, reindex
 
 _HEADS = 8
 _EIGHT = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusec.codegen.cuda.indices import spell_index, step_of
 from fusec.codegen.cuda.parking import Parking
-from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of
+from fusec.codegen.cuda.scalars import Scalars, Style, bare
 from fusec.codegen.cuda.spelling import literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
@@ -16,7 +16,7 @@ from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
 from fusec.tile.nodes import Iter, Kernel, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 BOX = 64
 """Elements of 16 bits in a swizzled row; rows and columns of the results that leave shared memory together."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.codegen.cuda.layout import is_vector, vector_step
-from fusec.codegen.cuda.scalars import offset_of
 from fusec.errors import LoweringError
 from fusec.ir.index import coefficient
 from fusec.tile.nodes import Iter
-from fusec.tile.scalar import Load, ScalarExpr, loads
+from fusec.tile.scalar import Load, ScalarExpr, loads, offset_of
 
 _COPIES = (16, 8, 4)
 """Bytes that one copy moves."""

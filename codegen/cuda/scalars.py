@@ -25,7 +25,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, needs_int64
 from fusec.ir.types import DType, f32
 from fusec.tile.nodes import Kernel
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc"})
@@ -191,16 +191,6 @@ def bare(text: str) -> str:
         if not depth:
             return text[1:-1] if place == len(text) - 1 else text
     return text
-
-
-def offset_of(buffer: Buffer, index: Sequence[object]) -> Index | None:
-    """Elements from the buffer's first to the one at ``index``; None where a subscript is loaded."""
-    flat: Index = 0
-    for i, stride in zip(index, buffer.strides, strict=True):
-        if not isinstance(i, int | Expr):
-            return None
-        flat = flat + i * stride
-    return flat
 
 
 def stored(value: str, source: DType, target: DType) -> str:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 from fusec.codegen.cuda.indices import spell_index
 from fusec.codegen.cuda.layout import is_vector, vector_step
-from fusec.codegen.cuda.scalars import Scalars, Style, bare, offset_of, stored
+from fusec.codegen.cuda.scalars import Scalars, Style, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, coefficient, sub, substitute, symbol
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
-from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, reindex
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of, reindex
 
 _FRAGMENT = 4
 """Neighbours of a row that are stored together."""

@@ -6,7 +6,7 @@ Operation names are those of the graph's elementwise ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,6 +109,16 @@ def walk(e: ScalarExpr) -> Iterator[ScalarExpr]:
             waiting.extend(reversed(node.args))
         elif isinstance(node, Load):
             waiting.extend(i for i in reversed(node.index) if not isinstance(i, int | Expr))
+
+
+def offset_of(buffer: Buffer, index: Sequence[object]) -> Index | None:
+    """Elements from the buffer's first to the one at ``index``; None where a subscript is loaded."""
+    flat: Index = 0
+    for i, stride in zip(index, buffer.strides, strict=True):
+        if not isinstance(i, int | Expr):
+            return None
+        flat = flat + i * stride
+    return flat
 
 
 def loads(e: ScalarExpr) -> list[Load]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from fusec.ir.index import Expr, Index, coefficient
+from fusec.ir.index import Index, coefficient
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Iter, Map, Store
-from fusec.tile.scalar import Buffer, Load
+from fusec.tile.scalar import Load, offset_of
 
 GROUP = 4
 """Bytes of a group of narrow elements that a product takes together."""
@@ -25,7 +25,7 @@ def copying(s: Map | Store, counts: Sequence[int], target: CpuTarget) -> float |
     load = s.value
     if not isinstance(load, Load) or load.dtype != s.target.dtype or load.dtype.bits > 16:
         return None
-    source, place = flat(load.index, load.buffer), flat(s.index, s.target)
+    source, place = offset_of(load.buffer, load.index), offset_of(s.target, s.index)
     if source is None or place is None or not target.has_avx512:
         return None
     elements = float(prod(counts))
@@ -59,13 +59,3 @@ def _turned(source: Index, place: Index, domain: Sequence[Iter], elements: float
     if across is None or along is None or across is along or across.extent < SIDE or along.extent < 2 * SIDE:
         return None
     return (2 + 1 + STEPS + 1) * elements / (2 * SIDE)
-
-
-def flat(index: Sequence[object], buffer: Buffer) -> Index | None:
-    """The place of an element; None where it depends on what memory holds."""
-    place: Index = 0
-    for i, stride in zip(index, buffer.strides, strict=True):
-        if not isinstance(i, int | Expr):
-            return None
-        place = place + i * stride
-    return place

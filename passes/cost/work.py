@@ -15,7 +15,7 @@ from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
-from fusec.tile.scalar import Load, ScalarExpr, loads
+from fusec.tile.scalar import Load, ScalarExpr, loads, offset_of
 
 STATEMENT = 12
 """Instructions around a statement's loops."""
@@ -242,9 +242,8 @@ def _symbols(load: Load) -> set[Symbol]:
 
 def _lanes_last(s: Map | Store) -> tuple[Iter, ...]:
     """The domain as its code runs through it: elements that are adjacent in the target lie on lanes."""
-    flat: Index = 0
-    for i, stride in zip(s.index, s.target.strides, strict=True):
-        flat = flat + i * stride
+    flat = offset_of(s.target, s.index)
+    assert flat is not None
     if len(s.domain) < 2 or coefficient(flat, s.domain[-1].var) in (1, -1):
         return s.domain
     for place, it in enumerate(s.domain[:-1]):

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import Expr, Index, Symbol, most, product, slope, substitute
+from fusec.ir.index import Index, Symbol, most, product, slope, substitute
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
 from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Reduce, Store, Weigh, statements
-from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 
 Strides = tuple[Dim, ...]
 
@@ -259,9 +259,5 @@ def address_step(load: Load, s: Symbol) -> int | None:
 
 def address_slope(load: Load, s: Symbol) -> Index | None:
     """:func:`address_step` that may hold the kernel's sizes; None when the address is not linear in ``s``."""
-    flat: Index = 0
-    for i, stride in zip(load.index, load.buffer.strides, strict=True):
-        if not isinstance(i, int | Expr):
-            return None
-        flat = flat + i * stride
-    return slope(flat, s)
+    flat = offset_of(load.buffer, load.index)
+    return None if flat is None else slope(flat, s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Expr, Index, Symbol, add, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, sub, substitute, symbol
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.lower.attention import Elements, attention_in, find_elements
@@ -20,7 +20,7 @@ from fusec.passes.outputs import same_layout
 from fusec.runtime.attentions import BACKENDS, Attention, attention_to_text
 from fusec.runtime.calls import ATTENTION
 from fusec.runtime.products import Matrix
-from fusec.tile.scalar import Apply, Const, Load, ScalarExpr
+from fusec.tile.scalar import Apply, Const, Load, ScalarExpr, offset_of
 
 _NAMES = {"cudnn": "library attention (cuDNN)", "flash": "library attention (FlashAttention)"}
 
@@ -159,11 +159,9 @@ def _read(frame: Frame, element: ScalarExpr, symbols: list[Symbol], sizes: list[
     if not isinstance(element, Load) or not element.dtype.is_float or element.dtype.bits != 16:
         return None
     steps = [address_step(element, s) for s in symbols]
-    flat: Index = 0
-    for i, stride in zip(element.index, element.buffer.strides, strict=True):
-        if not isinstance(i, int | Expr):
-            return None
-        flat = flat + mul(i, stride)
+    flat = offset_of(element.buffer, element.index)
+    if flat is None:
+        return None
     offset = substitute(flat, dict.fromkeys(symbols, 0))
     if not isinstance(offset, int) or any(s is None for s in steps):
         return None
