@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,48 +108,63 @@ def main() -> None:
     session = Session(machine, budget, arguments.quick, log)
     if arguments.load:
         session = Loading(machine, budget, arguments.quick, log, folder=arguments.load)
-    rows = run(session, names, quiet=arguments.json)
+    out: Path | None = arguments.out or (RESULTS / "cpu.md" if not arguments.quick and not arguments.only else None)
+    command = " ".join(["python -m benchmarks.cpu", *map(shlex.quote, sys.argv[1:])])
+    keep = partial(write, arguments.out, machine=machine, how=HOW, command=command) if arguments.out else _forget
+    rows = run(session, names, quiet=arguments.json, keep=keep)
     if arguments.json:
         print(as_json(rows, session.machine), end="")
     else:
         show(console, rows)
     for failure in session.failures:
         console.print(failure, style="red", markup=False)
-    out = arguments.out or (RESULTS / "cpu.md" if not arguments.quick and not arguments.only else None)
     if out is not None:
-        write(out, rows, machine, HOW, " ".join(["python -m benchmarks.cpu", *map(shlex.quote, sys.argv[1:])]))
+        write(out, rows, machine, HOW, command)
     if session.failures:
         raise SystemExit(1)
 
 
+def _forget(rows: Sequence[Row]) -> None:
+    """Keeps nothing before the end."""
+
+
 @torch.no_grad()
-def run(session: Session, names: list[str], *, quiet: bool) -> list[Row]:
+def run(
+    session: Session, names: list[str], *, quiet: bool, keep: Callable[[Sequence[Row]], None] = _forget
+) -> list[Row]:
     """The rows of these workloads. One that fails is noted in the session, and the others go on.
 
     A workload with a row that other processes spoiled is run once more at the end, unless this is a quick run.
+    keep: given all rows so far after each, so that a run that is stopped leaves what it found.
     """
-    found = {name: _rows(session, name, quiet=quiet) for name in names}
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    for name, rows in found.items():
+        for row in _rows(session, name, quiet=quiet):
+            rows.append(row)
+            keep(_flat(found))
     spoiled = [] if session.quick else [name for name, rows in found.items() if any(row.noisy for row in rows)]
     for name in spoiled:
         again = _rows(session, name, quiet=quiet)
         better = {row.work: row for row in again if not row.noisy}
         found[name] = [better.get(row.work, row) if row.noisy else row for row in found[name]]
+    return _flat(found)
+
+
+def _flat(found: Mapping[str, Sequence[Row]]) -> list[Row]:
     return [row for rows in found.values() for row in rows]
 
 
-def _rows(session: Session, name: str, *, quiet: bool) -> list[Row]:
+def _rows(session: Session, name: str, *, quiet: bool) -> Iterator[Row]:
     start = time.perf_counter()
-    rows = []
     try:
         for row in WORKLOADS[name](session):
-            rows.append(row)
             if not quiet:
                 session.log(f"{row.work}: {_summary(row)}")
+            yield row
     except Exception:
         session.failures.append(f"{name} failed:\n{traceback.format_exc()}")
     if not quiet:
         session.log(f"{name} took {time.perf_counter() - start:.0f} s")
-    return rows
 
 
 def _summary(row: Row) -> str:

@@ -8,7 +8,6 @@ device is shown.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -156,9 +155,7 @@ def main() -> None:
     parser.add_argument("--peers", default="compile,autotune,library", help="compile, autotune, library")
     parser.add_argument("--tuned", default=False, choices=("quick", "full"), help="fusec with tune= beside its default")
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument(
-        "--out", default="", help="file for the table (default: $OUT/gpu.md, or benchmarks/results/gpu.md)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.md"), help="file for the table")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here")
@@ -167,9 +164,6 @@ def main() -> None:
     name = torch.cuda.get_device_name()
     heading = f"{name}, torch {torch.__version__}, copy {bandwidth / 1e9:.0f} GB/s; higher is better but for µs"
     print(heading, flush=True)
-    out = Path(
-        options.out or (Path(os.environ["OUT"]) / "gpu.md" if "OUT" in os.environ else "benchmarks/results/gpu.md")
-    )
     wanted = set(options.peers.split(","))
     rows: list[dict[str, Any]] = []
     for work in works():
@@ -182,7 +176,7 @@ def main() -> None:
             traceback.print_exc(limit=-6)
         print({k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
         torch.cuda.empty_cache()
-        out.write_text(table(rows, heading))
+        options.out.write_text(table(rows, heading))
     print(table(rows, heading))
 
 
