@@ -12,13 +12,13 @@ from fusec.codegen.cuda.score_plan import SCORE_NAMES, ScorePlan
 from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import symbols_of
 from fusec.ir.types import f32
-from fusec.tile.attention import attention_roles, columns_of
+from fusec.tile.attention import attention_roles, columns_of, mean_of
 from fusec.tile.nodes import Kernel, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 _OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head turn first whole part last
-finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kMaskedBefore
-kMaskedAfter"""
+finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kGuarded
+kMaskedBefore kMaskedAfter"""
 
 
 class AttentionPlan(PlanWriter):
@@ -31,6 +31,7 @@ class AttentionPlan(PlanWriter):
     def __init__(self, kernel: Kernel, names: Iterable[str], *, pairs: bool = True) -> None:
         self.roles = roles = attention_roles(kernel)
         self.mean = Buffer("mean", f32, (), (), "tile")
+        self.guarded = False
         stores = [replace(s, value=self._over_mean(s)) for s in roles.stores]
         taken = [*names, *_OWN_NAMES.split(), *SCORE_NAMES.split()]
         super().__init__(kernel, taken, roles.query, roles.value, stores, {self.mean: "values[{}]"}, pairs=pairs)
@@ -48,9 +49,13 @@ class AttentionPlan(PlanWriter):
         def change(node: ScalarExpr) -> ScalarExpr | None:
             if not isinstance(node, Apply) or node.op != "div":
                 return None
-            over, under = node.args
-            if isinstance(over, Load) and isinstance(under, Load) and (over.buffer, under.buffer) == (result, total):
-                return Load(self.mean, ())
+            over = node.args[0]
+            if not isinstance(over, Load) or over.buffer is not result:
+                return None
+            for guarded in (False, True):
+                if node == mean_of(over, Load(total, over.index[:1]), guarded=guarded):
+                    self.guarded = guarded
+                    return Load(self.mean, ())
             return None
 
         return rewrite(s.value, change)
@@ -60,6 +65,7 @@ class AttentionPlan(PlanWriter):
         roles, line = self.roles, self.writer.line
         flags = flags | {
             "kSubtractsFirst": any(loop.subtracts_first for loop in roles.loops),
+            "kGuarded": self.guarded,
             "kMaskedBefore": roles.whole > 0,
             "kMaskedAfter": roles.whole < len(roles.loops) - 1,
         }

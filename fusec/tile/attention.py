@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol
+from fusec.ir.types import bool_
 from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, walk
@@ -96,6 +97,13 @@ def attention_roles(kernel: Kernel) -> AttentionRoles:
         weighted.accumulator.buffer,
         stores,
     )
+
+
+def mean_of(out: Load, total: Load, *, guarded: bool) -> ScalarExpr:
+    """The weighted sum of values over the sum of weights; guarded, over 1 where no key has a weight."""
+    none = Apply("eq", (total, Const(0.0, total.dtype)), bool_)
+    divisor = Apply("select", (none, Const(1.0, total.dtype), total), total.dtype) if guarded else total
+    return Apply("div", (out, divisor), total.dtype)
 
 
 def columns_of(axis: Iter) -> int:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from math import sqrt
 
-import numpy as np
-
 from fusec.ir.attributes import IotaAttributes, SdpaAttributes
 from fusec.ir.graph import Value
-from fusec.ir.ops.definition import Array
 from fusec.ir.types import Dim, bool_, i64
-from fusec.passes.canonicalize.composites import compute_dtype, softmax_of
+from fusec.passes.canonicalize.composites import compute_dtype
 from fusec.passes.canonicalize.contractions import dot
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 _MINUS_INFINITY = -float("inf")
-_MASK_LIMIT = 1 << 24
-"""Elements of a mask that are worth computing at compile time to see whether a row is masked whole."""
 
 Shape = tuple[Dim, ...]
 
 
 @rule("sdpa")
 def sdpa(r: Rewriter) -> Outcome:
-    """sdpa(q, k, v, mask) ⇒ dot(softmax(masked(dot(q, k) · scale)), v)
+    """sdpa(q, k, v, mask) ⇒ dot(weights(masked(dot(q, k) · scale)), v)
 
+    The weights are a softmax, but zeros where all scores of a row are -inf, by a mask or by themselves.
     Heads that share keys become two axes ``[groups, heads a group]``, and the keys a broadcast view over the second.
     """
     q, k, v, *mask = r.operands
@@ -45,12 +41,9 @@ def sdpa(r: Rewriter) -> Outcome:
     axes = tuple(range(len(split)))
     rank = len(split) + 2
     no_keys = scores.type.shape[-1] == 0
-    weights = scores if no_keys else softmax_of(r, scores, rank - 1)[0]
+    weights = scores if no_keys else _weights(r, scores, rank - 1)
     weights = r.cast(weights, v.type.dtype, hint="weights")
     out = dot(r, weights, v, ((rank - 1,), (rank - 2,)), (axes, axes), hint="out")
-    for value in masks:
-        if not no_keys and not _keeps_a_key(r, value):
-            out = _zero_where_empty(r, value, out)
     return r.reshape(out, r.op.result.type.shape)
 
 
@@ -134,44 +127,19 @@ def _masked(r: Rewriter, scores: Value, mask: Value) -> Value:
     return r.emit("add", scores, r.cast(mask, scores.type.dtype), hint="masked")
 
 
-def _zero_where_empty(r: Rewriter, mask: Value, out: Value) -> Value:
-    """Zeros for a query whose keys are all masked, as PyTorch's attention gives; the softmax alone gives NaN."""
-    axes = [mask.type.rank - 1] if mask.type.rank else []
-    if mask.type.dtype == bool_:
-        some = r.keep(r.reduce("reduce_any", mask, axes, hint="some"), mask, axes)
-        return r.emit("select", some, out, r.constant(0.0, out), hint="safe")
-    largest = r.keep(r.reduce("reduce_max", mask, axes, hint="most"), mask, axes)
-    empty = r.emit("eq", largest, r.constant(_MINUS_INFINITY, largest), hint="empty")
-    return r.emit("select", empty, r.constant(0.0, out), out, hint="safe")
+def _weights(r: Rewriter, scores: Value, axis: int) -> Value:
+    """e / sum(e) with e = exp(x - max(x)); a maximum of -inf counts as 0, and then the sum of 0 as 1."""
+    largest = r.keep(r.reduce("reduce_max", scores, [axis], hint="max"), scores, [axis])
+    shift = _instead(r, largest, _MINUS_INFINITY, 0.0, "shift")
+    powers = r.emit("exp", r.emit("sub", scores, shift, hint="shifted"))
+    total = r.keep(r.reduce("reduce_sum", powers, [axis], hint="sum"), scores, [axis])
+    return r.emit("div", powers, _instead(r, total, 0.0, 1.0, "divisor"))
 
 
-def _keeps_a_key(r: Rewriter, mask: Value) -> bool:
-    """True when the mask is made of indices alone and leaves each query at least one key."""
-    array = _evaluated(r, mask, {})
-    if array is None or array.ndim == 0 or 0 in array.shape:
-        return False
-    open_ = array if mask.type.dtype == bool_ else np.asarray(array > _MINUS_INFINITY)
-    return bool(np.all(np.any(open_, axis=-1)))
-
-
-def _evaluated(r: Rewriter, value: Value, memo: dict[Value, Array | None]) -> Array | None:
-    """The elements of a value that depends on no input and is small enough to compute here, else None."""
-    if value in memo:
-        return memo[value]
-    memo[value] = None
-    made = r.producer(value)
-    if made is None or len(made.results) != 1 or not value.type.is_static or value.type.size > _MASK_LIMIT:
-        return None
-    if made.definition.kind not in ("create", "elementwise", "view", "data", "reduce"):
-        return None
-    operands: list[Array] = []
-    for operand in made.operands:
-        array = _evaluated(r, operand, memo)
-        if array is None:
-            return None
-        operands.append(array)
-    (memo[value],) = made.definition.reference(operands, made.attributes)
-    return memo[value]
+def _instead(r: Rewriter, x: Value, number: float, other: float, hint: str) -> Value:
+    """``other`` where ``x`` is ``number``, else ``x``."""
+    found = r.emit("eq", x, r.constant(number, x))
+    return r.emit("select", found, r.constant(other, x), x, hint=hint)
 
 
 ATTENTION_RULES: tuple[Rule, ...] = (sdpa,)

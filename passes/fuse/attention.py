@@ -7,8 +7,9 @@ bias, mask, soft cap, anything pointwise) is carried along, not recognised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
-from fusec.ir.attributes import DotAttributes, ReduceAttributes
+from fusec.ir.attributes import ConstantAttributes, DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Partition
@@ -25,6 +26,7 @@ class AttentionMatch:
 
     scores: the softmax's argument; score_dot makes it through score_ops. axis: of the scores, that is normalised.
     sink: a logit beside those of a row's keys, broadcast along the axis, which takes its share of the weights.
+    guarded: weights are 0, not NaN, where all scores of a row are -inf.
     normalized: the value ``exp(scores - max) / sum``; weights: what the second dot reads, a view or cast of it.
     weights_side: which operand of value_dot the weights are. ops: everything that becomes the kernel.
     """
@@ -38,6 +40,7 @@ class AttentionMatch:
     weights_side: int
     ops: frozenset[Op]
     sink: Value | None = None
+    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class _Softmax:
     axis: int
     ops: tuple[Op, ...]
     sink: Value | None
+    guarded: bool
 
 
 def match_attention(partition: Partition, value_dot: Op) -> AttentionMatch | Declined:
@@ -95,8 +99,10 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
         others = [c for c in partition.compute_consumers(op) if c not in ops]
         if others:
             return no(f"{op.result} is also read by {others[0].name} ({others[0].location or 'unknown line'})")
-    scores, axis, sink = softmax.scores, softmax.axis, softmax.sink
-    return AttentionMatch(score_dot, tuple(between), scores, axis, normalized, value_dot, side, ops, sink)
+    s = softmax
+    return AttentionMatch(
+        score_dot, tuple(between), s.scores, s.axis, normalized, value_dot, side, ops, s.sink, s.guarded
+    )
 
 
 def _strip(partition: Partition, value: Value) -> tuple[list[Op], Value]:
@@ -114,8 +120,10 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     """``div(exp(sub(s, max(s))), sum(exp(...)))`` over one axis.
 
     With a sink the maximum is ``maximum(max(s), sink)``, and the sum ``add(sum(exp(...)), exp(sub(sink, maximum)))``.
+    Guarded, a maximum of -inf is replaced by 0, and a sum of 0 by 1.
     """
     exponentials, total = divide.operands
+    total, guards = _unguarded(partition, total, 0.0, 1.0)
     added = _producer(partition, total, "add")
     total = added.operands[0] if added is not None else total
     sum_op = _producer(partition, _strip(partition, total)[1], "reduce_sum")
@@ -125,7 +133,10 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     sub_op = _producer(partition, exp_op.operands[0], "sub")
     if sub_op is None:
         return None
-    scores, peak = sub_op.operands
+    scores, shift = sub_op.operands
+    peak, others = _unguarded(partition, shift, -inf, 0.0)
+    if bool(guards) != bool(others) or (guards and added is not None):
+        return None
     sink: Value | None = None
     beside: tuple[Op, ...] = ()
     if added is not None:
@@ -148,7 +159,27 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     kept = tuple(1 if a == axis else n for a, n in enumerate(shape))
     if any(op.result.type.shape != kept for op in beside[:2]):
         return None
-    return _Softmax(scores, axis, (sum_op, exp_op, sub_op, max_op, *beside), sink)
+    ops = (sum_op, exp_op, sub_op, max_op, *beside, *guards, *others)
+    return _Softmax(scores, axis, ops, sink, bool(guards))
+
+
+def _unguarded(partition: Partition, value: Value, number: float, other: float) -> tuple[Value, tuple[Op, ...]]:
+    """``x`` and its guard's ops where the value is ``select(eq(x, number), other, x)``, else the value."""
+    select = _producer(partition, value, "select")
+    test = _producer(partition, select.operands[0], "eq") if select is not None else None
+    if select is None or test is None:
+        return value, ()
+    x = select.operands[2]
+    constants = [partition.producers.get(v) for v in (test.operands[1], select.operands[1])]
+    attributes = [c.attributes if c is not None else None for c in constants]
+    guards = (
+        test.operands[0] is x
+        and x.type == value.type
+        and all(
+            isinstance(a, ConstantAttributes) and a.value == n for a, n in zip(attributes, (number, other), strict=True)
+        )
+    )
+    return (x, (select, test)) if guards else (value, ())
 
 
 def _match_sink(partition: Partition, added: Op, peak: Value) -> tuple[Value, Value, tuple[Op, ...]] | None:

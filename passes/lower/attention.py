@@ -23,6 +23,7 @@ from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, op
 from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
 from fusec.passes.schedule.attention import AttentionSchedule
+from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import (
     Apply,
@@ -401,7 +402,7 @@ class _Attention:
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 
     def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
-        mean = Apply("div", (Load(out, (self.dv, self.qi)), Load(total, (self.qi,))), self.dtype)
+        mean = mean_of(Load(out, (self.dv, self.qi)), Load(total, (self.qi,)), guarded=self.match.guarded)
         domain = (self.live_lanes, Iter.over(self.dv, self.values))
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
 
@@ -464,7 +465,7 @@ def finish_parts(
     """The kernel whose tasks leave parts, and the one that joins them, a row of the result at a time."""
     queries = match.value_dot.result.type.shape[e.query_axis]
     number = symbol("row", 0, last(queries))
-    code, one, mean = join(parts, number, value)
+    code, one, mean = join(parts, number, value, guarded=match.guarded)
     shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
     stores = attention_stores(frame, match.value_dot, e.point, shift, (one, value), mean)
     joined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))

@@ -11,6 +11,7 @@ from math import inf
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.types import Dim, DType, bool_, contiguous_strides, f32
 from fusec.passes.lower.frame import Frame
+from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
 
@@ -48,8 +49,11 @@ class Parts:
         return (part, *(i.var for i in self.others), row)
 
 
-def join(parts: Parts, row: Symbol, value: Iter) -> tuple[list[Statement], Iter, ScalarExpr]:
-    """Code that joins the parts of row ``row``; the iterator of the one row, and the result at it and ``value``."""
+def join(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[list[Statement], Iter, ScalarExpr]:
+    """Code that joins the parts of row ``row``; the iterator of the one row, and the result at it and ``value``.
+
+    guarded: see :func:`fusec.tile.attention.mean_of`.
+    """
     padded = 1 << (parts.count - 1).bit_length()
     one = Iter(symbol("ri", 0, 0), 1)
     part = Iter(symbol("part", 0, padded - 1), padded, None if padded == parts.count else parts.count)
@@ -77,7 +81,7 @@ def join(parts: Parts, row: Symbol, value: Iter) -> tuple[list[Statement], Iter,
             Apply("mul", (weight, Load(parts.out, (*index, value.var))), d),
         ),
     ]
-    return code, one, Apply("div", (Load(out, (one.var, value.var)), Load(total, at)), d)
+    return code, one, mean_of(Load(out, (one.var, value.var)), Load(total, at), guarded=guarded)
 
 
 def times(a: ScalarExpr, factor: float) -> ScalarExpr:

@@ -34,6 +34,7 @@ from fusec.passes.lower.join import Parts
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.schedule.attention import NarrowAttentionSchedule
 from fusec.target.cpu import CpuTarget
+from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
 
@@ -338,7 +339,8 @@ class _NarrowAttention:
 
     def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Statement]:
         _, total, out = state
-        mean = Apply("div", (Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))), f32)
+        sums, weights = Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))
+        mean = mean_of(sums, weights, guarded=self.match.guarded)
         domain = (self.live, Iter(self.dv, self.values))
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
 

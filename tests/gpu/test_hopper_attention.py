@@ -13,7 +13,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
     pytest.skip("no Hopper card", allow_module_level=True)
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "codegen" / "cuda"), str(ROOT)]
-from hopper_attention_cases import CASES, causal, lowered  # noqa: E402
+from hopper_attention_cases import CASES, causal, library, lowered  # noqa: E402
 from oracle import assert_close_to_oracle  # noqa: E402
 
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
@@ -72,6 +72,17 @@ def test_specials_stay_in_their_rows() -> None:
     arrays[1][1, 2, 300, 5] = float("inf")
     found, eager = run("causal", arrays, torch.bfloat16), causal(*arrays)
     assert torch.equal(found.isnan(), eager.isnan())
+
+
+def test_rows_without_a_finite_score() -> None:
+    """Zeros from the library's attention, NaN from a softmax."""
+    for name, function in (("the library's, causal", library), ("causal, odd length", causal)):
+        arrays = given(CASES[name][1], torch.bfloat16)
+        arrays[0], arrays[1][:, :, :200, 0] = arrays[0].abs(), -torch.inf
+        found = run(name, arrays, torch.bfloat16)
+        empty = found[:, :, :200]
+        assert bool((empty == 0).all() if function is library else empty.isnan().all())
+        assert bool(found[:, :, 200:].isfinite().all())
 
 
 def test_the_same_each_time() -> None:

@@ -12,6 +12,7 @@
 //     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; consumers take turns
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
 //     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
+//     kGuarded                                a row whose scores are all -inf gives zeros, not NaN
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
 //     kHeads, kBlocks, kWalks                 blocks of queries of a head; a block of threads does one after another
 //     begin(block)                            sets which head and queries a block does, and its keys:
@@ -199,7 +200,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results
     int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp, row = consumer * 64 + fragment_row();
     float inverse[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) inverse[h] = 1.0f / row_sum(o.total[h]);
+    for (int h = 0; h < 2; ++h) inverse[h] = inverse_of<Plan>(o.total[h]);
     u32 box = shared_address(results) + consumer * 64 * 128;
     if (Plan::kWalks && Plan::kStaged) {
         if (thread == 0) store_wait_read<0>();

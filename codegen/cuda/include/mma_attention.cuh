@@ -13,7 +13,7 @@
 //     using Queries, Keys, Values             `InRows`: how the operands lie in memory
 //     query(row, column), key(...), value(...)  an element's address, or its value; rows of keys count from the first
 //     rows                                    queries of this block that there are
-//     kScale, kSubtractsFirst                 as in `attention.cuh`, and so are
+//     kScale, kSubtractsFirst, kGuarded       as in `attention.cuh`, and so are
 //     begin, first, whole, part, last, kMaskedBefore, kMaskedAfter, Row, at, score_masked, score_whole, finish
 //     kStaged                                 results of 16 bits leave eight neighbours at a time
 //     send(row, column, eight)                stores eight neighbours
@@ -204,7 +204,7 @@ struct MmaAttention {
         for (int i = 0; i < kFragments; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float inverse = 1.0f / row_sum(o.total[i][half]);
+                const float inverse = inverse_of<Plan>(o.total[i][half]);
 #pragma unroll
                 for (int first = 0; first < kOut; first += 4) {
                     u32 eight[4];

@@ -37,6 +37,13 @@ __device__ float raise_peak(float& peak, float highest, float& shift) {
     return rescale;
 }
 
+/// What a row's results are multiplied by: 1 over the sum of its weights. Of a plan with kGuarded, 1 where all are 0.
+template <typename Plan>
+__device__ float inverse_of(float total) {
+    const float sum = row_sum(total);
+    return Plan::kGuarded && sum == 0.0f ? 1.0f : 1.0f / sum;
+}
+
 struct HeadAndTurn {
     int head, turn;
 };

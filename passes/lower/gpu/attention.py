@@ -45,6 +45,7 @@ from fusec.passes.lower.mask import (
     without_factor,
 )
 from fusec.passes.schedule.gpu import AttentionSize, GpuAttentionSchedule
+from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
 
@@ -159,7 +160,7 @@ class _Attention:
         code = (*setup, *loops)
         turns = Iter.over(self.turn, self.blocks)
         if s.split == 1:
-            mean = Apply("div", (Load(out, (self.qi, self.vi)), Load(total, row)), f32)
+            mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
             stores = self._stores(self.shift, self.q, mean)
             return self.frame.finish("attention", (Grid((*self.others, turns), (*code, *stores)),), named)
         parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
@@ -175,7 +176,7 @@ class _Attention:
     def _join(self, parts: Parts) -> Grid:
         """The follower: a row of the result from its parts."""
         number = symbol("row", 0, last(self.rows.count))
-        code, one, mean = join(parts, number, self.value)
+        code, one, mean = join(parts, number, self.value, guarded=self.match.guarded)
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
         return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 

@@ -26,6 +26,10 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.softmax(q @ k.transpose(-1, -2) / sqrt(q.shape[-1]), -1) @ v
 
 
+def library(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(k.shape[-2] - q.shape[-2])
@@ -90,6 +94,7 @@ CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]
     "heads of 96": (causal, qkv(1, 2, 320, 96), IN_TURNS),
     "heads of 80": (plain, qkv(1, 3, 150, 80), IN_TURNS),
     "causal": (causal, qkv(3, 5, 512, 128), IN_TURNS),
+    "the library's, causal": (library, qkv(1, 3, 333, 64), THREE),
     "causal, odd length": (causal, qkv(1, 11, 777, 64), THREE),
     "causal, long blocks": (causal, qkv(1, 2, 1000, 128), LONG),
     "causal, more keys": (causal, qkv(1, 2, 130, 64, keys=450), IN_TURNS),

@@ -17,6 +17,7 @@ from hopper_attention_cases import (  # noqa: E402
     THREE,
     THREE_WALK,
     causal,
+    library,
     lowered,
     plain,
     soft_window,
@@ -59,6 +60,13 @@ def test_plan_of_a_causal_mask() -> None:
 def test_whole_blocks_of_keys_have_no_mask() -> None:
     text = emit_hopper_attention(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
     assert "float score_whole(float raw, const Row& at, int place, float number) const {\n        return raw;" in text
+
+
+def test_rows_without_a_finite_score() -> None:
+    shapes = [(1, 4, 640, 64)] * 3
+    for function, guarded in ((library, "true"), (causal, "false")):
+        text = emit_hopper_attention(lowered(function, shapes, LONG, torch.bfloat16), SM_90).text
+        assert f"kGuarded = {guarded}" in text
 
 
 def test_window_is_masked_on_both_sides() -> None:

@@ -182,6 +182,11 @@ def library(causal: bool = False) -> Function:
     return attention
 
 
+def masked_library(q: Any, k: Any, v: Any, rows: Any) -> Any:
+    """Some queries have no key."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(rows > 1)[:, None])
+
+
 def repeated(attention: Function) -> Function:
     """Grouped heads as models write them: keys and values repeated to the queries' heads."""
 
@@ -238,6 +243,7 @@ ATTENTION: dict[str, Case] = {
     "rows_without_keys_lowest": Case(masked(lambda i, j: j < i - 70, torch.finfo(HALF).min), *same(1, 1, 150, 64)),
     "rows_without_keys_1e9": Case(masked(lambda i, j: j < i - 70, -1e9), *same(1, 1, 150, 64)),
     "documents": Case(documents, *same(2, 1, 130, 64), (((2, 130), torch.int64),)),
+    "rows_without_keys_library": Case(masked_library, *same(1, 1, 150, 64), (((150,), torch.int64),)),
     "sinks": Case(sinks, *same(2, 3, 130, 64), (((3,), HALF),)),
     "sinks_of_one_query": Case(sinks, (1, 4, 1, 64), (1, 4, 1030, 64), (((4,), HALF),)),
     "sinks_before": Case(sinks_before, (1, 2, 70, 64), (1, 2, 130, 64), (((2,), torch.float32),)),

@@ -169,16 +169,65 @@ def test_fully_masked_rows_give_what_the_code_as_written_gives(fill: str) -> Non
     assert np.isfinite(run.outputs[0][:, :, 0]).all()
 
 
-def test_safe_softmax_of_masked_sdpa() -> None:
+def test_rows_without_a_finite_score_of_sdpa() -> None:
     text = """graph @sdpa(%q: f32[2, 9, 6], %k: f32[2, 11, 6], %v: f32[2, 11, 5], %m: bool[9, 11]) {
         %o = sdpa(%q, %k, %v, %m) {causal=false, scale=none, grouped=false} : f32[2, 9, 5]
         return %o
     }"""
-    arrays = random_inputs(parse(text))
-    arrays[3][4] = False
-    run = check(text, arrays, slack=4)
-    assert run.kernels == ["row", "attention"]  # the first finds the rows that the mask leaves empty
-    assert (run.outputs[0][:, 4] == 0).all()
+    q, k, v, mask = arrays = random_inputs(parse(text))
+    mask[4], mask[5], mask[6] = False, np.arange(11) < 7, np.arange(11) < 8
+    q[...], k[:, :7, 2], v[1, 2, 3] = abs(q), -np.inf, np.nan
+    (out,) = fused(text, inputs=arrays).outputs
+    assert (out[0, 4:6] == 0).all()
+    assert np.isfinite(out[0]).all()
+    assert np.isnan(out[1, :, 3]).all()
+
+
+GUARDED = """
+%x = reduce_max(%z) {axes=[3]} : f32[2, 3, 9]
+%y = reshape(%x) : f32[2, 3, 9, 1]
+%n = eq(%y, f32(-inf)) : bool[2, 3, 9, 1]
+%h = select(%n, f32(0.0), %y) : f32[2, 3, 9, 1]
+%d = sub(%z, %h) : f32[2, 3, 9, 11]
+%e = exp(%d) : f32[2, 3, 9, 11]
+%t = reduce_sum(%e) {axes=[3]} : f32[2, 3, 9]
+%u = reshape(%t) : f32[2, 3, 9, 1]
+%w = eq(%u, f32(0.0)) : bool[2, 3, 9, 1]
+%c = select(%w, f32(1.0), %u) : f32[2, 3, 9, 1]
+%p = div(%e, %c) : f32[2, 3, 9, 11]"""
+"""A softmax whose rows of only -inf give zeros, as the library's attention has it."""
+
+
+def empty_row() -> list[np.ndarray]:
+    q, k, v = random_inputs(parse(attention()))
+    q[:, :, 4], k[...] = -np.inf, abs(k)
+    return [q, k, v]
+
+
+def test_guarded_softmax() -> None:
+    (out,) = fused(attention(softmax=GUARDED), inputs=empty_row()).outputs
+    assert (out[:, :, 4] == 0).all()
+    (out,) = fused(attention(), inputs=empty_row()).outputs
+    assert np.isnan(out[:, :, 4]).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("sub(%z, %h)", "sub(%z, %y)"),
+        ("div(%e, %c)", "div(%e, %u)"),
+        ("eq(%y, f32(-inf))", "eq(%y, f32(1.0))"),
+        ("select(%n, f32(0.0), %y)", "select(%n, f32(2.0), %y)"),
+        ("eq(%u, f32(0.0))", "eq(%u, f32(2.0))"),
+        ("eq(%u, f32(0.0))", "ne(%u, f32(0.0))"),
+        ("select(%w, f32(1.0), %u)", "select(%w, f32(3.0), %u)"),
+        ("select(%w, f32(1.0), %u)", "select(%w, %u, f32(1.0))"),
+        ("eq(%u, f32(0.0))", "eq(%y, f32(0.0))"),
+    ],
+)
+def test_other_guards_stay_as_they_are(old: str, new: str) -> None:
+    assert old in GUARDED
+    assert "attention" not in check(attention(softmax=GUARDED.replace(old, new)), empty_row(), slack=4).kernels
 
 
 def test_nan_and_infinity_in_the_operands() -> None:

@@ -78,6 +78,52 @@ def test_biases_and_many_queries():
     joined(attention("%z = add(%s, %b)", ", %b: f32[3, 37, 70]", queries=37))
 
 
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_rows_without_a_finite_score(split):
+    """Zeros from the library's attention, NaN from a softmax; values that are none stay."""
+    text = """graph @g(%q: f32[3, 5, 16], %k: f32[3, 70, 16], %v: f32[3, 70, 9]) {
+      %o = sdpa(%q, %k, %v) {causal=false, scale=0.3, grouped=false} : f32[3, 5, 9]
+      return %o
+    }"""
+    q, k, v = random_inputs(parse(text))
+    q[0], q[1, 3], k[..., 0] = abs(q[0]), 0, -np.inf
+    q[2, :, 0] = [1, 0, -1, np.nan, 2]
+    v[2, 66, 1] = np.nan
+    if split == 1:
+        (out,) = check(text, [q, k, v], slack=4).outputs
+    else:
+        (out,) = joined(text, [q, k, v], split=split).outputs
+    assert (out[0] == 0).all()
+    assert np.isnan(out[1, 3]).all()
+    assert [np.isnan(row).sum() for row in out[2]] == [1, 9, 9, 9, 1]
+
+
+@pytest.mark.parametrize("split", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["key", "infinite key", "value", "infinite value", "query", "bias"])
+def test_numbers_that_are_none_in_one_part(split, kind):
+    """Whichever task finds them: in the first part, in the last keys, and where parts meet."""
+    text = attention("%z = add(%s, %b)", ", %b: f32[3, 5, 70]") if kind == "bias" else attention()
+    arrays = random_inputs(parse(text))
+    arrays[1][...] = abs(arrays[1])
+    places = (0, 31, 32, 69)
+    for h, place in enumerate(places):
+        at = (h % 2, h // 2)
+        if kind == "key":
+            arrays[1][(*at, place, 3)] = np.nan
+        elif kind == "infinite key":
+            arrays[1][(*at, place, 3)] = np.inf if h % 2 else -np.inf
+        elif kind == "value":
+            arrays[2][(*at, place, 4)] = np.nan
+        elif kind == "infinite value":
+            arrays[2][(*at, place, 4)] = np.inf if h % 2 else -np.inf
+        elif kind == "query":
+            arrays[0][(*at, 2, 3)] = (np.nan, np.inf, -np.inf, 0)[h]
+        else:
+            arrays[3][h % 3, 2, place] = (np.nan, np.inf, -np.inf, np.nan)[h]
+    (out,) = joined(text, arrays, split=split).outputs
+    assert 0 < np.isfinite(out).sum() < out.size
+
+
 def test_doubles():
     joined(attention(dtype="f64"))
 

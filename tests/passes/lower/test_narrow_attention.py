@@ -201,6 +201,58 @@ def test_numbers_that_are_none_stay_in_their_rows(target):
 
 
 @targets
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_without_a_finite_score(target, shared):
+    """Zeros from the library's attention, NaN from a softmax; values that are none stay."""
+    text = """graph @g(%q: bf16[2, 40, 16], %k: bf16[2, 130, 16], %v: bf16[2, 130, 8]) {
+      %o = sdpa(%q, %k, %v) {causal=false, scale=0.3, grouped=false} : bf16[2, 40, 8]
+      return %o
+    }"""
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal(s).astype(bf16.numpy) for s in ((2, 40, 16), (2, 130, 16), (2, 130, 8)))
+    q[...], k[:, :100, 0], k[1, :, 0], v[1, 120, 1] = abs(q), -np.inf, -np.inf, np.nan
+    q[1, 3, 0] = 0
+    chosen = replace(TILES if target == OF_TILES else GROUPS, shared=shared)
+    (out,) = through(text, target, chosen, [q, k, v]).outputs
+    wide = out.astype(np.float32)
+    assert np.isfinite(wide[0]).all()
+    assert (np.delete(wide[1], 3, axis=0)[:, [0, 2, 7]] == 0).all()
+    assert np.isnan(wide[1, :, 1]).all()
+    assert np.isnan(wide[1, 3]).all()
+
+
+@targets
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_without_a_finite_score_of_a_softmax(target, shared):
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal(s).astype(bf16.numpy) for s in ((2, 2, 40, 16), (2, 2, 130, 16), (2, 2, 130, 8)))
+    q[...], k[1, :, :, 0], k[:, :, :100, 0] = abs(q), -np.inf, -np.inf
+    chosen = replace(TILES if target == OF_TILES else GROUPS, shared=shared)
+    (out,) = through(attention(40, 130, 16, 8), target, chosen, [q, k, v]).outputs
+    assert np.isfinite(out[0].astype(np.float32)).all()
+    assert np.isnan(out[1].astype(np.float32)).all()
+
+
+@targets
+@pytest.mark.parametrize("place", [0, 63, 64, 129])
+@pytest.mark.parametrize("kind", ["key", "value"])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_in_one_part(target, place, kind, number):
+    """Whichever task finds them."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal(s).astype(bf16.numpy) for s in ((2, 2, 40, 16), (2, 2, 130, 16), (2, 2, 130, 8)))
+    q[...] = abs(q)
+    (k if kind == "key" else v)[0, 1, place, 3] = number
+    chosen = replace(TILES if target == OF_TILES else GROUPS, shared=True)
+    (out,) = through(attention(40, 130, 16, 8), target, chosen, [q, k, v]).outputs
+    odd = ~np.isfinite(out.astype(np.float32))
+    assert not odd[0, 0].any()
+    assert not odd[1].any()
+    wanted = 40 if kind == "value" else 0 if number == -np.inf else 40 * 8  # a value that is none stays in its column
+    assert odd[0, 1].sum() == wanted
+
+
+@targets
 def test_scores_far_apart_and_equal(target):
     """Weights of 0 and 1, and of all alike."""
     q, k = np.zeros((2, 2, 33, 16), bf16.numpy), np.zeros((2, 2, 70, 16), bf16.numpy)

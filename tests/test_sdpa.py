@@ -1,0 +1,51 @@
+"""PyTorch's attention function, compiled: against eager on numbers that are none."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+import fusec  # noqa: E402
+
+SIZES = [(2, 6, 6, 8), (1, 40, 600, 16), (1, 1, 70, 8)]
+DTYPES = {torch.float32: SIZES, torch.bfloat16: SIZES, torch.float64: SIZES[:1], torch.float16: SIZES[:1]}
+
+
+def mask_of(name: str, queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """A mask of half the keys, and of all keys of the first query."""
+    kept = torch.ones(queries, keys, dtype=torch.bool)
+    kept[:, keys // 2 :] = kept[0] = False
+    made = {"bool": kept, "float": torch.zeros(kept.shape, dtype=dtype).masked_fill(~kept, -inf)}
+    return made.get(name)
+
+
+def spoil(kind: str, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Of positive queries: scores of -inf for all keys, all but the last, or half; values that are none beside them."""
+    last = {"all": None, "all but three": -3, "half": k.shape[-2] // 2, "values": -3}[kind]
+    k[..., :last, 0] = -inf
+    if kind == "values":
+        v[..., 0, 1], v[..., 1, 2] = nan, inf
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize(("dtype", "size"), [(d, size) for d, sizes in DTYPES.items() for size in sizes], ids=str)
+def test_infinite_keys(mask: str, dtype: torch.dtype, size: tuple[int, ...]) -> None:
+    heads, queries, keys, depth = size
+    compiled = fusec.jit(F.scaled_dot_product_attention, fallback="error")
+    torch.manual_seed(0)
+    given = mask_of(mask, queries, keys, dtype)
+    for kind in ("all", "all but three", "half", "values"):
+        q, k, v = (torch.randn(1, heads, n, depth).to(dtype) for n in (queries, keys, keys))
+        q = q.abs()
+        spoil(kind, k, v)
+        found = compiled(q, k, v, attn_mask=given, is_causal=mask == "causal")
+        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(backend):
+                wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=given, is_causal=mask == "causal")
+            tolerance = 2e-2 if dtype.itemsize == 2 else 1e-5
+            torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
