@@ -47,6 +47,9 @@ from benchmarks.workloads import (
     rowwise,
     windows,
 )
+from fusec.runtime.machines import known_rates
+from fusec.runtime.machines import measure_machine as measure_rates
+from fusec.target.cpu import cpu_target
 
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "linear": linear.rows,
@@ -75,8 +78,8 @@ call on. `compile` is torch.compile with its defaults; fusec is not tuned.
 
 Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
 the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
-Model: the cost model's time of a call. Error: fusec's greatest absolute error against float64, and how many times that
-of the code as written it is."""
+Model: the cost model's time of a call, counted with this machine's rates (`fusec doctor --measure`, before the first
+line). Error: fusec's greatest absolute error against float64, and how many times that of the code as written it is."""
 
 
 def main() -> None:
@@ -104,6 +107,8 @@ def main() -> None:
         raise SystemExit("\n".join(saving.failures) or 0)
     if not noise.wait_for_quiet(budget.wait):
         console.print("[yellow]other processes use this machine; the figures will be worse than they are[/]")
+    if not arguments.load and not (arguments.quick and known_rates(cpu_target())):
+        measure_rates(THREADS)
     machine = measure_machine(THREADS, budget.wait)
     session = Session(machine, budget, arguments.quick, log)
     if arguments.load:

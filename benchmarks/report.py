@@ -16,6 +16,9 @@ FUSEC = "fusec"
 MOST_ERROR = 2.0
 """fusec's greatest error may be this many times that of the code as written."""
 
+NEAR = 1.3
+"""The cost model is right where neither its time nor the measured one is more than so many times the other."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -108,6 +111,14 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def modelled(rows: Sequence[Row]) -> str:
+    """How many lines' and kernels' times the cost model says, of those that it has a time for."""
+    lines = [row.predicted / row.values[FUSEC] for row in rows if row.predicted and row.values.get(FUSEC)]
+    kernels = [k.predicted / k.measured for row in rows for k in row.kernels if k.measured]
+    near, near_kernels = (sum(1 / NEAR <= ratio <= NEAR for ratio in ratios) for ratios in (lines, kernels))
+    return f"Model within {NEAR - 1:.0%} on {near} of {len(lines)} lines and {near_kernels} of {len(kernels)} kernels."
+
+
 def _reached(check: Check, unit: str) -> str:
     return f"{number(check.value)} {unit}" if check.at_most else f"{check.value:.2f}×"
 
@@ -129,7 +140,7 @@ def markdown(rows: Sequence[Row], machine: Machine, how: str, command: str) -> s
     lines = [
         "# fusec on the CPU",
         "",
-        f"{machine.date}, `{command}`. Targets met: {reached} of {sum(len(r.checks) for r in rows)}.",
+        f"{machine.date}, `{command}`. Targets met: {reached} of {sum(len(r.checks) for r in rows)}. {modelled(rows)}",
         "",
         *_machine_lines(machine),
         "",

@@ -29,7 +29,7 @@ from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
-from fusec.target.rates import Rates
+from fusec.target.rates import Rates, usual_rates
 from fusec.tile.nodes import Kernel
 
 if TYPE_CHECKING:
@@ -208,6 +208,11 @@ def _build(
 
 def _compile(graph: Graph, library: Library, target: str, options: Options) -> Built:
     lowered = run_passes(graph, target, options)
+    machine = machine_of(target)
+    if library == "torch" and isinstance(machine, CpuTarget):
+        program = lowered.program
+        more = (_rates(machine) or usual_rates(machine, 1)).tensors
+        lowered = replace(lowered, program=replace(program, overhead=program.overhead + more))
     start = time.perf_counter()
     with tracing.span("build kernels", "compile", kernels=len(lowered.program.kernels)):
         module = compile_module(lowered.program)

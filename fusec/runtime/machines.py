@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from fusec.config import cache_dir, logger
@@ -19,7 +21,7 @@ from fusec.runtime.isa import host_features
 from fusec.target.cpu import CpuTarget, host_cpu, host_model
 from fusec.target.rates import Rates
 
-_FORMAT = 2
+_FORMAT = 3
 _REPEATS = 5
 _CALLS = 2000
 _INPUTS = 17
@@ -60,9 +62,7 @@ def measure_machine(threads: int | None = None) -> Rates:
     from fusec.runtime.probe import measure_rates
 
     target = host_cpu()
-    one, many = _call_seconds(1), _call_seconds(_INPUTS)
-    argument = max((many - one) / (_INPUTS - 1), 1e-9)
-    rates = replace(measure_rates(target, threads or target.cores), call=one, argument=argument)
+    rates = _with_calls(measure_rates(target, threads or target.cores))
     path = _path(target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -84,20 +84,31 @@ def _tvm() -> str:
         return "none"
 
 
-def _call_seconds(inputs: int) -> float:
-    """Seconds of a call with so many inputs that computes next to nothing."""
+def _with_calls(rates: Rates) -> Rates:
+    """With what a call takes around its kernels; of PyTorch's arrays where it is there."""
     import numpy as np
 
+    arrays = [np.zeros(8, np.float32) for _ in range(_INPUTS)]
+    one, many = _call_seconds(_total, *arrays[:1]), _call_seconds(_total, *arrays)
+    found = replace(rates, call=one, argument=max((many - one) / (_INPUTS - 1), 1e-9))
+    if not find_spec("torch"):
+        return found
+    import torch
+
+    return replace(found, tensors=max(_call_seconds(_total, torch.zeros(8)) - one, 0.0))
+
+
+def _call_seconds(function: Callable[..., object], *arrays: object) -> float:
+    """Seconds of a call that computes next to nothing."""
     from fusec.api import jit
 
-    function = jit(fallback="error", cache=False)(_total)
-    arrays = [np.zeros(8, np.float32) for _ in range(inputs)]
-    function(*arrays)
+    compiled = jit(fallback="error", cache=False)(function)
+    compiled(*arrays)
 
     def seconds() -> float:
         start = time.perf_counter()
         for _ in range(_CALLS):
-            function(*arrays)
+            compiled(*arrays)
         return (time.perf_counter() - start) / _CALLS
 
     return min(seconds() for _ in range(_REPEATS))

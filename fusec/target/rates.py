@@ -48,7 +48,8 @@ class Rates:
     of vectors, ``bf16 tiles`` and ``i8 tiles`` of AMX. vector: vector instructions a second of elementwise code.
     l2: bytes a second read from L2. bandwidth: from beyond L2 on, by growing number of threads and footprint. region:
     seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels, with one
-    input. argument: of each further input. measured: on this machine.
+    input. argument: of each further input. tensors: more of a call whose arrays are PyTorch's. library: of a program's
+    call of a library function between kernels that leave nothing of it in the caches. measured: on this machine.
     """
 
     multiply: Mapping[str, float]
@@ -58,6 +59,8 @@ class Rates:
     region: float
     call: float
     argument: float = 1.5e-7
+    tensors: float = 5e-7
+    library: float = 2e-5
     measured: bool = False
 
     def seconds_of_call(self, inputs: int) -> float:
@@ -154,7 +157,7 @@ def usual_rates(target: CpuTarget, threads: int) -> Rates:
         l2=family.l2 * clock,
         bandwidth=tuple(b for n in sorted({1, threads}) for b in _usual_bandwidth(target, n, family)),
         region=family.region,
-        call=1.2e-6,
+        call=7.5e-7,
     )
 
 

@@ -13,7 +13,7 @@ from fusec.passes.cost.work import Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements
+from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements, uses_tiles
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8
@@ -79,18 +79,19 @@ def _grid(
     hidden = sum(n * w.hidden for n, w in zip(share, works, strict=True))
     busy -= hidden
     near = busy + from_l2 if _waits(grid) else hypot(busy, from_l2)
-    seconds = hypot(near, beyond)
+    seconds = near + beyond if uses_tiles(grid.body) else hypot(near, beyond)
     start = rates.region if points > 1 else LAUNCH_SECONDS
     parts = {"multiply": multiply, "elementwise": vectors, "L2": from_l2, name: beyond, "start": start}
     return Estimate(seconds + start, {n: s for n, s in parts.items() if s > 0})
 
 
 def _waits(grid: Grid) -> bool:
-    """Whether what comes from L2 is waited for: by products of f32, whose multiplications take a load each.
+    """Whether what comes from L2 is waited for: by products of f32, whose multiplications take a load each, and by
+    those on tiles, of which eight registers hold no more than two steps.
 
-    Narrow products do several operations with each load, and elementwise code has enough else to do.
+    Narrow products on vectors do several operations with each load, and elementwise code has enough else to do.
     """
-    return any(isinstance(s, Dot) and s.a.dtype.bits >= 32 for s in statements(grid.body))
+    return any(isinstance(s, Dot) and (s.registers.tiles or s.a.dtype.bits >= 32) for s in statements(grid.body))
 
 
 def _longest_share(works: Sequence[Work], points: int, threads: int) -> list[float]:

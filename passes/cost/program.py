@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean as mean
 
 from fusec.passes.cost.kernel import Estimate, estimate, together
+from fusec.runtime.in_place import calls_in_place
 from fusec.runtime.memory import plan_arena
 from fusec.runtime.program import Call, KernelReport, Launch, Pack, Program
 from fusec.target.cpu import CpuTarget
@@ -37,7 +38,19 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     reports = tuple(_told(report, by_group.get(report.kernel, ())) for report in program.reports)
     told = {report.kernel for report in reports}
     others = sum(e.seconds for group, found in by_group.items() if group not in told for e in found)
+    others += _library_seconds(program, rates, threads)
     return replace(program, reports=reports, overhead=rates.seconds_of_call(len(program.inputs)) + others)
+
+
+def _library_seconds(program: Program, rates: Rates, threads: int) -> float:
+    """Of the program's library calls: of each call, and of what those copy that don't write in place."""
+    inside = calls_in_place(program)
+    seconds = 0.0
+    for step in program.steps:
+        if isinstance(step, Call):
+            written = 0 if step.results in inside else sum(program.slots[s].type.most_bytes for s in step.results)
+            seconds += rates.library + rates.beyond_l2(2 * written, threads).seconds(written, written)
+    return seconds
 
 
 def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:
@@ -54,17 +67,20 @@ def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...]]]:
 
     All steps are gone through twice: the second time all memory has been used before.
     """
-    places = _places(program)
+    roots = _roots(program)
+    places = _places(program, roots)
+    inside = calls_in_place(program)
     recent: dict[Piece, float] = {}
     for again in (False, True):
         for step in program.steps:
             if isinstance(step, Pack):
                 continue
-            roots = [_root(program, slot) for slot in _touched(step)]
-            own = {piece: nbytes for root in roots for piece, nbytes in places[root]}
+            places_few = isinstance(step, Call) and step.results in inside
+            used = [roots[slot] for slot in (step.arguments[1:] if places_few else _touched(step))]
+            own = {piece: nbytes for root in used for piece, nbytes in places[root]}
             if again and isinstance(step, Launch):
                 since = _since(recent, own)
-                yield step, tuple(mean(since[piece] for piece, _ in places[root]) for root in roots)
+                yield step, tuple(mean(since[piece] for piece, _ in places[root]) for root in used)
             for piece, nbytes in own.items():
                 recent.pop(piece, None)
                 recent[piece] = nbytes
@@ -86,14 +102,14 @@ def _since(recent: Mapping[Piece, float], own: Mapping[Piece, float]) -> dict[Pi
     return found
 
 
-def _places(program: Program) -> dict[int, tuple[tuple[Piece, float], ...]]:
+def _places(program: Program, roots: Sequence[int]) -> dict[int, tuple[tuple[Piece, float], ...]]:
     """The pieces of memory that each slot takes, with their bytes: scratch shares one block, by the lives of slots."""
     slots = program.slots
     lives: dict[int, tuple[int, int]] = {}
-    outside = {_root(program, slot) for slot in program.outputs}
+    outside = {roots[slot] for slot in program.outputs}
     for number, step in enumerate(program.steps):
         arguments = step.arguments if isinstance(step, Pack) else _touched(step)
-        for root in {_root(program, slot) for slot in arguments}:
+        for root in {roots[slot] for slot in arguments}:
             if slots[root].kind == "workspace":
                 lives[root] = (lives.get(root, (number, number))[0], number)
             if isinstance(step, Call):
@@ -111,9 +127,14 @@ def _places(program: Program) -> dict[int, tuple[tuple[Piece, float], ...]]:
     return found
 
 
-def _root(program: Program, number: int) -> int:
-    slot = program.slots[number]
-    while slot.kind == "view":
-        number = slot.source
+def _roots(program: Program) -> list[int]:
+    """For each slot the one whose memory it lies in: a view's source, the input that a library call writes into."""
+    written = {results[0]: call.arguments[0] for results, call in calls_in_place(program).items()}
+    found: list[int] = []
+    for number in range(len(program.slots)):
         slot = program.slots[number]
-    return number
+        while slot.kind == "view" or number in written:
+            number = slot.source if slot.kind == "view" else written[number]
+            slot = program.slots[number]
+        found.append(number)
+    return found

@@ -1,0 +1,54 @@
+"""What the cost model says of library calls between a program's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fusec
+from fusec.passes.cost.program import _launches
+from fusec.passes.pipeline import lower
+from fusec.runtime.program import Call
+from fusec.target.cpu import cpu_target
+from fusec.target.rates import usual_rates
+
+torch = pytest.importorskip("torch")
+
+MB = 1 << 20
+
+
+def test_writing_a_place_of_an_input_brings_none_of_it_near() -> None:
+    """Keys of earlier tokens: the call that adds one touches one row, so the rest is as far as at the last call."""
+
+    def attend(keys: Any, at: Any, new: Any, other: Any) -> Any:
+        keys.index_copy_(0, at, new)
+        return keys.sum(1) + other.sum()
+
+    arguments = torch.zeros(8192, 256), torch.tensor([3]), torch.zeros(1, 256), torch.zeros(4096, 4096)
+    program = lower(fusec.trace(attend, *arguments), "cpu:znver5", threads=2).program
+    keys = program.inputs[0]
+    (writes,) = (s for s in program.steps if isinstance(s, Call) and "index_copy" in s.attributes.target)
+    found = list(_launches(program))
+    seen = {slot: d for step, distances in found for slot, d in zip(step.arguments, distances, strict=True)}
+    assert writes.results[0] in seen
+    assert seen[writes.results[0]] > 64 * MB
+    assert keys not in seen
+
+
+def test_library_calls_take_time_and_copies_more() -> None:
+    target = cpu_target("cpu:znver5")
+    rates = usual_rates(target, 2)
+
+    def seconds(rows: int, *, inside: bool) -> float:
+        def write(x: Any, at: Any, new: Any) -> Any:
+            changed = x.index_copy_(0, at, new) if inside else x.index_copy(0, at, new)
+            return changed * 2
+
+        arguments = torch.zeros(rows, 256), torch.tensor([3]), torch.zeros(1, 256)
+        program = lower(fusec.trace(write, *arguments), "cpu:znver5", threads=2).program
+        calls = sum(isinstance(step, Call) for step in program.steps)
+        return program.overhead - calls * rates.library - rates.seconds_of_call(len(program.inputs))
+
+    assert seconds(65536, inside=True) == pytest.approx(0.0)
+    assert seconds(65536, inside=False) > 64 * MB / 60e9
