@@ -26,14 +26,19 @@ from fusec.tile.scalar import Load
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """``rows`` rows from ``start`` on. ``last``: the last row there is, where the block may go beyond it."""
+    """``rows`` rows from ``start`` on, after ``number`` blocks of rows. ``last``: the last row there is, where the
+    block may go beyond it."""
 
     start: Index
+    number: Index
     rows: int
     last: Symbol | None = None
 
 
 class DotWriter:
+    group = 1
+    """Elements of k that one multiplication takes; they are adjacent."""
+
     def __init__(self, context: Context, dot: Dot) -> None:
         self.context, self.dot = context, dot
         self.type = register_type(dot.accumulator.dtype)
@@ -105,12 +110,12 @@ class DotWriter:
         if not (isinstance(full, int) and full == 0):
             variable = self._bind(block)
             inner = code.nested()
-            self._micro(inner, RowBlock(ix.mul(block, rows), rows), column, remaining)
+            self._micro(inner, RowBlock(ix.mul(block, rows), block, rows), column, remaining)
             extent = self._number(full) if isinstance(full, int) else full
             code.append(tir.loop(variable, extent, inner.statements, dtype=self.context.index_type))
         if isinstance(count, int):
             if count % rows:
-                self._micro(code, RowBlock(count - count % rows, count % rows), column, remaining)
+                self._micro(code, RowBlock(count - count % rows, count // rows, count % rows), column, remaining)
             return
         self._dynamic_rest(code, count, column, remaining)
 
@@ -124,13 +129,13 @@ class DotWriter:
         if possible is not None:
             for size in possible:
                 inner = code.nested()
-                self._micro(inner, RowBlock(first, size), column, remaining)
+                self._micro(inner, RowBlock(first, ix.floordiv(first, rows), size), column, remaining)
                 code.append(tir.when(tirx.EQ(rest, self._number(size)), inner.statements))
             return
         last = symbol(code.fresh("last"), 0, self.dot.m.extent)
         inner = code.nested()
         inner.append(tir.bind(self._bind(last), tirx.Sub(count, self._number(1))))
-        self._micro(inner, RowBlock(first, rows, last), column, remaining)
+        self._micro(inner, RowBlock(first, ix.floordiv(first, rows), rows, last), column, remaining)
         code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
 
     # one block of registers
@@ -215,8 +220,8 @@ class DotWriter:
             variable = tir.variable(code.fresh("b"), vector_type)
             at = self._at(block, 0, column, j, k)
             code.append(tir.bind(variable, self._vector(self.dot.b, at, masks[j])))
-            self._fetch(code, self._flat_at(self.dot.b, at))
             vectors.append(variable)
+        self._fetch(code, block, column, k)
         zero = tir.integer(0)
         memory = self.context.memory[self.dot.a.buffer]
         for i in range(block.rows):
@@ -228,12 +233,21 @@ class DotWriter:
                 old = tirx.BufferLoad(sums[i][j], [zero])
                 code.append(tirx.BufferStore(sums[i][j], self._multiply_add(code, variable, vector, old), [zero]))
 
-    def _fetch(self, code: Code, flat: Index) -> None:
-        """Has what follows a vector of ``b`` brought to the cache, where the schedule asks for it."""
-        ahead = self.dot.registers.ahead // self.dot.b.dtype.itemsize
-        if ahead:
-            place = tirx.Add(self.context.index(flat), self._number(ahead))
-            code.append(tir.fetch(self.context.memory[self.dot.b.buffer], place))
+    def _fetch(self, code: Code, block: RowBlock, column: Index, k: Index) -> None:
+        """Has a part of what follows in ``b`` brought to the cache, where the schedule asks for it: a step of k later
+        on to L1, or to L2, where several blocks of rows take the same columns, the share of this block."""
+        load = self.dot.b
+        if not self.dot.registers.ahead:
+            return
+        blocks = -(-self.dot.m.extent // self.dot.registers.rows)
+        lines = -(-self.vectors // blocks)
+        step = ix.add(ix.mul(block.number, self.dot.k.extent), k) if blocks > 1 else k
+        start = self._flat_at(load, self._at(block, 0, column, 0))
+        first = ix.add(start, self.dot.registers.ahead // load.dtype.itemsize)
+        for line in range(lines):
+            flat = ix.add(first, ix.mul(ix.add(ix.mul(step, lines), line), self.lanes * self.group))
+            memory = self.context.memory[load.buffer]
+            code.append(tir.fetch(memory, self.context.index(flat), level=2 if blocks > 1 else 1))
 
     def _multiply_add(self, code: Code, a: Node, b: Node, c: Node) -> Node:
         if is_float(self.type) and code.fused:

@@ -63,7 +63,7 @@ class GroupWriter(DotWriter):
         for j in range(self.vectors):
             flat = self._group_at(self.dot.b, block, 0, column, j, k)
             vectors.append(self._right(code, flat))
-            self._fetch(code, flat)
+        self._fetch(code, block, column, k)
         for i, row in enumerate(sums):
             if i < block.rows:
                 pair = self._left(code, self._group_at(self.dot.a, block, i, column, 0, k))

@@ -105,9 +105,9 @@ def effect(name: str, *args: Node) -> Node:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", name, *args))
 
 
-def fetch(buffer: Node, flat: Node) -> Node:
-    """A statement that has the cache line of an element brought to L1; the element need not be there."""
-    read, stays, data = integer(0), integer(3), integer(1)
+def fetch(buffer: Node, flat: Node, level: int = 1) -> Node:
+    """A statement that has the cache line of an element brought to L1 or L2; the element need not be there."""
+    read, stays, data = integer(0), integer(4 - level), integer(1)
     return effect("llvm.prefetch", address_of(buffer, flat), read, stays, data)
 
 

@@ -149,7 +149,8 @@ class RegisterTile:
 
     With ``tiles`` they are AMX's, 16 by 16 each, or of fewer rows if there are no more. ``streams`` names the
     operand of which nothing need stay in L1. ``ahead``: bytes from a place of ``b`` that is read to the one fetched
-    meanwhile; 0 leaves it to the processor.
+    meanwhile; 0 leaves it to the processor. Vectors' blocks of rows that take the same columns share that out among
+    them, and fetch to L2.
     """
 
     rows: int

@@ -193,7 +193,7 @@ class _Gemm:
         allocs = [Alloc(acc.buffer) for acc in accumulators]
         stores = self._stores(accumulators, column0)
         if not self.split:
-            tiles_of = apart(allocs, dots, stores) if s.registers.ahead else [(*allocs, *dots, *stores)]
+            tiles_of = apart(allocs, dots, stores) if s.reads_once else [(*allocs, *dots, *stores)]
             body: list[Statement] = [*left_code, *right_code, *(Loop(self.n0, 0, stop, 1, tile) for tile in tiles_of)]
         else:
             steps = ceildiv(extents.k, s.tile_k)

@@ -17,10 +17,15 @@ SUM_BLOCK = 128
 """Products added up in registers before the sum joins the accumulator in memory: 1 to 2 % of the time."""
 
 
+def block_depth(depth: int) -> int:
+    """How many products of a sum of so many are added up before they join the accumulator."""
+    return depth if depth <= 3 * SUM_BLOCK // 2 else SUM_BLOCK
+
+
 def in_blocks(dot: Dot) -> list[Statement]:
     """The dot with its sum in blocks of :data:`SUM_BLOCK`; itself where it is not much longer than one."""
     depth = dot.k.extent
-    if depth <= 3 * SUM_BLOCK // 2:
+    if block_depth(depth) == depth:
         return [dot]
     inside = symbol(f"{dot.k.var.name}s", 0, SUM_BLOCK - 1)
     start = symbol(f"{dot.k.var.name}0", 0, depth - 1)

@@ -23,6 +23,11 @@ class GemmSchedule:
     registers: RegisterTile
     pack_left: bool
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether a task needs its panels once, sums of all of its rows being in registers, and fetches them ahead."""
+        return self.registers.ahead > 0 and self.tile_m <= self.registers.rows
+
     def k_splits(self, k: int) -> int:
         """In how many pieces K is packed and multiplied."""
         return max(1, -(-k // self.tile_k))

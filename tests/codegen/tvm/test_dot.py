@@ -115,6 +115,16 @@ def test_panels_fetched_ahead(n):
     assert "prefetch" not in compile_kernels([plain], cpu_target()).assembly()
 
 
+@pytest.mark.parametrize("limits", [False, True], ids=["static", "limits"])
+@pytest.mark.parametrize("m", [12, 18, 31])
+def test_blocks_of_rows_share_what_is_fetched_ahead(m, limits):
+    """Three vectors a step of k: two for each block where there are two of them, else one."""
+    compare(gemm(m, 96, 50, RegisterTile(6, 48, ahead=1 << 30), limits=limits), atol=1e-5)
+    text = compile_kernels([gemm(m, 96, 50, RegisterTile(6, 48, ahead=1 << 30))], cpu_target()).assembly()
+    assert "prefetcht0" not in text
+    assert text.count("prefetcht1") % (2 if m == 12 else 1) == 0 < text.count("prefetcht1")
+
+
 def test_the_accumulator_is_added_to():
     k = gemm(7, 40, 20, RegisterTile(4, 32, 2))
     *front, alloc_a, fill, dot, store = k.body

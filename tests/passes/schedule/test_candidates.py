@@ -107,7 +107,14 @@ def test_memory_bound_products_are_shared_among_all_threads(threads: int) -> Non
 
 def test_a_right_operand_that_stays_in_cache_is_not_fetched_ahead() -> None:
     assert not any(s.registers.ahead for s in gemm_candidates(Problem(1, 8, 64, 64), TARGET, 2))
-    assert not any(s.registers.ahead for s in gemm_candidates(Problem(1, 512, 4096, 4096), TARGET, 2))
+    assert not any(s.registers.ahead for s in gemm_candidates(Problem(3, 512, 4096, 4096), TARGET, 2))
+
+
+@pytest.mark.parametrize(("depth", "block"), [(4096, 128), (150, 150)])
+def test_many_rows_fetch_the_block_that_is_multiplied_next(depth: int, block: int) -> None:
+    """In parts that are summed up apart, so what lies behind a block of the panel is used after it."""
+    for s in gemm_candidates(Problem(1, 512, 4096, depth), TARGET, 2):
+        assert s.registers.ahead == block * s.registers.columns * 4
 
 
 def test_register_tiles_leave_room_for_operands() -> None:
