@@ -14,7 +14,7 @@ from tvm import tirx
 from fusec.codegen.tvm import operations, tir
 from fusec.codegen.tvm.casts import cast, from_memory, memory_type, register_type, to_memory
 from fusec.codegen.tvm.context import Context, Numbers, flat_index
-from fusec.codegen.tvm.math import short_tanh_plus_one, tanh_plus_one
+from fusec.codegen.tvm.math import short_erf_plus_one, short_tanh_plus_one, tanh_plus_one
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
@@ -132,8 +132,8 @@ class Points:
                 return self._select(e)
             case Apply(op="div") if e.dtype.name in QUICK and self._is_shared(e.args[1]) and self.varies(e.args[0]):
                 return self._quotient(e)
-            case Apply(op="add") if (x := _tanh_plus_one(e)) is not None:
-                return self._tanh_plus_one(e, x)
+            case Apply(op="add") if (curve := _plus_one(e)) is not None:
+                return self._plus_one(e, curve)
             case Apply():
                 if e.op in _COMPARISONS and all(_is_small_index(a) for a in e.args):
                     a, b = (self._narrow(x) for x in e.args)
@@ -169,17 +169,18 @@ class Points:
         exact = code.fma(code.neg(beyond), inverse, first)
         return code.replace_where(code.is_nan(exact), exact, lambda inner: inner.div(a, b))
 
-    def _tanh_plus_one(self, e: Apply, x: ScalarExpr) -> Value:
+    def _plus_one(self, e: Apply, curve: Apply) -> Value:
+        """tanh or erf and 1."""
+        (x,) = curve.args
         if self.numbers.number(e) in self.short:
-            factor = 1.0
-            if isinstance(x, Apply) and x.op == "mul":
-                inner, constant = x.args
-                if isinstance(constant, Const):
-                    x, factor = inner, float(constant.value.real)
-            found = short_tanh_plus_one(self.code, self.value(x), factor)
+            inner, factor = _scaled(x)
+            short = short_tanh_plus_one if curve.op == "tanh" else short_erf_plus_one
+            found = short(self.code, self.value(inner), factor)
             if found is not None:
                 return found
-        return tanh_plus_one(self.code, self.value(x))
+        if curve.op == "tanh":
+            return tanh_plus_one(self.code, self.value(x))
+        return operations.apply(self.code, e, [self.value(a) for a in e.args])
 
     def _select(self, e: Apply) -> Value:
         """Both sides are computed; loads that may lie outside their buffer are moved inside where not chosen."""
@@ -391,12 +392,21 @@ _LLVM_TYPES = {
 }
 
 
-def _tanh_plus_one(e: Apply) -> ScalarExpr | None:
-    """``x`` of ``tanh(x) + 1`` in f32 or f64."""
+def _plus_one(e: Apply) -> Apply | None:
+    """The curve of ``tanh(x) + 1`` or ``erf(x) + 1`` in f32 or f64."""
     for a, b in (e.args, e.args[::-1]):
-        if isinstance(a, Apply) and a.op == "tanh" and isinstance(b, Const) and b.value == 1 and e.dtype.bits >= 32:
-            return a.args[0]
+        if isinstance(a, Apply) and a.op in ("tanh", "erf") and isinstance(b, Const) and b.value == 1:
+            return a if e.dtype.bits >= 32 else None
     return None
+
+
+def _scaled(x: ScalarExpr) -> tuple[ScalarExpr, float]:
+    """What is multiplied by a constant of a usual size, and that constant."""
+    if isinstance(x, Apply) and x.op == "mul":
+        inner, constant = x.args
+        if isinstance(constant, Const) and 2.0**-10 < abs(factor := float(constant.value.real)) < 2.0**10:
+            return inner, factor
+    return x, 1.0
 
 
 def _constant(e: Const) -> Value:

@@ -77,9 +77,10 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
             continue
         tile_k = p.k if p.k <= 4096 else _even_split(p.k, 2048)
         fit = max(registers.rows, int(left_bytes // (item * max(tile_k, 1))))
-        fetching = replace(registers, ahead=_next_block(p, registers, tile_k, target))
         for rows in (48, 96, 128, 192, 256):
             tile_m = _round(_even(p.m, min(rows, fit)), registers.rows)
+            shared = tile_m > registers.rows
+            fetching = replace(registers, ahead=_next_block(p, registers, tile_k, target) if shared else 0)
             for parts in (1, 2, 4, 8):
                 block_n = _round(ceil(p.n / parts), registers.columns)
                 if parts > 1 and block_n < 4 * registers.columns:

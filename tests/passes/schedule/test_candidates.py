@@ -114,7 +114,7 @@ def test_a_right_operand_that_stays_in_cache_is_not_fetched_ahead() -> None:
 def test_many_rows_fetch_the_block_that_is_multiplied_next(depth: int, block: int) -> None:
     """In parts that are summed up apart, so what lies behind a block of the panel is used after it."""
     for s in gemm_candidates(Problem(1, 512, 4096, depth), TARGET, 2):
-        assert s.registers.ahead == block * s.registers.columns * 4
+        assert s.registers.ahead == (block * s.registers.columns * 4 if s.tile_m > s.registers.rows else 0)
 
 
 def test_register_tiles_leave_room_for_operands() -> None:
