@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attentions import beside_a_sink
 from programs import check, random_inputs
 from rewriting import becomes
 
@@ -90,15 +91,7 @@ def test_a_slice_of_one_part(start: int, stop: int, step: int, found: str) -> No
     check(text, compiled=False)
 
 
-ATTENTION = """graph @g(%q: f32[2, 3, 50, 16], %k: f32[2, 3, 70, 16], %v: f32[2, 3, 70, 16], %s: f32[3, 1, 1]) {
-  %d = dot(%q, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 50, 70]
-  %e = broadcast(%s) : f32[2, 3, 50, 1]
-  %c = concat(%d, %e) {axis=3} : f32[2, 3, 50, 71]
-  %p = softmax(%c) {axis=3} : f32[2, 3, 50, 71]
-  %w = slice(%p) {starts=[0, 0, 0, 0], stops=[2, 3, 50, 70], steps=[1, 1, 1, 1]} : f32[2, 3, 50, 70]
-  %o = dot(%w, %v) {contract=[3]x[2], batch=[0, 1]x[0, 1]} : f32[2, 3, 50, 16]
-  return %o
-}"""
+ATTENTION = beside_a_sink()
 
 
 def test_attention_with_a_sink_is_one_kernel() -> None:

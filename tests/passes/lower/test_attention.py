@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from attentions import beside_a_sink
 from programs import Run, check, random_inputs
 
 from fusec.ir.parse import parse
@@ -40,15 +41,7 @@ def attention(change: str = "%z = copy(%s)", inputs: str = "", dtype: str = "f32
     }}"""
 
 
-SINK = """graph @g(%q: f32[3, 5, 16], %k: f32[3, 70, 16], %v: f32[3, 70, 16], %s: f32[3, 1, 1]) {
-  %d = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : f32[3, 5, 70]
-  %e = broadcast(%s) : f32[3, 5, 1]
-  %c = concat(%d, %e) {axis=2} : f32[3, 5, 71]
-  %p = softmax(%c) {axis=2} : f32[3, 5, 71]
-  %w = slice(%p) {starts=[0, 0, 0], stops=[3, 5, 70], steps=[1, 1, 1]} : f32[3, 5, 70]
-  %o = dot(%w, %v) {contract=[2]x[1], batch=[0]x[0]} : f32[3, 5, 16]
-  return %o
-}"""
+SINK = beside_a_sink(queries=5)
 
 
 def joined(text: str, inputs: object = None, *, split: int = 3, compiled: bool = True) -> Run:

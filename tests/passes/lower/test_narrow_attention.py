@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from amx import executed
+from attentions import beside_a_sink
 from programs import Run, check
 
 from fusec.errors import LoweringError
@@ -128,21 +129,10 @@ def test_tasks_share_the_keys(target, size):
     through(attention(*size, *LOWEST), target, chosen)
 
 
-SINK = """graph @g(%q: bf16[3, 40, 16], %k: bf16[3, 70, 16], %v: bf16[3, 70, 16], %s: bf16[3, 1, 1]) {
-  %d = dot(%q, %k) {contract=[2]x[2], batch=[0]x[0]} : bf16[3, 40, 70]
-  %e = broadcast(%s) : bf16[3, 40, 1]
-  %c = concat(%d, %e) {axis=2} : bf16[3, 40, 71]
-  %p = softmax(%c) {axis=2} : bf16[3, 40, 71]
-  %w = slice(%p) {starts=[0, 0, 0], stops=[3, 40, 70], steps=[1, 1, 1]} : bf16[3, 40, 70]
-  %o = dot(%w, %v) {contract=[2]x[1], batch=[0]x[0]} : bf16[3, 40, 16]
-  return %o
-}"""
-
-
 @targets
 @pytest.mark.parametrize("shared", [False, True])
 def test_sinks(target, shared):
-    through(SINK, target, replace(TILES if target == OF_TILES else GROUPS, shared=shared))
+    through(beside_a_sink("bf16", 40), target, replace(TILES if target == OF_TILES else GROUPS, shared=shared))
 
 
 LOWEST = (("%c = mul(%s, bf16(0.2))", "%z = maximum(%c, bf16(-1e30))"), "")
