@@ -12,7 +12,7 @@ from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Expr, Index, Symbol, add, ceildiv, last, maximum, minimum, most, mul, substitute, symbol
+from fusec.ir.index import Expr, Index, Symbol, add, ceildiv, last, minimum, most, mul, sub, substitute, symbol
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
@@ -237,6 +237,23 @@ def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
     )
 
 
+def keys_seen(frame: Frame) -> int | None:
+    """The most keys that a mask leaves a block of queries; None where extents are not known."""
+    match = attention_in(frame)
+    e = find_elements(frame, match)
+    queries, keys = match.value_dot.result.type.shape[e.query_axis], contraction(match.value_dot).extents.k
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return None
+    blocks = -(-queries // _SEEN)
+    number = symbol("block", 0, last(blocks))
+    found = key_range(e.score, e.point[e.query_axis], e.key_symbol, (queries, _SEEN), (keys, _SEEN), number)
+    return min(-(-found.longest(number, blocks) // _SEEN) * _SEEN, keys)
+
+
+_SEEN = 64
+"""Queries and keys in a block, to find how many keys a mask leaves."""
+
+
 def _where(frame: Frame, wanted: Value, start: Value, index: Subscripts) -> tuple[Index, ...]:
     """The index at which ``start`` at ``index`` reads ``wanted``, through views and casts alone."""
     seen: list[Subscripts] = []
@@ -331,12 +348,13 @@ class _Attention:
         return [Map((depth, self.lanes), q, (depth.var, self.qi), Const(0.0, self.dtype))]
 
     def _share(self, span: KeyRange) -> tuple[Index, Index]:
-        """The keys of a task: where they are shared out, whole blocks of them."""
+        """The keys of a task: where they are shared out, an even part of those its queries see, in whole blocks."""
         s = self.schedule
         if s.split == 1:
             return span.start, span.stop
-        share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
-        return maximum(span.start, mul(self.part, share)), minimum(span.stop, mul(add(self.part, 1), share))
+        share = mul(ceildiv(sub(span.stop, span.start), s.keys * s.split), s.keys)
+        start = add(span.start, mul(self.part, share))
+        return start, minimum(span.stop, add(start, share))
 
     def _key_range(self) -> KeyRange:
         e, s = self.e, self.schedule

@@ -25,6 +25,7 @@ from fusec.ir.index import (
     sub,
     substitute,
     symbol,
+    symbols_of,
 )
 from fusec.ir.types import f32
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, rewrite, walk
@@ -58,6 +59,13 @@ class KeyRange:
     skipped: float
     full: tuple[Index, Index] | None = None
     conditions: tuple[Live, ...] = ()
+
+    def longest(self, block: Symbol, blocks: int) -> int:
+        """The most keys that one of so many blocks of queries visits; extents are known."""
+        count = sub(self.stop, self.start)
+        numbers = range(blocks) if block in symbols_of(count) else range(min(blocks, 1))
+        found = (substitute(count, {block: number}) for number in numbers)
+        return max((n for n in found if isinstance(n, int)), default=0)
 
 
 def live_conditions(score: ScalarExpr) -> list[Live]:

@@ -78,14 +78,18 @@ class _NarrowAttention:
             raise LoweringError(f"tasks of {s.task} and chunks of {s.chunk} are no whole blocks")
         self.huge = may_be_huge(e.score)
         self.per = s.task // s.queries
-        self.chunks = -(-self.keys // s.chunk)
-        self.ragged = self.keys % s.keys != 0
         self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.task)))
+        self.seen = self._span(s.task, s.keys, self.qo)[0] if s.shared else KeyRange(0, self.keys, 0.0)
+        self.chunks = -(-self.seen.longest(self.qo, -(-self.queries // s.task)) // s.chunk)
+        self.ragged = self.keys % s.keys != 0
         self.qs, self.qi = symbol("qs", 0, self.per - 1), symbol("qi", 0, s.queries - 1)
         self.c0, self.k0 = symbol("c0", 0, (self.chunks - 1) * s.chunk), symbol("k0", 0, last(self.keys))
         self.part = symbol("part", 0, self.chunks - 1)
         self.shares = s.shared and self.chunks > 1
-        self.chunk: Index = mul(self.part, s.chunk) if self.shares else self.c0 if self.chunks > 1 else 0
+        self.first_key: Index = self.seen.start if self.shares else 0
+        self.chunk: Index = self.c0 if self.chunks > 1 else 0
+        if self.shares:
+            self.chunk = add(self.first_key, mul(self.part, s.chunk))
         self.kj, self.dv = symbol("kj", 0, s.keys - 1), symbol("dv", 0, self.rows - 1)
         self.di = symbol("di", 0, self.depth - 1)
         self.first: Index = add(mul(self.qo, s.task), mul(self.qs, s.queries))
@@ -223,7 +227,8 @@ class _NarrowAttention:
 
     def _chunk_keys(self) -> tuple[Iter, Symbol]:
         ci = symbol("ci", 0, self.s.chunk - 1)
-        return Iter(ci, self.s.chunk, limit_of(self.keys, self.s.chunk, self.chunk)), ci
+        whole = self.first_key == 0 and self.keys % self.s.chunk == 0
+        return Iter(ci, self.s.chunk, None if whole else sub(self.keys, self.chunk)), ci
 
     def _is_direct(self, element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
         return isinstance(element, Load) and is_linear(element, (row, inner)) and address_step(element, inner) == 1

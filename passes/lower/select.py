@@ -10,7 +10,7 @@ from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Location, Op
 from fusec.ir.index import most, product
 from fusec.ir.types import DType
-from fusec.passes.lower.attention import attention_in, lower_attention
+from fusec.passes.lower.attention import attention_in, keys_seen, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
 from fusec.passes.lower.map import lower_map
@@ -76,9 +76,14 @@ class Selector:
             rows, values = sides[side], sides[1 - side]
             heads = match.value_dot.result.type.most // max(rows * values, 1)
             if multiplies_narrow(match, self.target):
-                return list(narrow_attention_candidates(heads, rows, dot.k, values, self.target, self.threads))
-            sizes = (rows, dot.k, first.k, values)
-            return list(attention_candidates(*sizes, dtype.bits, self.target, heads, self.threads))
+                narrow = heads, rows, dot.k, values, self.target, self.threads
+                found = narrow_attention_candidates(*narrow)
+                shares = any(s.shared for s in found)
+                return list(narrow_attention_candidates(*narrow, keys_seen(frame.fresh())) if shares else found)
+            sizes = rows, dot.k, first.k, values, dtype.bits, self.target, heads, self.threads
+            wide = attention_candidates(*sizes)
+            shares = any(s.split > 1 for s in wide)
+            return list(attention_candidates(*sizes, keys_seen(frame.fresh())) if shares else wide)
         if kind == "row":
             op = next(o for o in body.ops if o.definition.kind == "reduce")
             assert isinstance(op.attributes, ReduceAttributes)

@@ -63,9 +63,9 @@ class NarrowAttentionSchedule:
 
 
 def narrow_attention_candidates(
-    heads: int, queries: int, keys: int, values: int, target: CpuTarget, threads: int
+    heads: int, queries: int, keys: int, values: int, target: CpuTarget, threads: int, seen: int | None = None
 ) -> list[NarrowAttentionSchedule]:
-    """Schedules worth considering, the usual best first.
+    """Schedules worth considering, the usual best first. ``seen``: keys that the mask leaves some query's block.
 
     A task's values are turned once, so it takes many queries, but there are some tasks for each thread.
     """
@@ -87,9 +87,9 @@ def narrow_attention_candidates(
             task = width
             while task < min(queries, MOST_QUERIES) and heads * -(-queries // (2 * task)) >= 3 * threads:
                 task *= 2
-            parts = key_parts(heads * -(-queries // task), keys, threads)
+            parts = key_parts(heads * -(-queries // task), keys if seen is None else seen, threads)
             if parts > 1:
-                chunk = min(chunk, _round(-(-keys // parts), whole))
+                chunk = min(chunk, _round(-(-(keys if seen is None else seen) // parts), whole))
             found.append(NarrowAttentionSchedule(task, width, chunk, whole, scores, rows, parts > 1))
     return list(dict.fromkeys(found))
 

@@ -138,11 +138,19 @@ def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Se
 
 
 def attention_candidates(
-    queries: int, keys: int, depth: int, values: int, bits: int, target: CpuTarget, heads: int = 1, threads: int = 1
+    queries: int,
+    keys: int,
+    depth: int,
+    values: int,
+    bits: int,
+    target: CpuTarget,
+    heads: int = 1,
+    threads: int = 1,
+    seen: int | None = None,
 ) -> list[AttentionSchedule]:
     """Schedules worth considering, the usual best first. A tile of scores, keys and values stays within L1 and L2.
 
-    Few queries of few heads share out the keys among the threads.
+    Few queries of few heads share out the keys among the threads; ``seen``: how many a mask leaves some query's block.
     """
     lanes = target.lanes(bits)
     wide = 2 if target.vector_registers >= 32 else 1
@@ -155,7 +163,7 @@ def attention_candidates(
         for block in (64, 128, 32):
             scores = RegisterTile(_divisor_near(min(block, max(keys, 1)), min(most, 8)), columns)
             rows = RegisterTile(_divisor_near(max(values, 1), min(most, 8)), columns)
-            parts = key_parts(heads * -(-queries // columns), keys, threads)
+            parts = key_parts(heads * -(-queries // columns), keys if seen is None else seen, threads)
             found.append(AttentionSchedule(columns, min(block, _round(max(keys, 1), 8)), scores, rows, parts))
     return list(dict.fromkeys(found))
 

@@ -10,8 +10,11 @@ from attentions import beside_a_sink
 from programs import Run, check, random_inputs
 
 from fusec.ir.parse import parse
+from fusec.ir.types import contiguous_strides
+from fusec.passes.lower.attention import keys_seen
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.pipeline import lower
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.target.cpu import cpu_target
 
@@ -115,6 +118,52 @@ def test_numbers_that_are_none_in_one_part(split, kind):
             arrays[3][h % 3, 2, place] = (np.nan, np.inf, -np.inf, np.nan)[h]
     (out,) = joined(text, arrays, split=split).outputs
     assert 0 < np.isfinite(out).sum() < out.size
+
+
+def window(queries: int, past: int, width: int) -> str:
+    """Query i sees ``width`` keys up to i + ``past``; in halves, so that it goes for all keys too."""
+    lines = (
+        ("i = iota() {axis=2}", "i64"),
+        ("j = iota() {axis=3}", "i64"),
+        (f"l = add(%i, i64({past}))", "i64"),
+        ("d = sub(%l, %j)", "i64"),
+        ("a = ge(%d, i64(0))", "bool"),
+        (f"b = lt(%d, i64({width}))", "bool"),
+        ("m = logical_and(%a, %b)", "bool"),
+        ("z = select(%m, %s, f32(-inf))", "f32"),
+    )
+    return "\n".join(f"%{line} : {dtype}[2, 3, {queries}, 70]" for line, dtype in lines)
+
+
+@pytest.mark.parametrize("split", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("queries", "past", "width"), [(37, 33, 99), (37, 33, 20), (70, 0, 70), (70, 0, 7), (5, 65, 40), (130, -20, 30)]
+)
+def test_parts_of_the_keys_that_a_mask_leaves(split, queries, past, width):
+    """Rows before the first key and rows behind the last have none, and so are NaN."""
+    joined(attention(window(queries, past, width), queries=queries), split=split)
+
+
+@pytest.mark.parametrize(
+    ("queries", "past", "width", "longest"),
+    [(64, 4032, 512, 576), (64, 4032, 9999, 4096), (2048, 0, 9999, 2048), (2048, 0, 256, 320), (100, 0, 9999, 128)],
+)
+def test_keys_seen(queries, past, width, longest):
+    keys = past + queries
+    text = attention(window(queries, past, width), queries=queries).replace("70", str(keys))
+    (op,) = (o for o in lower(parse(text), "cpu").graph.ops if o.name == "fused")
+    strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
+    assert keys_seen(Frame(op, strides, "k")) == min(longest, keys)
+
+
+def test_few_queries_share_the_keys_of_their_window():
+    """Each task has an even part of them, wherever they lie."""
+    near, far = (attention(window(64, 4032, n), queries=64).replace("70", "4096") for n in (900, 200))
+    near, far = (text.replace("[2, 3,", "[1, 1,") for text in (near, far))
+    run = check(near, slack=4, compiled=False)
+    assert run.kernels == ["attention", "row"]
+    assert "for k0 in 512*part + 3072..min((512*part + 3584), 4033), step 64" in run.lowered.stages["tile"]
+    assert check(far, slack=4, compiled=False).kernels == ["attention"]
 
 
 def test_doubles():

@@ -135,6 +135,23 @@ def test_sinks(target, shared):
     through(beside_a_sink("bf16", 40), target, replace(TILES if target == OF_TILES else GROUPS, shared=shared))
 
 
+@targets
+@pytest.mark.parametrize("size", [(130, 130, 0), (70, 200, 130), (40, 300, 255), (130, 100, 10)], ids=str)
+@pytest.mark.parametrize("width", [20, 90])
+def test_tasks_share_the_keys_of_a_window(target, size, width):
+    """Each has an even part of those that its queries see, wherever they lie; rows behind the last key have none."""
+    queries, keys, past = size
+    text = causal(queries, keys, 16, 16)
+    shape = f"[2, 2, {queries}, {keys}]"
+    test = f"""%f = add(%i, i64({past})) : i64{shape}
+        %d = sub(%f, %j) : i64{shape}
+        %g = ge(%d, i64(0)) : bool{shape}
+        %h = lt(%d, i64({width})) : bool{shape}
+        %m = logical_and(%g, %h)"""
+    chosen = replace(TILES if target == OF_TILES else GROUPS, shared=True)
+    through(text.replace("%m = le(%j, %i)", test), target, chosen)
+
+
 LOWEST = (("%c = mul(%s, bf16(0.2))", "%z = maximum(%c, bf16(-1e30))"), "")
 """Scores that may be huge, as far as the expression tells."""
 
