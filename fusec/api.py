@@ -21,7 +21,7 @@ from fusec.ir.parse import parse
 from fusec.loading import Weights
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher, library_of, needs_autograd
-from fusec.runtime.dynamic import Symbolic
+from fusec.runtime.dynamic import Generality
 from fusec.runtime.executable import Executable
 from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.memory import release_memory
@@ -103,13 +103,13 @@ def jit(
     again when a tensor has changed or another one comes. (Arguments that are no arrays are static anyway.) ValueError
     for a name that is no parameter.
     """
-    symbolic = for_range if dynamic else None
+    general = Generality(for_range, extents=bool(dynamic), integers=True)
     if fallback not in ("eager", "error"):
         raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
     options = checked(Options(target, tune, cache, precision))
     if function is None:
-        return lambda f: _jit(f, options, fallback, graph, symbolic, static)
-    return _jit(function, options, fallback, graph, symbolic, static)
+        return lambda f: _jit(f, options, fallback, graph, general, static)
+    return _jit(function, options, fallback, graph, general, static)
 
 
 def _jit(
@@ -117,7 +117,7 @@ def _jit(
     options: Options,
     fallback: Fallback,
     graph: bool,
-    symbolic: Symbolic | None,
+    general: Generality,
     static: str | Iterable[str],
 ) -> Any:
     if not callable(function):
@@ -132,8 +132,8 @@ def _jit(
     nn = sys.modules.get("torch.nn")
     if nn is not None and isinstance(function, nn.Module):
         names = _parameter_names(function.forward, static)
-        return JitModule(function, compile_capture, fallback, symbolic, names)
-    return JitFunction(function, compile_capture, fallback, symbolic, _parameter_names(function, static))
+        return JitModule(function, compile_capture, fallback, general, names)
+    return JitFunction(function, compile_capture, fallback, general, _parameter_names(function, static))
 
 
 def _parameter_names(function: Callable[..., Any], names: str | Iterable[str]) -> frozenset[str]:

@@ -127,10 +127,12 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     """A program on a GPU for arrays in host memory: chunk by chunk where the graph treats a batch's elements alike."""
     from fusec.passes.batch import batch_axes, with_batch
     from fusec.passes.place import place
+    from fusec.passes.writes import open_writes
     from fusec.runtime.host import HostExecutable, chunk_of
 
     if any(not isinstance(n, int) for v in graph.inputs for n in v.type.shape):
         raise LoweringError("arrays in host memory go to a GPU with fixed extents only")
+    graph = open_writes(graph, in_place=False)
     device = target if target.removeprefix("cuda:").isdigit() else "cuda:0"
     reason, batch, axes = "", 0, dict[Value, int]()
     try:

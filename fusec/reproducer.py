@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fusec.errors import ArtifactError, FusecError, ParseError
-from fusec.frontend.capture import ArgumentSource, Capture, Library, flatten
+from fusec.frontend.capture import ArgumentSource, Capture, IntegerSource, Library, flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.types import dtype_of
@@ -45,6 +45,7 @@ def capture_reproducer(function: Callable[..., Any], arguments: Mapping[str, Any
     leaves, _ = flatten((), dict(arguments), arrays.is_array)
     inputs = []
     for source in capture.sources:
+        assert not isinstance(source, IntegerSource), "integers are opened in calls of fusec.jit's functions alone"
         array = leaves[source.index] if isinstance(source, ArgumentSource) else source.fetch()
         dtype, shape, data = arrays.to_bytes(array)
         inputs.append(np.frombuffer(data, dtype.numpy).reshape(shape))

@@ -30,6 +30,7 @@ from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
+from fusec.runtime.dynamic import Generality
 from fusec.runtime.executable import Executable
 from fusec.torch_symbols import SizedGraph, sizes_of
 
@@ -237,7 +238,7 @@ class CompiledGraph:
             compile_capture,
             name=self.name,
             capture=_capture_sized,
-            symbolic=lambda capture_at, symbols, _: for_range(capture_at, symbols),
+            general=Generality(lambda capture_at, symbols, _: for_range(capture_at, symbols), True, False),
             openings=sizes.openings,
         )
         self.parts.append(part)

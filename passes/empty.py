@@ -8,7 +8,9 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import DType
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
-_COMPUTED = tuple(n for n, op in OPS.items() if op.kind not in ("view", "create", "extern", "fused") and n != "copy")
+_COMPUTED = tuple(
+    n for n, op in OPS.items() if op.kind not in ("view", "create", "write", "extern", "fused") and n != "copy"
+)
 _IDENTITIES: dict[str, Scalar] = {"reduce_sum": 0, "reduce_prod": 1, "reduce_any": False, "reduce_all": True, "dot": 0}
 
 

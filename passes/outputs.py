@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import NO_ATTRIBUTES
-from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.graph import Graph, Location, Op, Port, Value
 from fusec.ir.index import Index, Symbol, add, mul, slope, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, contiguous_strides
@@ -21,7 +21,7 @@ KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
 
 def is_call(op: Op) -> bool:
     """True for an op that a library, or the interpreter, runs: it reads and makes whole arrays."""
-    return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "fused")
+    return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "write", "fused")
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,17 @@ def input_strides(graph: Graph) -> dict[Value, Strides]:
 
 
 def memory_strides(graph: Graph) -> dict[Value, Strides]:
-    """The strides of inputs, and of computed outputs whose port asks for some; all else is contiguous."""
+    """The strides of inputs, what is written in place among them, and of computed outputs whose port asks for some; all
+    else is contiguous."""
     strides = input_strides(graph)
     producers = graph.producers()
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
         op = producers.get(value)
         if op is not None and op.definition.kind in KERNEL_KINDS and port.strides is not None:
             strides.setdefault(value, port.strides)
+    for op in graph.ops:
+        if op.definition.kind == "write":
+            strides[op.result] = strides.get(op.operands[0], contiguous_strides(op.result.type.shape))
     return strides
 
 
@@ -104,7 +108,7 @@ def own_outputs(graph: Graph) -> Graph:
     taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
     copies: dict[tuple[Value, Strides | None], Value] = {}
 
-    def copied(value: Value, where: list[Op], layout: Strides | None = None) -> Value:
+    def copied(value: Value, where: list[Op], layout: Strides | None = None, location: Location | None = None) -> Value:
         key = (value, layout)
         if key not in copies:
             name = value.name
@@ -112,13 +116,18 @@ def own_outputs(graph: Graph) -> Graph:
                 name += "_own"
             taken.add(name)
             copies[key] = Value(value.type, name)
-            where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copies[key],)))
+            where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copies[key],), location))
         return copies[key]
 
     for op in graph.ops:
         if is_call(op):
             operands = tuple(v if _is_operand(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
             ops.append(op if operands == op.operands else replace(op, operands=operands))
+        elif op.definition.kind == "write":
+            base, value = op.operands
+            copies.pop((value, None), None)  # no other update may write with this copy
+            ops.append(replace(op, operands=(base, copied(value, ops, location=op.location))))
+            del copies[value, None]
         else:
             ops.append(op)
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):

@@ -32,6 +32,7 @@ from fusec.passes.precision import precision
 from fusec.passes.searches import open_searches
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
+from fusec.passes.writes import late_readers, open_writes
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
@@ -41,12 +42,12 @@ from fusec.tile.print import print_kernel
 T = TypeVar("T")
 
 PASS_NAMES = (
-    *("canonicalize", "fold", "cse", "dce", "searches", "precision", "vectors", "empty"),
+    *("writes", "canonicalize", "fold", "cse", "dce", "searches", "precision", "vectors", "empty"),
     *("split", "indices", "outputs", "fuse"),
 )
-"""The graph passes in order. ``disable`` takes these names, but for ``empty``, ``indices`` and ``outputs``."""
+"""The graph passes in order. ``disable`` takes :data:`OPTIONAL` of them."""
 
-_NEEDED = frozenset({"empty", "indices", "outputs"})
+_NEEDED = frozenset({"writes", "empty", "indices", "outputs"})
 
 OPTIONAL = tuple(name for name in PASS_NAMES if name not in _NEEDED)
 """The passes that ``disable`` takes."""
@@ -73,15 +74,9 @@ def lower(
     unknown = disable - set(PASS_NAMES)
     if unknown or disable & _NEEDED:
         raise FusecError(f"can't disable {sorted(unknown or disable & _NEEDED)}; passes: {', '.join(PASS_NAMES)}")
-    declined: list[Declined] = []
-    passes = graph_passes(target, threads=threads, tf32=tf32, log=declined.append)
     run = _Runner(disable, check)
     run.record("capture", graph)
-    for name in PASS_NAMES[:-1]:
-        graph = run(name, passes[name], graph)
-    if "fuse" in disable:
-        graph = one_by_one(graph)
-    graph = run("fuse", passes["fuse"], graph)
+    graph, declined = _grouped(graph, run, target, threads=threads, tf32=tf32)
     chooser = selector or default_selector(target, threads, rates)
 
     def choose(frame: Frame) -> LoweredGroup | Pieces:
@@ -97,16 +92,42 @@ def lower(
     return Lowered(run.stages, graph, program, run.seconds, bool(getattr(chooser, "stopped", False)))
 
 
+def _grouped(
+    captured: Graph, run: _Runner, target: str, *, threads: int | None, tf32: bool
+) -> tuple[Graph, list[Declined]]:
+    """The graph of kernels, and what was declined; made anew where kernels read what another one has written over."""
+    late: frozenset[str] = frozenset()
+    while True:
+        declined: list[Declined] = []
+        passes = graph_passes(target, threads=threads, tf32=tf32, log=declined.append, late=late)
+        graph = captured
+        for name in PASS_NAMES[:-1]:
+            graph = run(name, passes[name], graph)
+        if "fuse" in run.disable:
+            graph = one_by_one(graph)
+        graph = run("fuse", passes["fuse"], graph)
+        found = late_readers(graph)
+        if not found:
+            return graph, declined
+        late |= found
+
+
 def graph_passes(
     target: str = "cpu",
     *,
     threads: int | None = None,
     tf32: bool = False,
     log: Callable[[Declined], None] = lambda declined: None,
+    late: frozenset[str] = frozenset(),
 ) -> dict[str, Callable[[Graph], Graph]]:
-    """The graph passes by name, in order. ``log`` hears of what was not rewritten or fused, and why."""
+    """The graph passes by name, in order. ``log`` hears of what was not rewritten or fused, and why.
+
+    ``late``: the names of updates that can't be made in place.
+    """
     gpu = is_gpu(target)
     return {
+        # What is left of updates is written in an input's memory, by a kernel.
+        "writes": lambda g: open_writes(g, in_place=not gpu, but=late),
         # One spelling for each idea: composites opened, views composed, contractions as `dot`.
         "canonicalize": lambda g: canonicalize(g, log=log),
         # Scalars known now are constants; comparisons of indices that are decided are gone.

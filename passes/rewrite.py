@@ -158,7 +158,7 @@ class Rewriter:
         while made is not None and made.definition.kind == "view":
             value = made.operands[0]
             made = self.producer(value)
-        return made is None or made.definition.kind == "extern" or value in self._sweep.escaping
+        return made is None or made.definition.kind in ("write", "extern") or value in self._sweep.escaping
 
     def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES, hint: str = "") -> Value:
         """Appends an op and returns its only result. VerifyError when the operands don't fit: the rule is wrong."""

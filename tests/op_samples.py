@@ -31,6 +31,7 @@ from fusec.ir.attributes import (
     ShapeAttributes,
     SliceAttributes,
     StridedAttributes,
+    UpdateAttributes,
     VarAttributes,
     WindowsAttributes,
 )
@@ -193,6 +194,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "pad": many(Sample((t(f32, B, 2), t(f32)), PadAttributes((1, 0), (2, 3)))),
     "gather": many(Sample((t(f32, 2, 9, 3), t(i64, B, 4)), GatherAttributes(1), below=9)),
     "gather_elements": many(Sample((t(f32, 4, 9), t(i32, 2, 5)), GatherAttributes(1), below=9)),
+    "update": many(
+        Sample((t(f32, B, 4), t(f32, B, 2)), UpdateAttributes((0, 1))),
+        Sample((t(f32, 5, 4), t(f32, 2, 4)), UpdateAttributes((3, 0))),
+    ),
     "extern": many(
         Sample((_X,), ExternAttributes("aten.sort", _ODD_TEXT, (_X, t(i64, 2, 3)), "new: sort")),
         Sample((), ExternAttributes("numpy.seterr", "((), {})", ())),

@@ -133,7 +133,7 @@ def execute(program: Program, inputs: Sequence[Array], *, compiled: bool = True)
     for k, slot in enumerate(program.slots):
         if slot.kind != "view":
             memory[k].check(f"{slot.kind} {slot.name}", _filler(slot.type))
-        if slot.kind == "input":
+        if slot.kind == "input" and k not in program.outputs:  # kernels write what they change there
             same = memory[k].array.tobytes() == np.asarray(inputs[slot.source]).tobytes()
             assert same, f"input {slot.name} was changed"
     return [arrays[k] for k in program.outputs]

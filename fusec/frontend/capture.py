@@ -60,6 +60,13 @@ class ArgumentSource:
 
 
 @dataclass(frozen=True)
+class IntegerSource:
+    """Graph input without elements to read, whose one extent is the call's :class:`Integer` of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class ReferenceSource:
     """Graph input fetched anew at each call, so a replaced or updated tensor is seen.
 
@@ -86,7 +93,7 @@ class TableEntry:
         return getattr(module, self.table)[self.name]
 
 
-Source = ArgumentSource | ReferenceSource
+Source = ArgumentSource | ReferenceSource | IntegerSource
 
 
 SAMPLING: ContextVar[bool] = ContextVar("SAMPLING", default=False)
@@ -166,7 +173,16 @@ class Node:
     parts: tuple[Structure, ...]
 
 
-Structure = Node | Static | _Tensor
+@dataclass(frozen=True)
+class Integer:
+    """A plain integer from ``least`` to ``most``; those of one name are equal."""
+
+    name: str
+    least: int
+    most: int
+
+
+Structure = Node | Static | Integer | _Tensor
 
 
 @dataclass(frozen=True)
@@ -265,6 +281,7 @@ def rebuild(structure: Structure, leaves: Any) -> Any:
         return structure.value
     if isinstance(structure, _Tensor):
         return next(leaves)
+    assert isinstance(structure, Node), f"{structure} has no value"
     parts = [rebuild(part, leaves) for part in structure.parts]
     kind = structure.kind
     if kind is list:

@@ -13,6 +13,7 @@ from fusec.errors import TypeRuleError
 from fusec.frontend import numpy_contract as contract
 from fusec.frontend import numpy_function as function
 from fusec.frontend import numpy_index as index
+from fusec.frontend.followed import value_of
 from fusec.frontend.numpy_buffer import Step
 from fusec.frontend.numpy_create import copy, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
@@ -30,15 +31,15 @@ def _binary(ufunc: np.ufunc) -> tuple[Any, Any, Any]:
     """The operator, its reflection and its in-place form."""
 
     def plain(self: TracedArray, other: Any) -> Any:
-        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, other))
+        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, value_of(other)))
 
     def reflected(self: TracedArray, other: Any) -> Any:
-        return NotImplemented if _defers(other) else call_ufunc(ufunc, (other, self))
+        return NotImplemented if _defers(other) else call_ufunc(ufunc, (value_of(other), self))
 
     def in_place(self: TracedArray, other: Any) -> Any:
         if self.is_scalar:
             return plain(self, other)
-        return call_ufunc(ufunc, (self, other), out=(self,))
+        return call_ufunc(ufunc, (self, value_of(other)), out=(self,))
 
     return plain, reflected, in_place
 
@@ -50,7 +51,7 @@ def _defers(other: Any) -> bool:
 
 def _compare(ufunc: np.ufunc) -> Any:
     def compare(self: TracedArray, other: Any) -> Any:
-        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, other))
+        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, value_of(other)))
 
     return compare
 
@@ -171,12 +172,12 @@ class TracedArray(Reductions):
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        return call_ufunc(ufunc, inputs, method, **kwargs)
+        return call_ufunc(ufunc, value_of(inputs), method, **value_of(kwargs))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not all(issubclass(t, Traced | np.ndarray) for t in types):
             return NotImplemented
-        return function.call_function(self.tracer, func, args, kwargs)
+        return function.call_function(self.tracer, func, value_of(args), value_of(kwargs))
 
     # Operators
 
@@ -226,10 +227,10 @@ class TracedArray(Reductions):
     # Elements
 
     def __getitem__(self, key: Any) -> Any:
-        return index.get_item(self.tracer, self, key)
+        return index.get_item(self.tracer, self, value_of(key))
 
     def __setitem__(self, key: Any, new: Any) -> None:
-        index.set_item(self.tracer, self, key, new)
+        index.set_item(self.tracer, self, value_of(key), new)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.meta.ndim:

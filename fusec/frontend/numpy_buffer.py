@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fusec.frontend.boxes import box_of
 from fusec.frontend.capture import Source
 from fusec.ir.attributes import (
     Attributes,
@@ -20,6 +21,7 @@ from fusec.ir.attributes import (
     PermuteAttributes,
     ShapeAttributes,
     SliceAttributes,
+    UpdateAttributes,
 )
 from fusec.ir.graph import InputRole, Location, Value
 from fusec.ir.types import TensorType, bool_, i64
@@ -43,6 +45,10 @@ class _Range:
     axis: int
     start: int
     stop: int
+
+
+MOST_UPDATES = 8
+"""Ranges of an array of the caller's that are written each by itself; of more, all of it is made anew at once."""
 
 
 class Buffer:
@@ -116,7 +122,7 @@ class Buffer:
         self._written_at = self.trace.location()
         wanted = _range_of(steps[0], self._type()) if steps else None
         if wanted is None:
-            self.value = self._carry_back(before or self.value, steps, new)
+            self.value = self._changed(before or self.value, steps, new)
             return
         if wanted.axis != self._axis or self._overlaps_partly(wanted):
             self._join()
@@ -127,6 +133,15 @@ class Buffer:
         piece = self._carry_back(old, steps[1:], new)
         kept = {k: v for k, v in self._pieces.items() if k[1] <= wanted.start or k[0] >= wanted.stop}
         self._pieces = {**kept, (wanted.start, wanted.stop): piece}
+
+    def _changed(self, base: Value, steps: tuple[Step, ...], new: Value) -> Value:
+        """The whole buffer after a write: of an array of the caller's, where it is a box, one that may be in place."""
+        box = box_of(base.type.static_shape, [step.attributes for step in steps]) if self.is_input else None
+        if box is None or box.shape == base.type.shape:
+            return self._carry_back(base, steps, new)
+        ordered = self.trace.emit("permute", new, attributes=PermuteAttributes(box.order))
+        boxed = self.trace.reshape(ordered, box.shape)
+        return self.trace.emit("update", base, boxed, attributes=UpdateAttributes(box.starts))
 
     def _type(self) -> TensorType:
         assert self._value is not None
@@ -168,6 +183,12 @@ class Buffer:
             ((start, stop),) = self._pieces
             step = _range_step(old.type, axis, start, stop)
             self.value = self._carry_back(old, (step,), self._pieces[start, stop])
+            return
+        if self.is_input and len(self._pieces) <= MOST_UPDATES:
+            value = old
+            for (start, stop), piece in self._pieces.items():
+                value = self._changed(value, (_range_step(old.type, axis, start, stop),), piece)
+            self.value = value
             return
         parts: list[Value] = []
         at = 0

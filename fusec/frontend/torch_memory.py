@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fusec.errors import UnsupportedOpError
+from fusec.frontend.boxes import box_of
 from fusec.frontend.torch_emit import Emitter, extents, narrowing
 from fusec.ir.attributes import (
     Attributes,
@@ -19,6 +20,7 @@ from fusec.ir.attributes import (
     PermuteAttributes,
     ShapeAttributes,
     SliceAttributes,
+    UpdateAttributes,
 )
 from fusec.ir.graph import Value
 from fusec.ir.types import i64
@@ -68,7 +70,10 @@ class Handle:
         memory = self.memory
         if memory.sealed:
             raise UnsupportedOpError(f"{emitter.call} writes to memory that {memory.sealed}", emitter.location)
-        memory.value = _write_back(emitter, memory.value, self.steps, value)
+        if memory.source is not None:
+            memory.value = _update(emitter, memory.value, self.steps, value)
+        else:
+            memory.value = _write_back(emitter, memory.value, self.steps, value)
         memory.version += 1
         self._value, self._version = value, memory.version
 
@@ -77,6 +82,17 @@ def apply_steps(emitter: Emitter, value: Value, steps: tuple[Step, ...]) -> Valu
     for step in steps:
         value = emitter.emit(step.op, value, attributes=step.attributes)
     return value
+
+
+def _update(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: Value) -> Value:
+    """The new contents of an input; where the steps show a box of it, as an ``update``, which may be made in place."""
+    box = box_of(extents(base), [step.attributes for step in steps])
+    if box is None or 0 in extents(value):
+        return _write_back(emitter, base, steps, value)
+    if box.shape == extents(base):
+        return emitter.reshape(emitter.permute(value, box.order), box.shape)
+    boxed = emitter.reshape(emitter.permute(value, box.order), box.shape)
+    return emitter.emit("update", base, boxed, attributes=UpdateAttributes(box.starts))
 
 
 def _write_back(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: Value) -> Value:

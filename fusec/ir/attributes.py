@@ -123,6 +123,13 @@ class SliceAttributes(Attributes):
 
 
 @dataclass(frozen=True)
+class UpdateAttributes(Attributes):
+    """Where the second operand is written in the first: ``result[start + i] = value[i]``, a start for each axis."""
+
+    starts: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
 class StridedAttributes(Attributes):
     """``result[i...] = flat(operand)[offset + sum(i*strides)]``; flat is row-major, strides in elements."""
 

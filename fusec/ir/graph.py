@@ -16,9 +16,10 @@ from fusec.ir.attributes import NO_ATTRIBUTES, Attributes, ConstantAttributes, S
 from fusec.ir.ops import OPS, OpDef
 from fusec.ir.types import Dim, DType, TensorType
 
-InputRole = Literal["argument", "parameter", "state"]
+InputRole = Literal["argument", "parameter", "state", "integer"]
 """argument: given at each call. parameter: an nn.Module's parameter or buffer, by reference.
-state: a tensor or array found in a closure, a global or an attribute, by reference."""
+state: a tensor or array found in a closure, a global or an attribute, by reference.
+integer: a plain integer of the call, which is the extent of an input that has no elements to read."""
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,9 @@ class Arrays(Protocol):
     def copy_into(self, scope: Scope, target: str, source: str) -> str:
         """Copies elements, as the library's own assignment would."""
 
+    def note_write(self, scope: Scope, variable: str) -> str:
+        """Tells the library that a kernel writes into an array; empty where it need not know."""
+
     def contiguous(self, scope: Scope, variable: str) -> str:
         """The array itself where it is row-major, else a copy that is."""
 

@@ -110,6 +110,9 @@ class CupyArrays:
     def copy_into(self, scope: Scope, target: str, source: str) -> str:
         return f"{scope.bind(cupy.copyto, 'copyto')}({target}, {source})"
 
+    def note_write(self, scope: Scope, variable: str) -> str:
+        return ""
+
     def contiguous(self, scope: Scope, variable: str) -> str:
         return f"{scope.bind(cupy.ascontiguousarray, 'contiguous')}({variable})"
 

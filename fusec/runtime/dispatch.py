@@ -35,9 +35,10 @@ from fusec.ir.index import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays
 from fusec.runtime.code import Scope
-from fusec.runtime.dynamic import Opening, Openings, Symbolic, is_open, openings, symbols_in
+from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openings, symbols_in
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
+from fusec.runtime.integers import IntegersSeen, OpenIntegers, check_integers, highest
 
 RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
@@ -227,13 +228,14 @@ class Dispatcher:
         fallback: Fallback = "eager",
         name: str = "",
         capture: CaptureFunction | None = None,
-        symbolic: Symbolic | None = None,
+        general: Generality | None = None,
         openings: Openings = openings,
         static: frozenset[str] = frozenset(),
     ) -> None:
         self.function = function
         self.static = static
-        self.symbolic = symbolic
+        self.general = general
+        self._integers = IntegersSeen()
         self._openings = openings
         self.closed: list[str] = []
         self._without_kernel: set[str] = set()
@@ -313,7 +315,7 @@ class Dispatcher:
             if self._count >= RECOMPILE_LIMIT:
                 return self._too_many(args, kwargs)
             self._log_recompile(key, known)
-            opened = self._make_open(key, arrays, leaves, spec)
+            opened = self._make_open(key, arrays, leaves, spec) or self._make_open_integers(arrays, leaves, spec)
             if opened is not None:
                 plan, self._open = opened, (opened, *self._open)
             else:
@@ -395,7 +397,7 @@ class Dispatcher:
 
     def _make_open(self, key: Hashable, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
-        if self.symbolic is None or needs_autograd(arrays.library, leaves):
+        if self.general is None or not self.general.extents or needs_autograd(arrays.library, leaves):
             return None
         layouts = tuple(arrays.layout(leaf) for leaf in leaves)
         kinds = tuple((x.type.dtype, x.type.rank, x.type.device, x.flags) for x in layouts)
@@ -416,7 +418,7 @@ class Dispatcher:
         return None
 
     def _open_plan(self, opening: Opening, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan:
-        assert self.symbolic is not None
+        assert self.general is not None
         shapes = opening.shapes
 
         def capture_at(extents: Mapping[str, int]) -> Capture:
@@ -442,7 +444,7 @@ class Dispatcher:
             with captures.run():
                 check_conditions(self.function, list(zip(named, dtypes, strict=True)), spec.restore, extents, ranges)
 
-        capture = self.symbolic(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
+        capture = self.general.make(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)
@@ -450,6 +452,47 @@ class Dispatcher:
         entry = compiled_entry(executable, capture, spec, leaves, eager, opening)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
         log.info("%s: compiled for %s", self._name, ranges)
+        return Plan(entry, capture, executable)
+
+    def _make_open_integers(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
+        """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""
+        if self.general is None or not self.general.integers or needs_autograd(arrays.library, leaves):
+            return None
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        if any(layout.type.device != "cpu" for layout in layouts):
+            return None
+        kind = (arrays.library, layouts, arrays.mode())
+        opened = self._integers.opening(kind, spec)
+        if opened is None:
+            return None
+        try:
+            return self._integers_plan(opened, arrays, leaves)
+        except Exception as error:  # the function itself may refuse an integer that no call has had
+            self._integers.close(kind, opened)
+            log.info("%s: not for a range of integers: %s", self._name, error)
+            return None
+
+    def _integers_plan(self, opened: OpenIntegers, arrays: Arrays, leaves: list[Any]) -> Plan:
+        assert self.general is not None
+
+        def capture_as(spec: CallSpec) -> Capture:
+            return self._capture(arrays.library, *spec.restore(leaves))
+
+        def capture_at(extents: Mapping[str, int]) -> Capture:
+            return opened.given(capture_as(opened.at(extents)), extents)
+
+        def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
+            check_integers(arrays.library, capture_as, opened, extents, ranges)
+
+        opened = opened.up_to(highest(opened, capture_at))
+        capture = self.general.make(capture_at, opened.distinct, conditions)
+        if needs_autograd(arrays.library, leaves, capture):
+            raise CaptureError("a gradient is needed")
+        executable = self.compile(capture)
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+        entry = compiled_entry(executable, capture, opened.structure, leaves, eager)
+        ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opened.distinct)
+        log.info("%s: compiled for integers %s", self._name, ranges)
         return Plan(entry, capture, executable)
 
     def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception) -> Plan:

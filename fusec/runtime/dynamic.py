@@ -22,6 +22,19 @@ Symbolic = Callable[[CaptureAt, Sequence[Symbol], Conditions | None], Capture]
 The conditions raise DimensionError where what the function does at some extents is not what it does in the ranges.
 """
 
+
+@dataclass(frozen=True)
+class Generality:
+    """What a function's programs are made symbolic in, and how.
+
+    extents: of arrays, where calls differ in them. integers: plain ones among the arguments.
+    """
+
+    make: Symbolic
+    extents: bool
+    integers: bool
+
+
 LEAST = 2
 """Where an extent is 1 arrays broadcast, so it is compiled for by itself."""
 

@@ -132,6 +132,7 @@ class ProgramWriter:
 
     def write(self) -> ProgramWriter:
         self._read_sizes()
+        self._note_writes()
         self._write_scratch()
         if self._mark is not None:
             self._write_marked(self._mark)
@@ -176,14 +177,22 @@ class ProgramWriter:
             self._write_chain(launches)
 
     def _read_sizes(self) -> None:
-        """The symbolic extents, from the shapes of inputs."""
+        """The symbolic extents, from the shapes of inputs, and integers."""
         program = self._program
         read: set[Symbol] = set()
-        for slot in program.inputs:
+        for slot, port in zip(program.inputs, program.input_ports, strict=True):
             for axis, extent in enumerate(program.slots[slot].type.shape):
                 if isinstance(extent, Symbol) and extent not in read and self._variables[slot] != "None":
                     read.add(extent)
-                    self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}.shape[{axis}]")
+                    place = "" if port.role == "integer" else f".shape[{axis}]"
+                    self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}{place}")
+
+    def _note_writes(self) -> None:
+        """Before any kernel, so that what was packed from an array that one of them writes is packed anew."""
+        for slot, port in zip(self._program.outputs, self._program.output_ports, strict=True):
+            if port.mutates is not None and slot == self._program.inputs[port.mutates]:
+                note = self._arrays.note_write(self._scope, self._variables[slot])
+                self.lines += [note] if note else []
 
     # What needs an array object, what only memory
 
@@ -425,18 +434,17 @@ class ProgramWriter:
     def _write_results(self) -> None:
         program = self._program
         ports = program.output_ports
+        changed = {k: program.inputs[port.mutates] for k, port in enumerate(ports) if port.mutates is not None}
+        changed = {k: slot for k, slot in changed.items() if slot != program.outputs[k]}  # others hold theirs by now
         self.results = [self._variable(slot) for slot in program.outputs]
-        mutating = [k for k, port in enumerate(ports) if port.mutates is not None]
-        if len(mutating) > 1 or any(self._lies_in_input(k) for k in mutating):
-            for k in mutating:
+        if len(changed) > 1 or any(map(self._lies_in_input, changed)):
+            for k in changed:
                 if self._lies_in_input(k):  # its source may be overwritten before it is read
                     saved = f"saved{k}"
                     self.lines.append(f"{saved} = {self._arrays.copy(self._scope, self.results[k])}")
                     self.results[k] = saved
-        for k in mutating:
-            target = ports[k].mutates
-            assert target is not None
-            into = self._variables[program.inputs[target]]
+        for k, slot in changed.items():
+            into = self._variables[slot]
             if (program.outputs[k],) not in self._in_place:
                 self.lines.append(self._arrays.copy_into(self._scope, into, self.results[k]))
             self.results[k] = into

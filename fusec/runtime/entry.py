@@ -11,6 +11,8 @@ from fusec.frontend.capture import (
     CallSpec,
     Capture,
     Conditions,
+    Integer,
+    IntegerSource,
     Node,
     Rebuild,
     ReferenceSource,
@@ -40,6 +42,7 @@ class _EntryWriter:
         self.scope = scope
         self.lines: list[str] = []
         self.leaves: list[str] = []
+        self.integers: dict[str, str] = {}
         self._count = 0
         self.miss = scope.bind(MISS, "MISS")
 
@@ -76,6 +79,8 @@ class _EntryWriter:
     def _part(self, variable: str, part: Structure) -> None:
         if isinstance(part, Static):
             self._static(variable, part)
+        elif isinstance(part, Integer):
+            self._integer(variable, part)
         elif isinstance(part, Node):
             self._container(variable, part)
         else:
@@ -93,6 +98,12 @@ class _EntryWriter:
             static = self.scope.bind(Static, "Static")
             known = self.scope.bind(part, "static")
             self.unless(f"{variable} is {self.scope.bind(value, 'value')} or {static}({variable}) == {known}")
+
+    def _integer(self, variable: str, part: Integer) -> None:
+        first = self.integers.setdefault(part.name, variable)
+        kind = f"type({variable}) is {self.scope.bind(int, 'int')}"
+        known = f"{variable} == {first}" if first != variable else f"{part.least} <= {variable} <= {part.most}"
+        self.unless(f"{kind} and {known}")
 
     def _container(self, variable: str, part: Node) -> None:
         kind = self.scope.bind(part.kind, part.kind.__name__)
@@ -118,7 +129,7 @@ def compiled_entry(
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
 
-    ``opening`` holds the shapes of the leaves where some extents are symbolic.
+    ``opening`` holds the shapes of the leaves where some extents are symbolic; integers of ``spec`` may be.
 
     ``eager(args, kwargs)`` takes over where a changed input shares memory with another.
     """
@@ -266,6 +277,8 @@ def _check_arrays(
         match source:
             case ArgumentSource(index):
                 inputs.append(writer.leaves[index])
+            case IntegerSource(name):
+                inputs.append(writer.integers[name])
             case ReferenceSource():
                 variable = f"r{number}"
                 fetches.append(f"{variable} = {paths.fetch(source.fetch)}")
@@ -282,10 +295,11 @@ def _clashes(
     executable: Executable, scope: Scope, inputs: Sequence[str], eager: Callable[..., Any], *, fixed: bool
 ) -> list[str]:
     """Lines that give way to eager where a mutated input shares memory with another input."""
-    mutated = {port.mutates for port in executable.program.output_ports if port.mutates is not None}
-    if not mutated or len(inputs) == 1:
+    program = executable.program
+    mutated = {port.mutates for port in program.output_ports if port.mutates is not None}
+    arrays = [k for k, port in enumerate(program.input_ports) if port.role != "integer"]
+    if not mutated or len(arrays) == 1:
         return []
-    shares = Sharing(executable.arrays, sorted(mutated), fixed=fixed)
-    return [
-        f"if {scope.bind(shares, 'shares')}({', '.join(inputs)}): return {scope.bind(eager, 'eager')}(args, kwargs)"
-    ]
+    shares = Sharing(executable.arrays, [arrays.index(k) for k in sorted(mutated)], fixed=fixed)
+    given = ", ".join(inputs[k] for k in arrays)
+    return [f"if {scope.bind(shares, 'shares')}({given}): return {scope.bind(eager, 'eager')}(args, kwargs)"]

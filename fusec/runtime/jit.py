@@ -9,7 +9,7 @@ from typing import Any
 
 from fusec.frontend.capture import Fallback
 from fusec.runtime.dispatch import Compile, Dispatcher, captures
-from fusec.runtime.dynamic import Symbolic
+from fusec.runtime.dynamic import Generality
 from fusec.runtime.entry import MISS
 
 
@@ -26,11 +26,11 @@ class JitFunction:
         function: Callable[..., Any],
         compile: Compile,
         fallback: Fallback,
-        symbolic: Symbolic | None = None,
+        general: Generality | None = None,
         static: frozenset[str] = frozenset(),
     ) -> None:
         functools.update_wrapper(self, function)
-        self.dispatcher = Dispatcher(function, compile, fallback=fallback, symbolic=symbolic, static=static)
+        self.dispatcher = Dispatcher(function, compile, fallback=fallback, general=general, static=static)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self.dispatcher
@@ -73,7 +73,7 @@ class BoundMethods:
         if known is None:
             dispatcher = jitted.dispatcher
             bound = types.MethodType(dispatcher.function, instance)
-            made = JitFunction(bound, dispatcher.compile, dispatcher.fallback, dispatcher.symbolic, dispatcher.static)
+            made = JitFunction(bound, dispatcher.compile, dispatcher.fallback, dispatcher.general, dispatcher.static)
             known = self._methods.setdefault(id(jitted), (jitted, made))
         return known[1]
 
@@ -98,10 +98,10 @@ class JitModule:
         module: Any,
         compile: Compile,
         fallback: Fallback,
-        symbolic: Symbolic | None = None,
+        general: Generality | None = None,
         static: frozenset[str] = frozenset(),
     ) -> None:
-        self.__dict__["_fusec"] = JitFunction(module, compile, fallback, symbolic, static)
+        self.__dict__["_fusec"] = JitFunction(module, compile, fallback, general, static)
         self.__dict__["_module"] = module
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ class JitModule:
 
         dispatcher = self._fusec.dispatcher
         module = copy.deepcopy(self.__dict__["_module"], memo)
-        return JitModule(module, dispatcher.compile, dispatcher.fallback, dispatcher.symbolic, dispatcher.static)
+        return JitModule(module, dispatcher.compile, dispatcher.fallback, dispatcher.general, dispatcher.static)
 
 
 def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:

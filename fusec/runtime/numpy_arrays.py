@@ -179,6 +179,9 @@ class NumpyArrays:
     def copy_into(self, scope: Scope, target: str, source: str) -> str:
         return f"{scope.bind(np.copyto, 'copyto')}({target}, {source})"
 
+    def note_write(self, scope: Scope, variable: str) -> str:
+        return ""
+
     def contiguous(self, scope: Scope, variable: str) -> str:
         return f"{scope.bind(_row_major, 'row_major')}({variable})"
 

@@ -188,6 +188,9 @@ class TorchArrays:
     def copy_into(self, scope: Scope, target: str, source: str) -> str:
         return f"{target}.copy_({source})"
 
+    def note_write(self, scope: Scope, variable: str) -> str:
+        return f"{scope.bind(torch._C._increment_version, 'increment_version')}(({variable},))"
+
     def contiguous(self, scope: Scope, variable: str) -> str:
         return f"{variable}.contiguous()"
 

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES, ExternAttributes, FusedAttributes
+from fusec.ir.attributes import NO_ATTRIBUTES, ExternAttributes, FusedAttributes, UpdateAttributes
 from fusec.ir.graph import Graph, Location, Op, Value
+from fusec.ir.index import add, mul
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
-from fusec.ir.types import TensorType, contiguous_strides
+from fusec.ir.types import Dim, TensorType, contiguous_strides
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
+from fusec.passes.writes import placed
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
@@ -40,6 +42,8 @@ class _Assembly:
     declined: list[Declined] = field(default_factory=list)
     packed: dict[tuple[object, ...], int] = field(default_factory=dict)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
+    placed: dict[Value, Op] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
 
 
 def assemble(
@@ -55,11 +59,15 @@ def assemble(
     for k, value in enumerate(graph.inputs):
         a.slot_of[value] = _add(a, Slot(value.name, "input", value.type, a.strides[value], source=k))
     owned = _owned_by_caller(graph)
+    a.placed = placed(graph)
+    a.written = {a.slot_of[v] for op in a.placed.values() if (v := op.operands[0]) in a.slot_of}
     for op in graph.ops:
         if isinstance(op.attributes, FusedAttributes):
             _fused(a, op, owned)
         elif isinstance(op.attributes, ExternAttributes):
             _extern(a, op, op.attributes)
+        elif isinstance(op.attributes, UpdateAttributes):
+            _updated(a, op)
         elif op.definition.kind not in ("view", "create"):
             _interpreted(a, [op], op.operands, op.results, f"no kernel family computes {op.name}")
     outputs = tuple(_slot(a, v, k) for k, v in enumerate(graph.outputs))
@@ -124,7 +132,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     assert isinstance(op.attributes, FusedAttributes)
     body = op.attributes.body
     for result in op.results:
-        a.strides[result] = owned.get(result, contiguous_strides(result.type.shape))
+        a.strides[result] = _layout(a, result, owned)
     layouts = {v: a.strides.get(v, contiguous_strides(v.type.shape)) for v in (*op.operands, *op.results)}
     if all(0 in r.type.shape for r in op.results):
         _make_results(a, op, owned)
@@ -179,8 +187,35 @@ def _kernel(a: _Assembly, kernel: Kernel) -> str:
     return a.names[key]
 
 
+def _layout(a: _Assembly, result: Value, owned: dict[Value, Strides]) -> Strides:
+    """The strides of a result: those of the array that it is written into, or that the caller asks for."""
+    if result in a.placed:
+        return a.strides[a.placed[result].operands[0]]
+    return owned.get(result, contiguous_strides(result.type.shape))
+
+
+def _updated(a: _Assembly, op: Op) -> None:
+    """What is updated, with its new contents: by now a kernel has written them."""
+    (base, _), result = op.operands, op.result
+    a.strides[result], a.slot_of[result] = a.strides[base], a.slot_of[base]
+
+
+def _place(a: _Assembly, value: Value) -> int:
+    """The slot of a value that is written into an array: a view of that array's."""
+    update = a.placed[value]
+    assert isinstance(update.attributes, UpdateAttributes)
+    base = update.operands[0]
+    offset: Dim = 0
+    for start, stride in zip(update.attributes.starts, a.strides[base], strict=True):
+        offset = add(offset, mul(start, stride))
+    return _add(a, Slot(value.name, "view", value.type, a.strides[base], a.slot_of[base], offset))
+
+
 def _make_results(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     for result in op.results:
+        if result in a.placed:
+            a.slot_of[result] = _place(a, result)
+            continue
         kind: SlotKind = "output" if result in owned else "workspace"
         a.slot_of[result] = _add(a, Slot(result.name, kind, result.type, a.strides[result]))
 
@@ -190,10 +225,11 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
     sources = tuple(_slot(a, v) for v in plan.sources)
     packed = plan.packed
     key = (sources, kernel_key(plan.kernel))
-    if key in a.packed:
+    written = any(_root(a, s) in a.written for s in sources)
+    if key in a.packed and not written:
         return a.packed[key]
     type_ = TensorType(packed.dtype, packed.shape, plan.sources[0].type.device if plan.sources else "cpu")
-    cacheable = all(
+    cacheable = not written and all(
         a.slots[s].kind == "input" and a.graph.input_ports[a.slots[s].source].role != "argument" for s in sources
     )
     slot = _add(a, Slot(packed.name, "packed" if cacheable else "workspace", type_, packed.strides))
@@ -201,6 +237,13 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
     name = _kernel(a, plan.kernel)
     arguments = (*sources, slot)
     a.steps.append(Pack(name, arguments, True) if cacheable else Launch(name, arguments))
+    return slot
+
+
+def _root(a: _Assembly, slot: int) -> int:
+    """The slot whose memory a slot lies in."""
+    while a.slots[slot].kind == "view":
+        slot = a.slots[slot].source
     return slot
 
 
@@ -227,7 +270,7 @@ def _interpreted_group(a: _Assembly, op: Op, body: Graph, owned: dict[Value, Str
     raw = {
         r: Value(r.type, f"{r.name}_raw")
         for r in op.results
-        if r in owned and not same_layout(r.type.shape, owned[r], contiguous_strides(r.type.shape))
+        if r in a.placed or (r in owned and not same_layout(r.type.shape, owned[r], contiguous_strides(r.type.shape)))
     }
 
     def renamed(values: tuple[Value, ...]) -> tuple[Value, ...]:

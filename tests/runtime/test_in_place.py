@@ -202,3 +202,92 @@ def test_large_rows_apart(dtype: str) -> None:
     theirs = ours.clone()
     assert torch.equal(fusec.jit(lowered)(ours[:, :512]), lowered(theirs[:, :512]))
     assert torch.equal(ours, theirs)
+
+
+def one_slice(cache: Any, new: Any) -> Any:
+    cache[:, 3:5] = new
+    return cache.sum(-1)
+
+
+def slices(cache: Any, new: Any) -> Any:
+    cache[1, :2] = new[0]
+    cache[:, -1, 1:] = torch.relu(new[:, 0, 1:])
+    cache[0, 3, 2] = 7.0
+    cache.transpose(0, 1)[6:8, 2] = new[1]
+    return cache
+
+
+def read_by_what_is_written(cache: Any, new: Any) -> Any:
+    weights = torch.softmax(new @ cache.transpose(1, 2), -1)
+    cache[:, 3:5] = weights @ cache
+    return cache * 2
+
+
+def shifted(cache: Any, new: Any) -> Any:
+    cache[:, 1:] = cache[:, :-1] + new[:, :1]
+    return cache
+
+
+def added_to_a_slice(cache: Any, new: Any) -> Any:
+    cache[:, 3:5] += new
+    return cache.sum()
+
+
+def sum_before(cache: Any, new: Any) -> Any:
+    before = cache.sum(-1)
+    cache[:, 3:5] = new
+    return before
+
+
+SLICED = {one_slice: True, slices: True, read_by_what_is_written: False, shifted: False, sum_before: False}
+
+
+@pytest.mark.parametrize("function", [*SLICED, added_to_a_slice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_slices(function: Function, turned: bool, dtype: str) -> None:
+    cache, _, new = (a.to(getattr(torch, dtype)) if a.is_floating_point() else a for a in arguments())
+    if turned:
+        cache = cache.transpose(0, 2).contiguous().transpose(0, 2)
+    ours, theirs = cache.clone(), cache.clone()
+    compiled = fusec.jit(fallback="error")(function)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(ours, new), function(theirs, new))
+        torch.testing.assert_close(ours, theirs)
+    source = str(fusec.compile(function, cache, new).only.executable.source)
+    if function in SLICED:
+        assert ("copy_(" not in source) == SLICED[function], source
+
+
+def test_kernels_write_into_gaps_of_no_other_memory() -> None:
+    """A view of a larger tensor: what lies around it stays as it was."""
+    memory = torch.arange(400.0).reshape(20, 20)
+    before = memory.clone()
+    fusec.jit(fallback="error")(one_slice)(memory[2:11, 3:13][None], torch.ones(1, 2, 10))
+    before[5:7, 3:13] = 1
+    assert torch.equal(memory, before)
+
+
+class Kept(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(96, 64))
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:
+        before = x @ self.kept.T
+        self.kept[2:3] = self.linear(x)[:1] + before.sum()
+        return before, x @ self.kept.T
+
+
+def test_what_is_packed_from_a_written_buffer_is_packed_anew() -> None:
+    ours, theirs = Kept().requires_grad_(False), Kept().requires_grad_(False)
+    theirs.load_state_dict(ours.state_dict())
+    compiled = fusec.jit(fallback="error")(ours)
+    reader = fusec.jit(lambda x: x @ ours.kept.T)
+    for _ in range(3):
+        x = torch.randn(64, 64)
+        version = ours.kept._version
+        torch.testing.assert_close(compiled(x), theirs(x), rtol=1e-4, atol=1e-3)
+        assert ours.kept._version > version
+        torch.testing.assert_close(reader(x), x @ theirs.kept.T, rtol=1e-4, atol=1e-3)

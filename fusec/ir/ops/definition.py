@@ -22,12 +22,14 @@ OpKind = Literal[
     "dot",
     "view",
     "data",
+    "write",
     "extern",
     "fused",
     "composite",
 ]
 """create: no operands. elementwise: operands broadcast, NumPy's rule. view: an index map, no arithmetic.
-data: moves elements. composite: opened into the other kinds by canonicalisation."""
+data: moves elements. write: an array with some elements replaced, in its own memory once ``writes`` has run.
+composite: opened into the other kinds by canonicalisation."""
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]

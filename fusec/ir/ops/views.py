@@ -16,6 +16,7 @@ from fusec.ir.attributes import (
     ShapeAttributes,
     SliceAttributes,
     StridedAttributes,
+    UpdateAttributes,
     WindowsAttributes,
 )
 from fusec.ir.index import add, bounds, floordiv, sub
@@ -181,6 +182,24 @@ def _pad(arrays: Arrays, attributes: PadAttributes) -> Array:
     return result
 
 
+def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
+    t, value = types
+    require_same_dtype(types)
+    if not t.rank == value.rank == len(attributes.starts):
+        raise TypeRuleError(f"{value} can't be written into {t} at {list(attributes.starts)}: the ranks differ")
+    for axis, (start, n, extent) in enumerate(zip(attributes.starts, value.shape, t.shape, strict=True)):
+        if _below(start, 0) or _below(extent, add(start, n)):
+            raise TypeRuleError(f"{value} at {list(attributes.starts)} leaves axis {axis} of {t}")
+    return (t,)
+
+
+def _update(arrays: Arrays, attributes: UpdateAttributes) -> Array:
+    x, value = arrays
+    result = x.copy()
+    result[tuple(slice(start, start + n) for start, n in zip(static(attributes.starts), value.shape))] = value
+    return result
+
+
 def _require_index(types: Types) -> None:
     if not types[1].dtype.is_integer:
         raise TypeRuleError(f"the index is {types[1]}; it must be an integer type")
@@ -230,4 +249,5 @@ DATA_OPS: tuple[OpDef, ...] = (
     define("pad", "data", PadAttributes, (2, 2), _pad_rule, _pad),
     define("gather", "data", GatherAttributes, (2, 2), _gather_rule, _gather),
     define("gather_elements", "data", GatherAttributes, (2, 2), _gather_elements_rule, _gather_elements),
+    define("update", "write", UpdateAttributes, (2, 2), _update_rule, _update),
 )

@@ -1,0 +1,206 @@
+"""Integer arguments that change from call to call, such as the place in a cache: one program for a range of them.
+
+A call's structure has its integers by value. Where calls differ in some of these alone, they are made symbols: the
+capture gets an input for each, which has no elements to read and whose extent is the integer, and so everything
+that is known of symbolic extents holds for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusec.errors import DimensionError
+from fusec.frontend.capture import CallSpec, Capture, Integer, IntegerSource, Library, Node, Static, Structure
+from fusec.frontend.followed import FollowedInt
+from fusec.ir.graph import Graph, Port, Value
+from fusec.ir.index import Symbol, symbol
+from fusec.ir.types import TensorType, u8
+from fusec.runtime.dynamic import LEAST, reach
+
+MOST_INTEGERS = 4
+"""Integers of a call that are opened together; every one doubles the captures."""
+
+MOST_OPENINGS = 4
+"""Programs for ranges that are made, or tried, for calls alike in all but their integers."""
+
+TRIALS = 12
+"""Captures that are spent on how far a range goes."""
+
+
+def integers_in(spec: CallSpec) -> list[int]:
+    """The plain integers among a call's static values, in order."""
+    return [part.value for part in _statics(spec) if type(part.value) is int]
+
+
+def with_integers(spec: CallSpec, parts: Sequence[Structure]) -> CallSpec:
+    """The structure with these in the places of its integers."""
+    left = iter(parts)
+
+    def placed(part: Structure) -> Structure:
+        if isinstance(part, Node):
+            return replace(part, parts=tuple(map(placed, part.parts)))
+        return next(left) if isinstance(part, Static) and type(part.value) is int else part
+
+    args = tuple(map(placed, spec.args))
+    return CallSpec(args, tuple((name, placed(part)) for name, part in spec.kwargs))
+
+
+def _statics(spec: CallSpec) -> Iterator[Static]:
+    waiting = [*(part for _, part in reversed(spec.kwargs)), *reversed(spec.args)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Static):
+            yield part
+        waiting += reversed(getattr(part, "parts", ()))
+
+
+@dataclass(frozen=True)
+class OpenIntegers:
+    """A call's structure of which some integers (their places among :func:`integers_in`) are symbols."""
+
+    spec: CallSpec
+    symbols: Mapping[int, Symbol]
+
+    @property
+    def distinct(self) -> list[Symbol]:
+        return list(dict.fromkeys(self.symbols.values()))
+
+    @property
+    def structure(self) -> CallSpec:
+        """What calls are tested against."""
+        return self.filled(lambda s: Integer(s.name, s.lo or 0, s.hi if isinstance(s.hi, int) else 0))
+
+    def at(self, extents: Mapping[str, object]) -> CallSpec:
+        """The structure with numbers, or what stands for them, in the places of the symbols."""
+        return self.filled(lambda s: Static(extents[s.name]))
+
+    def filled(self, make: Callable[[Symbol], Structure]) -> CallSpec:
+        """The structure with what ``make`` makes in the places of the symbols."""
+        values = integers_in(self.spec)
+        parts = [make(self.symbols[k]) if k in self.symbols else Static(n) for k, n in enumerate(values)]
+        return with_integers(self.spec, parts)
+
+    def up_to(self, highest: Mapping[str, int]) -> OpenIntegers:
+        """The same with these upper ends."""
+        narrowed = {s: symbol(s.name, LEAST, highest[s.name]) for s in self.distinct}
+        return replace(self, symbols={k: narrowed[s] for k, s in self.symbols.items()})
+
+    def given(self, capture: Capture, extents: Mapping[str, int]) -> Capture:
+        """The capture with an input more for each symbol."""
+        values = [Value(TensorType(u8, (extents[s.name],)), s.name) for s in self.distinct]
+        ports = [Port(role="integer", path=s.name) for s in self.distinct]
+        graph = capture.graph
+        inputs, input_ports = (*graph.inputs, *values), (*graph.input_ports, *ports)
+        sources = (*capture.sources, *(IntegerSource(s.name) for s in self.distinct))
+        return replace(capture, graph=replace(graph, inputs=inputs, input_ports=input_ports), sources=sources)
+
+
+class IntegersSeen:
+    """The integers that calls alike in all else have had, and which of them no program could be made for."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, list[tuple[int, ...]]] = {}
+        self._closed: set[tuple[Hashable, tuple[int, ...]]] = set()
+        self._openings: Counter[Hashable] = Counter()
+
+    def opening(self, kind: Hashable, spec: CallSpec) -> OpenIntegers | None:
+        """The integers that have changed, as symbols that reach as far as they have been; None where none is opened."""
+        values = tuple(integers_in(spec))
+        if not values:
+            return None
+        key = (kind, with_integers(spec, [Static(None)] * len(values)))
+        if self._openings[key] >= MOST_OPENINGS:
+            return None
+        seen = self._seen.setdefault(key, [])
+        seen[:] = [*(known for known in seen if known != values), values]
+        changed = tuple(k for k, column in enumerate(zip(*seen, strict=True)) if len(set(column)) > 1)
+        if not changed or len(changed) > MOST_INTEGERS or min(values[k] for k in changed) < LEAST:
+            return None
+        if (key, changed) in self._closed:
+            return None
+        self._openings[key] += 1
+        columns = {k: tuple(known[k] for known in seen) for k in changed}
+        names = {column: f"n{place}" for place, column in enumerate(dict.fromkeys(columns.values()))}
+        symbols = {k: symbol(names[column], LEAST, max(column)) for k, column in columns.items()}
+        return OpenIntegers(spec, symbols)
+
+    def close(self, kind: Hashable, opened: OpenIntegers) -> None:
+        """No program serves these integers: calls are compiled for each."""
+        values = integers_in(opened.spec)
+        key = (kind, with_integers(opened.spec, [Static(None)] * len(values)))
+        self._closed.add((key, tuple(sorted(opened.symbols))))
+
+
+CaptureAt = Callable[[Mapping[str, int]], Capture]
+
+
+def highest(opened: OpenIntegers, capture_at: CaptureAt) -> dict[str, int]:
+    """How far each integer can go, found by trying: first to an extent of an array, or a little less.
+
+    Past the end of an array a function raises, or does something else. DimensionError where one can't go further than
+    it has been.
+    """
+    top = {s.name: s.hi if isinstance(s.hi, int) else LEAST for s in opened.distinct}
+    first = capture_at(top).graph
+    extents = {n for v in first.inputs for n in v.type.static_shape}
+    for s in opened.distinct:
+        seen = top[s.name]
+
+        def fits(n: int, name: str = s.name, seen: int = seen) -> bool:
+            return _is_alike(first, capture_at, {**top, name: n}, n - seen)
+
+        near = {n - back for n in extents for back in range(3)} | {reach(seen)}
+        top[s.name] = _furthest(seen, sorted(n for n in near if n > seen), fits)
+        if top[s.name] == seen:
+            raise DimensionError(f"an integer goes no further than {seen}")
+    return top
+
+
+def _furthest(known: int, likely: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, as far as some trials show: one of the likely ones, or below. ``known`` fits."""
+    beyond: int | None = None
+    for _ in range(TRIALS):
+        open_to_trial = [n for n in likely if known < n and (beyond is None or n < beyond)]
+        if not open_to_trial and (beyond is None or beyond - known <= 1):
+            break
+        n = open_to_trial[len(open_to_trial) // 2] if open_to_trial else (known + (beyond or 0)) // 2
+        if fits(n):
+            known = n
+        else:
+            beyond = n
+    return known
+
+
+def _is_alike(first: Graph, capture_at: CaptureAt, extents: Mapping[str, int], moved: int) -> bool:
+    """Whether the function does the same ops there, where an integer is ``moved`` more, and extents move with it."""
+    try:
+        graph = capture_at(extents).graph
+    except Exception:  # whatever the function, or its library, raises there
+        return False
+    if [op.name for op in graph.ops] != [op.name for op in first.ops]:
+        return False
+    types = [[r.type for op in g.ops for r in op.results] for g in (first, graph)]
+    return all(
+        a.rank == b.rank and all((m - n) % moved == 0 for n, m in zip(a.static_shape, b.static_shape, strict=True))
+        for a, b in zip(*types, strict=True)
+    )
+
+
+def check_integers(
+    library: Library,
+    capture: Callable[[CallSpec], object],
+    opened: OpenIntegers,
+    extents: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int]],
+) -> None:
+    """DimensionError unless the function, as it runs for these integers, does the same for all of the ranges."""
+    ends = {name: symbol(name, low, high) for name, (low, high) in ranges.items()}
+    if library != "torch":
+        capture(opened.at({name: FollowedInt(ends[name], n) for name, n in extents.items()}))
+        return
+    from fusec.frontend.torch_followed import ByValue, TorchInt  # torch is imported only where its tensors come
+
+    with ByValue():
+        capture(opened.at({name: TorchInt(ends[name], n) for name, n in extents.items()}))

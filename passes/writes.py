@@ -1,0 +1,178 @@
+"""Writes of a box of an array that the program changes: into the array's own memory, or else as a new array.
+
+An ``update`` stays one where it is a link of the chain from an input to the output that is the input's new
+contents, and where whatever else reads the contents from before it is done by then. :func:`open_writes` judges that
+on ops; :func:`late_readers` once more on kernels, which may have come to read and write at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+from fusec.ir.attributes import (
+    ConstantAttributes,
+    ExtentAttributes,
+    GatherAttributes,
+    IotaAttributes,
+    PadAttributes,
+    UpdateAttributes,
+)
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.index import add, sub
+from fusec.ir.types import Dim, TensorType, bool_, i64
+from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
+
+
+def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozenset()) -> Graph:
+    """Afterwards each ``update`` writes into an input's memory; the others, and those named in ``but``, are maps.
+
+    Without ``in_place`` all are.
+    """
+    if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
+        return graph
+    kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
+    return rewrite(graph, (_opening(kept),))
+
+
+def late_readers(graph: Graph) -> set[str]:
+    """The names of updates of a graph of kernels before which something still has to read what they write over."""
+    producers = graph.producers()
+    late: set[str] = set()
+    for chain in _chains(graph, frozenset(), judged=False):
+        for update in chain:
+            writer = producers[update.operands[1]]
+            done = _ancestors(producers, writer.operands)
+            if any(op is writer or op not in done for op in _readers(graph, update.operands[0], update)):
+                late.add(update.result.name)
+    return late
+
+
+def _chains(graph: Graph, but: Set[str], *, judged: bool = True) -> Iterator[list[Op]]:
+    """For each input that is changed by updates alone: the updates, last first."""
+    producers = graph.producers()
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        if port.mutates is None or graph.outputs.count(value) > 1:
+            continue
+        chain: list[Op] = []
+        source = value
+        while (op := producers.get(source)) is not None and isinstance(op.attributes, UpdateAttributes):
+            chain.append(op)
+            source = op.operands[0]
+        fits = source is graph.inputs[port.mutates] and source.type.dtype.kind != "complex"
+        if fits and (not judged or all(_is_legal(graph, producers, op, but) for op in chain)):
+            yield chain
+
+
+def _is_legal(graph: Graph, producers: Mapping[Value, Op], update: Op, but: Set[str]) -> bool:
+    if update.result.name in but or 0 in update.operands[1].type.shape:
+        return False
+    done = _ancestors(producers, (update.operands[1],))
+    read_after = any(op not in done for op in _readers(graph, update.operands[0], update))
+    return not read_after and not _escapes(graph, update.operands[0])
+
+
+def _ancestors(producers: Mapping[Value, Op], values: Sequence[Value]) -> set[Op]:
+    """The ops that must have run before these values are there."""
+    found: set[Op] = set()
+    waiting = list(values)
+    while waiting:
+        op = producers.get(waiting.pop())
+        if op is not None and op not in found:
+            found.add(op)
+            waiting += op.operands
+    return found
+
+
+def _readers(graph: Graph, value: Value, update: Op) -> Iterator[Op]:
+    """The ops besides ``update`` that read a value's memory, through views."""
+    seen = {value}
+    for op in graph.ops:
+        if op is update or seen.isdisjoint(op.operands):
+            continue
+        if op.definition.kind == "view":
+            seen.update(op.results)
+        else:
+            yield op
+
+
+def _escapes(graph: Graph, value: Value) -> bool:
+    """Whether the value, or a view of it, is an output."""
+    seen = {value}
+    for op in graph.ops:
+        if op.definition.kind == "view" and not seen.isdisjoint(op.operands):
+            seen.update(op.results)
+    return not seen.isdisjoint(graph.outputs)
+
+
+def _opening(kept: Set[Value]) -> Rule:
+    @rule("update")
+    def update_as_select(r: Rewriter) -> Outcome:
+        """update(x, y) ⇒ select(inside, spread(y), x)"""
+        if r.op.result in kept:
+            return None
+        base, value = r.operands
+        if 0 in value.type.shape:
+            return base
+        if value.type.shape == base.type.shape:
+            return value
+        assert isinstance(r.op.attributes, UpdateAttributes)
+        boxes = list(enumerate(zip(r.op.attributes.starts, value.type.shape, base.type.shape, strict=True)))
+        cut = [(axis, start, n, extent) for axis, (start, n, extent) in boxes if n != extent]
+        tests = [test for box in cut for test in _tests(r, base.type, *box)]
+        inside = tests[0]
+        for test in tests[1:]:
+            inside = r.emit("logical_and", inside, test)
+        return r.emit("select", inside, _spread(r, value, base.type, cut), base)
+
+    return update_as_select
+
+
+Box = tuple[int, Dim, Dim, Dim]
+"""An axis, the first place on it that is written, how many are, and the axis's extent."""
+
+
+def _tests(r: Rewriter, base: TensorType, axis: int, start: Dim, n: Dim, extent: Dim) -> Iterator[Value]:
+    index = r.emit("iota", attributes=IotaAttributes(base.shape, axis, i64, base.device))
+    if start != 0:
+        yield r.emit("ge", index, _number(r, start, base.device))
+    if start + n != extent:
+        yield r.emit("lt", index, _number(r, start + n, base.device))
+
+
+def _number(r: Rewriter, number: Dim, device: str) -> Value:
+    if isinstance(number, int):
+        return r.constant_of(ConstantAttributes(number, i64, device))
+    return r.emit("extent", attributes=ExtentAttributes((number,), i64, device))
+
+
+def _spread(r: Rewriter, value: Value, base: TensorType, cut: Sequence[Box]) -> Value:
+    """A value of the base's shape that has ``value`` in its place; what is elsewhere does not matter."""
+    scalar = value
+    while (made := r.producer(scalar, "broadcast", "reshape", "permute")) is not None:
+        scalar = made.operands[0]
+    if scalar.type.rank == 0:
+        return r.broadcast(scalar, base.shape)
+    fixed = [box for box in cut if all(isinstance(n, int) for n in box[1:])]
+    for axis, start, n, extent in cut:
+        if (axis, start, n, extent) in fixed:
+            continue
+        index = r.emit("iota", attributes=IotaAttributes((extent,), 0, i64, base.device))
+        index = r.emit("sub", index, _number(r, start, base.device))
+        index = r.emit("maximum", index, _number(r, 0, base.device))
+        index = r.emit("minimum", index, _number(r, n - 1, base.device))
+        value = r.emit("gather", value, index, attributes=GatherAttributes(axis))
+    if not fixed:
+        return value
+    low, high = [0] * base.rank, [0] * base.rank
+    for axis, start, n, extent in fixed:
+        rest = sub(extent, add(start, n))
+        assert isinstance(start, int)
+        assert isinstance(rest, int)
+        low[axis], high[axis] = start, rest
+    zero = r.constant(False if value.type.dtype is bool_ else 0, value)
+    return r.emit("pad", value, zero, attributes=PadAttributes(tuple(low), tuple(high)))
+
+
+def placed(graph: Graph) -> dict[Value, Op]:
+    """The updates by the values that they write: those lie in the memory of what is updated."""
+    return {op.operands[1]: op for op in graph.ops if isinstance(op.attributes, UpdateAttributes)}

@@ -1,0 +1,186 @@
+"""Integer arguments that change: one program for a range of them, where the function does the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusec
+from fusec.frontend.capture import CallSpec, Static
+from fusec.runtime.integers import IntegersSeen, integers_in
+
+torch = pytest.importorskip("torch")
+
+Function = Callable[..., Any]
+TABLE = [1.0] * 77 + [2.0] * 200
+
+
+def written(x: Any, n: Any) -> Any:
+    x[n] = 1
+    return x + 0
+
+
+def slice_written(x: Any, n: Any) -> Any:
+    x[:, 1:3] = 0.5
+    x[n : n + 2, 2:] = x[0, 2:] * 2
+    return x[:n].sum() + x[n:].sum()
+
+
+def guarded(x: Any, n: Any) -> Any:
+    if n >= 1000:
+        raise ValueError(n)
+    return x[n - 1] * 2
+
+
+def scaled(x: Any, n: Any) -> Any:
+    return x * n + n
+
+
+def stepped(x: Any, n: Any) -> Any:
+    x[n + 1] = 0.25 * x[n] + 0.5 * x[n - 1]
+    return x[n + 1].sum()
+
+
+def told_apart(x: Any, n: Any) -> Any:
+    return x * 2 if n == 77 else x * 3
+
+
+def parity(x: Any, n: Any) -> Any:
+    return x[n] if n % 2 else x[n] * 2
+
+
+def counted(x: Any, n: Any) -> Any:
+    for _ in range(n % 10):
+        x = x + 1
+    return x
+
+
+def from_a_table(x: Any, n: Any) -> Any:
+    return x * TABLE[n]
+
+
+def named(x: Any, n: Any) -> Any:
+    return x.sum(0) if f"{n}" == "77" else x.max()
+
+
+def checked_kind(x: Any, n: Any) -> Any:
+    return x * 3 if isinstance(n, int) and n == 77 else x[n]
+
+
+ONE_PROGRAM = (written, slice_written, guarded, scaled, stepped)
+A_PROGRAM_EACH = (told_apart, parity, counted, from_a_table, named, checked_kind)
+NUMBERS = (5, 6, 9, 77, 150, 2, 1)
+
+
+def check(function: Function, make: Callable[[np.ndarray[Any, Any]], Any], numbers: tuple[int, ...]) -> Any:
+    rng = np.random.default_rng(0)
+    jitted = fusec.jit(fallback="error")(function)
+    for n in numbers:
+        array = rng.random((200, 6)).astype(np.float32)
+        ours, theirs = make(array.copy()), make(array.copy())
+        np.testing.assert_allclose(jitted(ours, n), function(theirs, n), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    return jitted.dispatcher
+
+
+@pytest.mark.parametrize("function", ONE_PROGRAM, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_one_program_for_a_range(function: Function, make: Any) -> None:
+    dispatcher = check(function, make, NUMBERS)
+    assert len(dispatcher.plans) == 3  # for 5, for 2 and more, for 1
+
+
+@pytest.mark.parametrize("function", A_PROGRAM_EACH, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_a_program_for_each_where_they_differ(function: Function, make: Any) -> None:
+    dispatcher = check(function, make, (5, 6, 77))
+    assert len(dispatcher.plans) == 3
+
+
+def test_the_last_places_and_past_the_end() -> None:
+    jitted = fusec.jit(fallback="error")(written)
+    ours, theirs = torch.zeros(40, 3), torch.zeros(40, 3)
+    for n in range(30, 40):
+        torch.testing.assert_close(jitted(ours, n), written(theirs, n))
+    for wrong in (40, 41, -41):
+        with pytest.raises(IndexError):
+            jitted(ours, wrong)
+    torch.testing.assert_close(ours, theirs)
+    assert len(jitted.dispatcher.plans) <= 3
+
+
+def positions(x: Any, *, start: int, count: int) -> Any:
+    angles = torch.outer(torch.arange(start, start + count).float(), torch.tensor([1.0, 0.5]))
+    return torch.cos(angles) * x[:count, :2]
+
+
+def test_places_made_of_an_integer_by_name() -> None:
+    jitted = fusec.jit(fallback="error")(positions)
+    for start in (3, 8, 30, 4000):
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(jitted(x, start=start, count=2), positions(x, start=start, count=2))
+    assert len(jitted.dispatcher.plans) <= 4
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+        self.register_buffer("keys", torch.zeros(1, 4, 48, 8))
+        self.register_buffer("values", torch.zeros(1, 4, 48, 8))
+
+    def forward(self, x: Any, start: int) -> Any:
+        count = x.shape[1]
+        q, k, v = (t.view(1, count, 4, 8).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        self.keys[:, :, start : start + count] = k
+        self.values[:, :, start : start + count] = v
+        end = start + count
+        return torch.nn.functional.scaled_dot_product_attention(q, self.keys[:, :, :end], self.values[:, :, :end])
+
+
+def test_a_cache_of_keys_written_token_by_token() -> None:
+    ours, theirs = Layer().requires_grad_(False), Layer().requires_grad_(False)
+    theirs.load_state_dict(ours.state_dict())
+    jitted = fusec.jit(fallback="error")(ours)
+    x = torch.randn(1, 5, 32)
+    torch.testing.assert_close(jitted(x, 0), theirs(x, 0), rtol=1e-4, atol=1e-5)
+    for start in range(5, 48):
+        x = torch.randn(1, 1, 32)
+        torch.testing.assert_close(jitted(x, start), theirs(x, start), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-5)
+    plans = jitted._fusec.dispatcher.plans
+    assert len(plans) <= 4
+    assert "copy_(" not in plans[-1].executable.source
+
+
+def test_trials_end() -> None:
+    seen = IntegersSeen()
+
+    def spec(*numbers: int) -> CallSpec:
+        return CallSpec(tuple(map(Static, (*numbers, True, "x"))), ())
+
+    assert integers_in(spec(4, 5)) == [4, 5]
+    assert seen.opening("kind", spec(4, 5)) is None
+    assert seen.opening("kind", spec(4, 1)) is None  # below the least
+    opened = seen.opening("kind", spec(4, 9))
+    assert opened is not None
+    assert list(opened.symbols) == [1]
+    assert seen.opening("other kind", spec(4, 10)) is None
+    seen.close("kind", opened)
+    assert seen.opening("kind", spec(4, 10)) is None
+    for n in range(11, 30):
+        seen.opening("kind", spec(n, n))
+    assert seen.opening("kind", spec(30, 31)) is None
+
+
+def test_equal_integers_share_a_symbol() -> None:
+    def f(x: Any, a: int, b: int) -> Any:
+        return x[a:].sum() + x[:b].sum()
+
+    jitted = fusec.jit(fallback="error")(f)
+    x = torch.randn(30)
+    for a, b in ((3, 3), (4, 4), (9, 9), (9, 12), (5, 5)):
+        torch.testing.assert_close(jitted(x, a, b), f(x, a, b))
