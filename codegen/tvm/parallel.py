@@ -16,6 +16,8 @@ from typing import Any
 
 import tvm_ffi
 
+from fusec.target.quota import usable_processors, within_quota
+
 SETUP = "fusec_setup"
 """Name of a module's function that takes the addresses of the OpenMP functions."""
 
@@ -74,9 +76,15 @@ def _openmp() -> Any | None:
         if hasattr(process, "GOMP_parallel"):
             return process
     try:
-        return ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+        return _systems_openmp()
     except OSError:
         return None
+
+
+@cache
+def _systems_openmp() -> Any:
+    with within_quota():
+        return ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
 
 
 def _torchs_number() -> Any | None:
@@ -110,5 +118,5 @@ def _prepare_tvm_pool() -> None:
     """TVM takes half the hardware threads and pins them (the caller too) unless its environment says otherwise."""
     import tvm  # noqa: F401  (its runtime library brings the pool)
 
-    os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("TVM_NUM_THREADS", str(usable_processors()))
     os.environ["TVM_BIND_THREADS"] = "0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from fusec.errors import TargetError
 from fusec.ir.types import DType
+from fusec.target.quota import usable_processors
 from fusec.target.tiles import allow_tiles
 
 
@@ -195,7 +195,7 @@ def host_cpu() -> CpuTarget:
         l1=_cache_bytes(1, base.l1),
         l2=_cache_bytes(2, base.l2),
         l3=_cache_bytes(3, base.l3),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_processors(),
         products=_host_products(flags) if wide else (),
     )
 

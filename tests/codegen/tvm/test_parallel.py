@@ -140,5 +140,54 @@ def test_numbers_set_at_run_time_and_many_callers(run: Run) -> None:
     run(AGREE + SET_AT_RUN_TIME + NEW_THREAD + MANY_CALLERS)
 
 
+NUMPYS = """
+import os, sys, threading
+if {hidden}:
+    sys.modules["torch"] = None  # as where it is not installed
+import numpy as np
+import fusec
+import fusec.target.quota as quota
+
+quota.usable_processors = lambda: {usable}
+os.sched_getaffinity = lambda pid: set(range(4))
+
+@fusec.jit
+def rows(x):
+    return np.exp(x - x.max(1, keepdims=True))
+
+def work():
+    before = len(os.listdir("/proc/self/task"))
+    rows(x)
+    found.append(len(os.listdir("/proc/self/task")) - before + 1)
+
+x, found = np.random.rand(400, 256), []
+fusec.compile(rows, x)
+work()
+other = threading.Thread(target=work)
+other.start()
+other.join()
+assert found == [{threads}, {threads}], found
+assert os.environ.get("OMP_NUM_THREADS") == {variable!r}
+"""
+
+
+@pytest.mark.parametrize(
+    ("usable", "variable", "threads", "hidden"),
+    [(3, None, 3, True), (1, None, 1, True), (2, "3", 3, True), (1, None, 1, False)],
+)
+def test_a_quota_of_time_limits_them(usable: int, variable: str | None, threads: int, hidden: bool) -> None:
+    """In a process that did not load PyTorch itself; on every Python thread. OMP_NUM_THREADS goes before."""
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", NUMPYS.format(usable=usable, threads=threads, variable=variable, hidden=hidden)],
+        env={**environment, **({"OMP_NUM_THREADS": variable} if variable else {})},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_forked_processes(run: Run) -> None:
     run(FORKED)
