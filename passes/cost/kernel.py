@@ -13,7 +13,7 @@ from fusec.passes.cost.work import Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements, uses_tiles
+from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8
