@@ -80,6 +80,8 @@ def _of(node: ScalarExpr, lane: Symbol, lanes: int, others: Sequence[Symbol], *,
         case IndexValue():
             return 1.0
         case Apply(op="cast"):
+            if isinstance(node.args[0], Load) and node.args[0].dtype in (bf16, f16):
+                return 0.0
             return 1.0 if node.args[0].dtype.bits != node.dtype.bits else 0.0
         case Apply(op=op):
             if op in IN_LIBRARY:

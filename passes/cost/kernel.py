@@ -9,7 +9,7 @@ from math import hypot, prod
 
 from fusec.ir.index import Index, Symbol, symbols_of
 from fusec.passes.cost.traffic import Nest, Repeat, flows
-from fusec.passes.cost.work import Counter, Work
+from fusec.passes.cost.work import UNROLLED, Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
@@ -79,7 +79,7 @@ def _grid(
     hidden = sum(n * w.hidden for n, w in zip(share, works, strict=True))
     busy -= hidden
     near = busy + from_l2 if _waits(grid) else hypot(busy, from_l2)
-    seconds = near + beyond if _in_turn(grid) else hypot(near, beyond)
+    seconds = near + beyond if _in_turn(grid, target) else hypot(near, beyond)
     start = rates.region if points > 1 else LAUNCH_SECONDS
     parts = {"multiply": multiply, "elementwise": vectors, "L2": from_l2, name: beyond, "start": start}
     return Estimate(seconds + start, {n: s for n, s in parts.items() if s > 0})
@@ -94,13 +94,15 @@ def _waits(grid: Grid) -> bool:
     return any(isinstance(s, Dot) and (s.registers.tiles or s.a.dtype.bits >= 32) for s in statements(grid.body))
 
 
-def _in_turn(grid: Grid) -> bool:
+def _in_turn(grid: Grid, target: CpuTarget) -> bool:
     """Whether a part of the work begins with fetching what it needs from beyond L2: a block that is multiplied, a row
-    that is reduced. Code that fetches ahead, and what passes through element by element, computes meanwhile.
+    that is reduced. Code that fetches ahead, short rows and what passes element by element compute meanwhile.
     """
     found = list(statements(grid.body))
-    ahead = any(s.registers.ahead if isinstance(s, Dot) else isinstance(s, Map | Store) and s.ahead for s in found)
-    return not ahead and any(isinstance(s, Dot | Reduce) for s in found)
+    if any(s.registers.ahead if isinstance(s, Dot) else isinstance(s, Map | Store) and s.ahead for s in found):
+        return False
+    short = UNROLLED * target.lanes(32)
+    return any(isinstance(s, Dot) or (isinstance(s, Reduce) and s.domain[-1].extent > short) for s in found)
 
 
 def _longest_share(works: Sequence[Work], points: int, threads: int) -> list[float]:

@@ -120,7 +120,7 @@ class Counter:
             done = vectors * instructions(s.value, domain[-1].var, self.target, stored, others)
             done += turns * OUTER_TURN if inner <= UNROLLED else vectors * TURN + turns * STATEMENT
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
-        return Work(0.0, self._instructions(done + STATEMENT), touched)
+        return Work(0.0, self._instructions(done + _around(vectors)), touched)
 
     def _reduce(self, s: Reduce, values: Values) -> Work:
         counts = [_count(it, values) for it in s.domain]
@@ -130,15 +130,13 @@ class Counter:
         across = lane.var in kept
         combine = 2.0 if s.op in ("max", "min") and not s.loose else 1.0
         each = instructions(s.value, lane.var, self.target, s.target.dtype) - 1 + combine + TURN / 4
-        vectors = _product(counts[:-1]) * _vectors(counts[-1], lanes)
-        ends = (
-            0.0
-            if across
-            else (4 + 3 * log2(max(lanes, 2))) * _product(n for it, n in zip(s.domain[:-1], counts) if it.var in kept)
-        )
+        inner = _vectors(counts[-1], lanes)
+        vectors = _product(counts[:-1]) * inner
+        joined = (2 if inner <= UNROLLED else 4) + (2 if inner <= UNROLLED else 3) * log2(max(lanes, 2))
+        ends = 0.0 if across else joined * _product(n for it, n in zip(s.domain[:-1], counts) if it.var in kept)
         touched = [*self._loads(s.value, s.domain, counts), _touch(Load(s.target, s.index), s.domain, counts)]
         rows = _product(n for it, n in zip(s.domain, counts) if it is not lane and (not across or it.var in kept))
-        return Work(0.0, self._instructions(vectors * each + ends + STATEMENT * rows), touched)
+        return Work(0.0, self._instructions(vectors * each + ends + _around(inner) * rows), touched)
 
     def _loads(self, value: ScalarExpr, domain: tuple[Iter, ...], counts: list[int]) -> list[Touch]:
         return [_touch(load, domain, counts) for load in loads(value)]
@@ -271,6 +269,11 @@ def _vectors(count: int, lanes: int) -> int:
 def _turns(counts: list[int]) -> float:
     """How often the innermost loop is started."""
     return _product(counts[:-1])
+
+
+def _around(vectors: float) -> float:
+    """Instructions around the loops of a statement of so many vectors; few of them are written out."""
+    return OUTER_TURN if vectors <= UNROLLED else STATEMENT
 
 
 def _product(counts: object) -> float:
