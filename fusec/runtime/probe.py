@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from fusec.ir.index import Index, floordiv, mod, symbol
-from fusec.ir.types import DType, bf16, contiguous_strides, f32, i8, i32
+from fusec.ir.index import symbol
+from fusec.ir.types import f32
+from fusec.runtime.probe_products import TIMES, Probe, found_in, probes, repeated
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Bandwidth, Rates, usual_rates
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Reduce, RegisterTile, Statement, Store
+from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
 
 ROUNDS, REPEATS = 3, 3
@@ -22,9 +23,6 @@ ROUNDS, REPEATS = 3, 3
 SECONDS = 0.002
 """About how long a run lasts."""
 
-DEPTH_BYTES = 512
-"""Of a row of k in the products measured: both operands of an AMX block fill two thirds of L1."""
-
 VECTOR_ELEMENTS = 2048
 """Of the elementwise code measured; operand and result stay in L1."""
 
@@ -32,7 +30,6 @@ EXP_INSTRUCTIONS = 14
 """Vector instructions of ``exp`` on one vector of f32 with its load and its store, in AVX-512."""
 
 STREAMS = ("read", "write", "copy", "stream")
-_PRODUCT = "product_"
 
 LARGEST = 512 << 20
 """Bytes of the largest footprint measured."""
@@ -45,13 +42,14 @@ def measure_rates(target: CpuTarget, threads: int) -> Rates:
     """
     from fusec.codegen.tvm.build import compile_kernels
 
-    products = {kernel.name: kernel for kernel in _products(target, threads)}
+    products = list(probes(target, threads))
     streams = {_stream(what, n).name: _stream(what, n) for what in STREAMS for n in {1, threads}}
     regions = {_empty(n).name: _empty(n) for n in {1, threads}}
-    module = compile_kernels([*products.values(), *streams.values(), *regions.values(), _exponentials(threads)], target)
+    kernels = [*(p.kernel for p in products), *streams.values(), *regions.values(), _exponentials(threads)]
+    module = compile_kernels(kernels, target)
     memory = _Memory()
     measured = [_measured(module, memory, target, threads, products) for _ in range(ROUNDS)]
-    return _best(measured, usual_rates(target, threads))
+    return _best(measured, products, usual_rates(target, threads))
 
 
 def measure_products(target: CpuTarget, threads: int) -> dict[str, float]:
@@ -63,16 +61,16 @@ def measure_products(target: CpuTarget, threads: int) -> dict[str, float]:
     """
     from fusec.codegen.tvm.build import compile_kernels
 
-    products = {kernel.name: kernel for kernel in _products(target, threads)}
-    module, memory = compile_kernels(list(products.values()), target), _Memory()
+    products = list(probes(target, threads))
+    module, memory = compile_kernels([p.kernel for p in products], target), _Memory()
     rounds = [_product_rates(module, memory, products, threads) for _ in range(ROUNDS)]
-    return {_unit(name): max(found[name] for found in rounds) for name in products}
+    return found_in(products, _most(rounds)).multiply
 
 
 def _measured(
-    module: Any, memory: _Memory, target: CpuTarget, threads: int, products: Mapping[str, Kernel]
+    module: Any, memory: _Memory, target: CpuTarget, threads: int, products: Sequence[Probe]
 ) -> dict[str, float]:
-    """Rates by name, and the seconds of a region."""
+    """Rates by name, and how many of each kernel's repetitions and of regions there are in a second."""
     found = _product_rates(module, memory, products, threads)
     seconds = _per_repeat(module.function("exponentials"), memory.pair(threads * VECTOR_ELEMENTS * 4)[:1])
     found["vector"] = EXP_INSTRUCTIONS * VECTOR_ELEMENTS / target.lanes(32) / seconds
@@ -85,22 +83,23 @@ def _measured(
     return found
 
 
-def _product_rates(module: Any, memory: _Memory, products: Mapping[str, Kernel], threads: int) -> dict[str, float]:
-    """Of each core: with all at work the clock may be lower than with one."""
-    address = memory.pair(threads * _LARGEST_TILE)[:1]
-    return {name: k.flops / threads / _per_repeat(module.function(name), address) for name, k in products.items()}
+def _product_rates(module: Any, memory: _Memory, products: Sequence[Probe], threads: int) -> dict[str, float]:
+    """Repetitions a second. All threads work: the clock may be lower than with one."""
+    largest = max(p.nbytes for p in products)
+    first, second = memory.pair(threads * max(largest, _LARGEST_TILE))
+    return {p.kernel.name: 1 / _per_repeat(module.function(p.kernel.name), [first, second]) for p in products}
 
 
-def _unit(product: str) -> str:
-    """What multiplies in a kernel of this name."""
-    return product.removeprefix(_PRODUCT).replace("_", " ")
+def _most(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: max(found[name] for found in rounds) for name in rounds[0]}
 
 
-def _best(rounds: Sequence[Mapping[str, float]], usual: Rates) -> Rates:
-    best = {name: max(found[name] for found in rounds) for name in rounds[0]}
+def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usual: Rates) -> Rates:
+    best = _most(rounds)
     places = sorted((int(n.split()[1]), int(n.split()[2])) for n in best if n.startswith("read "))
+    found = found_in(products, best)
     return Rates(
-        multiply={_unit(name): best[name] for name in best if name.startswith(_PRODUCT)},
+        multiply=found.multiply,
         vector=best["vector"],
         l2=best["l2"],
         bandwidth=tuple(
@@ -109,6 +108,8 @@ def _best(rounds: Sequence[Mapping[str, float]], usual: Rates) -> Rates:
         ),
         region=1 / best["regions"],
         call=usual.call,
+        waits=found.waits,
+        ends=found.ends,
         measured=True,
     )
 
@@ -182,12 +183,7 @@ def _region(module: Any, threads: int) -> float:
 # kernels
 
 
-_TIMES = symbol("times", 1, 1 << 30)
 _ELEMENTS = symbol("elements", 1, LARGEST // 4)
-
-
-def _repeated(*body: Statement) -> Loop:
-    return Loop(symbol("again", 0, (1 << 30) - 1), 0, _TIMES, 1, body)
 
 
 def _empty(points: int) -> Kernel:
@@ -210,14 +206,14 @@ def _stream(what: str, threads: int) -> Kernel:
         zero = Map((Iter(one, 1),), total, (0,), Const(0.0, f32))
         add_up = Reduce(domain, total, (0,), "sum", Load(source, (t, j)), fresh=False)
         ends = Store((Iter(one, 1),), out, (t, one), Load(total, (0,)))
-        body = (Alloc(total), zero, _repeated(add_up), ends)
+        body = (Alloc(total), zero, repeated(add_up), ends)
         parameters: tuple[Buffer, ...] = (source, out)
     else:
         value: ScalarExpr = Const(1.0, f32) if what == "write" else Load(source, (t, j))
-        body = (_repeated(Store(domain, out, (t, j), value, streams=what == "stream")),)
+        body = (repeated(Store(domain, out, (t, j), value, streams=what == "stream")),)
         parameters = (out,) if what == "write" else (source, out)
     grid = Grid((Iter(t, threads),), body)
-    return Kernel(f"{what}{threads}", "map", parameters, 1, (grid,), sizes=(_ELEMENTS, _TIMES))
+    return Kernel(f"{what}{threads}", "map", parameters, 1, (grid,), sizes=(_ELEMENTS, TIMES))
 
 
 def _exponentials(threads: int) -> Kernel:
@@ -231,61 +227,10 @@ def _exponentials(threads: int) -> Kernel:
     body: tuple[Statement, ...] = (
         *map(Alloc, scratch),
         Map(domain, scratch[0], (j,), Const(0.5, f32)),
-        _repeated(
+        repeated(
             Map(domain, scratch[1], (j,), Apply("exp", (x,), f32)),
             Map((Iter(symbol("one", 0, 0), 1),), scratch[0], (0,), Load(scratch[1], (0,))),
         ),
         Store(domain, out, (t, j), y),
     )
-    return Kernel("exponentials", "map", (out,), 1, (Grid((Iter(t, threads),), body),), sizes=(_TIMES,))
-
-
-def _products(target: CpuTarget, threads: int) -> Iterator[Kernel]:
-    """A product for each unit that multiplies: register tiles as kernels have them, operands in L1."""
-    lanes = target.lanes(32)
-    rows = 8 if target.vector_registers >= 32 else 4
-    yield _product(f"{_PRODUCT}f32", f32, f32, RegisterTile(rows, 2 * lanes), threads)
-    for dtype, total in ((bf16, f32), (i8, i32)):
-        if target.multiplies(dtype):
-            yield _product(f"{_PRODUCT}{dtype.name}", dtype, total, RegisterTile(rows, 2 * lanes), threads)
-        if target.multiplies_in_tiles(dtype):
-            yield _product(f"{_PRODUCT}{dtype.name}_tiles", dtype, total, RegisterTile(32, 32, tiles=True), threads)
-
-
-def _product(name: str, dtype: DType, total: DType, registers: RegisterTile, threads: int) -> Kernel:
-    """A row of k of one register tile of sums, the same in each thread; ``flops`` is of one repetition."""
-    group = 1 if dtype is f32 else 32 // dtype.bits
-    depth = DEPTH_BYTES // dtype.itemsize
-    rows, columns = registers.rows, registers.columns
-    m, n, k = symbol("m", 0, rows - 1), symbol("n", 0, columns - 1), symbol("k", 0, depth - 1)
-    left = Buffer("left", dtype, (rows, depth), (depth + 64 // dtype.itemsize, 1), "tile")
-    shape = (depth // group, columns, group)
-    right = Buffer("right", dtype, shape, contiguous_strides(shape), "tile")
-    sums = Buffer("sums", total, (rows, columns), (columns, 1), "tile")
-    out = Buffer("out", total, (threads, rows, columns), (rows * columns, columns, 1))
-    t = symbol("t", 0, threads - 1)
-    at_right: tuple[Index, ...] = (floordiv(k, group), n, mod(k, group))
-    dot = Dot(
-        Iter(m, rows),
-        Iter(n, columns),
-        Iter(k, depth),
-        Load(sums, (m, n)),
-        Load(left, (m, k)),
-        Load(right, at_right),
-        True,
-        registers,
-    )
-    q, c, r = symbol("q", 0, depth // group - 1), symbol("c", 0, columns - 1), symbol("r", 0, group - 1)
-    fills = (
-        Map((Iter(m, rows), Iter(k, depth)), left, (m, k), Const(0, dtype)),
-        Map((Iter(q, depth // group), Iter(c, columns), Iter(r, group)), right, (q, c, r), Const(0, dtype)),
-        Map((Iter(m, rows), Iter(n, columns)), sums, (m, n), Const(0, total)),
-    )
-    body: tuple[Statement, ...] = (
-        *map(Alloc, (left, right, sums)),
-        *fills,
-        _repeated(dot),
-        Store((Iter(m, rows), Iter(n, columns)), out, (t, m, n), Load(sums, (m, n))),
-    )
-    flops = 2 * threads * rows * columns * depth
-    return Kernel(name, "gemm", (out,), 1, (Grid((Iter(t, threads),), body),), flops, sizes=(_TIMES,))
+    return Kernel("exponentials", "map", (out,), 1, (Grid((Iter(t, threads),), body),), sizes=(TIMES,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import log
 
 from fusec.ir.types import DType, bf16, i8
@@ -49,7 +49,9 @@ class Rates:
     l2: bytes a second read from L2. bandwidth: from beyond L2 on, by growing number of threads and footprint. region:
     seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels, with one
     input. argument: of each further input. tensors: more of a call whose arrays are PyTorch's. library: of a program's
-    call of a library function between kernels that leave nothing of it in the caches. measured: on this machine.
+    call of a library function between kernels that leave nothing of it in the caches. waits: by unit, seconds for which
+    products wait for each byte of their operands from L2; units that are not named compute meanwhile. ends: by unit,
+    seconds in which a block of sums starts and ends, and nothing is multiplied. measured: on this machine.
     """
 
     multiply: Mapping[str, float]
@@ -61,6 +63,8 @@ class Rates:
     argument: float = 1.5e-7
     tensors: float = 5e-7
     library: float = 2e-5
+    waits: Mapping[str, float] = field(default_factory=dict)
+    ends: Mapping[str, float] = field(default_factory=dict)
     measured: bool = False
 
     def seconds_of_call(self, inputs: int) -> float:
@@ -69,7 +73,7 @@ class Rates:
 
     def product(self, dtype: DType, tiles: bool) -> float:
         """Operations a second of products of this type on one core, in tiles or in vectors."""
-        name = f"{dtype.name} tiles" if tiles else dtype.name
+        name = unit_of(dtype, tiles)
         if name in self.multiply:
             return self.multiply[name]
         return self.multiply["f32"] / max(dtype.bits // 32, 1)
@@ -101,6 +105,11 @@ class Rates:
         return rates
 
 
+def unit_of(dtype: DType, tiles: bool) -> str:
+    """What multiplies operands of a type: its name in :class:`Rates`."""
+    return f"{dtype.name} tiles" if tiles else dtype.name
+
+
 def _at(known: Sequence[Bandwidth], footprint: float) -> Bandwidth:
     """Interpolated along the footprint's logarithm."""
     place = bisect_left([b.footprint for b in known], footprint)
@@ -130,6 +139,9 @@ class _Family:
     region: float = 2e-6
 
 
+_TILES_END = 116.0
+"""Cycles: the last products of a block are there 52 after they began, its four tiles take 64 stores."""
+
 _FAMILIES: Mapping[str, _Family] = {
     "znver5": _Family(2.6, 50.0, 20.0),
     "znver4": _Family(2.2, 28.0, 18.0),
@@ -145,12 +157,13 @@ def usual_rates(target: CpuTarget, threads: int) -> Rates:
     """What a machine of the target's family reaches; clock, units and memory are those that the target names."""
     family = _FAMILIES.get(target.mcpu, _USUAL)
     clock = target.frequency
-    multiply = {"f32": 0.97 * target.peak_flops(32, 1)}
+    multiply, waiting = {"f32": 0.97 * target.peak_flops(32, 1)}, ["f32"]
     for dtype in (bf16, i8):
         if target.multiplies(dtype):
             multiply[dtype.name] = 0.95 * target.peak_flops(dtype.bits, 1)
         if target.multiplies_in_tiles(dtype):
-            multiply[f"{dtype.name} tiles"] = 0.97 * target.tile_flops(dtype.bits)
+            multiply[unit_of(dtype, tiles=True)] = 0.97 * target.tile_flops(dtype.bits)
+            waiting.append(unit_of(dtype, tiles=True))
     return Rates(
         multiply=multiply,
         vector=family.vector * clock,
@@ -158,6 +171,8 @@ def usual_rates(target: CpuTarget, threads: int) -> Rates:
         bandwidth=tuple(b for n in sorted({1, threads}) for b in _usual_bandwidth(target, n, family)),
         region=family.region,
         call=7.5e-7,
+        waits=dict.fromkeys(waiting, 1 / (family.l2 * clock)),
+        ends=dict.fromkeys(waiting[1:], _TILES_END / clock),
     )
 
 

@@ -13,7 +13,7 @@ from fusec.passes.cost.copies import copying
 from fusec.passes.cost.instructions import instructions, lanes_of
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
-from fusec.target.rates import Rates
+from fusec.target.rates import Rates, unit_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Load, ScalarExpr, loads, offset_of
 
@@ -150,10 +150,11 @@ class Counter:
         rows, columns = _padded(m, r.rows, min(r.rows, 16) if r.tiles else 1), ceil(n / r.columns) * r.columns
         dtype = dot.a.dtype
         rate = self.rates.product(dtype, r.tiles) * (1.0 if r.tiles else self._issue(dot))
-        seconds = 2.0 * rows * columns * k / rate
+        blocks = ceil(m / r.rows) * ceil(n / r.columns)
+        seconds = 2.0 * rows * columns * k / rate + blocks * self.rates.ends.get(unit_of(dtype, r.tiles), 0.0)
         touched = _dot_nest(dot, m, n, k)
         sums = m * n * dot.accumulator.dtype.itemsize / (self.target.vector_bits // 8)
-        moved = self._instructions((1 if dot.fresh else 2) * sums)
+        moved = self._instructions((0 if r.tiles else 1) * sums + (0 if dot.fresh else sums))
         others = [self.statement(s, values) for s in dot.beside]
         vectors = sum(w.vectors for w in others)
         touched = [*touched, *(node for w in others for node in w.touched)]
