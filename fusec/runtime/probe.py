@@ -11,6 +11,7 @@ import numpy as np
 
 from fusec.ir.index import symbol
 from fusec.ir.types import f32
+from fusec.runtime.memory import allocate
 from fusec.runtime.probe_products import TIMES, Probe, found_in, probes, repeated
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Bandwidth, Rates, usual_rates
@@ -121,16 +122,23 @@ def _footprints(target: CpuTarget, threads: int) -> list[int]:
 
 
 class _Memory:
-    """Arrays for the kernels, made as large as they are asked for."""
+    """Arrays for the kernels, made as large as they are asked for, and where programs' own are: on pages."""
 
     def __init__(self) -> None:
-        self.arrays = [np.zeros(1 << 14, np.float32) for _ in range(2)]
+        self.arrays = _ones(1 << 16)
 
     def pair(self, nbytes: int) -> list[int]:
         """The addresses of two arrays of so many bytes."""
         if self.arrays[0].nbytes < nbytes:
-            self.arrays = [np.ones(nbytes // 4, np.float32) for _ in range(2)]
+            self.arrays = _ones(nbytes)
         return [int(a.ctypes.data) for a in self.arrays]
+
+
+def _ones(nbytes: int) -> list[np.ndarray[Any, Any]]:
+    arrays = [allocate(-(-nbytes // 4) * 4).view(np.float32) for _ in range(2)]
+    for array in arrays:
+        array.fill(1.0)
+    return arrays
 
 
 def _per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
