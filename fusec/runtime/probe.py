@@ -30,7 +30,8 @@ VECTOR_ELEMENTS = 2048
 EXP_INSTRUCTIONS = 14
 """Vector instructions of ``exp`` on one vector of f32 with its load and its store, in AVX-512."""
 
-STREAMS = ("read", "write", "copy", "stream")
+STREAMS = ("read", "write", "copy", "stream", "flush")
+FILLS = ("write", "flush")
 
 LARGEST = 512 << 20
 """Bytes of the largest footprint measured."""
@@ -109,7 +110,7 @@ def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usua
         ),
         region=1 / best["regions"],
         call=usual.call,
-        waits=found.waits,
+        waits={"f32": 1 / best["l2"], **found.waits},
         ends=found.ends,
         measured=True,
     )
@@ -161,10 +162,10 @@ def _timed(function: Callable[..., None], addresses: list[int], *sizes: int) -> 
 
 def _stream_rate(module: Any, memory: _Memory, what: str, threads: int, footprint: int) -> float:
     """Bytes a second read and written by all threads together, each passing its share of the footprint."""
-    arrays = 1 if what in ("read", "write") else 2
+    arrays = 1 if what == "read" or what in FILLS else 2
     share = footprint // (4 * arrays * threads)
     addresses = memory.pair(threads * share * 4)
-    used = addresses[1:] if what == "write" else addresses
+    used = addresses[1:] if what in FILLS else addresses
     seconds = _per_repeat(module.function(f"{what}{threads}"), used, share)
     return threads * share * 4 * arrays / seconds
 
@@ -217,9 +218,9 @@ def _stream(what: str, threads: int) -> Kernel:
         body = (Alloc(total), zero, repeated(add_up), ends)
         parameters: tuple[Buffer, ...] = (source, out)
     else:
-        value: ScalarExpr = Const(1.0, f32) if what == "write" else Load(source, (t, j))
-        body = (repeated(Store(domain, out, (t, j), value, streams=what == "stream")),)
-        parameters = (out,) if what == "write" else (source, out)
+        value: ScalarExpr = Const(1.0, f32) if what in FILLS else Load(source, (t, j))
+        body = (repeated(Store(domain, out, (t, j), value, streams=what in ("stream", "flush"))),)
+        parameters = (out,) if what in FILLS else (source, out)
     grid = Grid((Iter(t, threads),), body)
     return Kernel(f"{what}{threads}", "map", parameters, 1, (grid,), sizes=(_ELEMENTS, TIMES))
 

@@ -1,7 +1,7 @@
 """Products that a probe measures, and what their times say: rates, blocks' ends, what operands are waited for.
 
-Of each unit that multiplies there are kernels with operands in L1, and with one operand from L2; of AMX's tiles also
-half as deep ones, since a block of sums starts and ends in about the time of some multiplications.
+Of each unit that multiplies there is a kernel with operands in L1. Of AMX's tiles there are also one with an operand
+from L2, which they wait for, and a shallow one: a block of sums takes the time of some multiplications to end.
 """
 
 from __future__ import annotations
@@ -74,14 +74,12 @@ def found_in(products: Sequence[Probe], per_second: Mapping[str, float]) -> Foun
     seconds = {(p.unit, p.blocks > 1, p.shallow): (1 / per_second[p.kernel.name] / p.blocks, p) for p in products}
     for unit in dict.fromkeys(p.unit for p in products):
         near, p = seconds[unit, False, False]
-        far, _ = seconds[unit, True, False]
         end = 0.0
-        if (unit, False, True) in seconds:
-            half, _ = seconds[unit, False, True]
-            end = max(2 * half - near, 0.0)
-            found.ends[unit] = end
+        if (unit, True, False) in seconds:
+            far, half = seconds[unit, True, False][0], seconds[unit, False, True][0]
+            found.ends[unit] = end = max(2 * half - near, 0.0)
+            found.waits[unit] = max(far - near, 0.0) / p.panel
         found.multiply[unit] = p.flops / (near - end)
-        found.waits[unit] = max(far - near, 0.0) / p.panel
     return found
 
 
@@ -92,7 +90,7 @@ def _unit(
     panel = depth * registers.columns * dtype.itemsize
     flops = 2 * registers.rows * registers.columns * depth
     name = unit.replace(" ", "_")
-    for blocks in (1, max(target.l2 // 2 // panel, 2)):
+    for blocks in (1, max(target.l2 // 2 // panel, 2)) if registers.tiles else (1,):
         kernel = _kernel(f"product_{name}_{blocks}", dtype, total, registers, depth, blocks, threads)
         yield Probe(unit, kernel, blocks, flops, panel)
     if registers.tiles:

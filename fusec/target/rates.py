@@ -20,7 +20,7 @@ class Bandwidth:
     """Bytes a second of ``threads`` threads together, over ``footprint`` bytes that they pass again and again.
 
     read: reading only. write: filling only. copy: bytes read and written of a copy, half of each. stream: the same
-    where the copy is written past the caches.
+    where the copy is written past the caches. flush: filling past the caches.
     """
 
     threads: int
@@ -29,10 +29,12 @@ class Bandwidth:
     write: float
     copy: float
     stream: float
+    flush: float
 
     def past(self, read: float, written: float) -> float:
         """What reading so many bytes, at most as many as are written past the caches, takes with writing them."""
-        return (read + written) / self.stream
+        both = min(read, written)
+        return 2 * both / self.stream + (written - both) / self.flush
 
     def seconds(self, read: float, written: float) -> float:
         """What a kernel that reads and writes so many bytes takes for them."""
@@ -121,7 +123,7 @@ def _at(known: Sequence[Bandwidth], footprint: float) -> Bandwidth:
 
 def _between(a: Bandwidth, b: Bandwidth, part: float) -> Bandwidth:
     """The times of both, in parts, for a byte."""
-    pairs = ((a.read, b.read), (a.write, b.write), (a.copy, b.copy), (a.stream, b.stream))
+    pairs = ((a.read, b.read), (a.write, b.write), (a.copy, b.copy), (a.stream, b.stream), (a.flush, b.flush))
     return Bandwidth(b.threads, b.footprint, *(1 / ((1 - part) / x + part / y) for x, y in pairs))
 
 
@@ -182,6 +184,6 @@ def _usual_bandwidth(target: CpuTarget, threads: int, family: _Family) -> Iterat
     cache = max(threads * family.l3 * target.frequency, memory)
     near = 2 * threads * target.l2
     half, far = max(target.l3 // 2, 2 * near), max(target.l3 + target.l3 // 4, 4 * near)
-    yield Bandwidth(threads, near, cache, 0.6 * cache, cache, cache)
-    yield Bandwidth(threads, half, cache, 0.6 * cache, cache, cache)
-    yield Bandwidth(threads, far, memory, 0.5 * memory, 0.8 * memory, memory)
+    yield Bandwidth(threads, near, cache, 0.6 * cache, cache, memory, 0.7 * memory)
+    yield Bandwidth(threads, half, cache, 0.6 * cache, cache, memory, 0.7 * memory)
+    yield Bandwidth(threads, far, memory, 0.5 * memory, 0.8 * memory, memory, 0.7 * memory)

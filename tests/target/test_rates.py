@@ -13,10 +13,10 @@ RATES = Rates(
     50.0,
     40.0,
     (
-        Bandwidth(1, 100, 10.0, 8.0, 10.0, 6.0),
-        Bandwidth(1, 10_000, 5.0, 4.0, 5.0, 6.0),
-        Bandwidth(4, 100, 40.0, 32.0, 40.0, 6.0),
-        Bandwidth(4, 10_000, 10.0, 8.0, 10.0, 6.0),
+        Bandwidth(1, 100, 10.0, 8.0, 10.0, 6.0, 5.0),
+        Bandwidth(1, 10_000, 5.0, 4.0, 5.0, 6.0, 5.0),
+        Bandwidth(4, 100, 40.0, 32.0, 40.0, 6.0, 5.0),
+        Bandwidth(4, 10_000, 10.0, 8.0, 10.0, 6.0, 5.0),
     ),
     1e-6,
     2e-6,
@@ -43,12 +43,12 @@ def test_threads_between_have_a_bandwidth_between() -> None:
 
 
 def test_seconds_of_reading_and_writing() -> None:
-    level = Bandwidth(1, 100, 10.0, 5.0, 20.0, 10.0)
+    level = Bandwidth(1, 100, 10.0, 5.0, 20.0, 10.0, 5.0)
     assert level.seconds(10, 0) == 1
     assert level.seconds(0, 10) == 2
     assert level.seconds(10, 10) == 1
     assert level.seconds(20, 10) == 2
-    assert level.past(10, 20) == 3
+    assert level.past(10, 20) == 4
 
 
 def test_text() -> None:
