@@ -35,14 +35,17 @@ def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozense
 
 
 def late_readers(graph: Graph) -> set[str]:
-    """The names of updates of a graph of kernels before which something still has to read what they write over."""
+    """The names of updates of a graph of kernels that come too soon: something still has to read what they write over,
+    or a library call, which may raise, comes before them in the code as written and after them here."""
     producers = graph.producers()
+    place = {op: k for k, op in enumerate(graph.ops)}
     late: set[str] = set()
     for chain in _chains(graph, frozenset(), judged=False):
         for update in chain:
             writer = producers[update.operands[1]]
             done = _ancestors(producers, writer.operands)
-            if any(op is writer or op not in done for op in _readers(graph, update.operands[0], update)):
+            calls = [op for op in graph.ops[place[writer] : place[update]] if op.definition.kind == "extern"]
+            if calls or any(op is writer or op not in done for op in _readers(graph, update.operands[0], update)):
                 late.add(update.result.name)
     return late
 

@@ -342,12 +342,24 @@ def build_fused_graph(partition: Partition) -> Graph:
             producer = partition.producers.get(value)
             if producer is not None and partition.unit_name(producer) != partition.unit_name(op):
                 units.add_edge(partition.unit_name(producer), partition.unit_name(op))
+    _write_after_calls(partition, units)
     ops: list[Op] = []
     for name in nx.lexicographical_topological_sort(units):
         first = graph.ops[name]
         group = partition.owner.get(first)
         ops.append(first if group is None else fused_op(partition, group))
     return _without_dead_free(graph.with_ops(ops), partition)
+
+
+def _write_after_calls(partition: Partition, units: nx.DiGraph) -> None:
+    """Kernels that write into an input wait for the library calls (and checks) before the write: those may raise."""
+    calls: list[int] = []
+    for op in partition.graph.ops:
+        if op.definition.kind == "extern":
+            calls.append(partition.unit_name(op))
+        elif op.definition.kind == "write":
+            writer = partition.unit_name(partition.producers[op.operands[1]])
+            units.add_edges_from((call, writer) for call in calls if not nx.has_path(units, writer, call))
 
 
 def one_by_one(graph: Graph) -> Graph:

@@ -300,3 +300,53 @@ def test_what_is_packed_from_a_written_buffer_is_packed_anew() -> None:
         torch.testing.assert_close(compiled(x), theirs(x), rtol=1e-4, atol=1e-3)
         assert ours.kept._version > version
         torch.testing.assert_close(reader(x), x @ theirs.kept.T, rtol=1e-4, atol=1e-3)
+
+
+def raises_before(cache: Any, rows: Any, at: Any, new: Any) -> Any:
+    made = new @ new.T
+    picked = rows[at * 2]
+    cache[2:6, :4] = made
+    return picked.sum()
+
+
+def raises_between(cache: Any, rows: Any, at: Any, new: Any) -> Any:
+    cache[0] = new[0] + 1
+    picked = rows[at * 2]
+    cache[2:6, :4] = new @ new.T
+    return picked.sum() + cache.sum()
+
+
+def needs_what_is_written(cache: Any, rows: Any, at: Any, new: Any) -> Any:
+    made = torch.relu(new)
+    cache[2:6] = made
+    return rows[made.argmax(1) + at[0] // 4 * 100]
+
+
+def call_needs_the_kernel_that_writes(cache: Any, rows: Any, at: Any, new: Any) -> Any:
+    made = new + 1
+    picked = rows[(made[:, 0] * 0).long() + at[0]]
+    cache[2:6] = made
+    return picked
+
+
+@pytest.mark.parametrize(
+    "function",
+    [raises_before, raises_between, needs_what_is_written, call_needs_the_kernel_that_writes],
+    ids=lambda f: f.__name__,
+)
+def test_a_call_that_raises_writes_no_more_than_eager(function: Function) -> None:
+    compiled = fusec.jit(fallback="error")(function)
+    rows, new = torch.randn(9, 3), torch.randn(4, 8)
+    for first in (0, 77, 1):
+        at = torch.tensor([first, 1])
+        ours, theirs = torch.zeros(8, 8), torch.zeros(8, 8)
+        if first < 4:
+            torch.testing.assert_close(compiled(ours, rows, at, new), function(theirs, rows, at, new))
+            torch.testing.assert_close(ours, theirs)
+            continue
+        with pytest.raises(IndexError):
+            function(theirs, rows, at, new)
+        with pytest.raises(IndexError):
+            compiled(ours, rows, at, new)
+        written = ours != 0
+        torch.testing.assert_close(ours[written], theirs[written])
