@@ -14,7 +14,7 @@ from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
 UNHIDDEN = 0.1
-"""Share of a panel's way from beyond L2 that multiplying doesn't cover."""
+"""Share of a panel's way from beyond L2 that multiplying doesn't cover, unless it is fetched ahead."""
 
 LEFT_SHARE = 0.5
 """Share of L2 that a task's rows of the left operand may take; the rest is for panels passing through."""
@@ -129,7 +129,8 @@ def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Se
     panels = columns * p.k * item / (24.0 * target.frequency)
     if s.k_splits(p.k) > 1:
         left += 0.3 * cycle * rows * columns * s.k_splits(p.k)
-    per_task = max(multiply, panels) + UNHIDDEN * panels + left + rows * columns * 0.4 * cycle
+    waiting = 0.0 if s.registers.ahead else UNHIDDEN * panels
+    per_task = max(multiply, panels) + waiting + left + rows * columns * 0.4 * cycle
     rounds = ceil(tasks / threads) if tasks > 1 else 1
     launch = 2e-6 if tasks > 1 else 0.2e-6
     busy = min(threads, tasks) / threads

@@ -117,6 +117,13 @@ def test_many_rows_fetch_the_block_that_is_multiplied_next(depth: int, block: in
         assert s.registers.ahead == (block * s.registers.columns * 4 if s.tile_m > s.registers.rows else 0)
 
 
+@pytest.mark.parametrize(("k", "n"), [(768, 2304), (768, 768), (768, 3072), (3072, 768)])
+def test_threads_share_out_rows_so_that_all_pass_the_same_panels(k: int, n: int) -> None:
+    """Four products of BERT with 128 tokens on Emerald Rapids: shared out by rows 6.1 ms, by columns 7.1."""
+    best = gemm_candidates(Problem(1, 128, n, k), cpu_target("cpu:sapphirerapids"), 2)[0]
+    assert (best.tile_m, best.block_n) == (64, -(-n // best.registers.columns) * best.registers.columns)
+
+
 def test_register_tiles_leave_room_for_operands() -> None:
     for tile in register_tiles(TARGET, 32):
         vectors = tile.columns // TARGET.lanes(32)
