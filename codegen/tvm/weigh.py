@@ -22,6 +22,7 @@ from fusec.ir import index as ix
 from fusec.ir.index import symbol
 from fusec.ir.types import bf16
 from fusec.tile.nodes import Weigh
+from fusec.tile.scalar import Load
 
 CHAINS = 4
 """Vectors of weights that are computed side by side."""
@@ -63,7 +64,8 @@ class _Writer:
         vectors = (static_count(self.weigh.queries) or 0) // self.lanes
         width = max(1, CHAINS // self.ways)
         for first in range(0, vectors, width):
-            self._strip(code, [i * self.lanes for i in range(first, min(first + width, vectors))])
+            starts = [i * self.lanes for i in range(first, min(first + width, vectors))]
+            self._strip(code, starts, () if first else self.weigh.ahead)
 
     def _number(self, value: int) -> Node:
         return self.context.integer(value)
@@ -72,8 +74,8 @@ class _Writer:
         block = LaneBlock(self.weigh.queries.var, self.lanes, self._number(start))
         return Points(self.context, code, self.numbers, block, None)
 
-    def _strip(self, code: Code, starts: Sequence[int]) -> None:
-        """All keys for a few vectors of queries."""
+    def _strip(self, code: Code, starts: Sequence[int], ahead: Sequence[Load]) -> None:
+        """All keys for a few vectors of queries; what is fetched ``ahead`` at each."""
         weigh, dtype = self.weigh, self.context.index_type
         shifts = [None if weigh.shift is None else self._points(code, s).value(weigh.shift) for s in starts]
         sums = [[self._register(code) for _ in starts] for _ in range(self.ways)]
@@ -90,6 +92,8 @@ class _Writer:
             self.context.loops[weigh.keys.var] = inner.let_index(tirx.Mul(counter, self._number(2)), dtype)
         for start, *found in zip(starts, *powers, strict=True):
             self._store(inner, start, found)
+        for load in ahead:
+            inner.append(tir.fetch(self.context.memory[load.buffer], self.context.index(load_index(load)), level=2))
         keys = static_count(weigh.keys)
         extent = iter_count(self.context, weigh.keys) if keys is None else self._number(keys // self.ways)
         code.append(tir.loop(counter, extent, inner.statements, dtype=dtype))

@@ -131,7 +131,8 @@ class Weigh:
     To ``total``, one number a query as ``shift`` is, the weights are added up before they are rounded to their
     buffer's dtype. Where that is bf16, a power may be off by 2**-13 of itself. Without a shift, 0 is subtracted. On a
     CPU the queries fill vectors, and weights of bf16 lie in pairs: those of two keys side by side, those of the next
-    query behind them.
+    query behind them. ``ahead``: elements whose cache lines a CPU brings to its L2 meanwhile, at each key (each
+    pair of keys where weights are bf16).
     """
 
     keys: Iter
@@ -141,6 +142,7 @@ class Weigh:
     score: ScalarExpr
     factor: float
     shift: Load | None = None
+    ahead: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True)

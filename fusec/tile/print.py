@@ -104,7 +104,7 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Map() | Store():
             word = "map" if isinstance(statement, Map) else "stream" if statement.streams else "store"
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
-            ahead = f" fetching {', '.join(map(print_scalar, statement.ahead))}" if statement.ahead else ""
+            ahead = _fetching(statement.ahead)
             return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}{ahead}"]
         case Reduce():
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
@@ -119,11 +119,15 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             assert_never(statement)
 
 
+def _fetching(ahead: tuple[Load, ...]) -> str:
+    return f" fetching {', '.join(map(print_scalar, ahead))}" if ahead else ""
+
+
 def _weigh(weigh: Weigh) -> str:
     shift = f" - {print_scalar(weigh.shift)}" if weigh.shift is not None else ""
     power = f"2 ** ({print_scalar(weigh.score)} * {weigh.factor}{shift})"
     targets = f"{print_scalar(weigh.weights)}, {print_scalar(weigh.total)}"
-    return f"weigh {targets} <- {power}{_for((weigh.keys, weigh.queries))}"
+    return f"weigh {targets} <- {power}{_for((weigh.keys, weigh.queries))}{_fetching(weigh.ahead)}"
 
 
 def _dot(dot: Dot) -> str:

@@ -156,6 +156,8 @@ class _Verifier:
             if load is not weigh.weights and (load.dtype != weigh.total.dtype or weigh.keys.var in used):
                 self.fail(f"{load.buffer} holds no {weigh.total.dtype} for each query")
         self.scalar(weigh.score, known, inner, domain)
+        for load in weigh.ahead:
+            self.place(load.buffer, load.index, known, bound | {weigh.keys.var}, (weigh.keys,))
 
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         for store in dot.beside:

@@ -108,7 +108,14 @@ GROWTH = 8.0
 
 
 def online_softmax(
-    keys: Iter, queries: Iter, score: Score, weights: Load, state: OnlineState, sums: Load, values: Iter
+    keys: Iter,
+    queries: Iter,
+    score: Score,
+    weights: Load,
+    state: OnlineState,
+    sums: Load,
+    values: Iter,
+    ahead: tuple[Load, ...] = (),
 ) -> list[Statement]:
     """The weights of a block of keys, their total, and what was summed up before brought to the same scale.
 
@@ -126,9 +133,9 @@ def online_softmax(
     power = (exp_of if score.huge else exp2_of)(peak, shift)
     growth = Const(GROWTH / LOG2E if score.huge else GROWTH, d)
     if score.huge:
-        weigh = Weigh(keys, queries, weights, total, Apply("sub", (score.value, shift), d), LOG2E)
+        weigh = Weigh(keys, queries, weights, total, Apply("sub", (score.value, shift), d), LOG2E, None, ahead)
     else:
-        weigh = Weigh(keys, queries, weights, total, score.value, score.factor * LOG2E, shift)
+        weigh = Weigh(keys, queries, weights, total, score.value, score.factor * LOG2E, shift, ahead)
 
     def put(target: Load, value: ScalarExpr, *more: Iter) -> Map:
         return Map((*more, queries), target.buffer, _plain(target), value)

@@ -8,7 +8,7 @@ queries passes these. Weights are rounded into pairs of keys, the right operand 
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, ceildiv, floordiv, last, maximum, minimum, mod, mul, sub, symbol
@@ -40,6 +40,9 @@ from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
 PADDING = 32
 """Elements added to a row of turned values, so that rows don't fall on the same cache sets."""
+
+_LINE = 32
+"""Elements of a cache line."""
 
 TILE_DEPTH = 32
 """Of k in one row of an AMX tile of bf16."""
@@ -90,6 +93,7 @@ class _NarrowAttention:
         self.chunk: Index = self.c0 if self.chunks > 1 else 0
         if self.shares:
             self.chunk = add(self.first_key, mul(self.part, s.chunk))
+        self.whole_chunks = self.first_key == 0 and self.keys % s.chunk == 0
         self.kj, self.dv = symbol("kj", 0, s.keys - 1), symbol("dv", 0, self.rows - 1)
         self.di = symbol("di", 0, self.depth - 1)
         self.first: Index = add(mul(self.qo, s.task), mul(self.qs, s.queries))
@@ -210,25 +214,30 @@ class _NarrowAttention:
         return code, Load(rows, (add(sub(self.k0, self.chunk), self.kj), self.di))
 
     def _turned_values(self) -> tuple[list[Statement], Load]:
-        """A chunk's values, keys side by side; 0 beyond the last key."""
-        turned = self.tile("turned", bf16, self.rows, self.s.chunk, padding=PADDING)
-        code: list[Statement] = [Alloc(turned)]
-        c, ci = self._chunk_keys()
+        """A chunk's values, keys side by side, those of a step together; 0 beyond the last key."""
+        s = self.s
+        blocks = s.chunk // s.keys
+        turned = self.tile("turned", bf16, blocks, self.rows, s.keys)
+        number, ci = symbol("vb", 0, blocks - 1), symbol("ci", 0, s.keys - 1)
+        first = add(self.chunk, mul(number, s.keys))
+        c = Iter(ci, s.keys, sub(self.keys, first) if self.ragged else None)
         sizes = Iter(self.dv, self.values)
+        code: list[Statement] = []
         if self.ragged:
-            code.append(Map((sizes, Iter(ci, self.s.chunk)), turned, (self.dv, ci), Const(0.0, bf16)))
-        value = self._narrow(reindex(self.e.value, self._shift(add(self.chunk, ci))))
+            code.append(Map((sizes, Iter(ci, s.keys)), turned, (number, self.dv, ci), Const(0.0, bf16)))
+        value = self._narrow(reindex(self.e.value, self._shift(add(first, ci))))
         if not isinstance(value, Load):
-            rows = self.tile("value_rows", bf16, self.s.chunk, self.values)
+            rows = self.tile("value_rows", bf16, s.keys, self.values)
             code += [Alloc(rows), Map((c, sizes), rows, (ci, self.dv), value)]
             value = Load(rows, (ci, self.dv))
-        code.append(Map((sizes, c), turned, (self.dv, ci), value))
-        return code, Load(turned, (self.dv, add(sub(self.k0, self.chunk), self.kj)))
+        code.append(Map((sizes, c), turned, (number, self.dv, ci), value))
+        there = blocks if self.whole_chunks else minimum(blocks, ceildiv(sub(self.keys, self.chunk), s.keys))
+        step = floordiv(sub(self.k0, self.chunk), s.keys)
+        return [Alloc(turned), Loop(number, 0, there, 1, tuple(code))], Load(turned, (step, self.dv, self.kj))
 
     def _chunk_keys(self) -> tuple[Iter, Symbol]:
         ci = symbol("ci", 0, self.s.chunk - 1)
-        whole = self.first_key == 0 and self.keys % self.s.chunk == 0
-        return Iter(ci, self.s.chunk, None if whole else sub(self.keys, self.chunk)), ci
+        return Iter(ci, self.s.chunk, None if self.whole_chunks else sub(self.keys, self.chunk)), ci
 
     def _is_direct(self, element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
         return isinstance(element, Load) and is_linear(element, (row, inner)) and address_step(element, inner) == 1
@@ -315,9 +324,47 @@ class _NarrowAttention:
         online = OnlineState(Load(peak, at), Load(total, at), *own)
         accs, rows = Load(out, (self.qs, self.dv, self.qi)), Iter(self.dv, self.rows)
         changed = Score(element, factor, self.huge)
-        code += [Alloc(weights), *online_softmax(self.block, self.lanes, changed, pairs, online, accs, rows)]
+        softmax = online_softmax(self.block, self.lanes, changed, pairs, online, accs, rows, self._next_task())
+        code += [Alloc(weights), *softmax]
         code.append(Dot(rows, self.lanes, self.block, accs, value, pairs, False, s.values))
         return code
+
+    def _next_task(self) -> tuple[Load, ...]:
+        """A row each of the next task's queries, keys and values, of which a task's steps fetch them all.
+
+        They may lie in another core's cache, and far apart: what reads them first would wait for each.
+        """
+        s, e = self.s, self.e
+        own = e.query_axis, e.value_axis
+        heads = [(p, n) for a, (p, n) in enumerate(zip(e.point, self.shape, strict=True)) if a not in own]
+        counts = fixed([n for _, n in heads])
+        steps = -(-self.keys // s.keys) * s.keys
+        if self.shares or self.queries > s.task or prod(counts) < 2:
+            return ()
+        number: Index = 0
+        for (p, _), n in zip(heads, counts, strict=True):
+            number = add(mul(number, n), p)
+        number = minimum(add(number, 1), prod(counts) - 1)
+        following: dict[Symbol, Index] = {}
+        for (p, _), n in reversed(list(zip(heads, counts, strict=True))):
+            following[p], number = mod(number, n), floordiv(number, n)
+        place = add(mul(self.qs, steps), add(self.k0, self.kj))
+        of_queries = {e.point[e.query_axis]: minimum(floordiv(mul(place, s.queries), steps), self.queries - 1)}
+        of_keys: dict[Symbol, Index] = {e.key_symbol: minimum(floordiv(place, self.per), self.keys - 1)}
+        found: list[Load] = []
+        for element, row, column, size in (
+            (e.query, of_queries, e.depth, self.size),
+            (e.key, of_keys, e.depth, self.size),
+            (e.value, of_keys, e.point[e.value_axis], self.values),
+        ):
+            lines = -(-size // _LINE)
+            if not isinstance(element, Load) or address_step(element, column) != 1 or 2 * lines > self.per:
+                continue
+            line = mul(mod(floordiv(self.kj, 2), lines), _LINE)
+            ahead = reindex(element, {**following, **row, column: line})
+            assert isinstance(ahead, Load)
+            found.append(ahead)
+        return tuple(found)
 
     def _changed(self, score: ScalarExpr, raw: Load, ragged: bool, code: list[Statement]) -> tuple[ScalarExpr, float]:
         """The score as the user changes it, but for a factor; -inf beyond the last key.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from attentions import beside_a_sink
 from programs import Run, check
 
 from fusec.errors import LoweringError
+from fusec.ir.index import substitute, symbols_of
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16, contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup
@@ -19,7 +21,7 @@ from fusec.passes.pipeline import lower
 from fusec.passes.schedule.attention import NarrowAttentionSchedule, narrow_attention_candidates
 from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
 from fusec.target.cpu import CpuTarget, cpu_target, host_cpu
-from fusec.tile.nodes import RegisterTile
+from fusec.tile.nodes import RegisterTile, Weigh, statements
 
 OF_TILES, OF_GROUPS = "cpu:sapphirerapids", "cpu:znver5"
 TILES = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True))
@@ -172,6 +174,36 @@ CHANGES = {
 def test_changes_of_the_scores(target, name):
     change, inputs = CHANGES[name]
     through(attention(40, 70, 16, 8, change, inputs), target)
+
+
+@pytest.mark.parametrize("size", [(64, 64, 32, 16), (64, 96, 20, 33), (61, 70, 64, 8)], ids=str)
+def test_a_task_fetches_what_the_next_one_reads(size):
+    """Each line of its queries, keys and values; the last task its own again."""
+    queries, keys, depth, values = size
+    sides = {"scores": RegisterTile(32, 16, tiles=True), "values": RegisterTile(16, 16, tiles=True)}
+    run = through(attention(*size), OF_TILES, replace(TILES, queries=16, chunk=96, **sides))
+    weigh = next(s for s in statements(run.lowered.program.kernels[0].body) if isinstance(s, Weigh))
+    wanted = {"q": (queries, depth), "k": (keys, depth), "v": (keys, values)}
+    assert [load.buffer.name for load in weigh.ahead] == list(wanted)
+    steps = list(product(range(-(-queries // 16)), range(0, keys, 32), range(0, 32, 2)))
+    for load in weigh.ahead:
+        outer, inner = load.index[:2], load.index[2:]
+        batch, head = sorted({s for i in outer for s in symbols_of(i)}, key=str)
+        following = [tuple(substitute(i, {batch: b, head: h}) for i in outer) for b in (0, 1) for h in (0, 1)]
+        assert following == [(0, 1), (1, 0), (1, 1), (1, 1)]
+        names = {s.name: s for i in inner for s in symbols_of(i)}
+        places = ({names[n]: v for n, v in zip(("qs", "k0", "kj"), at, strict=True) if n in names} for at in steps)
+        found = {tuple(substitute(i, place) for i in inner) for place in places}
+        rows, columns = wanted[load.buffer.name]
+        assert found == set(product(range(rows), range(0, columns, 32)))
+
+
+def test_tasks_that_share_what_they_read_fetch_nothing():
+    """Those of a head's queries read the same keys, and those that share keys other ones each."""
+    one = attention(64, 64, 32, 16)
+    assert "fetching" in through(one, OF_TILES).lowered.stages["tile"]
+    for size, schedule in (((65, 64, 32, 16), TILES), ((64, 130, 32, 16), replace(TILES, shared=True))):
+        assert "fetching" not in through(attention(*size), OF_TILES, schedule).lowered.stages["tile"]
 
 
 @targets
