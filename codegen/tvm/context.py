@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -143,6 +144,13 @@ class Numbers:
         if isinstance(i, int | Expr):
             return i
         return ("scalar", self.number(i))  # type: ignore[arg-type]
+
+
+def used_once(e: ScalarExpr, numbers: Numbers) -> frozenset[int]:
+    """The numbers of a tree's nodes that one operation reads, once."""
+    operations = {numbers.number(n): n for n in distinct(e) if isinstance(n, Apply)}
+    uses = Counter(numbers.number(a) for n in operations.values() for a in n.args)
+    return frozenset(number for number, count in uses.items() if count == 1)
 
 
 def flat_index(subscripts: Iterable[Index], strides: Iterable[Index]) -> Index:

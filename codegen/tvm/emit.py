@@ -78,7 +78,7 @@ class Emitter:
 
     def code(self) -> Code:
         target = self.context.target
-        return Code(target.has_avx512, self._names, self._halves, target.has_fma)
+        return Code(target.has_avx512, self._names, self._halves, target.has_fma, target.roots_slowly)
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()

@@ -38,7 +38,7 @@ def fills_register(code: Code, x: Value) -> bool:
     return code.avx512 and x.lanes * (32 if x.type == "float32" else 64) == 512
 
 
-def _avx512(code: Code, name: str, x: Value, *args: tir.Node) -> Value:
+def avx512(code: Code, name: str, x: Value, *args: tir.Node) -> Value:
     """An AVX-512 intrinsic on all lanes, in the current rounding mode."""
     suffix, mask = ("ps", "int16") if x.type == "float32" else ("pd", "int8")
     every, mode = tir.integer(-1, mask), tir.integer(4)
@@ -49,7 +49,7 @@ def _avx512(code: Code, name: str, x: Value, *args: tir.Node) -> Value:
 def scale(code: Code, x: Value, n: Value) -> Value:
     """``x * 2**n`` for a whole number ``n`` (a float), rounded once, also where the result is subnormal."""
     if fills_register(code, x):
-        return _avx512(code, "scalef", x, n.node, x.node)
+        return avx512(code, "scalef", x, n.node, x.node)
     whole = whole_number(code, n)
     half = code.bitwise("shift_right", whole, code.constant(whole, 1))
     rest = code.sub(whole, half)
@@ -80,6 +80,16 @@ def _clamp(code: Code, x: Value, low: float, high: float) -> Value:
     """``x`` within [low, high]; NaN stays NaN."""
     x = code.select(code.compare("gt", x, code.constant(x, high)), code.constant(x, high), x)
     return code.select(code.compare("lt", x, code.constant(x, low)), code.constant(x, low), x)
+
+
+def within(code: Code, x: Value, limit: float, *, absolute: bool = False) -> Value:
+    """``x``, or ``absolute``: its absolute value, but no further from 0 than the limit; of NaN, a limit. AVX-512."""
+    mode = tir.integer(_LESS_OF_SIZES | (_WITHOUT_SIGN if absolute else 0))
+    return avx512(code, "range", x, code.constant(x, limit).node, mode, x.node)
+
+
+_LESS_OF_SIZES, _WITHOUT_SIGN = 2, 8
+"""Of ``vrange``: the smaller absolute value with the first operand's sign, or without one."""
 
 
 # exponentials
@@ -129,7 +139,11 @@ def exp_rest(code: Code, r: Value, low: Value | None = None) -> Value:
 
 
 def exp(code: Code, x: Value) -> Value:
-    n, r = reduce_exp(code, _clamp(code, x, *format_of(x).exp_range))
+    if x.type == "float32" and fills_register(code, x):
+        n, r = reduce_exp(code, x)
+        r = within(code, r, 0.5)  # of infinities and of what is far beyond the range, where n alone decides
+    else:
+        n, r = reduce_exp(code, _clamp(code, x, *format_of(x).exp_range))
     if x.type != "float32" or not code.fused:
         return scale(code, exp_rest(code, r), n)
     one = code.constant(x, 1.0)
@@ -152,8 +166,8 @@ def weight(code: Code, x: Value, *, short: bool) -> Value:
         return exp2(code, x)
     powers = SHORT_EXP2 if short else EXP2
     if fills_register(code, x):
-        rest = _avx512(code, "reduce", x, tir.integer(_FLOOR), x.node)  # 0 of infinities
-        return _avx512(code, "scalef", code.polynomial(rest, powers), x.node, x.node)
+        rest = avx512(code, "reduce", x, tir.integer(_FLOOR), x.node)  # 0 of infinities
+        return avx512(code, "scalef", code.polynomial(rest, powers), x.node, x.node)
     x = _clamp(code, x, *format_of(x).exp2_range)
     whole = code.call("llvm.floor", x.type, x)
     return scale(code, code.polynomial(code.sub(x, whole), powers), whole)
@@ -252,11 +266,11 @@ _ERF_ODDS_LIMIT = 3.6
 def _two_over_power_plus_one(code: Code, exponent: Value) -> Value:
     """``2 / (1 + 2**exponent)``."""
     x = exponent
-    rest = _avx512(code, "reduce", exponent, tir.integer(_FLOOR), exponent.node)  # 0 of infinities
+    rest = avx512(code, "reduce", exponent, tir.integer(_FLOOR), exponent.node)  # 0 of infinities
     square = code.mul(rest, rest)
     constant, linear, *others = (code.constant(x, c) for c in HALF_EXP2)
     high = code.fma(code.fma(others[2], rest, others[1]), rest, others[0])
-    half = _avx512(code, "scalef", code.fma(high, square, code.fma(linear, rest, constant)), exponent.node, x.node)
+    half = avx512(code, "scalef", code.fma(high, square, code.fma(linear, rest, constant)), exponent.node, x.node)
     every = tir.integer(-1, "int16")
     below = code.add(half, code.constant(x, 0.5))
     node = tir.intrinsic("llvm.x86.avx512.rcp14.ps.512", x.type, x.lanes, below.node, x.node, every)
@@ -287,8 +301,8 @@ def mantissa_exponent(code: Code, x: Value) -> tuple[Value, Value]:
 
 
 def _mantissa_exponent_avx512(code: Code, x: Value) -> tuple[Value, Value]:
-    mantissa = _avx512(code, "getmant", x, tir.integer(0), x.node)
-    exponent = _avx512(code, "getexp", x, x.node)
+    mantissa = avx512(code, "getmant", x, tir.integer(0), x.node)
+    exponent = avx512(code, "getexp", x, x.node)
     large = code.compare("gt", mantissa, code.constant(x, math.sqrt(2.0)))
     mantissa = code.select(large, code.mul(mantissa, code.constant(x, 0.5)), mantissa)
     return mantissa, code.select(large, code.add(exponent, code.constant(x, 1.0)), exponent)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.functions import VECTOR_FUNCTIONS
 from fusec.codegen.tvm.powers import fmod, power
+from fusec.codegen.tvm.roots import square_root
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
 from fusec.errors import LoweringError
@@ -116,7 +117,7 @@ def _sign(code: Code, x: Value) -> Value:
 
 
 def _rsqrt(code: Code, x: Value) -> Value:
-    return code.div(code.constant(x, 1.0), code.call("llvm.sqrt", x.type, x))
+    return code.div(code.constant(x, 1.0), square_root(code, x))
 
 
 def _isnan(code: Code, x: Value) -> Value:
@@ -157,7 +158,7 @@ def _constant_power(code: Code, x: Value, exponent: object) -> Value | None:
 
 def _square_root_power(code: Code, x: Value) -> Value:
     """``x**0.5``, which unlike a square root is +0 at -0 and infinite at minus infinity."""
-    root = code.add(code.call("llvm.sqrt", x.type, x), code.constant(x, 0.0))
+    root = code.add(square_root(code, x), code.constant(x, 0.0))
     below = code.compare("eq", x, code.constant(x, -math.inf))
     return code.select(below, code.constant(x, math.inf), root)
 
@@ -278,7 +279,7 @@ _OPERATIONS: dict[str, Operation] = {
     "neg": Code.neg,
     "abs": lambda code, x: x if x.type == "bool" else code.abs(x),
     "sign": _sign,
-    "sqrt": _intrinsic("llvm.sqrt"),
+    "sqrt": square_root,
     "rsqrt": _rsqrt,
     "floor": _rounding("llvm.floor"),
     "ceil": _rounding("llvm.ceil"),

@@ -13,7 +13,7 @@ from tvm import tirx
 
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import memory_type, register_type
-from fusec.codegen.tvm.context import Context, Numbers, distinct, flat_index
+from fusec.codegen.tvm.context import Context, Numbers, distinct, flat_index, used_once
 from fusec.codegen.tvm.domain import LaneLoop, coerce, lane_count, lane_loop, outer_loops, split_lanes
 from fusec.codegen.tvm.scalars import LaneBlock, Points, is_within
 from fusec.codegen.tvm.short import short_nodes
@@ -71,6 +71,7 @@ class _Writer:
         self.operand = _store_operand(statement)
         halves = statement.target.dtype is bf16
         self.short = short_nodes(self.operand, numbers) if halves else frozenset()
+        self.single = used_once(self.operand, numbers)
         self.streams = isinstance(statement, Store) and statement.streams
 
     def write(self, code: Code) -> None:
@@ -97,7 +98,7 @@ class _Writer:
         if isinstance(self.operand, Load) and self.operand.dtype == self.statement.target.dtype:
             points.move(self.operand, self.statement.target, self.statement.index)
             return
-        points.short = self.short
+        points.short, points.single = self.short, self.single
         computed = coerce(points.code, points.value(self.operand), self.statement.target.dtype)
         points.store(self.statement.target, self.statement.index, computed)
 

@@ -388,7 +388,13 @@ class _Writer:
         """The results of a few blocks of lanes, each reduced over the iterators inside."""
         ways = STRIP // len(starts) if inside and inside[-1].extent >= STRIP else 1
         totals = _Registers(code, self.monoid, lanes, len(starts) * ways)
-        totals.clear(code)
+        onto = self._adds_on(inside) and ways == 1
+        places = [self._points(code, last, lanes, start, valid, None) for start in starts]
+        if onto:
+            for i, points in enumerate(places):
+                totals.write(code, i, points.value(Load(self.statement.target, self.statement.index)))
+        else:
+            totals.clear(code)
         self._reduce_rows(code, totals, inside, _Strip(last, starts, valid, ways))
         count = len(starts)
         while ways > 1:
@@ -397,7 +403,16 @@ class _Writer:
                 totals.update(code, i, code.let(totals.read(i + count * ways)))
         for i, start in enumerate(starts):
             points = self._points(code, last, lanes, start, valid, None)
-            self._finish(points, code.let(totals.read(i)))
+            if onto:
+                points.store(self.statement.target, self.statement.index, code.let(totals.read(i)))
+            else:
+                self._finish(points, code.let(totals.read(i)))
+
+    def _adds_on(self, inside: Sequence[Iter]) -> bool:
+        """Whether rows are so few that they are added to what the target holds one by one."""
+        statement = self.statement
+        rows = [static_count(it) for it in inside]
+        return not statement.fresh and statement.target.dtype.is_float and len(rows) == 1 and (rows[0] or STRIP) < STRIP
 
     def _reduce_rows(self, code: Code, totals: _Registers, inside: Sequence[Iter], strip: _Strip) -> None:
         if not inside:

@@ -45,21 +45,27 @@ class Code:
 
     avx512: vectors of 16 floats may use AVX-512's own intrinsics. halves: where it is not None, AVX512-BF16 may round
     to bf16, and the LLVM IR that this takes is added to it. fused: there are instructions for fused multiply-add, and
-    for conversions of f16.
+    for conversions of f16. refined: roots of whole registers are made of an estimate, as that for roots takes longer.
     """
 
     def __init__(
-        self, avx512: bool, names: list[int] | None = None, halves: set[str] | None = None, fused: bool = True
+        self,
+        avx512: bool,
+        names: list[int] | None = None,
+        halves: set[str] | None = None,
+        fused: bool = True,
+        refined: bool = False,
     ) -> None:
         self.avx512 = avx512
         self.halves = halves
         self.fused = fused
+        self.refined = refined
         self.statements: list[Node] = []
         self._names = names if names is not None else [0]
 
     def nested(self) -> Code:
         """An empty list of statements whose variables have names of their own."""
-        return Code(self.avx512, self._names, self.halves, self.fused)
+        return Code(self.avx512, self._names, self.halves, self.fused, self.refined)
 
     def append(self, *statements: Node) -> None:
         self.statements.extend(statements)

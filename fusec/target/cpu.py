@@ -97,6 +97,16 @@ class CpuTarget:
     def has_avx512(self) -> bool:
         return self.vector_bits == 512
 
+    @property
+    def takes_rows_in_stages(self) -> bool:
+        """Whether rows that are read again from L2 cost less than waiting for memory."""
+        return self.mcpu.startswith("znver")
+
+    @property
+    def roots_slowly(self) -> bool:
+        """Whether a root of a 512-bit vector takes longer than eight multiplications, during which nothing divides."""
+        return self.mcpu in ("skylake-avx512", "icelake-server", "sapphirerapids")
+
 
 _KIB, _MIB = 1024, 1024 * 1024
 
