@@ -245,9 +245,15 @@ def reasons(lowered: Lowered) -> list[str]:
 class Streaming(Selector):
     """Every result counts as a large one, and every row is fetched ahead."""
 
+    staged: bool = False
+
     def candidates(self, frame: Frame) -> list[Schedule]:
-        return [replace(s, streams=1, ahead=True) for s in super().candidates(frame) if isinstance(s, RowSchedule)]
+        found = (s for s in super().candidates(frame) if isinstance(s, RowSchedule))
+        return [replace(s, streams=1, ahead=True, staged=self.staged) for s in found]
 
 
 STREAMING = Streaming(cpu_target("cpu"), 2)
 """For results that are streamed and rows that are fetched ahead, whatever their size."""
+
+STAGED = Streaming(cpu_target("cpu"), 2, staged=True)
+"""The same with rows in stages."""

@@ -178,7 +178,8 @@ class _Phases:
         stop: Index = add(mul(g, task), task)
         if rows % task != 0:
             stop = minimum(stop, rows)
-        grid = Grid((Iter.over(g, tasks),), rows_in_turn(r, (mul(g, task), stop), body, space.reduced))
+        block = rows_in_turn(r, (mul(g, task), stop), body, space.reduced, staged=self.schedule.staged)
+        grid = Grid((Iter.over(g, tasks),), block)
         return self.frame.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
 
     def rows_on_kept_lanes(

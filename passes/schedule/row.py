@@ -13,13 +13,15 @@ class RowSchedule:
     """``task_rows``: rows one parallel task does. ``keep_bytes``: a row's intermediate value is kept, not
     computed again, while it fits in this much scratch. ``lanes``: kept elements side by side when the reduced
     axis is not the innermost in memory. ``streams``: results of at least so many bytes go past the caches, 0 for
-    none. ``ahead``: while a row is computed the next one is fetched."""
+    none. ``ahead``: while a row is computed the next one is fetched. ``staged``: while a row is stored the ones behind
+    it are reduced."""
 
     task_rows: int
     keep_bytes: int
     lanes: int
     streams: int = 0
     ahead: bool = False
+    staged: bool = False
 
 
 def row_schedule(rows: int, reduced: int, threads: int, target: CpuTarget, serial_below: int = 16384) -> RowSchedule:
@@ -30,7 +32,7 @@ def row_schedule(rows: int, reduced: int, threads: int, target: CpuTarget, seria
         least = min(max(1, serial_below // (2 * max(reduced, 1))), -(-rows // (4 * threads)))
         task_rows = max(least, min(TASK // max(reduced, 1), -(-rows // (16 * threads))))
     ahead = ROW_BYTES * reduced <= target.l2 // 8 and ROW_BYTES * rows * reduced > target.l2
-    return RowSchedule(task_rows, target.l2 // 2, 64, streams_from(target), ahead)
+    return RowSchedule(task_rows, target.l2 // 2, 64, streams_from(target), ahead, target.takes_rows_in_stages)
 
 
 TASK = 262144
