@@ -46,7 +46,7 @@ IN_LIBRARY = frozenset(["fmod"])
 GATHERED = 1.5
 """Instructions of a lane that is loaded by itself."""
 
-SHORT = 9
+SHORT: Mapping[str, int] = {"tanh": 9, "exp": 9, "erf": 18}
 """Of a curve to no more digits than bf16 keeps."""
 
 ROUNDING, ROUNDING_BY_HAND = 2, 7
@@ -86,8 +86,8 @@ def _of(node: ScalarExpr, lane: Symbol, lanes: int, others: Sequence[Symbol], *,
         case Apply(op=op):
             if op in IN_LIBRARY:
                 return LIBRARY * lanes
-            if short and op in ("tanh", "erf", "exp"):
-                return SHORT
+            if short and op in SHORT:
+                return SHORT[op]
             return float(INSTRUCTIONS.get(op, max(OPS[op].flops, 1)))
     return 0.0
 
