@@ -21,7 +21,7 @@ from fusec.runtime.isa import host_features
 from fusec.target.cpu import CpuTarget, host_cpu, host_model
 from fusec.target.rates import Rates
 
-_FORMAT = 3
+_FORMAT = 4
 _REPEATS = 5
 _CALLS = 2000
 _INPUTS = 17

@@ -10,7 +10,7 @@ from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import KernelReport, Program
 from fusec.target.cpu import cpu_target
-from fusec.target.rates import usual_rates
+from fusec.target.rates import Rates, usual_rates
 
 ZEN = cpu_target("cpu:znver5")
 AMX = cpu_target("cpu:sapphirerapids")
@@ -127,3 +127,41 @@ def test_measured_rates_count() -> None:
     assert told.reports[0].predicted - usual.reports[0].predicted == pytest.approx(1e-3 - 2e-6)
     assert told.reports[0].bound == "start"
     assert told.overhead >= slow.call
+
+
+def waits(report: KernelReport) -> bool:
+    """Whether what comes from beyond L2 adds to the longest of the other parts."""
+    parts = dict(report.parts)
+    far = parts.pop("L3", 0.0) + parts.pop("memory", 0.0)
+    assert far > 0.02 * report.predicted
+    return report.predicted >= far + max(parts.values())
+
+
+def test_products_wait_for_their_operands_unless_those_are_fetched_ahead() -> None:
+    assert waits(only(linear(512, 3072, 768, "bf16"), "cpu:sapphirerapids"))
+    assert waits(only(linear(512, 3072, 768, "bf16")))
+    assert not waits(only(linear(8, 8192, 8192)))
+
+
+def test_rows_wait_but_short_ones_and_maps_overlap() -> None:
+    def rows(width: int) -> KernelReport:
+        count = 2**22 // width
+        text = f"%y = reduce_sum(%x) {{axes=[1]}} : f32[{count}]"
+        return only(f"graph @f(%x: f32[{count}, {width}]) {{\n{text}\nreturn %y\n}}")
+
+    assert waits(rows(4096))
+    assert not waits(rows(64))
+    assert not waits(only(pointwise("exp", 2**22)))
+
+
+def test_blocks_on_tiles_take_time_to_end() -> None:
+    """More of it where a block's products are few."""
+    rates = usual_rates(AMX, 2)
+    quick = replace(rates, ends=dict.fromkeys(rates.ends, 0.0))
+
+    def multiply(k: int, known: Rates) -> float:
+        graph = parse(linear(1024, 1024, k, "bf16"))
+        return dict(lower(graph, "cpu:sapphirerapids", threads=2, rates=known).program.reports[0].parts)["multiply"]
+
+    assert multiply(64, rates) / multiply(64, quick) > 1.6
+    assert 1.0 < multiply(2048, rates) / multiply(2048, quick) < 1.05
