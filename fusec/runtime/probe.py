@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -143,15 +142,16 @@ def _ones(nbytes: int) -> list[np.ndarray[Any, Any]]:
 
 
 def _per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
-    """Seconds of one repetition of the kernel's work, the median of some runs."""
+    """Seconds of one repetition of the kernel's work: the least of some runs, which others may interrupt."""
+
+    def least(count: int, runs: int) -> float:
+        return min(_timed(function, addresses, *sizes, count) for _ in range(runs))
+
     count = 1
-    while True:
-        seconds = _timed(function, addresses, *sizes, count)
-        if seconds > SECONDS / 4 or count >= 1 << 24:
-            break
+    while (seconds := least(count, 1)) < SECONDS / 4 and count < 1 << 24:
         count *= 4
-    count = max(1, int(count * SECONDS / max(seconds, 1e-9)))
-    return median(_timed(function, addresses, *sizes, count) for _ in range(REPEATS)) / count
+    count = max(1, int(count * SECONDS / min(seconds, least(count, 1))))
+    return least(count, REPEATS) / count
 
 
 def _timed(function: Callable[..., None], addresses: list[int], *sizes: int) -> float:
