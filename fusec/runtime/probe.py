@@ -109,7 +109,6 @@ def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usua
         ),
         region=1 / best["regions"],
         call=usual.call,
-        waits={"f32": 1 / best["l2"], **found.waits},
         ends=found.ends,
         measured=True,
     )

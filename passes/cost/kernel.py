@@ -12,7 +12,7 @@ from fusec.passes.cost.traffic import Nest, Repeat, flows
 from fusec.passes.cost.work import UNROLLED, Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
-from fusec.target.rates import Rates, unit_of
+from fusec.target.rates import Rates
 from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer
 
@@ -73,27 +73,22 @@ def _grid(
     multiply = sum(n * w.multiply for n, w in zip(share, works, strict=True))
     vectors = sum(n * w.vectors for n, w in zip(share, works, strict=True))
     nest = _nest(grid, works[len(works) // 2].touched)
-    fetched = sum(f.fetched for f in flows(nest, target.l1, hinted=True).values()) / threads
-    from_l2 = fetched / rates.l2
+    from_l2 = sum(f.fetched for f in flows(nest, target.l1, hinted=True).values()) / rates.l2 / threads
     beyond, name = _beyond(kernel, nest, target, rates, threads, distances)
     busy = multiply + vectors
-    hidden = sum(n * w.hidden for n, w in zip(share, works, strict=True))
-    busy -= hidden
-    wait = _wait(grid, rates)
-    near = hypot(busy, from_l2) if wait is None else busy + wait * fetched
+    near = busy + from_l2 if _waits(grid) else hypot(busy, from_l2)
     seconds = near + beyond if _in_turn(grid, target) else hypot(near, beyond)
     start = rates.region if points > 1 else LAUNCH_SECONDS
     parts = {"multiply": multiply, "elementwise": vectors, "L2": from_l2, name: beyond, "start": start}
     return Estimate(seconds + start, {n: s for n, s in parts.items() if s > 0})
 
 
-def _wait(grid: Grid, rates: Rates) -> float | None:
-    """Seconds that a byte from L2 is waited for: by products of f32, whose multiplications take a load each, and on
-    tiles, of which eight registers hold no more than two steps. None where it passes meanwhile: narrow products on
-    vectors do several operations with each load, and elementwise code has enough else to do.
+def _waits(grid: Grid) -> bool:
+    """Whether what comes from L2 is waited for: by products of f32, whose multiplications take a load each, and on
+    tiles, of which eight registers hold no more than two steps. Narrow products on vectors do several operations with
+    each load, and elementwise code has enough else to do.
     """
-    units = {unit_of(s.a.dtype, s.registers.tiles) for s in statements(grid.body) if isinstance(s, Dot)}
-    return max((rates.waits[unit] for unit in units if unit in rates.waits), default=None)
+    return any(isinstance(s, Dot) and (s.registers.tiles or s.a.dtype.bits >= 32) for s in statements(grid.body))
 
 
 def _in_turn(grid: Grid, target: CpuTarget) -> bool:
