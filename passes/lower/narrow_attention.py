@@ -337,9 +337,9 @@ class _NarrowAttention:
         s, e = self.s, self.e
         own = e.query_axis, e.value_axis
         heads = [(p, n) for a, (p, n) in enumerate(zip(e.point, self.shape, strict=True)) if a not in own]
-        counts = fixed([n for _, n in heads])
+        counts = [n for _, n in heads if isinstance(n, int)]
         steps = -(-self.keys // s.keys) * s.keys
-        if self.shares or self.queries > s.task or prod(counts) < 2:
+        if self.shares or self.queries > s.task or len(counts) < len(heads) or prod(counts) < 2:
             return ()
         number: Index = 0
         for (p, _), n in zip(heads, counts, strict=True):

@@ -206,6 +206,16 @@ def test_tasks_that_share_what_they_read_fetch_nothing():
         assert "fetching" not in through(attention(*size), OF_TILES, schedule).lowered.stages["tile"]
 
 
+@pytest.mark.parametrize("target", [OF_TILES, OF_GROUPS])
+def test_any_number_of_heads(target):
+    text = """graph @any<B in [1, 40]>(%q: bf16[B, 64, 32], %k: bf16[B, 64, 32], %v: bf16[B, 64, 32]) {
+      %o = sdpa(%q, %k, %v) {causal=false, scale=0.3, grouped=false} : bf16[B, 64, 32]
+      return %o
+    }"""
+    (kernel,) = lower(parse(text), target, check=True).program.kernels
+    assert (kernel.kind, [b.name for b in kernel.parameters]) == ("attention", ["q", "k", "v", "o"])
+
+
 @targets
 def test_keys_of_groups_of_heads(target):
     through(attention(33, 70, 32, 16, groups=2), target)
