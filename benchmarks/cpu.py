@@ -79,7 +79,8 @@ call on. `compile` is torch.compile with its defaults; fusec is not tuned.
 Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
 the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
 Model: the cost model's time of a call, counted with this machine's rates (`fusec doctor --measure`, before the first
-line). Error: fusec's greatest absolute error against float64, and how many times that of the code as written it is."""
+line), a turn's first call after the other peers' turns. Error: fusec's greatest absolute error against float64, and how
+many times that of the code as written it is."""
 
 
 def main() -> None:

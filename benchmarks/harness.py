@@ -55,13 +55,15 @@ QUICK = Budget(seconds=1.5, least_rounds=3, most_rounds=21, wait=0.0)
 class Times:
     """Seconds a call of each peer, round by round. first: seconds of each peer's first call, compiling included.
 
-    thrown_away: rounds not counted because other processes ran. noisy: too few quiet rounds, so all are counted.
+    calls: of each peer in a turn. thrown_away: rounds not counted because other processes ran. noisy: too few quiet
+    rounds, so all are counted.
     """
 
     rounds: dict[str, list[float]]
     first: dict[str, float] = field(default_factory=dict)
     thrown_away: int = 0
     noisy: bool = False
+    calls: Mapping[str, int] = field(default_factory=dict)
 
     def median(self, name: str) -> float:
         return statistics.median(self.rounds[name])
@@ -110,7 +112,7 @@ def measure(peers: Mapping[str, Peer], budget: Budget) -> Times:
         else:
             thrown_away += len(batch[names[0]])
     noisy = len(quiet[names[0]]) < budget.least_rounds
-    return Times(every if noisy else quiet, first, 0 if noisy else thrown_away, noisy)
+    return Times(every if noisy else quiet, first, 0 if noisy else thrown_away, noisy, calls)
 
 
 def _enough(rounds: int, spent: float, budget: Budget) -> bool:

@@ -6,18 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import fusec
+from benchmarks.peers import THREADS
 from benchmarks.report import KernelTime
 from fusec.frontend.capture import flatten
+from fusec.passes.cost.program import seconds_after
+from fusec.runtime.machines import known_rates
 from fusec.runtime.program import KernelReport, Launch
+from fusec.target.cpu import cpu_target
+from fusec.target.rates import usual_rates
 
 SHORTEST = 5e-6
 """Seconds of a kernel that can be told from the time that launching it from Python takes."""
 
 
-def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int) -> tuple[list[KernelTime], float]:
+def kernel_times(
+    function: Callable[..., Any], args: Sequence[Any], repeats: int, peers: int = 0, calls: int = 1
+) -> tuple[list[KernelTime], float]:
     """Each kernel of the function for these arguments, and the predicted seconds of a call.
 
-    Equal kernels (all but the name) are counted together.
+    Equal kernels (all but the name) are counted together. ``peers`` have their turns between two turns of ``calls``
+    calls: they leave as much in the caches as the function itself would.
     """
     variant = fusec.compile(function, *args, freeze=False).only
     executable = variant.executable
@@ -35,6 +43,11 @@ def kernel_times(function: Callable[..., Any], args: Sequence[Any], repeats: int
         key = (report.kind, report.schedule, report.flops, report.bytes, len(report.fused))
         groups.setdefault(key, []).append((report, measured[report.kernel]))
     whole = sum(report.predicted for report in reports) + executable.program.overhead
+    if peers:
+        target = cpu_target()
+        rates = known_rates(target) or usual_rates(target, THREADS)
+        own = sum(float(slot.type.most_bytes) for slot in executable.program.slots if slot.kind != "view")
+        whole += seconds_after(executable.program, target, rates, THREADS, peers * own) / calls
     return [_merge(group) for group in groups.values()], whole
 
 

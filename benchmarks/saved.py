@@ -44,6 +44,6 @@ class Loading(Session):
         loaded = fusec.load(file_of(self.folder, case.work), weights=weights)
         return super().time(replace(case, peers={**case.peers, FUSEC: Peer(loaded, case.args)}))
 
-    def kernels(self, case: Case) -> tuple[list[KernelTime], float]:
+    def kernels(self, case: Case, calls: int) -> tuple[list[KernelTime], float]:
         """None: a loaded function runs its kernels as one."""
         return [], 0.0

@@ -84,7 +84,7 @@ class Session:
         refuse_eager(case.peers[FUSEC].f)
         errors = _errors(case) if case.exact is not None else {}
         medians = times.medians()
-        kernels, predicted = self.kernels(case)
+        kernels, predicted = self.kernels(case, times.calls[FUSEC])
         limit = self.machine.limit(case.flops, case.nbytes, case.multiplies)
         checks = [
             target.check(medians) if isinstance(target, Faster) else target.check(medians[FUSEC] * case.scale)
@@ -114,9 +114,9 @@ class Session:
             except Exception:
                 self.failures.append(traceback.format_exc())
 
-    def kernels(self, case: Case) -> tuple[list[KernelTime], float]:
-        """fusec's kernels for a case, one by one, and the predicted seconds of a call."""
-        return kernel_times(case.function, case.args, 3 if self.quick else 9)
+    def kernels(self, case: Case, calls: int) -> tuple[list[KernelTime], float]:
+        """fusec's kernels for a case, one by one, and the predicted seconds of a call, so many of them in a turn."""
+        return kernel_times(case.function, case.args, 3 if self.quick else 9, len(case.peers) - 1, calls)
 
 
 def _rounds_note(times: Times) -> list[str]:

@@ -42,6 +42,26 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     return replace(program, reports=reports, overhead=rates.seconds_of_call(len(program.inputs)) + others)
 
 
+def seconds_after(program: Program, target: CpuTarget, rates: Rates, threads: int, between: float) -> float:
+    """What a call takes more than predicted where so many bytes have passed since the last one.
+
+    What it reads that it has not made itself comes from a farther level then.
+    """
+    roots = _roots(program)
+    seconds = 0.0
+    seen: set[int] = set()
+    for step, distances in _launches(program):
+        for root, distance in zip((roots[slot] for slot in step.arguments), distances, strict=True):
+            slot = program.slots[root]
+            if root in seen or slot.kind == "workspace" or root in program.outputs:
+                continue
+            seen.add(root)
+            near = distance <= threads * target.l2
+            levels = [rates.beyond_l2(d, threads).read for d in (distance, distance + between)]
+            seconds += slot.type.most_bytes * (1 / levels[1] - (0.0 if near else 1 / levels[0]))
+    return max(seconds, 0.0)
+
+
 def _library_seconds(program: Program, rates: Rates, threads: int) -> float:
     """Of the program's library calls: of each call, and of what those copy that don't write in place."""
     inside = calls_in_place(program)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fusec.ir.parse import parse
-from fusec.passes.cost.program import _launches, predict
+from fusec.passes.cost.program import _launches, predict, seconds_after
 from fusec.passes.pipeline import lower
 from fusec.target.cpu import cpu_target
 from fusec.target.rates import usual_rates
@@ -42,3 +42,14 @@ def test_each_input_takes_its_part_of_a_call() -> None:
     program = lower(parse(products(4)), "cpu:znver5", threads=2).program
     quick, slow = (predict(program, target, replace(rates, argument=s), 2).overhead for s in (0.0, 1e-3))
     assert slow - quick == pytest.approx(4e-3)
+
+
+def test_after_other_code_what_a_call_reads_is_farther() -> None:
+    target = cpu_target("cpu:znver5")
+    rates = usual_rates(target, 2)
+    program = lower(parse(products(4)), "cpu:znver5", threads=2).program
+    inputs = 5 * MB
+    later = [seconds_after(program, target, rates, 2, between) for between in (0.0, 8.0 * MB, 1024.0 * MB)]
+    assert later[0] <= later[1] < later[2]
+    far, near = rates.beyond_l2(2**30, 2).read, rates.beyond_l2(inputs, 2).read
+    assert later[2] == pytest.approx(inputs / far - inputs / near, rel=0.3)
