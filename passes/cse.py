@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.graph import Graph, Op, Value, substitute
 from fusec.passes.rewrite import escaping_values
@@ -37,6 +39,7 @@ def cse(graph: Graph) -> Graph:
     merged: dict[Value, Value] = {}
     first: dict[tuple[object, ...], Op] = {}
     dropped: set[Op] = set()
+    producers = graph.producers()
     for op in graph.ops:
         if op.definition.kind in ("extern", "fused"):
             continue
@@ -45,9 +48,20 @@ def cse(graph: Graph) -> Graph:
             continue
         merged[op.result] = known.result
         dropped.add(op)
+        if op.result in escaping:
+            _expose(known, escaping, producers, merged)
     if not dropped:
         return graph
     return substitute(graph.with_ops(op for op in graph.ops if op not in dropped), merged)
+
+
+def _expose(op: Op, escaping: set[Value], producers: Mapping[Value, Op], merged: Mapping[Value, Value]) -> None:
+    """The caller sees the memory of the op's result from now on, so that no other output may lie there too."""
+    made: Op | None = op
+    while made is not None:
+        escaping.update(made.results)
+        source = made.operands[0] if made.definition.kind == "view" else None
+        made = producers.get(merged.get(source, source)) if source is not None else None
 
 
 def _both_owned(a: Op, b: Op, escaping: set[Value]) -> bool:

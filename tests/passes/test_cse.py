@@ -50,6 +50,32 @@ def test_an_output_may_be_the_merged_value() -> None:
     )
 
 
+def test_of_outputs_only_one_is_merged_with_what_is_no_output() -> None:
+    """They are memory of their own each."""
+    becomes(
+        cse,
+        """
+        graph @g(%x: f32[3]) {
+          %a = exp(%x) : f32[3]
+          %s = reduce_sum(%a) {axes=[0]} : f32[]
+          %b = exp(%x) : f32[3]
+          %v = reshape(%b) : f32[3, 1]
+          %c = exp(%x) : f32[3]
+          return %s, %v, %c
+        }
+        """,
+        """
+        graph @g(%x: f32[3]) {
+          %a = exp(%x) : f32[3]
+          %s = reduce_sum(%a) {axes=[0]} : f32[]
+          %v = reshape(%a) : f32[3, 1]
+          %c = exp(%x) : f32[3]
+          return %s, %v, %c
+        }
+        """,
+    )
+
+
 DIFFERENT = """
     graph @g(%x: f32[2, 2], %z: f32[2, 2]) {
       %a = sub(%x, %z) : f32[2, 2]
