@@ -21,11 +21,13 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 from fusec.frontend.capture import Conditions
-from fusec.frontend.guards import GuardWriter, Names
-from fusec.frontend.source import is_user_file
+from fusec.frontend.guards import GuardWriter, Names, is_plain
+from fusec.frontend.side_effects import Snapshots, StateChangedError
+from fusec.frontend.source import code_location, is_user_file
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_GLOBAL_STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 
@@ -67,7 +69,8 @@ class Recorder:
         self._pins: list[tuple[str, Callable[[], object], object]] = []
         self._layouts: list[tuple[str, Callable[[], object], object]] = []
         self._previous: Any = None
-        root_code = getattr(unwrap(root), "__code__", None)
+        self._before = Snapshots(is_plain)
+        root_code = _code_of(root)
         self._root_file = root_code.co_filename if root_code is not None else ""
 
     def __enter__(self) -> Recorder:
@@ -84,12 +87,15 @@ class Recorder:
         elif self._previous is not None:
             sys.setprofile(self._previous)
         self._previous = None
+        if error is not None:
+            self._before.take_all_back()
 
     def _make_hook(self) -> Callable[[FrameType, str, object], None]:
         theirs: dict[str, bool] = {self._root_file: True}
         chained = self._previous if callable(self._previous) else None
         frames = self._frames
         seen = self._seen
+        before = self._before
 
         def hook(frame: FrameType, event: str, arg: object) -> None:
             if event == "call":
@@ -98,12 +104,17 @@ class Recorder:
                 if mine is None:
                     mine = theirs[code.co_filename] = is_user_file(code.co_filename)
                 if mine and not (code.co_filename == "<string>" and _is_generated(frame.f_globals)):
-                    frames.setdefault((id(code), id(frame.f_globals)), (code, frame.f_globals))
-                    if code.co_argcount:
+                    if (id(code), id(frame.f_globals)) not in frames:
+                        frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
+                        before.see(frame)
+                    arguments = code.co_argcount + code.co_kwonlyargcount
+                    if arguments:
                         values = frame.f_locals
-                        for name in code.co_varnames[: code.co_argcount]:
+                        for name in code.co_varnames[:arguments]:
                             value = values.get(name)
-                            seen[id(value)] = value
+                            if id(value) not in seen:
+                                seen[id(value)] = value
+                                before.hold(value)
             if chained is not None:
                 chained(frame, event, arg)
 
@@ -140,8 +151,20 @@ class Recorder:
             for name in sorted(loads[key].globals):
                 writer.visit_global(original, name)
         self._visit_cells(writer, loads)
+        self._refuse_changes(writer, loads)
         self._visit_seen(writer)
         return Environment(writer)
+
+    def _refuse_changes(self, writer: GuardWriter, loads: Mapping[tuple[int, int], _Loads]) -> None:
+        """StateChangedError where the run changed Python state that outlives it, which then is as it was before."""
+        stored: dict[int, set[str]] = {}
+        for key, (_, namespace) in self._frames.items():
+            stored.setdefault(id(getattr(namespace, "original", namespace)), set()).update(loads[key].stored)
+        changed = self._before.take_back(writer.paths, stored, writer.cells)
+        self._before = Snapshots(is_plain)  # the old one keeps alive what was made during the run
+        if changed:
+            code = _code_of(self._root)
+            raise StateChangedError(changed, code_location(code) if code is not None else None)
 
     def _visit_roots(self, writer: GuardWriter) -> None:
         root = self._root
@@ -183,6 +206,13 @@ class Recorder:
                 writer.visit_object(value, type(value).__qualname__)
 
 
+def _code_of(root: Callable[..., object]) -> CodeType | None:
+    """The code of a function, of a method, or of a module's ``forward``."""
+    function = unwrap(root)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "forward", None), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 def _is_generated(namespace: Mapping[str, object]) -> bool:
     """Whether code without a file was made by a library: a dataclass's ``__init__``, a named tuple's ``__new__``."""
     return "__file__" in namespace or str(namespace.get("__name__", "")).startswith("namedtuple_")
@@ -191,12 +221,13 @@ def _is_generated(namespace: Mapping[str, object]) -> bool:
 class _Loads:
     """Names of globals, cells and attributes that a code object reads."""
 
-    __slots__ = ("attributes", "cells", "globals")
+    __slots__ = ("attributes", "cells", "globals", "stored")
 
     def __init__(self, code: CodeType) -> None:
         self.globals: set[str] = set()
         self.cells: set[str] = set()
         self.attributes: set[str] = set()
+        self.stored: set[str] = set()
         by_name = False
         for instruction in dis.get_instructions(code):
             if instruction.opname in _GLOBAL_LOADS:
@@ -204,6 +235,8 @@ class _Loads:
                 by_name = by_name or instruction.argval == "getattr"
             elif instruction.opname in _ATTRIBUTE_LOADS:
                 self.attributes.add(instruction.argval)
+            elif instruction.opname in _GLOBAL_STORES:
+                self.stored.add(instruction.argval)
             elif instruction.opname in _CELL_LOADS and instruction.argval in code.co_freevars:
                 self.cells.add(instruction.argval)
         if by_name:

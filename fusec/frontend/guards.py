@@ -49,12 +49,15 @@ class GuardWriter:
     """Walks values from their roots and writes a guard for each one met.
 
     A value is checked after the one it was reached through, so each check starts from the live parent. Objects
-    are kept by weak reference where they can be; a cycle ends at an object already visited.
+    are kept by weak reference where they can be; a cycle ends at an object already visited. ``paths`` has the values
+    met, by id, ``cells`` those of the functions met, by the id of their code and name.
     """
 
     names: Names
     is_tensor: Callable[[object], bool]
     functions_visited: set[int] = field(default_factory=set)
+    paths: dict[int, str] = field(default_factory=dict)
+    cells: dict[tuple[int, str], types.CellType] = field(default_factory=dict)
     _guards: list[_Guard] = field(default_factory=list)
     _bound: dict[str, object] = field(default_factory=dict)
     _bound_ids: dict[int, str] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class GuardWriter:
 
     def visit_object(self, value: object, path: str) -> None:
         """Guards the attributes of an object that the call itself identifies, such as ``self``."""
-        if _is_plain(value) or id(value) in self._visited or self.is_tensor(value):
+        if is_plain(value) or id(value) in self._visited or self.is_tensor(value):
             return
         if isinstance(value, tuple | list | dict | set | frozenset | np.ndarray):
             return
@@ -110,13 +113,14 @@ class GuardWriter:
 
     def _visit(self, expression: str, value: object, path: str) -> None:
         kind = type(value)
+        self.paths.setdefault(id(value), path)
         if any(value is s for s in _SINGLETONS):
             self._check(expression, "{v} is not " + repr(value), path, value)
         elif kind in _SCALARS:
             self._scalar(expression, value, path)
         elif self.is_tensor(value):
             return
-        elif _is_plain(value) and kind is not tuple:
+        elif is_plain(value) and kind is not tuple:
             known = self._bind(value)
             self._check(
                 expression,
@@ -152,7 +156,7 @@ class GuardWriter:
     def _container(self, expression: str, value: Any, path: str) -> None:
         kind = self._bind(type(value))
         parts = list(value.values()) if isinstance(value, dict) else list(value)
-        if isinstance(value, set | frozenset) or all(_is_plain(p) for p in parts):
+        if isinstance(value, set | frozenset) or all(is_plain(p) for p in parts):
             shallow = self._bind(_copy_plain(value))
             same = self._bind(_same_plain)
             test = f"type({{v}}) is not {kind} or not {same}({{v}}, {shallow})"
@@ -202,7 +206,7 @@ class GuardWriter:
         self.functions_visited.add(id(code))
         if id(code) in self.names.executed:
             for position, value in enumerate(function.__defaults__ or ()):
-                if not _is_plain(value):  # a plain default is fixed by the identity of the tuple
+                if not is_plain(value):  # a plain default is fixed by the identity of the tuple
                     self._visit(f"{v}.__defaults__[{position}]", value, f"{path}.__defaults__[{position}]")
             for name, value in (function.__kwdefaults__ or {}).items():
                 self._visit(f"{v}.__kwdefaults__[{name!r}]", value, f"{path} default {name}")
@@ -211,6 +215,7 @@ class GuardWriter:
 
     def _cells(self, function: FunctionType, code: CodeType) -> None:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self.cells[id(code), name] = cell
             if name == "__class__" or (id(cell), name) in self._roots:
                 continue
             self._roots.add((id(cell), name))
@@ -293,7 +298,7 @@ class GuardWriter:
             own &= self.names.attributes
             self._attributes(v, module, own | {n for n in self.names.attributes if n in module.__dict__}, path)
         else:
-            plain = {name for name in own if _is_plain(module.__dict__[name])}
+            plain = {name for name in own if is_plain(module.__dict__[name])}
             self._attributes(v, module, plain, path)
         children = module._modules
         keys = self._bind(list(children))
@@ -390,13 +395,13 @@ def _brief(value: object) -> str:
         return f"function {value.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
     if isinstance(value, type | ModuleType):
         return f"{type(value).__name__} {value.__name__}"
-    if _is_plain(value) or isinstance(value, list | dict | tuple | set | frozenset):
+    if is_plain(value) or isinstance(value, list | dict | tuple | set | frozenset):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
     return f"{type(value).__qualname__} at {id(value):#x}"
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """An immutable value that compares by value: number, string, dtype, device, enum member, slice, range."""
     kind = type(value)
     if kind in _SCALARS or any(value is s for s in _SINGLETONS):
@@ -405,7 +410,7 @@ def _is_plain(value: object) -> bool:
         return True
     if kind.__module__ == "torch":
         return kind.__name__ in ("dtype", "device", "layout", "memory_format", "Size")
-    return kind is tuple and all(_is_plain(part) for part in value)  # type: ignore[attr-defined]
+    return kind is tuple and all(is_plain(part) for part in value)  # type: ignore[attr-defined]
 
 
 def _copy_plain(value: Any) -> Any:

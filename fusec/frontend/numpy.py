@@ -26,6 +26,7 @@ from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_buffer import Buffer, Step
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Trace, Traced
+from fusec.frontend.side_effects import ArgumentContainers
 from fusec.frontend.source import code_location
 from fusec.ir.graph import Graph, Location, Port, Value
 from fusec.ir.ops import OPS
@@ -73,11 +74,13 @@ def capture_as(
     statics = list(_statics((*spec.args, *(part for _, part in spec.kwargs))))
     function = scope.patch_root(f)
     with record_environment(f, statics) as recorder:
+        given = ArgumentContainers(new_args, new_kwargs, lambda value: issubclass(type(value), Traced | np.ndarray))
         result = function(*new_args, **new_kwargs)
-    scope.check_no_side_effects()
+        given.check()
+        scope.check_no_side_effects()
     trace.site = _definition(f)
     returns = _Returns(trace, result)
-    del function, new_args, new_kwargs, traced, result
+    del function, new_args, new_kwargs, traced, result, given
     graph = _without_dead_ops(returns.graph)
     environment = _environment(trace, scope, recorder)
     return Capture(graph, tuple(trace.sources), environment, returns.rebuild, flavour.library, tuple(trace.notes))

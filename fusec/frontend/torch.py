@@ -27,6 +27,7 @@ from fusec.frontend.capture import (
 from fusec.frontend.capture import flatten as _flatten
 from fusec.frontend.capture import rebuild as _rebuild
 from fusec.frontend.environment import record_environment
+from fusec.frontend.side_effects import ArgumentContainers
 from fusec.frontend.source import code_location
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_modes import dispatch_modes
@@ -90,11 +91,13 @@ def capture(
     before = _attributes(f, references)
     recorder = record_environment(f, _statics(args, kwargs))
     ambient = _ambient()
+    given = ArgumentContainers(*fakes, is_tensor)
     with recorder:
         result = _run(f, trace, fakes)
         kept = Result(trace, result)
-    del result, fakes  # so that a container rebuilt for the run is not taken for one that the function reads
-    _refuse_changes(before, f)
+        given.check()
+        _refuse_changes(before, f)
+    del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
     graph, sources = kept.finish()
     guards = recorder.finish(is_tensor=is_tensor)
     environment = _Guards(guards, ambient, tuple(trace.ties))

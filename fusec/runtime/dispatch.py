@@ -31,6 +31,7 @@ from fusec.frontend.capture import (
     leaves_of_parameters,
     with_static,
 )
+from fusec.frontend.side_effects import StateChangedError
 from fusec.ir.index import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays
@@ -254,6 +255,7 @@ class Dispatcher:
         self._plans: dict[Hashable, list[Plan]] = {}
         self._keys: list[Hashable] = []
         self._count = 0
+        self._restless = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if captures.running and _thread.capturing:  # an outer function is being captured: become part of it
@@ -319,7 +321,12 @@ class Dispatcher:
             if opened is not None:
                 plan, self._open = opened, (opened, *self._open)
             else:
-                plan = self._make(arrays, leaves, spec, args, kwargs)
+                try:
+                    plan = self._make(arrays, leaves, spec, args, kwargs)
+                except StateChangedError as error:
+                    if self.fallback == "error" or verifies():
+                        raise
+                    return self._as_written(f"{error}", args, kwargs)  # perhaps it does so at its first call alone
                 self._plans.setdefault(key, []).append(plan)
             self._count += 1
             self._keys.append(key)
@@ -392,6 +399,9 @@ class Dispatcher:
             return Plan(entry, capture, executable)
         except Exception as error:
             if self.fallback == "error" or verifies():
+                raise
+            if isinstance(error, StateChangedError) and not self._restless:
+                self._restless = True
                 raise
             return self._declined_plan(arrays, spec, leaves, error)
 

@@ -1,0 +1,219 @@
+"""State of Python's that a function changes: it is changed as often as the function is called, and seen by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusec
+from fusec.frontend.side_effects import StateChangedError
+
+torch = pytest.importorskip("torch")
+
+LIBRARIES = pytest.mark.parametrize("make", [np.ones, torch.ones], ids=["numpy", "torch"])
+Function = Callable[..., Any]
+
+count = 0
+TABLE: dict[str, int] = {}
+SEEN: list[int] = []
+NESTED: dict[str, list[int]] = {"list": []}
+MEMO: dict[str, int] = {}
+
+
+def counts_in_a_global(x: Any) -> Any:
+    global count
+    count += 1
+    return x * count
+
+
+def counts_in_a_dict(x: Any) -> Any:
+    TABLE["n"] = TABLE.get("n", 0) + 1
+    return x * TABLE["n"]
+
+
+def appends(x: Any) -> Any:
+    SEEN.append(1)
+    return x * len(SEEN)
+
+
+def appends_inside(x: Any, nested: dict[str, list[int]] = NESTED) -> Any:
+    nested["list"].append(1)
+    return x * len(nested["list"])
+
+
+def counts_in_a_default(x: Any, memo: dict[str, int] = MEMO) -> Any:
+    memo["n"] = memo.get("n", 0) + 1
+    return x * memo["n"]
+
+
+def in_a_closure() -> Function:
+    n, table = 0, {"n": 0}
+
+    def counting(x: Any) -> Any:
+        nonlocal n
+        n += 1
+        table["n"] += 2
+        return x * n + table["n"]
+
+    return counting
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+        self.history: list[int] = []
+
+    def attribute(self, x: Any) -> Any:
+        self.n += 1
+        return x * self.n
+
+    def list_of_an_attribute(self, x: Any) -> Any:
+        self.history.append(len(self.history))
+        return x * len(self.history)
+
+
+def by_a_helper(x: Any) -> Any:
+    return counts_in_a_dict(x) + 1
+
+
+def raises_after_counting(x: Any) -> Any:
+    TABLE["n"] = TABLE.get("n", 0) + 1
+    return x * TABLE["n"] if x.sum() > 0 else x
+
+
+@pytest.fixture(autouse=True)
+def reset() -> None:
+    start_again()
+
+
+def start_again() -> None:
+    global count
+    count = 0
+    TABLE.clear()
+    SEEN.clear()
+    NESTED["list"].clear()
+    MEMO.clear()
+
+
+COUNTING: dict[str, Callable[[], Function]] = {
+    "global": lambda: counts_in_a_global,
+    "dict": lambda: counts_in_a_dict,
+    "list": lambda: appends,
+    "nested": lambda: appends_inside,
+    "default": lambda: counts_in_a_default,
+    "closure": in_a_closure,
+    "attribute": lambda: Counter().attribute,
+    "list of an attribute": lambda: Counter().list_of_an_attribute,
+    "helper": lambda: by_a_helper,
+    "not capturable": lambda: raises_after_counting,
+}
+
+
+@LIBRARIES
+@pytest.mark.parametrize("name", COUNTING)
+def test_each_call_counts_once(name: str, make: Any) -> None:
+    def values(function: Function) -> list[float]:
+        return [float(function(make(3))[0]) for _ in range(4)]
+
+    as_written = values(COUNTING[name]())
+    start_again()
+    assert values(fusec.jit(COUNTING[name]())) == as_written
+    assert len(set(as_written)) == 4
+
+
+def appended(x: Any, items: list[Any]) -> Any:
+    items.append(x * 2)
+    return items[-1] + 1
+
+
+def entered(x: Any, table: dict[str, Any]) -> Any:
+    table["twice"] = x * 2
+    table["n"] = 3
+    return x
+
+
+@LIBRARIES
+@pytest.mark.parametrize(("function", "container"), [(appended, list), (entered, dict)])
+def test_containers_among_the_arguments(function: Function, container: type, make: Any) -> None:
+    compiled = fusec.jit(function)
+    for _ in range(3):
+        ours, theirs = container(), container()
+        np.testing.assert_array_equal(compiled(make(3), ours), function(make(3), theirs))
+        assert repr(ours) == repr(theirs)
+        assert len(ours) > 0
+
+
+class Lazy:
+    def __init__(self) -> None:
+        self.ready = False
+        self.table: dict[int, int] = {}
+
+    def call(self, x: Any) -> Any:
+        if not self.ready:
+            self.ready = True
+            return x * 2
+        return x * 3
+
+    def remembers(self, x: Any) -> Any:
+        if len(x) not in self.table:
+            self.table[len(x)] = len(x) * 2
+        return x + self.table[len(x)]
+
+
+def test_what_the_first_call_alone_does_does_not_keep_a_function_from_being_compiled() -> None:
+    ours, theirs = Lazy(), Lazy()
+    for name in ("call", "remembers"):
+        compiled, plain = fusec.jit(getattr(ours, name)), getattr(theirs, name)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(3)), plain(torch.ones(3)))
+        assert compiled.dispatcher.plans[-1].executable is not None
+        assert sum(compiled.dispatcher.eager_calls.values()) == 1
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.shape = ()
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x * self.calls
+
+    def noted(self, x: Any) -> Any:
+        self.shape = tuple(x.shape)
+        return x * 2
+
+
+def test_modules() -> None:
+    ours, theirs = Layer(), Layer()
+    compiled = fusec.jit(ours)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(3)), theirs(torch.ones(3)))
+    assert ours.calls == theirs.calls == 3
+    with pytest.raises(StateChangedError, match=r"test_side_effects.py:\d+: the function changes attributes of self"):
+        fusec.jit(fallback="error")(ours)(torch.ones(3))
+    assert ours.calls == 3
+    noted = fusec.jit(ours.noted)
+    for _ in range(3):
+        noted(torch.ones(3))
+    assert ours.shape == (3,)
+    assert noted.dispatcher.plans[-1].executable is not None  # an equal value changes nothing
+
+
+@LIBRARIES
+def test_what_is_made_in_the_call_may_change(make: Any) -> None:
+    def function(x: Any) -> Any:
+        made = Counter()
+        items = []
+        table = {}
+        for k in range(3):
+            items.append(made.attribute(x))
+            table[k] = len(items)
+        return sum(items) * table[2]
+
+    compiled = fusec.jit(fallback="error")(function)
+    np.testing.assert_allclose(compiled(make(3)), function(make(3)))
