@@ -262,7 +262,8 @@ class Points:
         """Has the first lane's cache line brought to the cache, if the lanes are adjacent there."""
         place = self.place(load.buffer, load.index)
         if place.unit:
-            self.code.append(tir.fetch(self.context.memory[load.buffer], place.node.base))
+            level = 2 if self.context.target.fetches_to_l2 else 1
+            self.code.append(tir.fetch(self.context.memory[load.buffer], place.node.base, level))
 
     def move(self, source: Load, target: Buffer, subscripts: tuple[Index, ...]) -> None:
         """Copies elements of one type as they are."""

@@ -103,10 +103,17 @@ class CpuTarget:
         return self.mcpu.startswith("znver")
 
     @property
+    def fetches_to_l2(self) -> bool:
+        """Whether rows are better fetched to L2 than to L1, which waits for 16 lines at most, those stored included."""
+        return self.mcpu in _INTEL_SERVERS
+
+    @property
     def roots_slowly(self) -> bool:
         """Whether a root of a 512-bit vector takes longer than eight multiplications, during which nothing divides."""
-        return self.mcpu in ("skylake-avx512", "icelake-server", "sapphirerapids")
+        return self.mcpu in _INTEL_SERVERS
 
+
+_INTEL_SERVERS = ("skylake-avx512", "icelake-server", "sapphirerapids")
 
 _KIB, _MIB = 1024, 1024 * 1024
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from itertools import product as combinations
 from math import prod
@@ -121,11 +121,25 @@ class _Loops:
         outputs = outputs_at(frame, shape, point)
         for number, (value, at) in enumerate(outputs):
             read_back = number + 1 < len(outputs) and _flops(frame.inliner.at(value, at)) > READ_BACK_FLOPS
-            yield store_at(frame, value, at, domain, shift, streams=not read_back and is_large(value, streams))
+            store = store_at(frame, value, at, domain, shift, streams=not read_back and is_large(value, streams))
+            yield _fetching(store, lane) if store.streams else store
             if read_back:
                 frame.inliner.add_leaf(value, prefer_index(at, Load(frame.buffers[value], at)))
         for value, _ in outputs:
             frame.inliner.drop_leaf(value)
+
+
+def _fetching(store: Store, lane: Symbol) -> Store:
+    """The store with what it reads fetched ahead, where it takes long over each vector.
+
+    A processor looks ahead over a few vectors of it only, and asks memory for no more than those.
+    """
+    if _flops(store.value) < FETCHING_FLOPS:
+        return store
+    large = (x for x in dict.fromkeys(loads(store.value)) if x.buffer.most >= store.target.most)
+    found = (x for x in large if address_step(x, lane) == 1)
+    far = (reindex(x, {lane: add(lane, AHEAD_BYTES // x.dtype.itemsize)}) for x in found)
+    return replace(store, ahead=tuple(x for x in far if isinstance(x, Load)))
 
 
 def _flops(element: ScalarExpr) -> int:
@@ -140,6 +154,13 @@ def _in_box(box: Box, order: Order, index: tuple[Index, ...]) -> tuple[Index, ..
     """The domain's index of a place in a box, given in the order of memory."""
     return tuple(add(i, start) for i, (start, _) in zip(scatter(order, index), box, strict=True))
 
+
+FETCHING_FLOPS = 16
+"""Operations an element from which a map fetches ahead: those of an exponential and a few more."""
+
+AHEAD_BYTES = 4096
+"""From what is read to what is fetched meanwhile. 1/(1+exp(-x))*x + sqrt(abs(x))*2 - 1 of 4096² on Zen 5, of a copy of
+1.7 ms: 0.88 without, 0.98 with it."""
 
 READ_BACK_FLOPS = 8
 """An output that costs more is read again by outputs made of it, not computed again."""

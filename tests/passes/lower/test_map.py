@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 import pytest
 from programs import check
 
 from fusec.ir.parse import parse
-from fusec.passes.lower.select import Selector
+from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.select import Schedule, Selector
 from fusec.passes.pipeline import lower
+from fusec.passes.schedule.map import MapSchedule
 from fusec.target.cpu import cpu_target
 
 
@@ -147,3 +150,29 @@ def test_a_small_map_is_one_task_and_a_large_one_many() -> None:
 
     assert tasks(100) == 1
     assert tasks(10_000) >= 8
+
+
+@dataclass
+class _Streamed(Selector):
+    """Every result counts as a large one."""
+
+    def candidates(self, frame: Frame) -> list[Schedule]:
+        return [replace(s, streams=1) for s in super().candidates(frame) if isinstance(s, MapSchedule)]
+
+
+@pytest.mark.parametrize(
+    ("body", "fetched"),
+    [
+        ("%e = gelu(%x) : f32[40, 64]\n%y = mul(%e, %b) : f32[40, 64]", "fetching x["),
+        ("%e = mul(%x, %x) : f32[40, 64]\n%y = mul(%e, %b) : f32[40, 64]", ""),
+    ],
+    ids=["many operations", "few"],
+)
+def test_maps_of_many_operations_fetch_what_they_read_next(body: str, fetched: str) -> None:
+    """But nothing that every row reads again."""
+    text = f"graph @g(%x: f32[40, 64], %b: f32[64]) {{\n{body}\nreturn %y\n}}"
+    tile = check(text, slack=4, selector=_Streamed(cpu_target("cpu"), 2)).lowered.stages["tile"]
+    assert "stream y[" in tile
+    assert ("fetching" in tile) == bool(fetched)
+    assert fetched in tile
+    assert "b[l + " not in tile
