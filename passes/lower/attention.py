@@ -2,7 +2,6 @@
 
 Queries lie on vector lanes: the scores' tile is [keys, queries] and the accumulator [value size, queries], so the
 softmax's maximum and sum are lane by lane and both products read keys and values where they lie.
-The algebra is that of Milakov and Gimelshein, *Online normalizer calculation for softmax* (2018).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Expr, Index, Symbol, add, ceildiv, last, minimum, most, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, ceildiv, last, minimum, most, mul, sub, substitute, symbol
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
@@ -20,11 +19,12 @@ from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
-from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
+from fusec.passes.lower.join import LOG2E, Parts, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
+from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.tile.attention import mean_of
-from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
 from fusec.tile.scalar import (
     Apply,
     Buffer,
@@ -75,96 +75,6 @@ class Elements:
         none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
         weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
         return sink if huge else times(sink, LOG2E), weight
-
-
-@dataclass(frozen=True)
-class Score:
-    """A block's scores, ``value * factor``. huge: they may be far beyond products of queries and keys."""
-
-    value: ScalarExpr
-    factor: float
-    huge: bool
-
-
-@dataclass(frozen=True)
-class OnlineState:
-    """What the online softmax keeps of each query, in scratch.
-
-    peak, total: of the keys so far; the peak is about the greatest score, times log2(e) where scores are not huge. The
-    others belong to one block: its peak, what is subtracted, what earlier sums are multiplied by, and (one number)
-    whether they are.
-    """
-
-    peak: Load
-    total: Load
-    block_peak: Load
-    shift: Load
-    scale: Load
-    grown: Load
-
-
-GROWTH = 8.0
-"""Powers of two by which a query's scores may pass the maximum that its sums belong to, before these are scaled."""
-
-
-def online_softmax(
-    keys: Iter,
-    queries: Iter,
-    score: Score,
-    weights: Load,
-    state: OnlineState,
-    sums: Load,
-    values: Iter,
-    ahead: tuple[Load, ...] = (),
-) -> list[Statement]:
-    """The weights of a block of keys, their total, and what was summed up before brought to the same scale.
-
-    Scale and log2(e) are one multiply-add with the maximum; of huge scores the maximum is subtracted first, as their
-    product would lose the digits that count. Sums keep their scale while no query's maximum has grown by much: the
-    weights are then a few powers of two above 1, which costs floats no digits (Zadouri and others, *FlashAttention-4*,
-    2025). A query whose keys so far are all masked has a maximum of -inf; then 0 is subtracted.
-    """
-    d = state.peak.dtype
-    peak, total, higher, shift, scale, grown = (
-        *(state.peak, state.total, state.block_peak, state.shift),
-        *(state.scale, state.grown),
-    )
-    found = higher if score.huge else times(higher, score.factor * LOG2E)
-    power = (exp_of if score.huge else exp2_of)(peak, shift)
-    growth = Const(GROWTH / LOG2E if score.huge else GROWTH, d)
-    if score.huge:
-        weigh = Weigh(keys, queries, weights, total, Apply("sub", (score.value, shift), d), LOG2E, None, ahead)
-    else:
-        weigh = Weigh(keys, queries, weights, total, score.value, score.factor * LOG2E, shift, ahead)
-
-    def put(target: Load, value: ScalarExpr, *more: Iter) -> Map:
-        return Map((*more, queries), target.buffer, _plain(target), value)
-
-    passes = Apply("gt", (higher, Apply("add", (peak, growth), d)), bool_)
-    one, zero = Const(1.0, d), Const(0.0, d)
-    rescaled = (
-        put(shift, finite_or_zero(higher)),
-        Alloc(scale.buffer),
-        put(scale, power),
-        put(peak, higher),
-        put(total, Apply("mul", (total, scale), d)),
-        put(sums, Apply("mul", (sums, scale), d), values),
-    )
-    return [
-        Alloc(higher.buffer),
-        Reduce((keys, queries), higher.buffer, _plain(higher), "max", score.value, loose=True),
-        put(higher, Apply("maximum", (peak, found), d)),
-        Alloc(grown.buffer),
-        Reduce((queries,), grown.buffer, _plain(grown), "max", Apply("select", (passes, one, zero), d)),
-        Alloc(shift.buffer),
-        put(shift, finite_or_zero(peak)),
-        If(Apply("gt", (grown, zero), bool_), rescaled),
-        weigh,
-    ]
-
-
-def _plain(load: Load) -> tuple[Index, ...]:
-    return tuple(i for i in load.index if isinstance(i, int | Expr))
 
 
 def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:

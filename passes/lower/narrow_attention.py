@@ -17,21 +17,19 @@ from fusec.ir.types import DType, bf16, bool_, f32, fixed, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import (
     RECOMPUTE_FLOPS,
-    OnlineState,
-    Score,
     attention_in,
     attention_stores,
     cost_of,
     find_elements,
     finish_parts,
     first_state,
-    online_softmax,
     part_stores,
 )
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of
 from fusec.passes.lower.join import Parts
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
+from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.passes.schedule.attention import NarrowAttentionSchedule
 from fusec.target.cpu import CpuTarget
 from fusec.tile.attention import mean_of
