@@ -46,6 +46,9 @@ IN_LIBRARY = frozenset(["fmod"])
 GATHERED = 1.5
 """Instructions of a lane that is loaded by itself."""
 
+DIVIDING = 32
+"""Instructions that are done while a slow unit divides two vectors by each other, 16 cycles of Intel's servers."""
+
 SHORT: Mapping[str, int] = {"tanh": 9, "exp": 9, "erf": 18}
 """Of a curve to no more digits than bf16 keeps."""
 
@@ -62,10 +65,12 @@ def instructions(
     """
     lanes = target.lanes(64 if _is_wide(value, stored) else 32)
     total = 1.0 + (_rounding(stored, target) if stored in (bf16, f16) else 0.0)
+    divided = 0
     for node in walk(value):
         if isinstance(node, Load | Apply | IndexValue) and lane in symbols_in(node):
             total += _of(node, lane, lanes, others, short=stored is bf16)
-    return total
+            divided += isinstance(node, Apply) and node.op == "div" and lane in symbols_in(node.args[1])
+    return max(total, DIVIDING * divided) if target.roots_slowly else total
 
 
 def lanes_of(value: ScalarExpr, stored: DType, target: CpuTarget) -> int:

@@ -165,3 +165,17 @@ def test_blocks_on_tiles_take_time_to_end() -> None:
 
     assert multiply(64, rates) / multiply(64, quick) > 1.25
     assert 1.0 < multiply(2048, rates) / multiply(2048, quick) < 1.05
+
+
+def test_one_unit_divides_while_others_compute() -> None:
+    """On Intel's servers a division by what differs takes as long as 32 other instructions, which may be beside it."""
+
+    def elementwise(body: str, target: str) -> float:
+        text = f"graph @f(%x: f32[65536], %y: f32[65536]) {{\n{body}\nreturn %z\n}}"
+        return dict(only(text, target).parts)["elementwise"]
+
+    by, by_exp = "%z = div(%x, %y) : f32[65536]", "%e = exp(%x) : f32[65536]\n%z = div(%e, %y) : f32[65536]"
+    alone, beside = (elementwise(text, "cpu:sapphirerapids") for text in (by, by_exp))
+    assert alone == pytest.approx(beside)
+    assert alone > 3 * elementwise(by.replace("div", "mul"), "cpu:sapphirerapids")
+    assert elementwise(by_exp, "cpu:znver5") > 1.5 * elementwise(by, "cpu:znver5")
