@@ -52,6 +52,10 @@ KEEP_ABOVE_FLOPS = 4
 """A value read by a later phase is kept in scratch when computing it again costs more than this."""
 
 
+WIDENING_FLOPS = 2
+"""What loading a number of 16 bits costs."""
+
+
 @dataclass(frozen=True)
 class _Space:
     """The loop structure: ``row`` is a loop variable, ``reduced`` an iterator, ``lane`` one of kept elements or None.
@@ -319,4 +323,6 @@ def accumulator_of(dtype: DType) -> DType:
 
 
 def _flops(node: ScalarExpr) -> int:
+    if isinstance(node, Load) and node.buffer.dtype.is_float and node.buffer.dtype.bits < 32:
+        return WIDENING_FLOPS
     return OPS[node.op].flops if isinstance(node, Apply) and node.op in OPS else 0

@@ -88,6 +88,18 @@ def test_a_cheap_value_is_computed_again() -> None:
     assert "alloc t:" not in tile
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [("f32", False), ("bf16", True)])
+def test_a_sum_of_narrow_numbers_is_kept(dtype: str, kept: bool) -> None:
+    """Loading each of them costs more than adding."""
+    t = f"{dtype}[64, 768]"
+    text = f"""graph @g(%x: {t}, %z: {t}) {{
+        %h = add(%x, %z) : {t}
+        %s = softmax(%h) {{axis=1}} : {t}
+        return %s
+    }}"""
+    assert (check(text, slack=4).lowered.stages["tile"].count("+ z[") == 1) == kept
+
+
 def test_the_next_row_is_fetched_during_the_last_map() -> None:
     tile = check(softmax([50, 37], 1), slack=4, selector=STREAMING).lowered.stages["tile"]
     assert re.search(r"stream y\[r, j\] = .* for j:37 fetching x\[r \+ 1, j\]", tile)
