@@ -17,7 +17,7 @@ from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
-from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, is_linear, place
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
 from fusec.passes.lower.join import LOG2E, Parts, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
@@ -38,6 +38,9 @@ from fusec.tile.scalar import (
     symbols_in,
     walk,
 )
+
+MANY_QUERIES = 64
+"""Of a block, for which a block of keys is worth copying: it takes a twentieth of the time that they take to use it."""
 
 RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
@@ -329,10 +332,16 @@ class _Attention:
     def _operand(
         self, element: ScalarExpr, name: str, row: Symbol, column: Symbol, rows: Iter, columns: Iter
     ) -> tuple[Load, list[Statement]]:
-        """Keys or values: read in place where they are plain memory of the right dtype, else copied to scratch."""
+        """Keys or values: read in place where they are plain memory of the right dtype, else copied to scratch.
+
+        Rows far apart, as those of heads beside each other are, fall on few sets of L1: many queries have them copied.
+        """
         shifted = self._cast(reindex(element, self.shift))
         if isinstance(shifted, Load) and is_linear(shifted, (row, column)):
-            return shifted, []
+            step = address_step(shifted, row)
+            far = isinstance(step, int) and abs(step) > 2 * most(columns.extent)
+            if not far or self.schedule.queries < MANY_QUERIES:
+                return shifted, []
         tile = self.tile(name, rows.extent, columns.extent)
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 

@@ -166,6 +166,23 @@ def test_few_queries_share_the_keys_of_their_window():
     assert check(far, slack=4, compiled=False).kernels == ["attention"]
 
 
+@pytest.mark.parametrize(("queries", "copied"), [(70, True), (20, False)])
+def test_rows_far_apart_are_copied_for_many_queries(queries, copied):
+    """Heads beside each other: in place the rows of a block of keys would fall on few sets of the cache."""
+    n = queries
+    text = f"""graph @g(%q: f32[{n}, 4, 16], %k: f32[70, 4, 16], %v: f32[70, 4, 8]) {{
+      %q1 = permute(%q) {{permutation=[1, 0, 2]}} : f32[4, {n}, 16]
+      %k1 = permute(%k) {{permutation=[1, 0, 2]}} : f32[4, 70, 16]
+      %v1 = permute(%v) {{permutation=[1, 0, 2]}} : f32[4, 70, 8]
+      %s = dot(%q1, %k1) {{contract=[2]x[2], batch=[0]x[0]}} : f32[4, {n}, 70]
+      %p = softmax(%s) {{axis=2}} : f32[4, {n}, 70]
+      %o = dot(%p, %v1) {{contract=[2]x[1], batch=[0]x[0]}} : f32[4, {n}, 8]
+      return %o
+    }}"""
+    tile = check(text, slack=4).lowered.stages["tile"]
+    assert ("map key_block" in tile, "map value_block" in tile) == (copied, copied)
+
+
 def test_doubles():
     joined(attention(dtype="f64"))
 
