@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
@@ -98,8 +98,11 @@ def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
     return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n != 1)
 
 
-def own_outputs(graph: Graph) -> Graph:
-    """Inserts a ``copy`` before each output, or operand of a call, that no plain view of memory can be."""
+def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
+    """Inserts a ``copy`` before each output, or operand of a call, that no plain view of memory can be.
+
+    What an update writes is a copy of its own; two, one after another, for those updates whose names are in ``apart``.
+    """
     producers = graph.producers()
     strides = memory_strides(graph)
     indices = index_only(graph)
@@ -125,9 +128,11 @@ def own_outputs(graph: Graph) -> Graph:
             ops.append(op if operands == op.operands else replace(op, operands=operands))
         elif op.definition.kind == "write":
             base, value = op.operands
-            copies.pop((value, None), None)  # no other update may write with this copy
-            ops.append(replace(op, operands=(base, copied(value, ops, location=op.location))))
-            del copies[value, None]
+            for _ in range(2 if op.result.name in apart else 1):
+                copies.pop((value, None), None)  # no other update may write with this copy
+                value = copied(source := value, ops, location=op.location)
+                del copies[source, None]
+            ops.append(replace(op, operands=(base, value)))
         else:
             ops.append(op)
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):

@@ -95,11 +95,15 @@ def lower(
 def _grouped(
     captured: Graph, run: _Runner, target: str, *, threads: int | None, tf32: bool
 ) -> tuple[Graph, list[Declined]]:
-    """The graph of kernels, and what was declined; made anew where kernels read what another one has written over."""
-    late: frozenset[str] = frozenset()
+    """The graph of kernels, and what was declined.
+
+    Where kernels read what they or others have written over, it is made anew: what is written is computed by a kernel
+    before, and where that is not enough the array is.
+    """
+    apart, late = frozenset[str](), frozenset[str]()
     while True:
         declined: list[Declined] = []
-        passes = graph_passes(target, threads=threads, tf32=tf32, log=declined.append, late=late)
+        passes = graph_passes(target, threads=threads, tf32=tf32, log=declined.append, apart=apart, late=late)
         graph = captured
         for name in PASS_NAMES[:-1]:
             graph = run(name, passes[name], graph)
@@ -109,7 +113,8 @@ def _grouped(
         found = late_readers(graph)
         if not found:
             return graph, declined
-        late |= found
+        late |= found & apart
+        apart |= found
 
 
 def graph_passes(
@@ -118,11 +123,13 @@ def graph_passes(
     threads: int | None = None,
     tf32: bool = False,
     log: Callable[[Declined], None] = lambda declined: None,
+    apart: frozenset[str] = frozenset(),
     late: frozenset[str] = frozenset(),
 ) -> dict[str, Callable[[Graph], Graph]]:
     """The graph passes by name, in order. ``log`` hears of what was not rewritten or fused, and why.
 
-    ``late``: the names of updates that can't be made in place.
+    ``apart``: the names of updates whose values are in memory before they are written; ``late``: of those that can't be
+    made in place.
     """
     gpu = is_gpu(target)
     return {
@@ -149,7 +156,7 @@ def graph_passes(
         # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
         "indices": check_indices,
         # Every output is memory of its own or a plain view; every operand of a library call is in memory.
-        "outputs": lambda g: dce(own_outputs(g)),
+        "outputs": lambda g: dce(own_outputs(g, apart)),
         # Every compute op is in exactly one `fused` op that one kernel family can lower.
         "fuse": lambda g: fuse(g, log, blocked=gpu),
     }

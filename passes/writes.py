@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from fusec.ir.attributes import (
     ConstantAttributes,
     ExtentAttributes,
+    FusedAttributes,
     GatherAttributes,
     IotaAttributes,
     PadAttributes,
+    SliceAttributes,
     UpdateAttributes,
 )
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import add, sub
+from fusec.ir.index import add, is_at_least, sub
 from fusec.ir.types import Dim, TensorType, bool_, i64
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
@@ -35,17 +37,21 @@ def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozense
 
 
 def late_readers(graph: Graph) -> set[str]:
-    """The names of updates of a graph of kernels that come too soon: something still has to read what they write over,
-    or a library call, which may raise, comes before them in the code as written and after them here."""
+    """The names of updates of a graph of kernels that come too soon.
+
+    So they do where something still has to read what they write over, or where another write, or a library call, which
+    may raise, comes before them in the code as written and after them here.
+    """
     producers = graph.producers()
     place = {op: k for k, op in enumerate(graph.ops)}
     late: set[str] = set()
     for chain in _chains(graph, frozenset(), judged=False):
         for update in chain:
             writer = producers[update.operands[1]]
-            done = _ancestors(producers, writer.operands)
-            calls = [op for op in graph.ops[place[writer] : place[update]] if op.definition.kind == "extern"]
-            if calls or any(op is writer or op not in done for op in _readers(graph, update.operands[0], update)):
+            done = _ancestors(producers, (*writer.operands, update.operands[0]))
+            between = graph.ops[place[writer] : place[update]]
+            too_soon = any(op.definition.kind == "extern" or update.operands[0] in op.results for op in between)
+            if too_soon or any(op is writer or op not in done for op in _readers(graph, producers, update)):
                 late.add(update.result.name)
     return late
 
@@ -69,8 +75,8 @@ def _chains(graph: Graph, but: Set[str], *, judged: bool = True) -> Iterator[lis
 def _is_legal(graph: Graph, producers: Mapping[Value, Op], update: Op, but: Set[str]) -> bool:
     if update.result.name in but or 0 in update.operands[1].type.shape:
         return False
-    done = _ancestors(producers, (update.operands[1],))
-    read_after = any(op not in done for op in _readers(graph, update.operands[0], update))
+    done = _ancestors(producers, update.operands)
+    read_after = any(op not in done for op in _readers(graph, producers, update))
     return not read_after and not _escapes(graph, update.operands[0])
 
 
@@ -86,16 +92,46 @@ def _ancestors(producers: Mapping[Value, Op], values: Sequence[Value]) -> set[Op
     return found
 
 
-def _readers(graph: Graph, value: Value, update: Op) -> Iterator[Op]:
-    """The ops besides ``update`` that read a value's memory, through views."""
-    seen = {value}
+def _readers(graph: Graph, producers: Mapping[Value, Op], update: Op) -> Iterator[Op]:
+    """The ops that may read, through views, what the update writes over: of the array as any write before left it."""
+    versions = {update.operands[0]}
+    value = update.operands[0]
+    while (op := producers.get(value)) is not None and isinstance(op.attributes, UpdateAttributes):
+        value = op.operands[0]
+        versions.add(value)
+    seen = set(versions)
     for op in graph.ops:
-        if op is update or seen.isdisjoint(op.operands):
+        if isinstance(op.attributes, UpdateAttributes) or seen.isdisjoint(op.operands):
             continue
         if op.definition.kind == "view":
-            seen.update(op.results)
-        else:
+            if op.operands[0] not in versions or not _is_beside(op, update):
+                seen.update(op.results)
+        elif not isinstance(op.attributes, FusedAttributes) or _reads_box(op, seen, versions, update):
             yield op
+
+
+def _reads_box(kernel: Op, seen: Set[Value], versions: Set[Value], update: Op) -> bool:
+    """Whether a kernel reads one of the values, other than such parts of the array as lie beside what is written."""
+    assert isinstance(kernel.attributes, FusedAttributes)
+    body = kernel.attributes.body
+    uses = body.uses()
+    for outer, inner in zip(kernel.operands, body.inputs, strict=True):
+        if outer in seen and not (outer in versions and all(_is_beside(op, update) for op in uses[inner])):
+            return True
+    return False
+
+
+def _is_beside(op: Op, update: Op) -> bool:
+    """Whether a view shows no element that the update writes."""
+    if not isinstance(op.attributes, SliceAttributes):
+        return False
+    assert isinstance(update.attributes, UpdateAttributes)
+    ends = zip(op.attributes.starts, op.attributes.stops, op.attributes.steps, strict=True)
+    written = zip(update.attributes.starts, update.operands[1].type.shape, strict=True)
+    return any(
+        step > 0 and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
+        for (first, stop, step), (start, n) in zip(ends, written, strict=True)
+    )
 
 
 def _escapes(graph: Graph, value: Value) -> bool:

@@ -73,7 +73,7 @@ class Partition:
         self.owner: dict[Op, Group] = {}
         self.groups: list[Group] = []
         self.outputs = set(graph.outputs)
-        self.stored = large_parts(graph)
+        self.stored = large_parts(graph) | _copied_twice(graph)
         indices = index_only(graph)
         self.free = {op for op in graph.ops if op.definition.kind == "view" or indices.issuperset(op.results)}
         self._compute_consumers: dict[Op, tuple[Op, ...]] = {}
@@ -240,6 +240,14 @@ def large_parts(graph: Graph) -> set[Value]:
     return stored
 
 
+def _copied_twice(graph: Graph) -> set[Value]:
+    """Values that are copied to be written into an input, and are themselves copies: made by a kernel before."""
+    producers = graph.producers()
+    writers = (producers[op.operands[1]] for op in graph.ops if op.definition.kind == "write")
+    copied = (op.operands[0] for op in writers)
+    return {value for value in copied if (op := producers.get(value)) is not None and op.name == "copy"}
+
+
 def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, int]:
     """What ``value`` is a view of, and by how many views."""
     views = 0
@@ -342,7 +350,7 @@ def build_fused_graph(partition: Partition) -> Graph:
             producer = partition.producers.get(value)
             if producer is not None and partition.unit_name(producer) != partition.unit_name(op):
                 units.add_edge(partition.unit_name(producer), partition.unit_name(op))
-    _write_after_calls(partition, units)
+    _order_writes(partition, units)
     ops: list[Op] = []
     for name in nx.lexicographical_topological_sort(units):
         first = graph.ops[name]
@@ -351,15 +359,18 @@ def build_fused_graph(partition: Partition) -> Graph:
     return _without_dead_free(graph.with_ops(ops), partition)
 
 
-def _write_after_calls(partition: Partition, units: nx.DiGraph) -> None:
-    """Kernels that write into an input wait for the library calls (and checks) before the write: those may raise."""
+def _order_writes(partition: Partition, units: nx.DiGraph) -> None:
+    """Kernels that write into an input wait for the library calls (and checks) before the write, which may raise, and
+    for the write before theirs into the same input."""
     calls: list[int] = []
     for op in partition.graph.ops:
         if op.definition.kind == "extern":
             calls.append(partition.unit_name(op))
         elif op.definition.kind == "write":
             writer = partition.unit_name(partition.producers[op.operands[1]])
-            units.add_edges_from((call, writer) for call in calls if not nx.has_path(units, writer, call))
+            before = partition.producers.get(op.operands[0])
+            first = calls if before is None else [*calls, partition.unit_name(before)]
+            units.add_edges_from((unit, writer) for unit in first if not nx.has_path(units, writer, unit))
 
 
 def one_by_one(graph: Graph) -> Graph:

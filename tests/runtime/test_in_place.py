@@ -239,7 +239,7 @@ def sum_before(cache: Any, new: Any) -> Any:
     return before
 
 
-SLICED = {one_slice: True, slices: True, read_by_what_is_written: False, shifted: False, sum_before: False}
+SLICED = {one_slice: True, slices: True, read_by_what_is_written: True, shifted: True, sum_before: False}
 
 
 @pytest.mark.parametrize("function", [*SLICED, added_to_a_slice], ids=lambda f: f.__name__)
