@@ -149,7 +149,10 @@ def _per_repeat(function: Callable[..., None], addresses: list[int], *sizes: int
     count = 1
     while (seconds := least(count, 1)) < SECONDS / 4 and count < 1 << 24:
         count *= 4
-    count = max(1, int(count * SECONDS / min(seconds, least(count, 1))))
+    seconds = min(seconds, least(count, 1))
+    if seconds >= SECONDS:
+        return seconds / count
+    count = max(1, int(count * SECONDS / seconds))
     return least(count, REPEATS) / count
 
 
