@@ -40,7 +40,7 @@ from fusec.tile.scalar import (
 )
 
 MANY_QUERIES = 64
-"""Of a block, for which a block of keys is worth copying: it takes a twentieth of the time that they take to use it."""
+"""For so many a block of keys is worth copying: it takes a twentieth of the time that they take to use it."""
 
 RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""

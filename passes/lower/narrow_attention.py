@@ -13,9 +13,10 @@ from math import inf, prod
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, ceildiv, floordiv, last, maximum, minimum, mod, mul, sub, symbol
 from fusec.ir.index import substitute as replace_in
-from fusec.ir.types import DType, bf16, bool_, f32, fixed, i64
+from fusec.ir.types import DType, bf16, bool_, contiguous_strides, f32, fixed, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import (
+    MANY_QUERIES,
     RECOMPUTE_FLOPS,
     attention_in,
     attention_stores,
@@ -35,9 +36,6 @@ from fusec.target.cpu import CpuTarget
 from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
-
-PADDING = 32
-"""Elements added to a row of turned values, so that rows don't fall on the same cache sets."""
 
 _LINE = 32
 """Elements of a cache line."""
@@ -109,11 +107,8 @@ class _NarrowAttention:
             e.point[e.value_axis]: self.dv,
         }
 
-    def tile(self, name: str, dtype: DType, *shape: int, padding: int = 0) -> Buffer:
-        strides = [1]
-        for n in reversed(shape[1:]):
-            strides.insert(0, strides[0] * n + (padding if len(strides) == 1 else 0))
-        return Buffer(self.frame.unique(name), dtype, shape, tuple(strides), "tile")
+    def tile(self, name: str, dtype: DType, *shape: int) -> Buffer:
+        return Buffer(self.frame.unique(name), dtype, shape, contiguous_strides(shape), "tile")
 
     def lower(self) -> LoweredGroup:
         s, e = self.s, self.e
@@ -195,14 +190,18 @@ class _NarrowAttention:
         return code, Load(paired, (self.qs, floordiv(self.di, 2), self.qi, mod(self.di, 2)))
 
     def _keys(self) -> tuple[list[Statement], Load]:
-        """Keys where they lie, else in rows of scratch, which are 0 beyond the depth."""
+        """Keys where they lie, else in rows of scratch, which are 0 beyond the depth.
+
+        Rows far apart, as those of heads beside each other are, fall on few sets of L1: many queries have them copied.
+        """
         e = self.e
         element = self._narrow(reindex(e.key, self.shift))
-        if not self.ragged and self.depth == self.size and self._is_direct(element, self.kj, e.depth):
+        usable = not self.ragged and self.depth == self.size and self._is_direct(element, self.kj, e.depth)
+        if usable and (self.s.task < MANY_QUERIES or not self._is_far(element)):
             element = reindex(element, {e.depth: self.di})
             assert isinstance(element, Load)
             return [], element
-        rows = self.tile("key_rows", bf16, self.s.chunk, self.depth, padding=PADDING)
+        rows = self.tile("key_rows", bf16, self.s.chunk, self.depth)
         code: list[Statement] = [Alloc(rows)]
         c, ci = self._chunk_keys()
         if self.depth != self.size:
@@ -239,6 +238,10 @@ class _NarrowAttention:
 
     def _is_direct(self, element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
         return isinstance(element, Load) and is_linear(element, (row, inner)) and address_step(element, inner) == 1
+
+    def _is_far(self, element: ScalarExpr) -> bool:
+        step = address_step(element, self.kj) if isinstance(element, Load) else None
+        return step is not None and abs(step) > 2 * self.size
 
     def _narrow(self, element: ScalarExpr) -> ScalarExpr:
         return element if element.dtype is bf16 else Apply("cast", (element,), bf16)

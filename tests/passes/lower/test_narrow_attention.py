@@ -321,6 +321,23 @@ def test_maxima_that_grow(target, step):
 
 
 @targets
+@pytest.mark.parametrize("task", [32, 64])
+def test_rows_far_apart_are_copied_for_many_queries(target, task):
+    """Heads beside each other: in place the rows of a block of keys would fall on few sets of the cache."""
+    text = """graph @g(%q: bf16[70, 4, 32], %k: bf16[96, 4, 32], %v: bf16[96, 4, 16]) {
+      %q1 = permute(%q) {permutation=[1, 0, 2]} : bf16[4, 70, 32]
+      %k1 = permute(%k) {permutation=[1, 0, 2]} : bf16[4, 96, 32]
+      %v1 = permute(%v) {permutation=[1, 0, 2]} : bf16[4, 96, 16]
+      %s = dot(%q1, %k1) {contract=[2]x[2], batch=[0]x[0]} : bf16[4, 70, 96]
+      %p = softmax(%s) {axis=2} : bf16[4, 70, 96]
+      %o = dot(%p, %v1) {contract=[2]x[1], batch=[0]x[0]} : bf16[4, 70, 16]
+      return %o
+    }"""
+    run = through(text, target, replace(TILES if target == OF_TILES else GROUPS, task=task, chunk=96))
+    assert ("map key_rows" in run.lowered.stages["tile"]) == (task == 64)
+
+
+@targets
 def test_computed_operands(target):
     text = """graph @computed(%q: bf16[40, 64], %k: bf16[70, 32], %v: bf16[16, 70], %r: bf16[40, 32]) {
         %q1 = slice(%q) {starts=[0, 16], stops=[40, 48], steps=[1, 1]} : bf16[40, 32]
