@@ -137,3 +137,12 @@ def test_quotients_of_constants_and_of_whole_rows():
     i = sym("i", 40)
     compare(kernel("k", (x, y), (Store((Iter(i, 40),), y, (i,), op("div", load(x, i), const(3.0, f32))),)))
     compare(kernel("k", (x, y), (Store((Iter(i, 40),), y, (i,), op("div", load(x, 3), load(x, i))),)))
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("znver5", "prefetcht0"), ("sapphirerapids", "prefetcht1")])
+def test_what_is_fetched_ahead_goes_to_l2_on_intels_servers(name, instruction):
+    x, y, i = buffer("x", f32, (64,)), buffer("y", f32, (64,)), sym("i", 64)
+    store = Store((Iter(i, 64),), y, (i,), load(x, i), ahead=(load(x, i),))
+    text = compile_kernels([kernel("fetching", (x, y), (store,))], cpu_target(f"cpu:{name}")).assembly()
+    assert instruction in text
+    assert text.count("prefetch") == text.count(instruction)
