@@ -165,8 +165,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/passes/fuse/test_attention.py::test_a_maximum_of_the_wrong_row_is_no_softmax",),
     ),
     Mutant(
-        "attention_keeps_old_sums",
+        "rows_without_a_finite_score_divide_by_nothing",
+        "fusec.tile.attention",
+        "if guarded else total",
+        "if guarded and total is None else total",
+        ("tests/passes/lower/test_attention.py::test_rows_without_a_finite_score",),
+    ),
+    Mutant(
+        "parts_of_the_keys_overlap",
         _LOWER_ATTENTION,
+        "return start, minimum(span.stop, add(start, share))",
+        "return start, span.stop",
+        ("tests/passes/lower/test_attention.py::test_parts_of_the_keys",),
+    ),
+    Mutant(
+        "attention_keeps_old_sums",
+        "fusec.passes.lower.online",
         'put(total, Apply("mul", (total, scale), d)),',
         "put(total, total),",
         (
@@ -176,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "attention_keeps_old_values",
-        _LOWER_ATTENTION,
+        "fusec.passes.lower.online",
         'put(sums, Apply("mul", (sums, scale), d), values)',
         "put(sums, sums, values)",
         (
