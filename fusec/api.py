@@ -20,10 +20,11 @@ from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.loading import Weights
 from fusec.report import explain_program
-from fusec.runtime.dispatch import Dispatcher, library_of, needs_autograd
+from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
 from fusec.runtime.executable import Executable
 from fusec.runtime.jit import JitFunction, JitModule
+from fusec.runtime.libraries import library_of, needs_autograd
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.specs import TensorSpec, example, spec_of

@@ -85,6 +85,16 @@ def _filler(type_: TensorType) -> Any:
     return np.nan if type_.dtype.is_float else True if type_.dtype.name == "bool" else 77
 
 
+Dot = tuple[str, str, str, str]
+"""The types of a product's operands, its attributes and the type of its result."""
+
+
+def dot_program(dot: Dot) -> str:
+    """The text of a graph that is one product, ``%z``."""
+    left, right, attributes, result = dot
+    return f"graph @dot(%x: {left}, %y: {right}) {{\n%z = dot(%x, %y) {attributes} : {result}\nreturn %z\n}}"
+
+
 def random_inputs(graph: Graph, seed: int = 0) -> list[Array]:
     """Arrays for a graph's inputs: normal numbers, integers from 0 to 4, and bools of which most are true."""
     rng = np.random.default_rng(seed)

@@ -26,8 +26,8 @@ from fusec.measuring import random_array
 from fusec.progress import bar
 from fusec.report import render
 from fusec.runtime.arrays import Arrays, load_arrays
-from fusec.runtime.dispatch import library_of
 from fusec.runtime.jit import JitFunction
+from fusec.runtime.libraries import library_of
 from fusec.specs import TensorSpec, named_specs
 
 _ROUNDS, _LEAST = 5, 2

@@ -78,32 +78,23 @@ def _std(
     return e.cast(e.emit("sqrt", variance), dtype)
 
 
-def _var_mean(
-    e: Emitter,
-    x: Value,
-    dim: Dims | bool = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Scalar | None = None,
-) -> list[Value]:
-    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
-    variance = _var(e, x, dim, unbiased, keepdim, correction=correction)
-    return [variance, _statistic(e, "mean", x, axes_of(x.type.rank, dim), keepdim)]
+def _with_mean(spread: Callable[..., Value]) -> Lowering:
+    """var_mean and std_mean."""
 
+    def lower(
+        e: Emitter,
+        x: Value,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: Scalar | None = None,
+    ) -> list[Value]:
+        dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+        found = spread(e, x, dim, unbiased, keepdim, correction=correction)
+        return [found, _statistic(e, "mean", x, axes_of(x.type.rank, dim), keepdim)]
 
-def _std_mean(
-    e: Emitter,
-    x: Value,
-    dim: Dims | bool = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Scalar | None = None,
-) -> list[Value]:
-    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
-    deviation = _std(e, x, dim, unbiased, keepdim, correction=correction)
-    return [deviation, _statistic(e, "mean", x, axes_of(x.type.rank, dim), keepdim)]
+    return lower
 
 
 def _along(op: str) -> Lowering:
@@ -245,8 +236,8 @@ REDUCTIONS: dict[str, Lowering] = {
     "mean": _mean,
     "var": _var,
     "std": _std,
-    "var_mean": _var_mean,
-    "std_mean": _std_mean,
+    "var_mean": _with_mean(_var),
+    "std_mean": _with_mean(_std),
     "amax": _along("reduce_max"),
     "amin": _along("reduce_min"),
     "aminmax": _aminmax,

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import threading
-import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from fusec import tracing
 from fusec.config import logger, verifies
@@ -24,9 +20,6 @@ from fusec.frontend.capture import (
     Capture,
     Fallback,
     Library,
-    Node,
-    Static,
-    Structure,
     flatten,
     leaves_of_parameters,
     with_static,
@@ -40,6 +33,8 @@ from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openin
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, check_integers, highest
+from fusec.runtime.libraries import CaptureFunction, is_torch_module, library_of, load_capture, needs_autograd
+from fusec.runtime.signatures import unfit, what_differs
 
 RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
@@ -48,13 +43,9 @@ _RECENT = 4
 OPEN_FAILURES = 6
 """Ranges of extents that are tried for one function and that no graph serves, after which none is tried any more."""
 
-LIBRARIES: tuple[Library, ...] = ("torch", "cupy", "numpy")
-"""By whose arrays decide where several libraries' are among the arguments."""
-
 log = logger("recompile")
 
 
-CaptureFunction = Callable[..., Capture]
 Compile = Callable[[Capture], Executable]
 """From a capture to an executable, with the options of the function that is being compiled."""
 
@@ -96,84 +87,6 @@ def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return MISS
 
 
-def load_capture(library: Library) -> CaptureFunction:
-    """The capture function of a library's frontend, imported on first use."""
-    if library == "torch":
-        from fusec.frontend.torch import capture as torch_capture
-
-        return torch_capture
-    if library == "cupy":
-        from fusec.frontend.cupy import capture as cupy_capture
-
-        return cupy_capture
-    from fusec.frontend.numpy import capture as numpy_capture
-
-    return numpy_capture
-
-
-def needs_autograd(library: Library, leaves: Sequence[Any], capture: Capture | None = None) -> bool:
-    """True when the library would record this call for a gradient."""
-    if library != "torch":
-        return False
-    from fusec.frontend.torch import needs_autograd as torch_needs_autograd
-
-    return torch_needs_autograd(leaves, capture)
-
-
-def library_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Library | None:
-    """Whose arrays a call is about: PyTorch's if there is any tensor among them, else CuPy's, else NumPy's, or None.
-
-    A call without arrays goes by the function: a module, or a function that reads only one library's name.
-    """
-    found: set[Library] = set()
-    for value in (*args, *kwargs.values()):
-        _libraries_in(value, found)
-    owner = getattr(function, "__self__", function)
-    if "torch" in found or _is_torch_module(owner):
-        return "torch"
-    if found:
-        return "cupy" if "cupy" in found else "numpy"
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    names = getattr(getattr(function, "__func__", function), "__globals__", {})
-    read = [names.get(n) for n in (code.co_names if code else ())]
-    read += [_content(cell) for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ()]
-    used = {str(getattr(value, "__name__", "")).split(".")[0] for value in read}
-    return next((library for library in LIBRARIES if library in used), None)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing has been assigned yet
-        return None
-
-
-def _libraries_in(value: object, found: set[Library]) -> None:
-    kind = type(value)
-    if isinstance(value, tuple | list):
-        for part in value:
-            _libraries_in(part, found)
-    elif isinstance(value, dict):
-        for part in value.values():
-            _libraries_in(part, found)
-    elif kind.__module__ != "builtins":
-        torch, cupy, numpy = map(sys.modules.get, LIBRARIES)
-        if torch is not None and isinstance(value, torch.Tensor):
-            found.add("torch")
-        elif cupy is not None and isinstance(value, cupy.ndarray):
-            found.add("cupy")
-        elif numpy is not None and isinstance(value, numpy.ndarray):
-            found.add("numpy")
-        else:
-            for name in getattr(kind, "__dataclass_fields__", ()):
-                _libraries_in(getattr(value, name, None), found)
-
-
-def _is_torch_module(value: object) -> bool:
-    nn = sys.modules.get("torch.nn")
-    return nn is not None and isinstance(value, nn.Module)
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why."""
@@ -182,40 +95,6 @@ class Plan:
     capture: Capture | None = None
     executable: Executable | None = None
     reason: str = ""
-
-
-def _what_differs(new: Any, old: Any) -> list[str]:
-    """How a signature (library, structure, layouts, mode) differs from another, in words."""
-    (library, spec, layouts, mode), (old_library, old_spec, old_layouts, old_mode) = new, old
-    if library != old_library:
-        return [f"arrays of {library}, before of {old_library}"]
-    found = [] if spec == old_spec else _what_arguments_differ(spec, old_spec)
-    for number, (a, b) in enumerate(zip(layouts, old_layouts)):
-        if a.type != b.type:
-            found.append(f"array {number} is {a.type}, was {b.type}")
-        elif a.strides != b.strides:
-            found.append(f"array {number} has strides {a.strides}, had {b.strides}")
-        elif a.flags != b.flags:
-            found.append(f"array {number} has flags {a.flags}, had {b.flags}")
-    return found if mode == old_mode else [*found, f"mode {mode}, was {old_mode}"]
-
-
-def _what_arguments_differ(new: CallSpec, old: CallSpec) -> list[str]:
-    """How the arguments of a call differ from another's beside their arrays, in words."""
-    if len(new.args) != len(old.args) or [name for name, _ in new.kwargs] != [name for name, _ in old.kwargs]:
-        return ["other arguments are given"]
-    named = [(f"argument {number}", part) for number, part in enumerate(new.args)]
-    named += [(f"argument {name}", part) for name, part in new.kwargs]
-    before = [*old.args, *(part for _, part in old.kwargs)]
-    found = []
-    for (name, part), other in zip(named, before, strict=True):
-        if part == other:
-            continue
-        if isinstance(part, Static) and isinstance(other, Static):
-            found.append(f"{name} is {part.value!r:.60}, was {other.value!r:.60}")
-        else:
-            found.append(f"{name} has another structure, or other values in it that are no arrays")
-    return found
 
 
 class Dispatcher:
@@ -284,13 +163,13 @@ class Dispatcher:
             return self._as_written("no array of a known library is among its arguments", args, kwargs)
         arrays = load_arrays(library)
         leaves, spec = flatten(args, kwargs, arrays.is_array)
-        unfit = _unfit(spec, library)
+        reason = unfit(spec, library)
         try:
             layouts = tuple(arrays.layout(leaf) for leaf in leaves)
         except (TypeError, KeyError) as error:
-            unfit = f"an argument can't be compiled: {error}"
-        if unfit:
-            return self._as_written(unfit, args, kwargs)
+            reason = f"an argument can't be compiled: {error}"
+        if reason:
+            return self._as_written(reason, args, kwargs)
         key = (library, spec, layouts, arrays.mode())
         for plan in (*self._plans.get(key, ()), *self._open):
             result = plan.entry(args, kwargs)
@@ -345,7 +224,7 @@ class Dispatcher:
         if not self._keys:
             log.info("%s: first call", self._name)
         elif not known:
-            nearest = min((_what_differs(key, other) for other in self._keys), key=len)
+            nearest = min((what_differs(key, other) for other in self._keys), key=len)
             log.info("%s: new signature (%d plans so far): %s", self._name, self._count, "; ".join(nearest))
         else:
             why = getattr(known[-1].capture and known[-1].capture.environment, "why_changed", lambda: "")()
@@ -373,7 +252,7 @@ class Dispatcher:
         if not self.static:
             return made
         called: Any = self.function
-        called = called.forward if _is_torch_module(called) else called
+        called = called.forward if is_torch_module(called) else called
         is_array = load_arrays(library).is_array
         return with_static(made, leaves_of_parameters(called, args, kwargs, is_array, self.static))
 
@@ -531,7 +410,7 @@ class Dispatcher:
 def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """TypeError, as a call would raise, for arguments that do not fit the function's parameters."""
     called: Any = function
-    if _is_torch_module(function):
+    if is_torch_module(function):
         called = called.forward
     try:
         signature = inspect.signature(called)
@@ -541,22 +420,3 @@ def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{getattr(function, '__qualname__', type(function).__name__)}() {error}") from None
-
-
-def _unfit(spec: CallSpec, library: Library) -> str:
-    """Why the static values of a call can't be part of a key; empty when they can."""
-    for part in (*spec.args, *(part for _, part in spec.kwargs)):
-        for value in _statics(part):
-            if library != "numpy" and isinstance(value, np.ndarray):
-                return f"{'torch tensors' if library == 'torch' else 'CuPy arrays'} and NumPy arrays are mixed"
-            if isinstance(value, set | bytearray):
-                return f"an argument is a {type(value).__name__}"
-    return ""
-
-
-def _statics(part: Structure) -> list[Any]:
-    if isinstance(part, Static):
-        return [part.value]
-    if isinstance(part, Node):
-        return [value for inner in part.parts for value in _statics(inner)]
-    return []

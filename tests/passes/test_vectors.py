@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import check, group_kinds
-
-Dot = tuple[str, str, str, str]
-
-
-def program(dot: Dot) -> str:
-    left, right, attributes, result = dot
-    return f"graph @dot(%x: {left}, %y: {right}) {{\n%z = dot(%x, %y) {attributes} : {result}\nreturn %z\n}}"
+from programs import Dot, check, dot_program, group_kinds
 
 
 @pytest.mark.parametrize(
@@ -31,7 +24,7 @@ def program(dot: Dot) -> str:
     ids=str,
 )
 def test_a_vector_a_batch(dot: Dot) -> None:
-    run = check(program(dot), slack=4)
+    run = check(dot_program(dot), slack=4)
     assert "= dot(" not in run.lowered.stages["vectors"]
     assert "gemm" not in group_kinds(run.lowered)
 
@@ -46,7 +39,7 @@ def test_a_vector_a_batch(dot: Dot) -> None:
     ids=["no batch", "two rows", "integers"],
 )
 def test_others_stay_products(dot: Dot) -> None:
-    assert group_kinds(check(program(dot), slack=4).lowered) == ["gemm"]
+    assert group_kinds(check(dot_program(dot), slack=4).lowered) == ["gemm"]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -66,6 +59,6 @@ def test_on_a_gpu_they_stay_products() -> None:
     from fusec.ir.parse import parse
     from fusec.passes.pipeline import graph_passes
 
-    text = program(("f32[3, 1, 5]", "f32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 1, 9]"))
+    text = dot_program(("f32[3, 1, 5]", "f32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 1, 9]"))
     graph = parse(text)
     assert graph_passes("cuda:sm_90")["vectors"](graph) is graph

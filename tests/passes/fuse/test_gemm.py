@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import Run, check, group_kinds, reasons
+from programs import Dot, Run, check, dot_program, group_kinds, reasons
 
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
@@ -123,9 +123,8 @@ def test_an_operand_that_is_an_output_is_made_once_before_the_product() -> None:
     ],
     ids=str,
 )
-def test_contractions(dot: tuple[str, str, str, str]) -> None:
-    left, right, attributes, result = dot
-    one_kernel(f"graph @dot(%x: {left}, %y: {right}) {{\n%z = dot(%x, %y) {attributes} : {result}\nreturn %z\n}}")
+def test_contractions(dot: Dot) -> None:
+    one_kernel(dot_program(dot))
 
 
 @pytest.mark.parametrize(
