@@ -76,7 +76,6 @@ class Buffer:
         self.path = path
         self.source: Source | None = None
         self.state: State | None = None
-        self.input_index: int | None = None
         self.layout: np.ndarray[Any, Any] | None = None
         self._value = value
         self._written_at: Location | None = None

@@ -307,7 +307,6 @@ class Trace:
             )
         value = self._input(array, buffer.name, buffer.role, buffer.path)
         buffer.value = value
-        buffer.input_index = len(self.sources)
         self.sources.append(buffer.source)
         self.input_buffers.append(buffer)
         if buffer.state is not None:

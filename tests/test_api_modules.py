@@ -1,0 +1,147 @@
+"""``fusec.jit`` on modules, decorated ``forward`` functions and methods, against eager."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from jitted import plans, same, strict  # noqa: E402
+
+import fusec  # noqa: E402
+
+
+def small_model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.GELU(), torch.nn.Dropout(0.5), torch.nn.Linear(10, 4))
+
+
+@torch.no_grad()
+def test_a_module_and_everything_that_changes_in_it() -> None:
+    model = small_model().eval()
+    jitted = strict(model)
+    x = torch.randn(3, 6)
+    other = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step() -> None:
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    changes: list[Any] = [
+        lambda: None,
+        lambda: model[0].weight.mul_(2),
+        step,
+        lambda: model.load_state_dict(other.state_dict()),
+        lambda: model[3].bias.data.add_(1),
+        lambda: model[3].weight.data.copy_(torch.randn(4, 10)),
+        lambda: setattr(model[0], "weight", torch.nn.Parameter(torch.randn(10, 6))),
+        lambda: model.__setitem__(1, torch.nn.ReLU()),
+    ]
+    for change in changes:
+        change()
+        for _ in range(2):
+            same(jitted(x), model(x))
+
+
+@torch.no_grad()
+def test_a_jitted_module_is_still_the_module() -> None:
+    model = small_model()
+    jitted = fusec.jit(model)
+    assert jitted.eval() is jitted
+    assert not model.training
+    assert jitted.training is False
+    assert list(jitted.state_dict()) == list(model.state_dict())
+    assert len(list(jitted.parameters())) == 4
+    jitted.note = "kept"
+    assert model.note == "kept"
+    assert jitted[0] is model[0] if hasattr(type(jitted), "__getitem__") else True
+    x = torch.randn(3, 6)
+    same(jitted(x), model(x))
+    twin = copy.deepcopy(jitted)
+    twin[0].weight.zero_() if hasattr(type(twin), "__getitem__") else twin.get_parameter("0.weight").zero_()
+    same(jitted(x), model(x))
+    jitted.train()
+    assert model.training
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(6, 6)
+        self.gain = 2.0
+
+    @fusec.jit(fallback="error")
+    def forward(self, x: Any) -> Any:
+        return torch.tanh(self.inner(x)) * self.gain
+
+
+@torch.no_grad()
+def test_a_decorated_forward() -> None:
+    first, second = Block(), Block()
+    x = torch.randn(3, 6)
+
+    def wanted(block: Any) -> Any:
+        return torch.tanh(block.inner(x)) * block.gain
+
+    for _ in range(2):
+        same(first(x), wanted(first))
+        same(second(x), wanted(second))
+    first.gain = 5.0
+    same(first(x), wanted(first))
+    same(second(x), wanted(second))
+    twin = copy.deepcopy(first)
+    twin.inner.weight.zero_()
+    same(twin(x), wanted(twin))
+    same(first(x), wanted(first))
+    again = pickle.loads(pickle.dumps(first))
+    same(again(x), wanted(first))
+
+
+class Scaler:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @fusec.jit
+    def apply(self, x: Any) -> Any:
+        return x * self.factor
+
+    @staticmethod
+    @fusec.jit
+    def halve(x: Any) -> Any:
+        return x / 2
+
+    @classmethod
+    @fusec.jit
+    def named(cls, x: Any) -> Any:
+        return x + len(cls.__name__)
+
+
+def test_methods() -> None:
+    x = torch.randn(4)
+    one, two = Scaler(2.0), Scaler(3.0)
+    same(one.apply(x), x * 2)
+    same(two.apply(x), x * 3)
+    one.factor = 7.0
+    same(one.apply(x), x * 7)
+    same(Scaler.halve(x), x / 2)
+    same(Scaler.named(x), x + 6)
+
+
+def test_parameters_that_need_a_gradient() -> None:
+    model = small_model().eval()
+    jitted = fusec.jit(model)
+    x = torch.randn(3, 6)
+    assert jitted(x).requires_grad
+    with torch.no_grad():
+        same(jitted(x), model(x))
+    for p in model.parameters():
+        p.requires_grad_(False)
+    found = jitted(x)
+    same(found, model(x))
+    assert [plan.executable is not None for plan in plans(jitted)] == [False, True, True]
