@@ -138,7 +138,7 @@ class Points:
                 return self._plus_one(e, curve)
             case Apply(op="mul") if (parts := self._over_at_least_one(e)) is not None:
                 return self.code.div(self.value(parts[0]), self.value(parts[1]))
-            case Apply(op="mul") if (x := self._gelu_operand(e)) is not None:
+            case Apply(op="mul") if (x := gelu_operand(e, self.numbers)) is not None:
                 found = gelu(self.code, self.value(x))
                 return found if found is not None else self._operation(e)
             case Apply():
@@ -176,10 +176,6 @@ class Points:
         )
         usual = code.fma(a, below, code.mul(a, rest))
         return code.replace_where(unusual, usual, lambda inner: inner.div(a, b))
-
-    def _gelu_operand(self, e: Apply) -> ScalarExpr | None:
-        """``x`` of gelu(x), where bf16's digits are not enough: for those erf + 1 alone is as quick."""
-        return None if self.numbers.number(e) in self.short else gelu_operand(e, self.numbers)
 
     def _over_at_least_one(self, e: Apply) -> tuple[ScalarExpr, ScalarExpr] | None:
         """``x`` and ``1 + exp(y)`` of ``x * (1 / (1 + exp(y)))`` whose reciprocal nothing else needs.
