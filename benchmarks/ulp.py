@@ -61,6 +61,7 @@ FUNCTIONS = (
     Function("exp", "exp", ((-1.0, 1.0), (-104.0, 89.0), (-746.0, 710.0))),
     Function("exp2", "exp2", ((-1.0, 1.0), (-150.0, 128.0), (-1075.0, 1024.0))),
     Function("expm1", "expm1", ((-1.0, 1.0), (-40.0, 89.0), (-40.0, 710.0))),
+    Function("sqrt", "sqrt", _ABOVE, (0.1, 10.0)),
     Function("log", "log", _ABOVE, (0.1, 10.0)),
     Function("log2", "log2", _ABOVE, (0.1, 10.0)),
     Function("log10", "log10", _ABOVE, (0.1, 10.0)),
