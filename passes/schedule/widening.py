@@ -118,12 +118,13 @@ def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> 
         beyond = registers.tiles and not (p.fixed and p.m % min(registers.rows, 16) == 0)
         packs = not p.direct or beyond or p.k != depth
         share = ceil(p.n / (TASKS_PER_THREAD * threads))
+        widths = (64, 128, 192, 256, 384, 512, 1024) if registers.tiles else (64, 128, 256, 512, 1024)
         if holding:
             registers = replace(registers, ahead=AHEAD)
         for tile_k in (depth,) if holding else _depths(depth, step, p):
             for wanted_m in (32, 64, 128, 256):
                 tile_m = _round(min(wanted_m, p.m), registers.rows)
-                for wanted_n in (share,) if holding else (64, 128, 256, 512, 1024):
+                for wanted_n in (share,) if holding else widths:
                     block_n = _round(min(wanted_n, p.n), registers.columns)
                     for inside in (True, False):
                         s = WideningSchedule(tile_m, block_n, tile_k, registers, inside, packs)
