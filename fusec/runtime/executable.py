@@ -190,20 +190,31 @@ class Executable:
         return str(self._run.__source__)  # type: ignore[attr-defined]
 
     def profile(self, inputs: Sequence[Any], repeats: int = 10) -> list[float]:
-        """Median seconds of each step over some calls. Mutated inputs are mutated."""
+        """Median seconds of each step over some calls. Mutated inputs are mutated.
+
+        Of a kernel it is the launch alone: making the array of a result takes longer than some kernels.
+        """
         scope = Scope()
         watch = self.arrays.stopwatch(self.device)
-        clock = scope.bind(watch.mark, "clock")
+        mark = f"times.append({scope.bind(watch.mark, 'clock')}())"
         names = [f"i{k}" for k in self.free_inputs]
-        written = self.write(scope, names, lambda _, lines: [*lines, f"times.append({clock}())"])
-        lines = [f"times = [{clock}()]", *written.lines, "return times"]
-        run = make_function("profiled", names, lines, scope)
+        launches = [isinstance(step, Launch) for step in self.program.steps]
+
+        def marked(number: int, lines: list[str]) -> list[str]:
+            before = len(lines) - launches[number]
+            return [*lines[:before], mark, *lines[before:], mark]
+
+        written = self.write(scope, names, marked)
+        run = make_function("profiled", names, ["times = []", mark, *written.lines, "return times"], scope)
         run(*inputs)
         rows = []
         for _ in range(repeats):
             watch.ready()
             rows.append(watch.seconds(run(*inputs)))
-        return [median(row[k] for row in rows) for k in range(len(self.program.steps))]
+        return [
+            median((0.0 if launch else row[2 * k]) + row[2 * k + 1] for row in rows)
+            for k, launch in enumerate(launches)
+        ]
 
     def freeze(self, values: Mapping[int, Any], shared: dict[tuple[object, ...], Any] | None = None) -> Executable:
         """The executable with graph inputs ``values`` (by number) fixed: packed now, or copied.
