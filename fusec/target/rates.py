@@ -50,9 +50,9 @@ class Rates:
     of vectors, ``bf16 tiles`` and ``i8 tiles`` of AMX. vector: vector instructions a second of elementwise code.
     l2: bytes a second read from L2. bandwidth: from beyond L2 on, by growing number of threads and footprint. region:
     seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels, with one
-    input. argument: of each further input. tensors: more of a call whose arrays are PyTorch's. library: of a program's
-    call of a library function between kernels that leave nothing of it in the caches. ends: by unit,
-    seconds in which a block of sums starts and ends, and nothing is multiplied. measured: on this machine.
+    input. argument: of each further input. tensors: more of a call whose arrays are PyTorch's. library: of a call of a
+    library function, or of making a result's array, by a program that leaves nothing of it in the caches. ends: by
+    unit, seconds in which a block of sums starts and ends, and nothing is multiplied. measured: on this machine.
     """
 
     multiply: Mapping[str, float]

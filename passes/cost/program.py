@@ -38,7 +38,7 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     reports = tuple(_told(report, by_group.get(report.kernel, ())) for report in program.reports)
     told = {report.kernel for report in reports}
     others = sum(e.seconds for group, found in by_group.items() if group not in told for e in found)
-    others += _library_seconds(program, rates, threads)
+    others += _library_seconds(program, rates, threads) + _result_seconds(program, target, rates, threads)
     return replace(program, reports=reports, overhead=rates.seconds_of_call(len(program.inputs)) + others)
 
 
@@ -71,6 +71,14 @@ def _library_seconds(program: Program, rates: Rates, threads: int) -> float:
             written = 0 if step.results in inside else sum(program.slots[s].type.most_bytes for s in step.results)
             seconds += rates.library + rates.beyond_l2(2 * written, threads).seconds(written, written)
     return seconds
+
+
+def _result_seconds(program: Program, target: CpuTarget, rates: Rates, threads: int) -> float:
+    """Of making the arrays of results, where the program leaves nothing of the library's code in the caches."""
+    touched = sum(float(slot.type.most_bytes) for slot in program.slots if slot.kind != "view")
+    if touched <= threads * target.l2:
+        return 0.0
+    return rates.library * sum(port.mutates is None for port in program.output_ports)
 
 
 def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:

@@ -53,3 +53,15 @@ def test_after_other_code_what_a_call_reads_is_farther() -> None:
     assert later[0] <= later[1] < later[2]
     far, near = rates.beyond_l2(2**30, 2).read, rates.beyond_l2(inputs, 2).read
     assert later[2] == pytest.approx(inputs / far - inputs / near, rel=0.3)
+
+
+def test_results_take_time_where_kernels_leave_nothing_in_the_caches() -> None:
+    target = cpu_target("cpu:znver5")
+    rates = usual_rates(target, 2)
+
+    def overhead(width: int) -> float:
+        shape = f"f32[{width}, 512]"
+        text = f"graph @g(%x: {shape}) {{\n%y = exp(%x) : {shape}\n%z = neg(%x) : {shape}\nreturn %y, %z\n}}"
+        return lower(parse(text), "cpu:znver5", threads=2).program.overhead
+
+    assert overhead(4096) - overhead(8) == pytest.approx(2 * rates.library)
