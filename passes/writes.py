@@ -8,6 +8,7 @@ on ops; :func:`late_readers` once more on kernels, which may have come to read a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 
 from fusec.ir.attributes import (
     ConstantAttributes,
@@ -21,6 +22,7 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import add, is_at_least, sub
+from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, TensorType, bool_, i64
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
@@ -28,12 +30,36 @@ from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozenset()) -> Graph:
     """Afterwards each ``update`` writes into an input's memory; the others, and those named in ``but``, are maps.
 
-    Without ``in_place`` all are.
+    So does a map whose result is all of an input's new contents. Without ``in_place`` there are maps only.
     """
+    graph = _with_whole_writes(graph) if in_place else graph
     if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
         return graph
     kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
     return rewrite(graph, (_opening(kept),))
+
+
+def _with_whole_writes(graph: Graph) -> Graph:
+    """Says of an input whose new contents are the result of a map that they are written there, and read there later."""
+    producers = graph.producers()
+    taken = {v.name for v in (*graph.inputs, *producers)}
+    updates: dict[Value, Op] = {}
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        made = producers.get(value)
+        if port.mutates is None or made is None or made.definition.kind != "elementwise":
+            continue
+        target, name = graph.inputs[port.mutates], f"{value.name}_written"
+        if target.type == value.type and graph.outputs.count(value) == 1 and name not in taken:
+            attributes, result = UpdateAttributes((0,) * value.type.rank), Value(value.type, name)
+            updates[value] = Op(OPS["update"], (target, value), attributes, (result,), made.location)
+    if not updates:
+        return graph
+    written = {value: update.result for value, update in updates.items()}
+    ops: list[Op] = []
+    for op in graph.ops:
+        ops.append(replace(op, operands=tuple(written.get(v, v) for v in op.operands)))
+        ops += [updates[value] for value in op.results if value in updates]
+    return graph.with_ops(ops, [written.get(v, v) for v in graph.outputs])
 
 
 def late_readers(graph: Graph) -> set[str]:
@@ -51,7 +77,8 @@ def late_readers(graph: Graph) -> set[str]:
             done = _ancestors(producers, (*writer.operands, update.operands[0]))
             between = graph.ops[place[writer] : place[update]]
             too_soon = any(op.definition.kind == "extern" or update.operands[0] in op.results for op in between)
-            if too_soon or any(op is writer or op not in done for op in _readers(graph, producers, update)):
+            readers = [op for op in _readers(graph, producers, update) if op is writer or op not in done]
+            if too_soon or any(op is not writer or not _reads_in_step(op, update) for op in readers):
                 late.add(update.result.name)
     return late
 
@@ -119,6 +146,23 @@ def _reads_box(kernel: Op, seen: Set[Value], versions: Set[Value], update: Op) -
         if outer in seen and not (outer in versions and all(_is_beside(op, update) for op in uses[inner])):
             return True
     return False
+
+
+def _reads_in_step(kernel: Op, update: Op) -> bool:
+    """Whether a kernel that writes all of an array reads of it, for each element, that element alone."""
+    assert isinstance(kernel.attributes, FusedAttributes)
+    base, value = update.operands
+    if kernel.attributes.kind != "map" or len(kernel.results) > 1 or base.type.shape != value.type.shape:
+        return False
+    body = kernel.attributes.body
+    read = {inner for outer, inner in zip(kernel.operands, body.inputs, strict=True) if outer is base}
+    for op in body.ops:
+        if read.isdisjoint(op.operands):
+            continue
+        if op.definition.kind != "elementwise" or op.result.type.shape != base.type.shape:
+            return False
+        read.update(op.results)
+    return base in kernel.operands
 
 
 def _is_beside(op: Op, update: Op) -> bool:

@@ -126,6 +126,47 @@ def test_two_writes_of_one_kernel_are_in_order() -> None:
     check(graph(body, "%w mutates=0"))
 
 
+MOMENTUM = """graph @step(%p: f32[6, 8], %g: f32[6, 8], %m: f32[6, 8]) {
+  %a = mul(%m, f32(0.9)) : f32[6, 8]
+  %n = add(%a, %g) : f32[6, 8]
+  %b = mul(%n, f32(0.1)) : f32[6, 8]
+  %q = sub(%p, %b) : f32[6, 8]
+  return %q mutates=0, %n mutates=2
+}"""
+
+
+def test_a_map_writes_all_of_what_it_reads() -> None:
+    """The second one reads what the first has written, and no kernel writes both."""
+    run = check(MOMENTUM, slack=4)
+    program = run.lowered.program
+    assert program.outputs == (program.inputs[0], program.inputs[2])
+    assert len(program.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("%u = mul(%x, f32(2.0)) : f32[6, 8]", 1),
+        ("%r = slice(%x) {starts=[5, 0], stops=[-1, 8], steps=[-1, 1]} : f32[6, 8]\n%u = neg(%r) : f32[6, 8]", 2),
+        ("%s = reduce_sum(%x) {axes=[1]} : f32[6]\n%k = reshape(%s) : f32[6, 1]\n%u = sub(%x, %k) : f32[6, 8]", 2),
+        ("%r = slice(%x) {starts=[2, 0], stops=[3, 8], steps=[1, 1]} : f32[1, 8]\n%u = sub(%x, %r) : f32[6, 8]", 2),
+    ],
+    ids=["in step", "reversed", "sums", "a row from all"],
+)
+def test_what_is_read_out_of_step_is_made_before(body: str, steps: int) -> None:
+    run = check(graph(body), slack=4)
+    program = run.lowered.program
+    assert program.outputs[0] == program.inputs[0]
+    assert len(program.steps) == steps
+
+
+def test_a_result_that_is_returned_as_well_is_memory_of_its_own() -> None:
+    made = graph("%v = mul(%x, f32(2.0)) : f32[6, 8]\n%u = copy(%v) : f32[6, 8]", "%u mutates=0, %v")
+    program = check(made).lowered.program
+    assert program.outputs[0] == program.inputs[0]
+    assert program.slots[program.outputs[1]].kind == "output"
+
+
 def random_writer(seed: int) -> Callable[[Any, Any], Any]:
     """A function that reads and writes boxes of its first argument, and returns something of what it saw."""
 
