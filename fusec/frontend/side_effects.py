@@ -92,7 +92,7 @@ class Snapshots:
             return
         if type(value) in (dict, list, set) or isinstance(value, dict):
             container: Any = value
-            self._held[id(value)] = _Held(value, container, container.copy())
+            self._held[id(value)] = _Held(value, container, _contents(container))
             self._hold_parts(container.values() if isinstance(container, dict) else container)
             return
         own = getattr(value, "__dict__", None)
@@ -143,7 +143,7 @@ class Snapshots:
 
     def _changed_containers(self, paths: Mapping[int, str]) -> Iterator[str]:
         for key, held in self._held.items():
-            if key in paths and not self._equal(held.container, held.before):
+            if key in paths and not self._equal(_contents(held.container), held.before):
                 _put_back(held.container, held.before)
                 yield paths[key] if held.owner is held.container else f"attributes of {paths[key]}"
 
@@ -158,6 +158,11 @@ class Snapshots:
         if isinstance(then, dict):
             return list(now) == list(then) and all(map(self._equal, now.values(), then.values()))
         return (isinstance(then, set) or self._is_plain(then)) and bool(now == then)
+
+
+def _contents(container: Holder) -> Holder:
+    """A shallow copy; of a dict's subclass what it has as a dict, since its own methods may do anything."""
+    return dict.copy(container) if isinstance(container, dict) else container.copy()
 
 
 def _put_back(container: Any, before: Any) -> None:

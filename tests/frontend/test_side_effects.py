@@ -217,3 +217,31 @@ def test_what_is_made_in_the_call_may_change(make: Any) -> None:
 
     compiled = fusec.jit(fallback="error")(function)
     np.testing.assert_allclose(compiled(make(3)), function(make(3)))
+
+
+class Registry(dict[str, int]):
+    """As libraries have them: a dict that is asked by other keys than it keeps."""
+
+    def get(self, key: object, default: Any = None) -> Any:
+        return super().get(str(key), default)
+
+
+REGISTRY = Registry(n=3)
+
+
+def asks_a_registry(x: Any) -> Any:
+    return x * REGISTRY.get("n")
+
+
+def adds_to_a_registry(x: Any) -> Any:
+    REGISTRY[str(len(REGISTRY))] = 1
+    return x * len(REGISTRY)
+
+
+@LIBRARIES
+def test_a_kind_of_dict(make: Function) -> None:
+    x = make(4)
+    assert (fusec.jit(asks_a_registry, fallback="error")(x) == 3).all()
+    with pytest.raises(StateChangedError, match="REGISTRY"):
+        fusec.jit(adds_to_a_registry, fallback="error")(x)
+    assert REGISTRY == {"n": 3}
