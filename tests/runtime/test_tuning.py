@@ -126,7 +126,7 @@ import fusec
 def layers(x, v, w):
     return np.sqrt(np.maximum(x @ v, 0) @ w)
 
-x, v, w = (np.random.default_rng(k).random((512, 512), np.float32) for k in range(3))
+x, v, w = (np.random.default_rng(k).random((512, n), np.float32) for k, n in enumerate((512, 512, 4096)))
 print(np.allclose(layers(x, v, w), np.sqrt(np.maximum(x @ v, 0) @ w), rtol=1e-3), flush=True)
 """
 
