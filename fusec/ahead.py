@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from fusec.errors import DimensionError
-from fusec.frontend.capture import SAMPLING, Capture
+from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, most, symbol
@@ -160,15 +161,18 @@ class _Samples:
         grid, checks = sample_extents(symbols)
         self.grid = grid
         self.first = self._capture(grid[0])
-        self.result = _result(self.first)
+        self.result, self.constants = _result(self.first)
         self.samples = [Sample(grid[0], self.first.graph)]
         self.samples += [self.sample(extents) for extents in (*grid[1:], *checks)]
 
     def sample(self, extents: Bindings) -> Sample:
         capture = self._capture(extents)
-        if _result(capture) != self.result:
-            names = ", ".join(f"{name} = {n}" for name, n in extents.items())
+        result, constants = _result(capture)
+        names = ", ".join(f"{name} = {n}" for name, n in extents.items())
+        if result != self.result:
             raise DimensionError(f"what the function returns, besides arrays, depends on the extents (with {names})")
+        if len(constants) != len(self.constants) or not all(map(_is_same, constants, self.constants)):
+            raise DimensionError(f"an array that the function makes of numbers depends on the extents (with {names})")
         return Sample(extents, capture.graph)
 
     def _capture(self, extents: Bindings) -> Capture:
@@ -197,11 +201,25 @@ class _Samples:
         return True
 
 
-def _result(capture: Capture) -> Result:
-    """What the function returns, with its arrays by number."""
+def _result(capture: Capture) -> tuple[Result, list[Any]]:
+    """What the function returns, with its arrays by number; the arrays that no call's arguments make.
+
+    These are its own numbers made into arrays, and what it finds outside, such as parameters.
+    """
     outputs = capture.graph.outputs
     examples = [
         example(TensorSpec(v.type.static_shape, v.type.dtype, None, v.type.device), {}, capture.library)
         for v in outputs
     ]
-    return result_of(capture.rebuild, examples, capture.library)[0]
+    result, constants = result_of(capture.rebuild, examples, capture.library)
+    found = [source.fetch() for source in capture.sources if isinstance(source, ReferenceSource)]
+    return result, [*constants.values(), *found]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether they are one array, or equal ones."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool((one == other).all())

@@ -184,3 +184,35 @@ def test_equal_integers_share_a_symbol() -> None:
     x = torch.randn(30)
     for a, b in ((3, 3), (4, 4), (9, 9), (9, 12), (5, 5)):
         torch.testing.assert_close(jitted(x, a, b), f(x, a, b))
+
+
+def makes_a_table(x: Any, k: int) -> Any:
+    return x * torch.tensor([k, 1, 2])
+
+
+def returns_what_it_makes(x: Any, k: int) -> Any:
+    return x + 1, np.arange(3) * k
+
+
+def returns_nothing_else(x: Any, k: int) -> Any:
+    return np.arange(3) * k
+
+
+@pytest.mark.parametrize(
+    ("f", "make"), [(makes_a_table, torch.ones), (returns_what_it_makes, np.ones), (returns_nothing_else, np.ones)]
+)
+def test_arrays_made_of_an_integer_are_not_kept(f: Any, make: Any) -> None:
+    fast = fusec.jit(f, fallback="error")
+    for k in (4, 5, 6, 3, 40, 2, 4):
+        x = make(3)
+        found, expected = fast(x, k), f(x, k)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("f", [lambda x: (x + 1, np.arange(3) * x.shape[0]), lambda x: np.arange(3) * x.shape[0]])
+def test_arrays_made_of_an_extent_are_not_kept(f: Any) -> None:
+    fast = fusec.jit(f, dynamic=True)
+    for n in (3, 4, 5, 6, 7):
+        for one, other in zip(fast(np.ones(n)), f(np.ones(n)), strict=True):
+            np.testing.assert_array_equal(one, other)
