@@ -111,15 +111,19 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
     taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
     copies: dict[tuple[Value, Strides | None], Value] = {}
 
-    def copied(value: Value, where: list[Op], layout: Strides | None = None, location: Location | None = None) -> Value:
+    def fresh(value: Value, where: list[Op], location: Location | None = None) -> Value:
+        name = value.name
+        while name in taken:
+            name += "_own"
+        taken.add(name)
+        copy = Value(value.type, name)
+        where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copy,), location))
+        return copy
+
+    def copied(value: Value, where: list[Op], layout: Strides | None = None) -> Value:
         key = (value, layout)
         if key not in copies:
-            name = value.name
-            while name in taken:
-                name += "_own"
-            taken.add(name)
-            copies[key] = Value(value.type, name)
-            where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copies[key],), location))
+            copies[key] = fresh(value, where)
         return copies[key]
 
     for op in graph.ops:
@@ -129,9 +133,7 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
         elif op.definition.kind == "write":
             base, value = op.operands
             for _ in range(2 if op.result.name in apart else 1):
-                copies.pop((value, None), None)  # no other update may write with this copy
-                value = copied(source := value, ops, location=op.location)
-                del copies[source, None]
+                value = fresh(value, ops, op.location)
             ops.append(replace(op, operands=(base, value)))
         else:
             ops.append(op)

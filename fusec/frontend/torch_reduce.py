@@ -90,9 +90,9 @@ def _with_mean(spread: Callable[..., Value]) -> Lowering:
         *,
         correction: Scalar | None = None,
     ) -> list[Value]:
-        dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
         found = spread(e, x, dim, unbiased, keepdim, correction=correction)
-        return [found, _statistic(e, "mean", x, axes_of(x.type.rank, dim), keepdim)]
+        axes = axes_of(x.type.rank, None if isinstance(dim, bool) else dim)
+        return [found, _statistic(e, "mean", x, axes, keepdim)]
 
     return lower
 
