@@ -15,6 +15,7 @@ from typing import Any
 from fusec.errors import DimensionError
 from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
+from fusec.frontend.guards import same_array
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, most, symbol
 from fusec.runtime.structure import Result, result_of
@@ -217,9 +218,4 @@ def _result(capture: Capture) -> tuple[Result, list[Any]]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether they are one array, or equal ones."""
-    if one is other:
-        return True
-    if type(one) is not type(other) or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool((one == other).all())
+    return one is other or same_array(one, other)

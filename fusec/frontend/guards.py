@@ -182,7 +182,7 @@ class GuardWriter:
             self._visit(expression, value, path)
             return
         copy = value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
-        test = f"not {self._bind(_same_array)}({{v}}, {self._bind(copy)})"
+        test = f"not {self._bind(same_array)}({{v}}, {self._bind(copy)})"
         self._check(expression, test, path, f"{type(value).__name__}{tuple(value.shape)}")
 
     def _function(self, expression: str, function: FunctionType, path: str) -> None:
@@ -440,7 +440,8 @@ def _same_part(now: Any, then: Any) -> bool:
     return repr(now) == repr(then) if isinstance(then, float | complex) else bool(now == then)
 
 
-def _same_array(now: Any, then: Any) -> bool:
+def same_array(now: Any, then: Any) -> bool:
+    """Whether two arrays of one library have equal elements of one type; NaN equals NaN."""
     if type(now) is not type(then) or now.shape != then.shape or now.dtype != then.dtype:
         return False
     if isinstance(then, np.ndarray):

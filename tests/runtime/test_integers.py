@@ -216,3 +216,14 @@ def test_arrays_made_of_an_extent_are_not_kept(f: Any) -> None:
     for n in (3, 4, 5, 6, 7):
         for one, other in zip(fast(np.ones(n)), f(np.ones(n)), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def with_a_constant_nan(x: Any, k: int) -> Any:
+    return x * k + torch.tensor([np.nan, 1, 2])
+
+
+def test_a_constant_with_nan_serves_a_range() -> None:
+    fast = fusec.jit(with_a_constant_nan, fallback="error")
+    for k in (4, 5, 6, 3):
+        torch.testing.assert_close(fast(torch.ones(3), k), with_a_constant_nan(torch.ones(3), k), equal_nan=True)
+    assert len(fast.dispatcher.plans) == 2
