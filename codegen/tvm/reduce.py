@@ -7,14 +7,13 @@ floats are added in two levels, so that the error does not grow with the length.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm import tirx
 
 from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.casts import register_type
+from fusec.codegen.tvm.accumulators import Monoid, Registers, across
 from fusec.codegen.tvm.context import Context, Numbers
 from fusec.codegen.tvm.domain import (
     coerce,
@@ -27,11 +26,10 @@ from fusec.codegen.tvm.domain import (
 )
 from fusec.codegen.tvm.scalars import LaneBlock, Points
 from fusec.codegen.tvm.tir import Node, Value
-from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
+from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
-from fusec.ir.types import DType
-from fusec.tile.nodes import Iter, Reduce, ReduceOp
+from fusec.tile.nodes import Iter, Reduce
 from fusec.tile.scalar import Const, IndexValue, Load
 
 ACCUMULATORS = 4
@@ -42,92 +40,6 @@ STRIP = 4
 
 SHORT_SUM = 64
 """Additions into one accumulator before it is added to the next level's (pairwise summation, Higham 1993)."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Monoid:
-    """A reduction's operation in registers; a bool is a byte here."""
-
-    op: ReduceOp
-    dtype: DType
-    loose: bool = False
-
-    @property
-    def type(self) -> str:
-        found = register_type(self.dtype)
-        return "int8" if found == "bool" else found
-
-    def identity(self, lanes: int) -> Value:
-        return tir.constant(self._identity(), self.type, lanes)
-
-    def _identity(self) -> int | float:
-        match self.op:
-            case "sum" | "any":
-                return 0
-            case "prod" | "all":
-                return 1
-            case "max" | "min":
-                return _extreme(self.type, lowest=self.op == "max")
-        raise AssertionError(self.op)
-
-    def combine(self, code: Code, a: Value, b: Value) -> Value:
-        """``b`` is the running result: what waits for it is kept short."""
-        match self.op:
-            case "sum":
-                return code.add(a, b)
-            case "prod":
-                return code.mul(a, b)
-            case "max" | "min" if self.loose:
-                chosen = code.compare("gt" if self.op == "max" else "lt", a, b)
-                return code.select(chosen, a, b)
-            case "max":
-                return code.greater(a, b)
-            case "min":
-                return code.lesser(a, b)
-            case "any":
-                return code.bitwise("bitwise_or", a, b)
-            case "all":
-                return code.bitwise("bitwise_and", a, b)
-
-    @property
-    def two_levels(self) -> bool:
-        return self.op == "sum" and is_float(self.type)
-
-
-def _extreme(element: str, *, lowest: bool) -> int | float:
-    if is_float(element):
-        return -math.inf if lowest else math.inf
-    bits = bits_of(element)
-    if is_signed(element):
-        return -(1 << (bits - 1)) if lowest else (1 << (bits - 1)) - 1
-    return 0 if lowest else (1 << bits) - 1
-
-
-class _Registers:
-    """Vector variables that loops update."""
-
-    def __init__(self, code: Code, monoid: _Monoid, lanes: int, count: int) -> None:
-        self.monoid, self.lanes = monoid, lanes
-        self.buffers: list[Node] = []
-        for _ in range(count):
-            buffer, allocate = tir.registers(code.fresh("acc"), monoid.type, lanes)
-            self.buffers.append(buffer)
-            code.append(allocate)
-
-    def read(self, number: int) -> Value:
-        zero = tir.integer(0)
-        return Value(tirx.BufferLoad(self.buffers[number], [zero]), self.monoid.type, self.lanes)
-
-    def write(self, code: Code, number: int, value: Value) -> None:
-        code.append(tirx.BufferStore(self.buffers[number], tir.widen(value, self.lanes).node, [tir.integer(0)]))
-
-    def clear(self, code: Code) -> None:
-        for i in range(len(self.buffers)):
-            self.write(code, i, self.monoid.identity(self.lanes))
-
-    def update(self, code: Code, number: int, value: Value) -> None:
-        old = code.let(self.read(number), "old")
-        self.write(code, number, self.monoid.combine(code, tir.widen(value, self.lanes), old))
 
 
 def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
@@ -173,7 +85,7 @@ def _in_given_order(context: Context, code: Code, numbers: Numbers, statement: R
 
 def _fill(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
     """The identity at every element of the target that the reduction reaches."""
-    value = Const(_Monoid(statement.op, statement.target.dtype)._identity(), statement.target.dtype)
+    value = Const(Monoid(statement.op, statement.target.dtype).start(), statement.target.dtype)
 
     def body(points: Points) -> None:
         points.store(statement.target, statement.index, points.value(value))
@@ -194,7 +106,7 @@ class _Writer:
 
     def __init__(self, context: Context, numbers: Numbers, statement: Reduce) -> None:
         self.context, self.numbers, self.statement = context, numbers, statement
-        self.monoid = _Monoid(statement.op, statement.target.dtype, statement.loose)
+        self.monoid = Monoid(statement.op, statement.target.dtype, statement.loose)
 
     def operand(self, points: Points) -> Value:
         """The value to be reduced at a block, as the accumulator's type."""
@@ -225,16 +137,16 @@ class _Writer:
         lanes = self._lanes(last)
         count = static_count(last)
         width = ACCUMULATORS if count is None or count >= 2 * lanes else 1
-        totals = _Registers(code, self.monoid, lanes, width)
+        totals = Registers(code, self.monoid, lanes, width)
         totals.clear(code)
         outer_loops(self.context, code, inside, lambda inner: self._run(inner, totals, last, bool(inside)))
         while width > 1:
             width //= 2
             for i in range(width):
                 totals.update(code, i, code.let(totals.read(i + width)))
-        self._finish(self._single(code), _across(code, self.monoid, code.let(totals.read(0))))
+        self._finish(self._single(code), across(code, self.monoid, code.let(totals.read(0))))
 
-    def _run(self, code: Code, totals: _Registers, last: Iter, nested: bool) -> None:
+    def _run(self, code: Code, totals: Registers, last: Iter, nested: bool) -> None:
         """One pass over the last iterator."""
         lanes, width = totals.lanes, len(totals.buffers)
         split = split_lanes(self.context, code, last, lanes)
@@ -253,13 +165,13 @@ class _Writer:
     def _number(self, value: int) -> Node:
         return self.context.integer(value)
 
-    def _two_levels(self, code: Code, totals: _Registers, last: Iter, full: int | Node, uniform: Points) -> None:
+    def _two_levels(self, code: Code, totals: Registers, last: Iter, full: int | Node, uniform: Points) -> None:
         width = len(totals.buffers)
         chunk = width * SHORT_SUM
         node = self._number(full) if isinstance(full, int) else full
         chunks = self._number(full // chunk) if isinstance(full, int) else tirx.truncdiv(node, self._number(chunk))
         counter = tir.variable(code.fresh("chunk"), self.context.index_type)
-        partial = _Registers(code, self.monoid, totals.lanes, width)
+        partial = Registers(code, self.monoid, totals.lanes, width)
         inner = code.nested()
         partial.clear(inner)
         first = inner.let_index(tirx.Mul(counter, self._number(chunk)), self.context.index_type)
@@ -276,7 +188,7 @@ class _Writer:
             self._blocks(code, totals, last, done, left, uniform)
 
     def _blocks(
-        self, code: Code, totals: _Registers, last: Iter, first: Node, count: int | Node, uniform: Points
+        self, code: Code, totals: Registers, last: Iter, first: Node, count: int | Node, uniform: Points
     ) -> None:
         """Whole blocks from number ``first`` on, one accumulator each in turn."""
         width = len(totals.buffers)
@@ -294,7 +206,7 @@ class _Writer:
     def _block_loop(
         self,
         code: Code,
-        totals: _Registers,
+        totals: Registers,
         last: Iter,
         first: Node,
         count: int | Node,
@@ -322,7 +234,7 @@ class _Writer:
         return Points(self.context, code, self.numbers, LaneBlock(last.var, lanes, start, valid), uniform)
 
     def _rest(
-        self, code: Code, totals: _Registers, last: Iter, full: int | Node, rest: int | Node, uniform: Points
+        self, code: Code, totals: Registers, last: Iter, full: int | Node, rest: int | Node, uniform: Points
     ) -> None:
         """The last points, fewer than a block: the lanes beyond count as the identity."""
         lanes = totals.lanes
@@ -387,7 +299,7 @@ class _Writer:
     ) -> None:
         """The results of a few blocks of lanes, each reduced over the iterators inside."""
         ways = STRIP // len(starts) if inside and inside[-1].extent >= STRIP else 1
-        totals = _Registers(code, self.monoid, lanes, len(starts) * ways)
+        totals = Registers(code, self.monoid, lanes, len(starts) * ways)
         onto = self._adds_on(inside) and ways == 1
         places = [self._points(code, last, lanes, start, valid, None) for start in starts]
         if onto:
@@ -414,7 +326,7 @@ class _Writer:
         rows = [static_count(it) for it in inside]
         return not statement.fresh and statement.target.dtype.is_float and len(rows) == 1 and (rows[0] or STRIP) < STRIP
 
-    def _reduce_rows(self, code: Code, totals: _Registers, inside: Sequence[Iter], strip: _Strip) -> None:
+    def _reduce_rows(self, code: Code, totals: Registers, inside: Sequence[Iter], strip: _Strip) -> None:
         if not inside:
             self._add_row(code, totals, strip, 0)
             return
@@ -436,14 +348,14 @@ class _Writer:
 
         outer_loops(self.context, code, others, all_rows)
 
-    def _add_row(self, code: Code, into: _Registers, strip: _Strip, way: int) -> None:
+    def _add_row(self, code: Code, into: Registers, strip: _Strip, way: int) -> None:
         """Reduces the values at one row into one set of accumulators."""
         uniform = self._single(code)
         for i, start in enumerate(strip.starts):
             points = self._points(code, strip.last, into.lanes, start, strip.valid, uniform)
             into.update(code, way * len(strip.starts) + i, self.operand(points))
 
-    def _rows(self, code: Code, into: _Registers, rows: Iter, first: Node, count: int | Node, strip: _Strip) -> None:
+    def _rows(self, code: Code, into: Registers, rows: Iter, first: Node, count: int | Node, strip: _Strip) -> None:
         """``count`` rows from ``first`` on, ``strip.ways`` at a time, then one by one."""
         ways = strip.ways
         if isinstance(count, int):
@@ -459,7 +371,7 @@ class _Writer:
             self._row_loop(code, into, rows, tirx.Add(first, done), tirx.Sub(count, done), strip, 1)
 
     def _row_loop(
-        self, code: Code, into: _Registers, rows: Iter, first: Node, count: Node, strip: _Strip, ways: int
+        self, code: Code, into: Registers, rows: Iter, first: Node, count: Node, strip: _Strip, ways: int
     ) -> None:
         dtype = self.context.index_type
         step = tir.variable(code.fresh("row"), dtype)
@@ -470,14 +382,14 @@ class _Writer:
             self._add_row(inner, into, strip, way)
         code.append(tir.loop(step, count, inner.statements, dtype=dtype))
 
-    def _chunked_rows(self, code: Code, totals: _Registers, rows: Iter, strip: _Strip) -> None:
+    def _chunked_rows(self, code: Code, totals: Registers, rows: Iter, strip: _Strip) -> None:
         """The rows in chunks of SHORT_SUM, each summed by itself first."""
         dtype = self.context.index_type
         size = self._number(SHORT_SUM)
         count = code.let_index(iter_count(self.context, rows), dtype, "rows")
         chunks = tirx.truncdiv(tirx.Add(count, tirx.Sub(size, self._number(1))), size)
         counter = tir.variable(code.fresh("chunk"), dtype)
-        partial = _Registers(code, self.monoid, totals.lanes, len(totals.buffers))
+        partial = Registers(code, self.monoid, totals.lanes, len(totals.buffers))
         inner = code.nested()
         partial.clear(inner)
         first = inner.let_index(tirx.Mul(counter, size), dtype)
@@ -497,12 +409,3 @@ class _Strip:
     starts: Sequence[Node]
     valid: Node | None
     ways: int
-
-
-def _across(code: Code, monoid: _Monoid, value: Value) -> Value:
-    """All lanes of a vector combined, by halves."""
-    while value.lanes > 1:
-        half = value.lanes // 2
-        low, high = code.let(tir.part(value, 0, half)), code.let(tir.part(value, half, half))
-        value = monoid.combine(code, low, high)
-    return value
