@@ -143,8 +143,8 @@ def graph_passes(
         "cse": cse,
         # Nothing is left that no output needs.
         "dce": dce,
-        # On a GPU a search is a reduction of places, and few elements are picked before all of them are computed.
-        "searches": lambda g: open_searches(gather_first(g)) if gpu else g,
+        # A search is a reduction of places; on a GPU few elements are picked before all of them are computed.
+        "searches": lambda g: open_searches(gather_first(g) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu),
         # On a CPU a product of one row a batch is a sum like any other.

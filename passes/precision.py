@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes, ScanAttributes
+from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.types import bf16, f16, f32
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
@@ -32,13 +32,13 @@ def precision(graph: Graph, *, tf32: bool = False) -> Graph:
     return rewrite(graph, (*PRECISION_RULES, allow_tf32) if tf32 else PRECISION_RULES)
 
 
-@rule("reduce_sum", "reduce_prod", "cumsum", "cumprod")
+@rule("reduce_sum", "reduce_prod")
 def accumulate_in_f32(r: Rewriter) -> Outcome:
     """reduce_sum(x: half) ⇒ cast(reduce_sum(cast(x, f32)), half)"""
     (x,) = r.operands
     if x.type.dtype not in _HALF:
         return None
-    assert isinstance(r.op.attributes, ReduceAttributes | ScanAttributes)
+    assert isinstance(r.op.attributes, ReduceAttributes)
     total = r.emit(r.op.name, r.cast(x, f32, hint="wide"), attributes=r.op.attributes, hint="total")
     return r.cast(total, x.type.dtype)
 

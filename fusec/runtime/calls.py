@@ -44,11 +44,13 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
 
 def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., Sequence[Any]]:
     graph = parse(attributes.arguments)
-    if arrays.library == "torch" and any(is_gpu(v.type.device) for v in (*graph.inputs, *graph.outputs)):
+    on_gpu = any(is_gpu(v.type.device) for v in (*graph.inputs, *graph.outputs))
+    if arrays.library == "torch" and (on_gpu or all(op.definition.kind == "scan" for op in graph.ops)):
         return _by_library(graph)
 
     def run(*operands: Any) -> list[Any]:
-        results = interpret(graph, [_to_numpy(arrays, operand) for operand in operands])
+        given = operands if arrays.library == "numpy" else [_to_numpy(arrays, operand) for operand in operands]
+        results = interpret(graph, given)
         return [
             arrays.from_numpy(np.array(result, type.dtype.numpy, order="C"), type.dtype)
             for result, type in zip(results, attributes.types, strict=True)
@@ -58,7 +60,10 @@ def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., 
 
 
 def _by_library(graph: Graph) -> Callable[..., Sequence[Any]]:
-    """The reference would fetch operands from a GPU; the library's functions compute where they are."""
+    """The reference would fetch operands from a GPU; the library's functions compute where they are.
+
+    On a CPU PyTorch's scans add up in f64, on all cores.
+    """
     from fusec.runtime.torch_graph import graph_function  # torch is imported only where its tensors come
 
     run = graph_function(graph)

@@ -58,10 +58,12 @@ def test_print_after_all(source: Path) -> None:
 
 def test_target_of_the_passes(tmp_path: Path) -> None:
     path = tmp_path / "sum.ir"
-    path.write_text(str(fusec.trace(lambda x: x.argmax(axis=1), np.ones((4, 8), np.float32))))
+    path.write_text(
+        str(fusec.trace(lambda x, y: x @ y, np.ones((3, 1, 8), np.float32), np.ones((3, 8, 4), np.float32)))
+    )
     assert (
-        run(path, "-p", "canonicalize,searches")[1]
-        != run(path, "-p", "canonicalize,searches", "--target", "cuda:sm_90")[1]
+        run(path, "-p", "canonicalize,vectors")[1]
+        != run(path, "-p", "canonicalize,vectors", "--target", "cuda:sm_90")[1]
     )
 
 

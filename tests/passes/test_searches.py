@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from programs import check
 
+from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.searches import open_searches
+
+
+TARGETS = ("cpu", "cuda:sm_90")
 
 
 def search(name: str, dtype: str, axis: int = 1) -> str:
@@ -31,18 +35,31 @@ def test_the_text() -> None:
     ]
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "u8", "bool"])
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
-def test_every_type_and_axis(name: str, dtype: str, axis: int) -> None:
-    run = check(search(name, dtype, axis), target="cuda:sm_90")
+def test_every_type_and_axis(name: str, dtype: str, axis: int, target: str) -> None:
+    run = check(search(name, dtype, axis), target=target)
     assert run.kernels == ["row"]
 
 
-def test_the_first_of_equals_and_the_first_nan() -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_first_of_equals_and_the_first_nan(target: str) -> None:
     x = np.zeros((4, 30, 3), np.float32)
     x[1, 7, 1] = x[1, 9, 1] = x[2, 5, :] = np.nan
     x[3, 8, 0] = x[3, 20, 0] = np.inf
     x[3, 2, 1] = x[3, 3, 1] = -np.inf
     for name in ("argmax", "argmin"):
-        check(search(name, "f32"), [x], target="cuda:sm_90")
+        check(search(name, "f32"), [x], target=target)
+
+
+def test_symbolic_extents() -> None:
+    """Only where a CPU's kernels reduce them: the place past the end is the most there can be."""
+    text = "graph @g<M in [1, 9], N in [1, 70]>(%x: f32[M, N]) {\n  %y = argmax(%x) {axis=1} : i64[M]\n  return %y\n}"
+    graph = parse(text)
+    assert open_searches(graph) is graph
+    opened = open_searches(graph, symbolic=True)
+    assert "i32(70)" in str(opened)
+    x = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
+    np.testing.assert_array_equal(interpret(opened, [x])[0], x.argmax(1))

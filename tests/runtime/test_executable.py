@@ -204,6 +204,17 @@ def test_the_interpreter_runs_a_piece(library: str) -> None:
     np.testing.assert_array_equal(_numpy(out), [0, 2, 4, 6])
 
 
+def test_scans_add_up_as_pytorch_does() -> None:
+    """In f64 on a CPU, rounded once."""
+    torch = pytest.importorskip("torch")
+    text = "graph @piece(%x: f32[3, 5000]) {\n  %y = cumsum(%x) {axis=1} : f32[3, 5000]\n  return %y\n}\n"
+    slots = [slot("input", (3, 5000), source=0), slot("extern", (3, 5000))]
+    call = Call(ExternAttributes("fusec.interpret", text, (TensorType(f32, (3, 5000)),)), (0,), (1,))
+    x = torch.randn(3, 5000)
+    (out,) = Executable(program(slots, [1], [], [call]), FakeModule([], {}), "torch")(x)
+    assert torch.equal(out, x.cumsum(1))
+
+
 def test_bfloat16_results_large_and_small() -> None:
     torch = pytest.importorskip("torch")
 

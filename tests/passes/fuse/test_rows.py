@@ -232,12 +232,12 @@ def test_inputs_and_outputs_with_strides(strides: list[int]) -> None:
     }}""")
 
 
-def test_argmax_runs_in_the_interpreter_between_kernels() -> None:
+def test_argmax_is_one_kernel_with_what_it_reads_and_what_reads_it() -> None:
     run = check("""graph @g(%x: f32[5, 33]) {
         %e = tanh(%x) : f32[5, 33]
         %i = argmax(%e) {axis=1} : i64[5]
         %y = add(%i, i64(1)) : i64[5]
         return %y
     }""")
-    assert run.calls == ["fusec.interpret"]
-    assert run.kernels == ["map", "map"]
+    assert not run.calls
+    assert run.kernels == ["row"]
