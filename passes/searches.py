@@ -10,9 +10,9 @@ from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
 def open_searches(graph: Graph, *, symbolic: bool = False) -> Graph:
-    """The graph without ``argmax`` and ``argmin``: one read of a row that a block or a cache holds gives place and value.
+    """The graph without ``argmax`` and ``argmin``: one read of a row held near gives place and value.
 
-    ``symbolic``: those of symbolic extents are opened, too. A GPU's reductions share rows out only where extents are known.
+    ``symbolic``: those of symbolic extents are opened, too. GPUs share rows out only where extents are known.
     """
     return rewrite(graph, SEARCH_RULES if symbolic else (search_of_fixed_extents,))
 

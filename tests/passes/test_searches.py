@@ -10,7 +10,6 @@ from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.searches import open_searches
 
-
 TARGETS = ("cpu", "cuda:sm_90")
 
 
