@@ -22,12 +22,14 @@ from typing import Any
 
 from fusec.frontend.capture import Conditions
 from fusec.frontend.guards import GuardWriter, Names, is_plain
+from fusec.frontend.readings import RUNNING
 from fusec.frontend.side_effects import Snapshots, StateChangedError
 from fusec.frontend.source import code_location, is_user_file
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _GLOBAL_STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_KINDS = {"int", "__name__", "__qualname__"}
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 
@@ -106,6 +108,7 @@ class Recorder:
                 if mine and not (code.co_filename == "<string>" and _is_generated(frame.f_globals)):
                     if (id(code), id(frame.f_globals)) not in frames:
                         frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
+                        _refuse_tests_of_kind(code)
                         before.see(frame)
                     arguments = code.co_argcount + code.co_kwonlyargcount
                     if arguments:
@@ -211,6 +214,13 @@ def _code_of(root: Callable[..., object]) -> CodeType | None:
     function = unwrap(root)
     code = getattr(function, "__code__", None) or getattr(getattr(type(function), "forward", None), "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+def _refuse_tests_of_kind(code: CodeType) -> None:
+    """An integer that is followed is none to ``type(n) is int``, and no run can tell that it was asked so."""
+    running = RUNNING.get()
+    if running is not None and running.follows and "type" in code.co_names and not _KINDS.isdisjoint(code.co_names):
+        running.refuse("type() of it is asked, perhaps")
 
 
 def _is_generated(namespace: Mapping[str, object]) -> bool:

@@ -1,4 +1,4 @@
-"""An integer argument followed through a function, to learn whether what it does holds for a range of integers.
+"""An integer followed through a function, to learn whether what it does holds for a range of integers.
 
 It may be added to, subtracted from, multiplied, divided, compared where the answer is the same all over the range,
 and given to the library's functions, an index of an array among them. All else that Python makes of an integer (a
@@ -8,9 +8,11 @@ count, a key, a text) needs its value, and is a DimensionError.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from fusec.errors import DimensionError
+from fusec.frontend.readings import RUNNING
 from fusec.frontend.source import user_location
 from fusec.ir.index import Index, add, bounds, floordiv, mod, mul, sub
 
@@ -34,6 +36,17 @@ def _comparison(below: bool, strict: bool) -> Any:
         return self.is_below(other, strict) if below else not self.is_below(other, not strict)
 
     return compare
+
+
+def _refused(what: str) -> Any:
+    """An operator that needs the value; of arrays and the like it is theirs."""
+
+    def needed(self: FollowedInt, *others: Any) -> Any:
+        if all(_is_followed(other) or isinstance(other, int | float | complex | None) for other in others):
+            raise self._needed(what)
+        return NotImplemented
+
+    return needed
 
 
 _NEVER_EQUAL = (type(None), str, bytes, tuple, list, dict)
@@ -68,6 +81,9 @@ class FollowedInt:
         return type(self)(rule(self.expression, _expression(other)), combine(self.value, value_of(other)))
 
     def _needed(self, what: str) -> DimensionError:
+        running = RUNNING.get()
+        if running is not None:
+            return running.refuse(f"{what} needs its value")
         return DimensionError(f"an integer can't be symbolic: {what} needs its value", user_location())
 
     __add__, __radd__ = _arithmetic(add, lambda a, b: a + b)
@@ -126,6 +142,19 @@ class FollowedInt:
     def __format__(self, spec: str) -> str:
         raise self._needed("a text")
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_INTEGERS:
+            raise self._needed(f".{name}")
+        raise AttributeError(f"'int' object has no attribute {name!r}")
+
+
+_OF_INTEGERS = frozenset(dir(0)) - {"__array__"}
+for _name in ("truediv", "divmod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    for _operator in (f"__{_name}__", f"__r{_name}__"):
+        setattr(FollowedInt, _operator, _refused(_name))
+for _name in ("__rfloordiv__", "__rmod__", "__abs__", "__invert__", "__round__", "__trunc__", "__floor__", "__ceil__"):
+    setattr(FollowedInt, _name, _refused(_name))
+
 
 def _expression(other: Any) -> Index:
     return other.expression if _is_followed(other) else int(other)
@@ -140,7 +169,7 @@ def value_of(item: Any) -> Any:
     kind = type(item)
     if _is_followed(item):
         return item.value
-    if kind in (tuple, list):
+    if kind in (tuple, list) or (issubclass(kind, tuple) and holds_followed(tuple(item))):
         return kind(map(value_of, item))
     if kind is dict:
         return {key: value_of(part) for key, part in item.items()}
@@ -149,10 +178,20 @@ def value_of(item: Any) -> Any:
     return item
 
 
+def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which gets the values of integers that are followed."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*value_of(args), **value_of(kwargs))
+
+    return call
+
+
 def holds_followed(item: Any) -> bool:
     """Whether :func:`value_of` would change anything."""
     kind = type(item)
-    if kind in (tuple, list):
+    if kind is list or issubclass(kind, tuple):
         return any(map(holds_followed, item))
     if kind is dict:
         return any(map(holds_followed, item.values()))

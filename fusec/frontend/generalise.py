@@ -92,6 +92,65 @@ def _pairs(symbols: Sequence[Symbol]) -> list[tuple[int, int]]:
     return [placed[k] for k in range(len(symbols))]
 
 
+class Fit:
+    """Finds the expression of symbols that integers are, from their values at some extents.
+
+    The first ``2 ** len(symbols)`` of these are the grid of :func:`sample_extents`.
+    """
+
+    def __init__(self, extents: Sequence[Bindings], symbols: Sequence[Symbol]) -> None:
+        self.extents = extents
+        self.symbols = symbols
+        self._grid = 2 ** len(symbols)
+
+    def index(self, values: Sequence[int]) -> Index | None:
+        """The expression that has these values; None where no sum of products of the symbols has them."""
+        if all(value == values[0] for value in values):
+            return values[0]
+        for candidate in self._candidates(values[: self._grid]):
+            if all(evaluate(candidate, at) == v for at, v in zip(self.extents, values, strict=True)):
+                return candidate
+        return None
+
+    def _candidates(self, values: Sequence[int]) -> Iterator[Index]:
+        """Sums of products of symbols, divided by a number where the coefficients ask for it."""
+        coefficients = self._interpolate(values)
+        scale = math.lcm(*(c.denominator for c in coefficients.values()))
+        total: Index = 0
+        for corner, c in coefficients.items():
+            term: Index = int(c * scale)
+            for k in corner:
+                term = mul(term, self.symbols[k])
+            total = add(total, term)
+        if scale == 1:
+            yield total
+            return
+        for shift in range(1 - scale, scale) if scale <= 64 else ():
+            yield floordiv(add(total, shift), scale)
+
+    def _interpolate(self, values: Sequence[int]) -> dict[Corner, Fraction]:
+        """Coefficients of the products of symbols (by their numbers) that pass through the values at the grid."""
+        found: dict[Corner, Fraction] = {(): Fraction(0)}
+
+        def fit(points: Sequence[int], k: int, corner: Corner) -> dict[Corner, Fraction]:
+            if k == len(self.symbols):
+                return {(): Fraction(points[0])}
+            half = len(points) // 2
+            name = self.symbols[k].name
+            low = self.extents[0][name]
+            high = self.extents[self._grid - 1][name]
+            below, above = fit(points[:half], k + 1, corner), fit(points[half:], k + 1, corner)
+            result: dict[Corner, Fraction] = {}
+            for key in below:
+                step = (above[key] - below[key]) / (high - low)
+                result[key] = below[key] - step * low
+                result[(k, *key)] = step
+            return result
+
+        found.update(fit(values, 0, ()))
+        return {corner: c for corner, c in found.items() if c}
+
+
 def generalise(samples: Sequence[Sample], symbols: Sequence[Symbol]) -> Graph:
     """The graph over symbols that all samples are instances of.
 
@@ -105,7 +164,7 @@ class _Generaliser:
     def __init__(self, samples: Sequence[Sample], symbols: Sequence[Symbol]) -> None:
         self.samples = samples
         self.symbols = symbols
-        self.grid = 2 ** len(symbols)
+        self.fit = Fit([s.extents for s in samples], symbols)
         self.first = samples[0].graph
         self.places = [_places(s.graph) for s in samples]
         self.values: dict[Value, Value] = {}
@@ -236,51 +295,11 @@ class _Generaliser:
 
     def index(self, values: Sequence[int], what: str) -> Index:
         """The expression of the symbols that has these values at the samples."""
-        if all(value == values[0] for value in values):
-            return values[0]
-        for candidate in self.candidates(values[: self.grid]):
-            if all(evaluate(candidate, s.extents) == v for s, v in zip(self.samples, values, strict=True)):
-                return candidate
+        found = self.fit.index(values)
+        if found is not None:
+            return found
         listed = ", ".join(f"{v} with {s}" for s, v in itertools.islice(zip(self.samples, values, strict=True), 3))
         raise self.fails(f"{what} is no sum of products of the names: {listed}", 0)
-
-    def candidates(self, values: Sequence[int]) -> Iterator[Index]:
-        """Sums of products of symbols, divided by a number where the coefficients ask for it."""
-        coefficients = self.interpolate(values)
-        scale = math.lcm(*(c.denominator for c in coefficients.values()))
-        total: Index = 0
-        for corner, c in coefficients.items():
-            term: Index = int(c * scale)
-            for k in corner:
-                term = mul(term, self.symbols[k])
-            total = add(total, term)
-        if scale == 1:
-            yield total
-            return
-        for shift in range(1 - scale, scale) if scale <= 64 else ():
-            yield floordiv(add(total, shift), scale)
-
-    def interpolate(self, values: Sequence[int]) -> dict[Corner, Fraction]:
-        """Coefficients of the products of symbols (by their numbers) that pass through the values at the grid."""
-        found: dict[Corner, Fraction] = {(): Fraction(0)}
-
-        def fit(points: Sequence[int], k: int, corner: Corner) -> dict[Corner, Fraction]:
-            if k == len(self.symbols):
-                return {(): Fraction(points[0])}
-            half = len(points) // 2
-            name = self.symbols[k].name
-            low = self.samples[0].extents[name]
-            high = self.samples[self.grid - 1].extents[name]
-            below, above = fit(points[:half], k + 1, corner), fit(points[half:], k + 1, corner)
-            result: dict[Corner, Fraction] = {}
-            for key in below:
-                step = (above[key] - below[key]) / (high - low)
-                result[key] = below[key] - step * low
-                result[(k, *key)] = step
-            return result
-
-        found.update(fit(values, 0, ()))
-        return {corner: c for corner, c in found.items() if c}
 
     # constants
 

@@ -26,6 +26,7 @@ from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_buffer import Buffer, Step
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Trace, Traced
+from fusec.frontend.readings import reading
 from fusec.frontend.side_effects import ArgumentContainers
 from fusec.frontend.source import code_location
 from fusec.ir.graph import Graph, Location, Port, Value
@@ -75,7 +76,8 @@ def capture_as(
     function = scope.patch_root(f)
     with record_environment(f, statics) as recorder:
         given = ArgumentContainers(new_args, new_kwargs, lambda value: issubclass(type(value), Traced | np.ndarray))
-        result = function(*new_args, **new_kwargs)
+        with reading():
+            result = function(*new_args, **new_kwargs)
         given.check()
         scope.check_no_side_effects()
     trace.site = _definition(f)

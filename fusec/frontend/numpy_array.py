@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +14,14 @@ from fusec.errors import TypeRuleError
 from fusec.frontend import numpy_contract as contract
 from fusec.frontend import numpy_function as function
 from fusec.frontend import numpy_index as index
-from fusec.frontend.followed import value_of
+from fusec.frontend.followed import by_value, value_of
 from fusec.frontend.numpy_buffer import Step
 from fusec.frontend.numpy_create import copy, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_reductions import Reductions
 from fusec.frontend.numpy_trace import ShapeRuleError, Traced, describe, ir_dtype
 from fusec.frontend.numpy_ufunc import call
+from fusec.frontend.readings import RUNNING
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes
 from fusec.ir.types import i64
 
@@ -49,6 +51,17 @@ def _defers(other: Any) -> bool:
     return not isinstance(other, known)
 
 
+_LIBRARY = ("fusec.", "numpy.")
+
+
+def _told(number: Any) -> Any:
+    """A number, or a tuple of numbers, as the function's own code gets it."""
+    running = RUNNING.get()
+    if running is None or sys._getframe(2).f_globals.get("__name__", "").startswith(_LIBRARY):
+        return number
+    return running.given(number)
+
+
 def _compare(ufunc: np.ufunc) -> Any:
     def compare(self: TracedArray, other: Any) -> Any:
         return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, value_of(other)))
@@ -71,7 +84,7 @@ class TracedArray(Reductions):
 
     @property
     def shape(self) -> Any:
-        return self.meta.shape
+        return _told(self.meta.shape)
 
     @shape.setter
     def shape(self, shape: Any) -> None:
@@ -89,7 +102,7 @@ class TracedArray(Reductions):
 
     @property
     def size(self) -> int:
-        return self.meta.size
+        return _told(self.meta.size)  # type: ignore[no-any-return]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -97,7 +110,7 @@ class TracedArray(Reductions):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        return self.meta.strides
+        return _told(self.meta.strides)  # type: ignore[no-any-return]
 
     @property
     def itemsize(self) -> int:
@@ -105,7 +118,7 @@ class TracedArray(Reductions):
 
     @property
     def nbytes(self) -> int:
-        return self.meta.nbytes
+        return _told(self.meta.nbytes)  # type: ignore[no-any-return]
 
     @property
     def flags(self) -> Any:
@@ -122,7 +135,7 @@ class TracedArray(Reductions):
     def __len__(self) -> int:
         if not self.meta.ndim:
             raise TypeError("len() of unsized object")
-        return int(self.meta.shape[0])
+        return _told(int(self.meta.shape[0]))  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<traced {ir_dtype(self._meta.dtype)}{list(self._meta.shape)}>"
@@ -133,30 +146,31 @@ class TracedArray(Reductions):
     # What needs the elements
 
     def __bool__(self) -> bool:
-        return bool(self.tracer.concrete(self, "the truth of an array", _WHERE_ADVICE))
+        return bool(_told(bool(self.tracer.concrete(self, "the truth of an array", _WHERE_ADVICE))))
 
     def __int__(self) -> int:
-        return int(self.tracer.concrete(self, "int()", "use x.astype(int), or pass the value as a Python number"))
+        made = int(self.tracer.concrete(self, "int()", "use x.astype(int), or pass the value as a Python number"))
+        return int(_told(made))
 
     def __float__(self) -> float:
-        return float(self.tracer.concrete(self, "float()", "use x.astype(float) and np functions in place of math"))
+        made = float(self.tracer.concrete(self, "float()", "use x.astype(float) and np functions in place of math"))
+        return float(_told(made))
 
     def __complex__(self) -> complex:
         return complex(self.tracer.concrete(self, "complex()", "use x.astype(complex)"))
 
     def __index__(self) -> int:
-        return operator.index(
-            self.tracer.concrete(self, "a size, range or index", "pass the value as a Python number")[()]
-        )
+        known = self.tracer.concrete(self, "a size, range or index", "pass the value as a Python number")
+        return operator.index(_told(operator.index(known[()])))
 
     def __contains__(self, item: Any) -> bool:
         return bool(self.tracer.concrete(self == item, "'in'", "use (x == item).any() as an array").any())
 
     def item(self, *args: Any) -> Any:
-        return self.tracer.concrete(self, ".item()", "keep the 0-d array").item(*args)
+        return _told(self.tracer.concrete(self, ".item()", "keep the 0-d array").item(*args))
 
     def tolist(self) -> Any:
-        return self.tracer.concrete(self, ".tolist()", "keep the array").tolist()
+        return _told(self.tracer.concrete(self, ".tolist()", "keep the array").tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         advice = "the function called here converts its argument to a plain ndarray; use a function of np or a method"
@@ -172,12 +186,14 @@ class TracedArray(Reductions):
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        return call_ufunc(ufunc, value_of(inputs), method, **value_of(kwargs))
+        made = call_ufunc(ufunc, value_of(inputs), method, **value_of(kwargs))
+        return _told(made)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not all(issubclass(t, Traced | np.ndarray) for t in types):
             return NotImplemented
-        return function.call_function(self.tracer, func, value_of(args), value_of(kwargs))
+        made = function.call_function(self.tracer, func, value_of(args), value_of(kwargs))
+        return _told(made)
 
     # Operators
 
@@ -435,3 +451,5 @@ class TracedArray(Reductions):
 
 
 _copy = copy
+for _name in ("clip", "diagonal", "fill", "repeat", "reshape", "round", "take", "trace", "transpose"):
+    setattr(TracedArray, _name, by_value(getattr(TracedArray, _name)))

@@ -10,6 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from fusec.frontend import numpy_create as create
 from fusec.frontend import numpy_stride as strides
+from fusec.frontend.followed import by_value
 from fusec.frontend.numpy_trace import Trace, Traced
 
 Functions = dict[Any, Callable[..., Any]]
@@ -70,7 +71,8 @@ def _creation(trace: Trace) -> Functions:
     def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **kwargs: Any) -> Any:
         return create.full(trace, shape, fill_value, dtype, order)
 
-    return {np.zeros: filled(0), np.ones: filled(1), np.empty: filled(0), np.full: full}
+    made = {np.zeros: filled(0), np.ones: filled(1), np.empty: filled(0), np.full: full}
+    return {function: by_value(substitute) for function, substitute in made.items()}
 
 
 def _views(trace: Trace) -> Functions:

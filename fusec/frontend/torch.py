@@ -29,6 +29,7 @@ from fusec.frontend.capture import rebuild as _rebuild
 from fusec.frontend.environment import record_environment
 from fusec.frontend.side_effects import ArgumentContainers
 from fusec.frontend.source import code_location
+from fusec.frontend.torch_followed import reading_tensors
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
@@ -232,7 +233,7 @@ def _statics(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     args, kwargs = fakes
-    with tracing(trace):
+    with tracing(trace), reading_tensors():
         try:
             return f(*args, **kwargs)
         except RuntimeError as error:

@@ -1,16 +1,19 @@
-"""A PyTorch function run with integers that are followed: what they are to PyTorch's own functions is their value."""
+"""A PyTorch function run with integers that are followed: what they are to PyTorch's own functions is their value.
+
+Numbers that these give, such as extents, are noted or followed in turn: see :mod:`fusec.frontend.readings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fusec.errors import DimensionError
-from fusec.frontend.followed import FollowedInt, holds_followed, value_of
-from fusec.frontend.source import user_location
+from fusec.frontend.followed import FollowedInt, value_of
+from fusec.frontend.readings import Readings, reading
 
 
 class TorchInt(FollowedInt, torch.SymInt):
@@ -20,8 +23,12 @@ class TorchInt(FollowedInt, torch.SymInt):
 class ByValue(TorchFunctionMode):
     """While entered, functions of PyTorch get the values of integers that are followed.
 
-    What they make of them shows in the graphs of samples, and is compared there.
+    What they make of them shows in the graphs of samples, and is compared there. Numbers that they give are read.
     """
+
+    def __init__(self, readings: Readings) -> None:
+        super().__init__()
+        self._readings = readings
 
     def __torch_function__(
         self,
@@ -30,9 +37,20 @@ class ByValue(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        result = func(*value_of(tuple(args)), **value_of(dict(kwargs or {})))
-        if isinstance(result, bool | int | float | str | torch.Size) and holds_followed(
-            [*args, *(kwargs or {}).values()]
-        ):
-            raise DimensionError(f"an integer can't be symbolic: {func.__name__} makes a number of it", user_location())
-        return result
+        try:
+            result = func(*value_of(tuple(args)), **value_of(dict(kwargs or {})))
+        except Exception as error:  # the function may handle it, and elsewhere in the range there may be none
+            self._readings.refuse(f"{error}")
+            raise
+        return self._readings.given(result)
+
+
+@contextmanager
+def reading_tensors() -> Iterator[None]:
+    """While entered, the user's function runs, and the numbers that PyTorch gives it are read as was requested."""
+    with reading() as readings:
+        if readings is None:
+            yield
+            return
+        with ByValue(readings):
+            yield

@@ -32,7 +32,7 @@ from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openings, symbols_in
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
-from fusec.runtime.integers import IntegersSeen, OpenIntegers, check_integers, highest
+from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import CaptureFunction, is_torch_module, library_of, load_capture, needs_autograd
 from fusec.runtime.signatures import unfit, what_differs
 
@@ -367,14 +367,10 @@ class Dispatcher:
         def capture_as(spec: CallSpec) -> Capture:
             return self._capture(arrays.library, *spec.restore(leaves))
 
-        def capture_at(extents: Mapping[str, int]) -> Capture:
-            return opened.given(capture_as(opened.at(extents)), extents)
-
-        def conditions(extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
-            check_integers(arrays.library, capture_as, opened, extents, ranges)
-
-        opened = opened.up_to(highest(opened, capture_at))
-        capture = self.general.make(capture_at, opened.distinct, conditions)
+        sampled = SampledIntegers(opened, capture_as).narrowed()
+        opened = sampled.opened
+        conditions = functools.partial(sampled.check, arrays.library)
+        capture = self.general.make(sampled.capture_at, opened.distinct, conditions)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
         executable = self.compile(capture)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fusec.errors import DimensionError
 from fusec.frontend.capture import CallSpec, Capture, Integer, IntegerSource, Library, Node, Static, Structure
 from fusec.frontend.followed import FollowedInt
+from fusec.frontend.readings import Number, Readings, over_range, requested
 from fusec.ir.graph import Graph, Port, Value
-from fusec.ir.index import Symbol, symbol
+from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.types import TensorType, u8
 from fusec.runtime.dynamic import LEAST, reach
 
@@ -188,19 +190,35 @@ def _is_alike(first: Graph, capture_at: CaptureAt, extents: Mapping[str, int], m
     )
 
 
-def check_integers(
-    library: Library,
-    capture: Callable[[CallSpec], object],
-    opened: OpenIntegers,
-    extents: Mapping[str, int],
-    ranges: Mapping[str, tuple[int, int]],
-) -> None:
-    """DimensionError unless the function, as it runs for these integers, does the same for all of the ranges."""
-    ends = {name: symbol(name, low, high) for name, (low, high) in ranges.items()}
-    if library != "torch":
-        capture(opened.at({name: FollowedInt(ends[name], n) for name, n in extents.items()}))
-        return
-    from fusec.frontend.torch_followed import ByValue, TorchInt  # torch is imported only where its tensors come
+class SampledIntegers:
+    """Captures of a function at some integers, each with the numbers that it was given on the way."""
 
-    with ByValue():
-        capture(opened.at({name: TorchInt(ends[name], n) for name, n in extents.items()}))
+    def __init__(self, opened: OpenIntegers, capture: Callable[[CallSpec], Capture]) -> None:
+        self.opened = opened
+        self._capture = capture
+        self._noted: list[tuple[Mapping[str, int], Sequence[Number]]] = []
+
+    def narrowed(self) -> SampledIntegers:
+        """For a range as wide as can be, with no samples yet. DimensionError where it is that of the integers seen."""
+        return SampledIntegers(self.opened.up_to(highest(self.opened, self.capture_at)), self._capture)
+
+    def capture_at(self, extents: Mapping[str, int]) -> Capture:
+        readings = Readings()
+        with requested(readings):
+            made = self._capture(self.opened.at(extents))
+        self._noted.append((extents, readings.noted))
+        return self.opened.given(made, extents)
+
+    def check(self, library: Library, extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
+        """DimensionError unless the function, as it runs for these integers, does the same for all of the ranges."""
+        make: Callable[[Index, int], Any] = FollowedInt
+        if library == "torch":
+            from fusec.frontend.torch_followed import TorchInt  # torch is imported only where its tensors come
+
+            make = TorchInt
+        ends = {name: symbol(name, low, high) for name, (low, high) in ranges.items()}
+        readings = Readings(over_range(self._noted, [ends[s.name] for s in self.opened.distinct]), make)
+        with requested(readings):
+            self._capture(self.opened.at({name: make(ends[name], n) for name, n in extents.items()}))
+        if readings.refused:
+            raise readings.refused[0]

@@ -70,8 +70,56 @@ def checked_kind(x: Any, n: Any) -> Any:
     return x * 3 if isinstance(n, int) and n == 77 else x[n]
 
 
-ONE_PROGRAM = (written, slice_written, guarded, scaled, stepped)
-A_PROGRAM_EACH = (told_apart, parity, counted, from_a_table, named, checked_kind)
+def kind_asked(x: Any, n: Any) -> Any:
+    return x * 3 if type(n) is int and n == 77 else x[n]
+
+
+def attribute_asked(x: Any, n: Any) -> Any:
+    return x * 3 if hasattr(n, "bit_length") and n == 77 else x[n]
+
+
+def refusal_handled(x: Any, n: Any) -> Any:
+    try:
+        return x * TABLE[n]
+    except Exception:
+        return x
+
+
+def rows_told_apart(x: Any, n: Any) -> Any:
+    part = x[:n]
+    return part * 3 if part.shape[0] == 77 else part * 2
+
+
+def length_told_apart(x: Any, n: Any) -> Any:
+    part = x[n:]
+    return part * 3 if len(part) == 200 - 77 else part * 2
+
+
+def stride_told_apart(x: Any, n: Any) -> Any:
+    part = x[:n].T
+    part = part.contiguous() if hasattr(part, "contiguous") else np.ascontiguousarray(part)
+    strides = part.stride() if hasattr(part, "stride") else part.strides
+    return part * 3 if strides[0] in (77, 77 * 4) else part * 2
+
+
+def shapes_compared(x: Any, n: Any) -> Any:
+    part, other = x[:n], x[: 2 * n - 77 if n > 50 else 3]
+    return part + other if part.shape == other.shape else part * 2
+
+
+def shapes_used(x: Any, n: Any) -> Any:
+    part = x[:n]
+    rows, columns = part.shape
+    if rows > 0 and rows <= 1000:
+        part = part.reshape(rows * 2, columns // 2).reshape(part.shape)
+    return part * (rows + columns) + x[rows - 1]
+
+
+ONE_PROGRAM = (written, slice_written, guarded, scaled, stepped, shapes_used)
+A_PROGRAM_EACH = (
+    *(told_apart, parity, counted, from_a_table, named, checked_kind, kind_asked, attribute_asked, refusal_handled),
+    *(rows_told_apart, length_told_apart, stride_told_apart, shapes_compared),
+)
 NUMBERS = (5, 6, 9, 77, 150, 2, 1)
 
 
@@ -227,3 +275,27 @@ def test_a_constant_with_nan_serves_a_range() -> None:
     for k in (4, 5, 6, 3):
         torch.testing.assert_close(fast(torch.ones(3), k), with_a_constant_nan(torch.ones(3), k), equal_nan=True)
     assert len(fast.dispatcher.plans) == 2
+
+
+def test_what_pytorch_refuses_at_other_integers() -> None:
+    def f(x: Any, n: int) -> Any:
+        try:
+            return x[:n] + x[: 78 - n]  # fits where n is 39 or 77
+        except RuntimeError:
+            return x[:n]
+
+    fast = fusec.jit(f)
+    x = torch.randn(100, 3)
+    for n in (50, 51, 60, 77, 39, 76):
+        torch.testing.assert_close(fast(x, n), f(x, n))
+
+
+def test_as_many_keys_as_queries() -> None:
+    def attend(x: Any, n: int) -> Any:
+        q, k = x[None, None, :4], x[None, None, :n]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=q.shape[2] == k.shape[2])
+
+    fast = fusec.jit(attend)
+    x = torch.randn(30, 8)
+    for n in (9, 10, 11, 4, 5):
+        torch.testing.assert_close(fast(x, n), attend(x, n), rtol=1e-4, atol=1e-5)
