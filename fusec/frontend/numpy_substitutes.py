@@ -71,7 +71,7 @@ def _creation(trace: Trace) -> Functions:
     def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **kwargs: Any) -> Any:
         return create.full(trace, shape, fill_value, dtype, order)
 
-    made = {np.zeros: filled(0), np.ones: filled(1), np.empty: filled(0), np.full: full}
+    made: Functions = {np.zeros: filled(0), np.ones: filled(1), np.empty: filled(0), np.full: full}
     return {function: by_value(substitute) for function, substitute in made.items()}
 
 
