@@ -291,7 +291,7 @@ def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) 
     static = jitted.dispatcher.static if isinstance(jitted, JitFunction) else frozenset[str]()
     positional, named, library = _examples(plain, args, kwargs)
     try:
-        capture = _dispatcher(plain, static=static).capture(positional, named)
+        capture = _dispatcher(plain, static=static).capture(positional, named, counting=True)
     except CaptureError as error:
         return f"{getattr(plain, '__name__', plain)} runs as written: {error}\n" + _eager_lines(eager)
     compile_capture = jitted.dispatcher.compile if isinstance(jitted, JitFunction) else _compile_with(Options())

@@ -163,11 +163,11 @@ class Recorder:
         stored: dict[int, set[str]] = {}
         for key, (_, namespace) in self._frames.items():
             stored.setdefault(id(getattr(namespace, "original", namespace)), set()).update(loads[key].stored)
-        changed = self._before.take_back(writer.paths, stored, writer.cells)
+        changed, counters = self._before.take_back(writer.paths, stored, writer.cells)
         self._before = Snapshots(is_plain)  # the old one keeps alive what was made during the run
         if changed:
             code = _code_of(self._root)
-            raise StateChangedError(changed, code_location(code) if code is not None else None)
+            raise StateChangedError(changed, code_location(code) if code is not None else None, counters)
 
     def _visit_roots(self, writer: GuardWriter) -> None:
         root = self._root

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fusec.frontend.capture import FAILED, Guards
+from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
 from fusec.frontend.source import is_user_file
 
@@ -251,7 +252,7 @@ class GuardWriter:
         """Attributes of the instance itself, then those of its class and slots."""
         own = getattr(value, "__dict__", {})
         for name in sorted(wanted):
-            if name in own:
+            if name in own and not is_counter(value, name):
                 found = inspect.getattr_static(type(value), name, None)
                 plain = name.isidentifier() and not hasattr(found, "__set__")
                 access = f"{v}.{name}" if plain else f"{v}.__dict__[{name!r}]"

@@ -27,7 +27,7 @@ from fusec.frontend.numpy_buffer import Buffer, Step
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Trace, Traced
 from fusec.frontend.readings import reading
-from fusec.frontend.side_effects import ArgumentContainers
+from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.ir.graph import Graph, Location, Port, Value
 from fusec.ir.ops import OPS
@@ -80,6 +80,7 @@ def capture_as(
             result = function(*new_args, **new_kwargs)
         given.check()
         scope.check_no_side_effects()
+        refuse_late_errors(trace.builder, _definition(f))
     trace.site = _definition(f)
     returns = _Returns(trace, result)
     del function, new_args, new_kwargs, traced, result, given

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from fusec.errors import DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, Fallback, ReferenceSource, Source
+from fusec.frontend.counters import COUNTING
 from fusec.frontend.numpy_buffer import Buffer, Step
 from fusec.frontend.numpy_constant import recognise
 from fusec.frontend.source import user_location, user_site
@@ -175,6 +176,8 @@ class Trace:
         return result
 
     def emit_all(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> tuple[Value, ...]:
+        if (counting := COUNTING.get()) is not None:
+            counting.before_call(len(self.builder))
         results = self.builder.op(name, *operands, attributes=attributes, location=self.location())
         op = self.builder.last_op
         assert op is not None

@@ -15,7 +15,9 @@ from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import CallSpec, flatten
-from fusec.ir.graph import Location
+from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
+from fusec.frontend.guards import is_user_class
+from fusec.ir.graph import Builder, Location
 
 _MISSING = object()
 _MOST_PARTS = 256
@@ -25,14 +27,25 @@ Holder = dict[Any, Any] | list[Any] | set[Any]
 
 
 class StateChangedError(UnsupportedOpError):
-    """A traced run changed state that outlives it; it is as it was before. Another run may find it settled."""
+    """A traced run changed state that outlives it; it is as it was before. Another run may find it settled.
 
-    def __init__(self, what: str, location: Location | None = None) -> None:
+    counters: the integers that changed, where nothing else did.
+    """
+
+    def __init__(self, what: str, location: Location | None = None, counters: Sequence[IntegerAttribute] = ()) -> None:
+        self.counters = tuple(counters)
         super().__init__(
             f"the function changes {what}, which outlives the call and which a compiled call would not change; "
             "return the value instead",
             location,
         )
+
+
+def refuse_late_errors(made: Builder, location: Location | None) -> None:
+    """StateChangedError where a counter changes before a call that may raise: as written it would have changed."""
+    counting = COUNTING.get()
+    if counting is not None and counting.may_raise_late(made.finish([]).ops):
+        raise StateChangedError("an integer attribute before a library call that may raise", location)
 
 
 class ArgumentContainers:
@@ -99,10 +112,13 @@ class Snapshots:
         if type(own) is dict:
             self._held[id(value)] = _Held(value, own, own.copy())
             self._hold_parts(part for name, part in own.items() if not name.startswith("_"))
+            children = own.get("_modules")
+            for child in children.values() if type(children) is dict else ():
+                self.hold(child)
 
     def _hold_parts(self, parts: Iterable[object]) -> None:
         for part in islice(parts, _MOST_PARTS):
-            if type(part) in (dict, list, set):
+            if type(part) in (dict, list, set) or is_user_class(type(part)):
                 self.hold(part)
 
     def take_all_back(self) -> None:
@@ -115,18 +131,22 @@ class Snapshots:
 
     def take_back(
         self, paths: Mapping[int, str], stored: Mapping[int, set[str]], cells: Mapping[tuple[int, str], CellType]
-    ) -> str:
+    ) -> tuple[str, tuple[IntegerAttribute, ...]]:
         """Puts back what has changed of what outlives the run, and says what that is; empty where nothing has.
+
+        The counters are given where nothing else has changed.
 
         ``paths``: by id, what was reached from outside the run, and how. ``stored``: the names that code assigns, by
         the id of the namespace. ``cells``: those of the functions that were reached.
         """
-        found = [
-            *self._changed_names(stored),
-            *self._changed_cells(cells),
-            *self._changed_containers(paths),
-        ]
-        return found[0] if found else ""
+        found = [*self._changed_names(stored), *self._changed_cells(cells)]
+        counters: list[IntegerAttribute] = []
+        only_counts = not found
+        for what, counted in self._changed_containers(paths):
+            found.append(what)
+            counters += counted
+            only_counts = only_counts and bool(counted)
+        return (found[0], tuple(counters) if only_counts else ()) if found else ("", ())
 
     def _changed_names(self, stored: Mapping[int, set[str]]) -> Iterator[str]:
         for key, (namespace, before) in self._globals.items():
@@ -141,11 +161,27 @@ class Snapshots:
                 cell.cell_contents = self._cells[key]
                 yield f"the outer variable {key[1]}"
 
-    def _changed_containers(self, paths: Mapping[int, str]) -> Iterator[str]:
+    def _changed_containers(self, paths: Mapping[int, str]) -> Iterator[tuple[str, tuple[IntegerAttribute, ...]]]:
         for key, held in self._held.items():
-            if key in paths and not self._equal(_contents(held.container), held.before):
+            if key not in paths or self._equal(_contents(held.container), held.before):
+                continue
+            if held.owner is held.container:
                 _put_back(held.container, held.before)
-                yield paths[key] if held.owner is held.container else f"attributes of {paths[key]}"
+                yield paths[key], ()
+            elif names := self._changed_attributes(held):
+                counters = counters_in(held.owner, names, held.before)
+                _put_back(held.container, held.before)
+                yield f"attributes of {paths[key]}", counters
+
+    def _changed_attributes(self, held: _Held) -> list[str]:
+        """Those of an object that differ, but for the counters of this capture."""
+        own, before = vars(held.owner), held.before
+        assert isinstance(before, dict)
+        return [
+            name
+            for name in dict.fromkeys((*own, *before))
+            if not is_counter(held.owner, name) and not self._equal(own.get(name, _MISSING), before.get(name, _MISSING))
+        ]
 
     def _equal(self, now: Any, then: Any) -> bool:
         """Whether one may stand for the other: the same object, or equal plain values, in containers too."""

@@ -27,7 +27,7 @@ from fusec.frontend.capture import (
 from fusec.frontend.capture import flatten as _flatten
 from fusec.frontend.capture import rebuild as _rebuild
 from fusec.frontend.environment import record_environment
-from fusec.frontend.side_effects import ArgumentContainers
+from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.torch_followed import reading_tensors
 from fusec.frontend.torch_memory import Handle, Memory
@@ -98,6 +98,7 @@ def capture(
         kept = Result(trace, result)
         given.check()
         _refuse_changes(before, f)
+        refuse_late_errors(trace.builder, _location(f))
     del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
     graph, sources = kept.finish()
     guards = recorder.finish(is_tensor=is_tensor)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusec.errors import DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ReferenceSource, format_arguments
+from fusec.frontend.counters import COUNTING
 from fusec.frontend.torch_emit import Declined, tensor_type
 from fusec.frontend.torch_fake import (
     decompositions,
@@ -103,6 +104,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _outermost(self, func: OpOverload, args: Arguments, kwargs: Keywords, frame: FrameType) -> Any:
         self.emitter.location = self.namer.enter(frame)
+        if (counting := COUNTING.get()) is not None:
+            counting.before_call(len(self.builder))
         try:
             result = self._dispatch(func, args, kwargs)
         except RuntimeError as error:

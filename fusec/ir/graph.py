@@ -151,6 +151,10 @@ class Builder:
         self._next_suffix: dict[str, int] = {}
         self._constants: dict[tuple[str, DType, str], Value] = {}
 
+    def __len__(self) -> int:
+        """How many ops have been made."""
+        return len(self._ops)
+
     def unique(self, name: str | None) -> str:
         """A name not yet used in this graph, as near to ``name`` as can be."""
         base = name or "t"

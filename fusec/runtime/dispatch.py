@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec import tracing
@@ -24,17 +22,19 @@ from fusec.frontend.capture import (
     leaves_of_parameters,
     with_static,
 )
+from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
 from fusec.ir.index import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays
+from fusec.runtime.captures import captures, is_capturing
 from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openings, symbols_in
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import CaptureFunction, is_torch_module, library_of, load_capture, needs_autograd
-from fusec.runtime.signatures import unfit, what_differs
+from fusec.runtime.signatures import bind_arguments, unfit, what_differs
 
 RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
@@ -43,44 +43,14 @@ _RECENT = 4
 OPEN_FAILURES = 6
 """Ranges of extents that are tried for one function and that no graph serves, after which none is tried any more."""
 
+MOST_ALONE = 4
+"""Values of integer attributes that a function is compiled for one by one until, with no range, it runs as written."""
+
 log = logger("recompile")
 
 
 Compile = Callable[[Capture], Executable]
 """From a capture to an executable, with the options of the function that is being compiled."""
-
-
-class _Thread(threading.local):
-    capturing = False
-
-
-_thread = _Thread()
-
-
-class Captures:
-    """How many captures run now, in any thread."""
-
-    __slots__ = ("_lock", "running")
-
-    def __init__(self) -> None:
-        self.running = 0
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def run(self) -> Iterator[None]:
-        """While entered, this thread's calls of compiled functions become part of what is captured."""
-        outer, _thread.capturing = _thread.capturing, True
-        with self._lock:
-            self.running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.running -= 1
-            _thread.capturing = outer
-
-
-captures = Captures()
 
 
 def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,9 +105,10 @@ class Dispatcher:
         self._keys: list[Hashable] = []
         self._count = 0
         self._restless = False
+        self._counting: _Counting | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if captures.running and _thread.capturing:  # an outer function is being captured: become part of it
+        if is_capturing():  # an outer function is being captured: become part of it
             return self.function(*args, **kwargs)
         result = self.entry(args, kwargs)
         return result if result is not MISS else self.after(args, kwargs)
@@ -153,11 +124,17 @@ class Dispatcher:
     @property
     def plans(self) -> list[Plan]:
         """All plans, in the order in which they were made within each signature."""
-        return [*(plan for plans in self._plans.values() for plan in plans), *self._open]
+        own = [*(plan for plans in self._plans.values() for plan in plans), *self._open]
+        return own if self._counting is None else [*own, *self._counting.plans]
 
     # Finding a plan
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._counting is not None:
+            result = self._counting.counted(args, kwargs)
+            if result is not MISS:
+                self.entry, self._others = self._counting.counted, tuple(plan.entry for plan in self._recent)
+                return result
         library = library_of(self.function, args, kwargs)
         if library is None:
             return self._as_written("no array of a known library is among its arguments", args, kwargs)
@@ -203,6 +180,8 @@ class Dispatcher:
                 try:
                     plan = self._make(arrays, leaves, spec, args, kwargs)
                 except StateChangedError as error:
+                    if _is_on_cpu(arrays, leaves) and self._counts(error.counters):
+                        return self.entry(args, kwargs)
                     if self.fallback == "error" or verifies():
                         raise
                     return self._as_written(f"{error}", args, kwargs)  # perhaps it does so at its first call alone
@@ -238,12 +217,35 @@ class Dispatcher:
 
     # Making a plan
 
-    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        """The function captured for one call. FusecError where no library's arrays are among the arguments."""
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, counting: bool = False) -> Capture:
+        """The function captured for one call. FusecError where no library's arrays are among the arguments.
+
+        ``counting``: one that counts in attributes is captured for their values.
+        """
         library = library_of(self.function, args, kwargs)
         if library is None:
             raise FusecError(f"{self._name}: no torch tensor or NumPy array is among the arguments")
-        return self._capture(library, args, kwargs)
+        try:
+            return self._capture(library, args, kwargs)
+        except StateChangedError as error:
+            if not counting or not error.counters:
+                raise
+            values = (counter.value for counter in error.counters)
+            return _Counting(self, error.counters)._capture(library, (*args, *values), kwargs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bind_arguments(self.function, args, kwargs)
+
+    def _may_count(self, counters: tuple[IntegerAttribute, ...]) -> bool:
+        return bool(counters) and self.general is not None and self.general.integers and self._counting is None
+
+    def _counts(self, counters: tuple[IntegerAttribute, ...]) -> bool:
+        """Whether calls are taken over by programs that count in these attributes, from now on."""
+        if not self._may_count(counters):
+            return False
+        self._counting = _Counting(self, counters)
+        self.entry, self._others = self._counting.counted, ()
+        return True
 
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         capture = self._capture_function or load_capture(library)
@@ -268,7 +270,7 @@ class Dispatcher:
         if needs_autograd(arrays.library, leaves):
             return self._eager_plan(arrays, spec, leaves, autograd)
         try:
-            _bind_arguments(self.function, args, kwargs)
+            self._bind(args, kwargs)
             capture = self._capture(arrays.library, args, kwargs)
             if needs_autograd(arrays.library, leaves, capture):
                 return self._eager_plan(arrays, spec, leaves, autograd, capture)
@@ -279,8 +281,8 @@ class Dispatcher:
         except Exception as error:
             if self.fallback == "error" or verifies():
                 raise
-            if isinstance(error, StateChangedError) and not self._restless:
-                self._restless = True
+            if isinstance(error, StateChangedError) and (self._may_count(error.counters) or not self._restless):
+                self._restless = self._restless or not error.counters
                 raise
             return self._declined_plan(arrays, spec, leaves, error)
 
@@ -347,9 +349,9 @@ class Dispatcher:
         """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""
         if self.general is None or not self.general.integers or needs_autograd(arrays.library, leaves):
             return None
-        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
-        if any(layout.type.device != "cpu" for layout in layouts):
+        if not _is_on_cpu(arrays, leaves):
             return None
+        layouts = tuple(arrays.layout(leaf) for leaf in leaves)
         kind = (arrays.library, layouts, arrays.mode())
         opened = self._integers.opening(kind, spec)
         if opened is None:
@@ -403,16 +405,74 @@ class Dispatcher:
         return self.function(*args, **kwargs)
 
 
-def _bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """TypeError, as a call would raise, for arguments that do not fit the function's parameters."""
-    called: Any = function
-    if is_torch_module(function):
-        called = called.forward
-    try:
-        signature = inspect.signature(called)
-    except ValueError:  # a builtin without one
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{getattr(function, '__qualname__', type(function).__name__)}() {error}") from None
+class _Counting(Dispatcher):
+    """The calls of a function that counts in attributes of objects, whose values come behind its arguments.
+
+    Its results are the function's, each with what is to be added to the counters: nothing where the call ran as
+    written, which has done so.
+    """
+
+    def __init__(self, outer: Dispatcher, counters: tuple[IntegerAttribute, ...]) -> None:
+        general = replace(outer.general, extents=False) if outer.general is not None else None
+        super().__init__(
+            outer.function,
+            outer.compile,
+            fallback=outer.fallback,
+            name=outer._name,
+            capture=outer._capture_function,
+            general=general,
+            static=outer.static,
+        )
+        self.counters = counters
+        self.eager_calls = outer.eager_calls
+        self._alone: dict[Hashable, set[tuple[int, ...]]] = {}
+        self._mode: Callable[[], Hashable] = lambda: None
+
+    def counted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The entry of the function's own dispatcher. A call that raises changes no counter."""
+        values = [counter.value for counter in self.counters]
+        if any(type(value) is not int for value in values) or self._gives_up():
+            return MISS
+        result, steps = self((*args, *values), kwargs)
+        for counter, value, step in zip(self.counters, values, steps, strict=False):
+            counter.set(value + step)
+        return result
+
+    def _gives_up(self) -> bool:
+        """Whether the function was compiled for too many values in the mode that is on, and for no range of them."""
+        if self._open or not any(len(values) > MOST_ALONE for values in self._alone.values()):
+            return False
+        return len(self._alone.get(self._mode(), ())) > MOST_ALONE
+
+    def _make(
+        self, arrays: Arrays, leaves: list[Any], spec: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Plan:
+        self._mode = arrays.mode
+        self._alone.setdefault(arrays.mode(), set()).add(self._split(args)[1])
+        return super()._make(arrays, leaves, spec, args, kwargs)
+
+    def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        own, given = self._split(args)
+        with Counting(self.counters, given) as counting:
+            made = super()._capture(library, own, kwargs)
+            steps = counting.steps()
+        rebuild = made.rebuild
+        return replace(made, rebuild=lambda outputs: (rebuild(outputs), steps))
+
+    def _may_count(self, counters: tuple[IntegerAttribute, ...]) -> bool:
+        """Where a call counts in further attributes, it runs as written."""
+        return False
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super()._bind(self._split(args)[0], kwargs)
+
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super()._as_written(reason, self._split(args)[0], kwargs), ()
+
+    def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        place = len(args) - len(self.counters)
+        return args[:place], args[place:]
+
+
+def _is_on_cpu(arrays: Arrays, leaves: list[Any]) -> bool:
+    return all(arrays.layout(leaf).type.device == "cpu" for leaf in leaves)

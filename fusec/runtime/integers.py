@@ -22,7 +22,7 @@ from fusec.ir.types import TensorType, u8
 from fusec.runtime.dynamic import LEAST, reach
 
 MOST_INTEGERS = 4
-"""Integers of a call that are opened together; every one doubles the captures."""
+"""Integers of a call that are opened together; every one doubles the captures. Those that are always equal are one."""
 
 MOST_OPENINGS = 4
 """Programs for ranges that are made, or tried, for calls alike in all but their integers."""
@@ -118,12 +118,14 @@ class IntegersSeen:
         seen = self._seen.setdefault(key, [])
         seen[:] = [*(known for known in seen if known != values), values]
         changed = tuple(k for k, column in enumerate(zip(*seen, strict=True)) if len(set(column)) > 1)
-        if not changed or len(changed) > MOST_INTEGERS or min(values[k] for k in changed) < LEAST:
+        if not changed or min(values[k] for k in changed) < LEAST:
+            return None
+        columns = {k: tuple(known[k] for known in seen) for k in changed}
+        if len(set(columns.values())) > MOST_INTEGERS:
             return None
         if (key, changed) in self._closed:
             return None
         self._openings[key] += 1
-        columns = {k: tuple(known[k] for known in seen) for k in changed}
         names = {column: f"n{place}" for place, column in enumerate(dict.fromkeys(columns.values()))}
         symbols = {k: symbol(names[column], LEAST, max(column)) for k, column in columns.items()}
         return OpenIntegers(spec, symbols)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fusec.frontend.capture import Fallback
-from fusec.runtime.dispatch import Compile, Dispatcher, captures
+from fusec.runtime.captures import captures
+from fusec.runtime.dispatch import Compile, Dispatcher
 from fusec.runtime.dynamic import Generality
 from fusec.runtime.entry import MISS
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fusec.frontend.capture import CallSpec, Library, Node, Static, Structure
+from fusec.runtime.libraries import is_torch_module
 
 
 def what_differs(new: Any, old: Any) -> list[str]:
@@ -60,3 +63,18 @@ def _statics(part: Structure) -> list[Any]:
     if isinstance(part, Node):
         return [value for inner in part.parts for value in _statics(inner)]
     return []
+
+
+def bind_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """TypeError, as a call would raise, for arguments that do not fit the function's parameters."""
+    called: Any = function
+    if is_torch_module(function):
+        called = called.forward
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # a builtin without one
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{getattr(function, '__qualname__', type(function).__name__)}() {error}") from None

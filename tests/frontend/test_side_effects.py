@@ -183,6 +183,10 @@ class Layer(torch.nn.Module):
         self.calls += 1
         return x * self.calls
 
+    def listed(self, x: Any) -> Any:
+        self.shape = (*self.shape, len(x))
+        return x * len(self.shape)
+
     def noted(self, x: Any) -> Any:
         self.shape = tuple(x.shape)
         return x * 2
@@ -195,13 +199,35 @@ def test_modules() -> None:
         torch.testing.assert_close(compiled(torch.ones(3)), theirs(torch.ones(3)))
     assert ours.calls == theirs.calls == 3
     with pytest.raises(StateChangedError, match=r"test_side_effects.py:\d+: the function changes attributes of self"):
-        fusec.jit(fallback="error")(ours)(torch.ones(3))
-    assert ours.calls == 3
+        fusec.jit(fallback="error")(ours.listed)(torch.ones(3))
+    assert ours.shape == ()
     noted = fusec.jit(ours.noted)
     for _ in range(3):
         noted(torch.ones(3))
     assert ours.shape == (3,)
     assert noted.dispatcher.plans[-1].executable is not None  # an equal value changes nothing
+
+
+class Outer(torch.nn.Module):
+    """None of the code of what it changes is the user's, nor run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(Layer())
+        self.counter = Counter()
+
+    def forward(self, x: Any) -> Any:
+        self.inner[0].shape = (*self.inner[0].shape, 1)
+        self.counter.history = [*self.counter.history, 2]
+        return x * len(self.inner[0].shape) + len(self.counter.history)
+
+
+def test_objects_that_only_an_attribute_leads_to() -> None:
+    ours, theirs = Outer(), Outer()
+    compiled = fusec.jit(ours)
+    for _ in range(4):
+        torch.testing.assert_close(compiled(torch.ones(3)), theirs(torch.ones(3)))
+    assert (ours.inner[0].shape, ours.counter.history) == (theirs.inner[0].shape, theirs.counter.history)
 
 
 @LIBRARIES
