@@ -78,9 +78,9 @@ call on. `compile` is torch.compile with its defaults; fusec is not tuned.
 
 Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
 the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
-Model: the cost model's time of a call, counted with this machine's rates (`fusec doctor --measure`, before the first
-line), a turn's first call after the other peers' turns. Error: fusec's greatest absolute error against float64, and how
-many times that of the code as written it is."""
+Model: the cost model's time of a call, counted with this machine's rates as they were between the line's rounds and the
+kernels' (what `fusec doctor --measure` measures), a turn's first call after the other peers' turns. Error: fusec's
+greatest absolute error against float64, and how many times that of the code as written it is."""
 
 
 def main() -> None:
@@ -108,9 +108,8 @@ def main() -> None:
         raise SystemExit("\n".join(saving.failures) or 0)
     if not noise.wait_for_quiet(budget.wait):
         console.print("[yellow]other processes use this machine; the figures will be worse than they are[/]")
-    if not arguments.load and not (arguments.quick and known_rates(cpu_target())):
-        measure_rates(THREADS)
-    machine = measure_machine(THREADS, budget.wait)
+    known = known_rates(cpu_target()) if arguments.quick or arguments.load else None
+    machine = measure_machine(THREADS, budget.wait, known or measure_rates(THREADS))
     session = Session(machine, budget, arguments.quick, log)
     if arguments.load:
         session = Loading(machine, budget, arguments.quick, log, folder=arguments.load)

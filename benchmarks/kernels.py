@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import fusec
 from benchmarks.peers import THREADS
 from benchmarks.report import KernelTime
+from fusec.build import Options, run_passes
+from fusec.compiled import Variant
 from fusec.frontend.capture import flatten
-from fusec.passes.cost.program import seconds_after
+from fusec.ir.parse import parse
+from fusec.passes.cost.program import predict, seconds_after
 from fusec.runtime.machines import known_rates
-from fusec.runtime.program import KernelReport, Launch
+from fusec.runtime.probe import Prober
+from fusec.runtime.program import KernelReport, Launch, Program
 from fusec.target.cpu import cpu_target
-from fusec.target.rates import usual_rates
+from fusec.target.rates import Rates, usual_rates
 
 SHORTEST = 5e-6
 """Seconds of a kernel that can be told from the time that launching it from Python takes."""
+
+OF_A_PROBE = ("multiply", "vector", "l2", "bandwidth", "region", "ends")
+"""Of the rates, what a probe measures; the others are of calls."""
 
 
 def kernel_times(
@@ -27,8 +36,9 @@ def kernel_times(
     Equal kernels (all but the name) are counted together. ``peers`` have their turns between two turns of ``calls``
     calls: they leave as much in the caches as the function itself would.
     """
+    rates = _rates_now()
     variant = fusec.compile(function, *args, freeze=False).only
-    executable = variant.executable
+    executable, program = variant.executable, _predicted(variant, rates)
     leaves, _ = flatten(tuple(args), {}, lambda value: hasattr(value, "dtype") and hasattr(value, "shape"))
     inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
     seconds = executable.profile(inputs, repeats)
@@ -38,17 +48,37 @@ def kernel_times(
             name = step.group or step.kernel
             measured[name] = measured.get(name, 0.0) + taken
     groups: dict[tuple[object, ...], list[tuple[KernelReport, float]]] = {}
-    reports = [report for report in executable.program.reports if report.kernel in measured]
+    reports = [report for report in program.reports if report.kernel in measured]
     for report in reports:
         key = (report.kind, report.schedule, report.flops, report.bytes, len(report.fused))
         groups.setdefault(key, []).append((report, measured[report.kernel]))
-    whole = sum(report.predicted for report in reports) + executable.program.overhead
+    whole = sum(report.predicted for report in reports) + program.overhead
     if peers:
-        target = cpu_target()
-        rates = known_rates(target) or usual_rates(target, THREADS)
-        own = sum(float(slot.type.most_bytes) for slot in executable.program.slots if slot.kind != "view")
-        whole += seconds_after(executable.program, target, rates, THREADS, peers * own) / calls
+        own = sum(float(slot.type.most_bytes) for slot in program.slots if slot.kind != "view")
+        whole += seconds_after(program, cpu_target(), rates, THREADS, peers * own) / calls
     return [_merge(group) for group in groups.values()], whole
+
+
+@cache
+def _prober() -> Prober:
+    return Prober(cpu_target(), THREADS)
+
+
+def _rates_now() -> Rates:
+    """What the machine does in this minute: how fast its memory is depends on what the host's other guests do."""
+    target = cpu_target()
+    known = known_rates(target) or usual_rates(target, THREADS)
+    now = _prober().measure()
+    return replace(known, **{name: getattr(now, name) for name in OF_A_PROBE}, measured=True)
+
+
+def _predicted(variant: Variant, rates: Rates) -> Program:
+    """The variant's program, made of its graph once more, as the cost model sees it with these rates."""
+    target = variant.executable.program.target
+    program = run_passes(parse(variant.graph_text), target, Options(target)).program
+    program = predict(program, cpu_target(), rates, THREADS)
+    more = rates.tensors if variant.executable.library == "torch" else 0.0
+    return replace(program, overhead=program.overhead + more)
 
 
 def refuse_eager(function: Any) -> None:

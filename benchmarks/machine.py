@@ -17,8 +17,8 @@ import torch
 from benchmarks import noise
 from benchmarks.native import native, streamed_copy
 from fusec.runtime.memory import allocate
-from fusec.runtime.probe import measure_products
 from fusec.target.cpu import cpu_target
+from fusec.target.rates import Rates
 
 PACKAGES = ("fusec", "apache-tvm", "torch", "numpy", "numexpr", "jax", "jaxlib")
 _CHAINS = 20
@@ -63,8 +63,11 @@ class Machine:
         return asdict(self)
 
 
-def measure_machine(threads: int, wait: float) -> Machine:
-    """Takes about three seconds, or up to ``wait`` more until no other process runs; the best found counts."""
+def measure_machine(threads: int, wait: float, rates: Rates) -> Machine:
+    """Takes about three seconds, or up to ``wait`` more until no other process runs; the best found counts.
+
+    ``rates``: as measured on this machine, which say what its units do.
+    """
     target = cpu_target()
     fields = _cpuinfo()
     deadline = time.perf_counter() + wait
@@ -89,7 +92,7 @@ def measure_machine(threads: int, wait: float) -> Machine:
         flops=flops,
         flops_from=source,
         bandwidth=bandwidth,
-        units={name: threads * rate for name, rate in measure_products(target, threads).items() if name != "f32"},
+        units={name: threads * rate for name, rate in rates.multiply.items() if name != "f32"},
     )
 
 

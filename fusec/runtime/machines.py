@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 from fusec.config import cache_dir, logger
 from fusec.errors import CacheError
@@ -21,10 +22,13 @@ from fusec.runtime.isa import host_features
 from fusec.target.cpu import CpuTarget, host_cpu, host_model
 from fusec.target.rates import Rates
 
-_FORMAT = 4
+_FORMAT = 5
 _REPEATS = 5
 _CALLS = 2000
 _INPUTS = 17
+_FAR_CALLS = 9
+_CACHES, _LARGEST = 2, 256 << 20
+"""What passes before a call that finds nothing of itself: so many last caches, and bytes at most."""
 
 log = logger("cache")
 
@@ -62,7 +66,7 @@ def measure_machine(threads: int | None = None) -> Rates:
     from fusec.runtime.probe import measure_rates
 
     target = host_cpu()
-    rates = _with_calls(measure_rates(target, threads or target.cores))
+    rates = _with_calls(measure_rates(target, threads or target.cores), target)
     path = _path(target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -84,13 +88,23 @@ def _tvm() -> str:
         return "none"
 
 
-def _with_calls(rates: Rates) -> Rates:
-    """With what a call takes around its kernels; of PyTorch's arrays where it is there."""
+def _with_calls(rates: Rates, target: CpuTarget) -> Rates:
+    """With what a call takes around its kernels, also where the caches hold nothing of it; of PyTorch's arrays where it
+    is there.
+    """
     import numpy as np
 
     arrays = [np.zeros(8, np.float32) for _ in range(_INPUTS)]
-    one, many = _call_seconds(_total, *arrays[:1]), _call_seconds(_total, *arrays)
-    found = replace(rates, call=one, argument=max((many - one) / (_INPUTS - 1), 1e-9))
+    one, many = (_call_seconds(_total, *arrays[:n]) for n in (1, _INPUTS))
+    others = np.ones(min(_CACHES * target.l3, _LARGEST), np.uint8)
+    far, far_many = (_call_seconds(_total, *arrays[:n], before=others.max) for n in (1, _INPUTS))
+    found = replace(
+        rates,
+        call=one,
+        argument=max((many - one) / (_INPUTS - 1), 1e-9),
+        library=max(far - one, 1e-9),
+        far_argument=max((far_many - far) / (_INPUTS - 1), 1e-9),
+    )
     if not find_spec("torch"):
         return found
     import torch
@@ -98,20 +112,30 @@ def _with_calls(rates: Rates) -> Rates:
     return replace(found, tensors=max(_call_seconds(_total, torch.zeros(8)) - one, 0.0))
 
 
-def _call_seconds(function: Callable[..., object], *arrays: object) -> float:
-    """Seconds of a call that computes next to nothing."""
+def _call_seconds(
+    function: Callable[..., object], *arrays: object, before: Callable[[], object] | None = None
+) -> float:
+    """Seconds of a call that computes next to nothing: the least of some rows of calls, or, where something is to run
+    before each, the call in the middle of some.
+    """
     from fusec.api import jit
 
     compiled = jit(fallback="error", cache=False)(function)
     compiled(*arrays)
 
-    def seconds() -> float:
+    def seconds(calls: int) -> float:
         start = time.perf_counter()
-        for _ in range(_CALLS):
+        for _ in range(calls):
             compiled(*arrays)
-        return (time.perf_counter() - start) / _CALLS
+        return (time.perf_counter() - start) / calls
 
-    return min(seconds() for _ in range(_REPEATS))
+    if before is None:
+        return min(seconds(_CALLS) for _ in range(_REPEATS))
+    found = []
+    for _ in range(_FAR_CALLS):
+        before()
+        found.append(seconds(1))
+    return median(found)
 
 
 def _total(first: object, *others: object) -> object:

@@ -51,7 +51,8 @@ class Rates:
     l2: bytes a second read from L2. bandwidth: from beyond L2 on, by growing number of threads and footprint. region:
     seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels, with one
     input. argument: of each further input. tensors: more of a call whose arrays are PyTorch's. library: of a call of a
-    library function, or of making a result's array, by a program that leaves nothing of it in the caches. ends: by
+    library function, of making a result's array, or of the call itself, by a program that leaves nothing of it in the
+    caches. far_argument: of each further input of such a program. ends: by
     unit, seconds in which a block of sums starts and ends, and nothing is multiplied. measured: on this machine.
     """
 
@@ -64,12 +65,14 @@ class Rates:
     argument: float = 1.5e-7
     tensors: float = 5e-7
     library: float = 2e-5
+    far_argument: float = 1.1e-6
     ends: Mapping[str, float] = field(default_factory=dict)
     measured: bool = False
 
-    def seconds_of_call(self, inputs: int) -> float:
-        """What a call with so many inputs takes around its kernels."""
-        return self.call + self.argument * max(inputs - 1, 0)
+    def seconds_of_call(self, inputs: int, *, far: bool = False) -> float:
+        """What a call with so many inputs takes around its kernels; ``far``: they leave nothing of it in the caches."""
+        further = max(inputs - 1, 0)
+        return self.call + (self.library + self.far_argument * further if far else self.argument * further)
 
     def product(self, dtype: DType, tiles: bool) -> float:
         """Operations a second of products of this type on one core, in tiles or in vectors."""

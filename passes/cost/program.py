@@ -38,8 +38,11 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     reports = tuple(_told(report, by_group.get(report.kernel, ())) for report in program.reports)
     told = {report.kernel for report in reports}
     others = sum(e.seconds for group, found in by_group.items() if group not in told for e in found)
-    others += _library_seconds(program, rates, threads) + _result_seconds(program, target, rates, threads)
-    return replace(program, reports=reports, overhead=rates.seconds_of_call(len(program.inputs)) + others)
+    touched = _touched_bytes(program)
+    others += _library_seconds(program, rates, threads)
+    others += _result_seconds(program, rates) if touched > threads * target.l2 else 0.0
+    call = rates.seconds_of_call(len(program.inputs), far=touched > target.l3)
+    return replace(program, reports=reports, overhead=call + others)
 
 
 def seconds_after(program: Program, target: CpuTarget, rates: Rates, threads: int, between: float) -> float:
@@ -73,21 +76,24 @@ def _library_seconds(program: Program, rates: Rates, threads: int) -> float:
     return seconds
 
 
-def _result_seconds(program: Program, target: CpuTarget, rates: Rates, threads: int) -> float:
+def _result_seconds(program: Program, rates: Rates) -> float:
     """Of making the arrays of results, where the program leaves nothing of the library's code in the caches."""
-    touched = sum(float(slot.type.most_bytes) for slot in program.slots if slot.kind != "view")
-    if touched <= threads * target.l2:
-        return 0.0
     return rates.library * sum(port.mutates is None for port in program.output_ports)
 
 
+def _touched_bytes(program: Program) -> float:
+    return sum(float(slot.type.most_bytes) for slot in program.slots if slot.kind != "view")
+
+
 def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:
-    """A report with its kernels' times added up."""
+    """A report with its kernels' times added up. Where operands lie nearer than so many bytes would, what the roofline
+    says is no limit.
+    """
     if not estimates:
         return report
     whole = together(estimates)
-    seconds = max(whole.seconds, report.limit)
-    return replace(report, predicted=seconds, bound=whole.bound, parts=tuple(whole.parts.items()))
+    limit = min(report.limit, whole.seconds)
+    return replace(report, predicted=whole.seconds, limit=limit, bound=whole.bound, parts=tuple(whole.parts.items()))
 
 
 def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...]]]:

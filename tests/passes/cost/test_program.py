@@ -55,13 +55,34 @@ def test_after_other_code_what_a_call_reads_is_farther() -> None:
     assert later[2] == pytest.approx(inputs / far - inputs / near, rel=0.3)
 
 
+def overhead(width: int, inputs: int = 1) -> float:
+    """Of a call with two results of so many rows."""
+    shape, rates = f"f32[{width}, 512]", usual_rates(cpu_target("cpu:znver5"), 2)
+    given = [f"%x{i}" for i in range(inputs)]
+    sums = [f"%s{i} = add(%{'s' if i > 1 else 'x'}{i - 1}, %x{i}) : {shape}" for i in range(1, inputs)]
+    last = f"%s{inputs - 1}" if inputs > 1 else "%x0"
+    text = [f"graph @g({', '.join(f'{x}: {shape}' for x in given)}) {{", *sums]
+    text += [f"%y = exp({last}) : {shape}", f"%z = neg({last}) : {shape}", "return %y, %z", "}"]
+    return lower(parse("\n".join(text)), "cpu:znver5", threads=2, rates=rates).program.overhead
+
+
 def test_results_take_time_where_kernels_leave_nothing_in_the_caches() -> None:
+    rates = usual_rates(cpu_target("cpu:znver5"), 2)
+    assert overhead(1024) - overhead(8) == pytest.approx(2 * rates.library)
+
+
+def test_a_call_that_finds_nothing_in_the_caches_takes_longer_for_itself_and_for_each_input() -> None:
+    rates = usual_rates(cpu_target("cpu:znver5"), 2)
+    near, far = overhead(1024), overhead(16384)
+    assert far - near == pytest.approx(rates.library)
+    assert overhead(16384, 3) - far == pytest.approx(2 * rates.far_argument)
+    assert overhead(1024, 3) - near == pytest.approx(2 * rates.argument)
+
+
+def test_a_roofline_is_no_limit_for_what_the_caches_still_hold() -> None:
+    """Rates that make main memory slow: the second product finds the first one's result in L2."""
     target = cpu_target("cpu:znver5")
     rates = usual_rates(target, 2)
-
-    def overhead(width: int) -> float:
-        shape = f"f32[{width}, 512]"
-        text = f"graph @g(%x: {shape}) {{\n%y = exp(%x) : {shape}\n%z = neg(%x) : {shape}\nreturn %y, %z\n}}"
-        return lower(parse(text), "cpu:znver5", threads=2).program.overhead
-
-    assert overhead(4096) - overhead(8) == pytest.approx(2 * rates.library)
+    program = lower(parse(products(2)), "cpu:znver5", threads=2, rates=rates).program
+    program = replace(program, reports=tuple(replace(r, limit=1.0) for r in program.reports))
+    assert all(r.limit == r.predicted < 1e-2 for r in predict(program, target, rates, 2).reports)
