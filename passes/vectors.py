@@ -13,12 +13,14 @@ from fusec.ir.graph import Graph, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import DType
 from fusec.passes.canonicalize.composites import compute_dtype
+from fusec.passes.hidden import leave_out_hidden
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 
 
 def open_vectors(graph: Graph) -> Graph:
     """Afterwards no dot with batch axes has one row or one column; weights, which have no batch axes, stay packed."""
-    return rewrite(graph, (sum_of_products,))
+    opened = rewrite(graph, (sum_of_products,))
+    return leave_out_hidden(opened)
 
 
 @rule("dot")

@@ -7,7 +7,7 @@ floats are added in two levels, so that the error does not grow with the length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -30,7 +30,7 @@ from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.tile.nodes import Iter, Reduce
-from fusec.tile.scalar import Const, IndexValue, Load
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, symbols_in
 
 ACCUMULATORS = 4
 """Vector accumulators of a reduction along the lanes: the latency of an addition over its throughput."""
@@ -107,14 +107,19 @@ class _Writer:
     def __init__(self, context: Context, numbers: Numbers, statement: Reduce) -> None:
         self.context, self.numbers, self.statement = context, numbers, statement
         self.monoid = Monoid(statement.op, statement.target.dtype, statement.loose)
+        self.seen: ScalarExpr | None = None
+        self.term = statement.value
+        if statement.branches:
+            assert isinstance(statement.value, Apply)
+            self.seen, self.term, _ = statement.value.args
 
     def operand(self, points: Points) -> Value:
         """The value to be reduced at a block, as the accumulator's type."""
-        value = coerce(points.code, points.value(self.statement.value), self.statement.target.dtype)
+        value = coerce(points.code, points.value(self.term), self.statement.target.dtype)
         return points.code.byte(value) if value.type == "bool" else value
 
     def _lanes(self, last: Iter) -> int:
-        values = (self.statement.value, *(IndexValue(i) for i in self.statement.index))
+        values = (self.term, *(IndexValue(i) for i in self.statement.index))
         return lane_count(self.context, last, values, self.statement.target.dtype)
 
     def _single(self, code: Code) -> Points:
@@ -131,15 +136,42 @@ class _Writer:
             value = points.code.test(value)
         points.store(statement.target, statement.index, value)
 
+    def _where_seen(self, code: Code, write: Callable[[Code], None], unseen: Callable[[Code], None] | None = None) -> None:
+        """What ``write`` makes runs where the statement's branch is taken, what ``unseen`` makes elsewhere."""
+        if self.seen is None:
+            write(code)
+            return
+        test = self._single(code).value(self.seen)
+        then, orelse = code.nested(), code.nested()
+        write(then)
+        if unseen is not None:
+            unseen(orelse)
+        code.append(tir.when(test.node, then.statements, orelse.statements))
+
     # along the lanes
 
     def along_lanes(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
+        if self.seen is None or symbols_in(self.seen) & {it.var for it in inside}:
+            self._along(code, inside, last)
+            return
+        nothing = self.monoid.identity(1)
+        self._where_seen(
+            code,
+            lambda inner: self._along(inner, inside, last),
+            lambda inner: self._finish(self._single(inner), nothing),
+        )
+
+    def _along(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
         lanes = self._lanes(last)
         count = static_count(last)
         width = ACCUMULATORS if count is None or count >= 2 * lanes else 1
         totals = Registers(code, self.monoid, lanes, width)
         totals.clear(code)
-        outer_loops(self.context, code, inside, lambda inner: self._run(inner, totals, last, bool(inside)))
+
+        def one_pass(inner: Code) -> None:
+            self._where_seen(inner, lambda seen: self._run(seen, totals, last, bool(inside)))
+
+        outer_loops(self.context, code, inside, one_pass)
         while width > 1:
             width //= 2
             for i in range(width):
@@ -350,6 +382,9 @@ class _Writer:
 
     def _add_row(self, code: Code, into: Registers, strip: _Strip, way: int) -> None:
         """Reduces the values at one row into one set of accumulators."""
+        self._where_seen(code, lambda seen: self._add_seen_row(seen, into, strip, way))
+
+    def _add_seen_row(self, code: Code, into: Registers, strip: _Strip, way: int) -> None:
         uniform = self._single(code)
         for i, start in enumerate(strip.starts):
             points = self._points(code, strip.last, into.lanes, start, strip.valid, uniform)

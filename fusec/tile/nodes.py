@@ -113,6 +113,8 @@ class Reduce:
 
     With ``fresh`` the target need not be set before: it starts from the op's identity.
     The accumulation runs in the target's dtype, in any order. A ``loose`` max or min may pass over NaN.
+    ``branches``: the value is ``select(c, x, identity)`` with one ``c`` for all points of the last iterator, and a CPU
+    doesn't compute ``x``, nor read what it is made of, where ``c`` is false.
     """
 
     domain: tuple[Iter, ...]
@@ -122,6 +124,7 @@ class Reduce:
     value: ScalarExpr
     fresh: bool = True
     loose: bool = False
+    branches: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
             sign = "=" if statement.fresh else "<-"
             value = f"{'loose ' if statement.loose else ''}{statement.op}({print_scalar(statement.value)})"
-            return [f"{pad}reduce {place} {sign} {value}{_for(statement.domain)}"]
+            branching = " branching" if statement.branches else ""
+            return [f"{pad}reduce {place} {sign} {value}{_for(statement.domain)}{branching}"]
         case Weigh():
             return [pad + _weigh(statement)]
         case Dot():

@@ -32,7 +32,7 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_i
 from fusec.passes.lower.overlap import rows_in_turn
 from fusec.passes.schedule.row import RowSchedule
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, ReduceOp, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, Subscript, loads, reindex, walk
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, Subscript, loads, reindex, symbols_in, walk
 
 REDUCTIONS: dict[str, ReduceOp] = {
     "reduce_sum": "sum",
@@ -51,6 +51,9 @@ SHORT_ROW_FLOPS = 8
 KEEP_ABOVE_FLOPS = 4
 """A value read by a later phase is kept in scratch when computing it again costs more than this."""
 
+
+BRANCHING_BYTES = 128
+"""Bytes of memory from which on a branch around reading them pays, though it be guessed wrongly half of the time."""
 
 WIDENING_FLOPS = 2
 """What loading a number of 16 bits costs."""
@@ -241,7 +244,9 @@ class _Phases:
         target = Buffer(f"{self.frame.name_of(op.result)}", dtype, (width,), (1,), "tile")
         element = self._at(space, op.operands[0], space.point)
         self.statements.append(Alloc(target))
-        self.statements.append(Reduce(space.whole, target, space.row_index, REDUCTIONS[op.name], element))
+        name = REDUCTIONS[op.name]
+        branches = name == "sum" and _is_worth_branching(element, space.whole[-1])
+        self.statements.append(Reduce(space.whole, target, space.row_index, name, element, branches=branches))
         where = place(self.group.position[op.result], self.group, space.point)
         self._leaf(op.result, where, Load(target, space.row_index))
 
@@ -292,6 +297,18 @@ class _Phases:
 
     def _at(self, space: _Space, value: Value, index: Subscripts) -> ScalarExpr:
         return reindex(self.frame.inliner.at(value, index), space.shift)
+
+
+def _is_worth_branching(element: ScalarExpr, last: Iter) -> bool:
+    """Whether terms of a sum are 0 for all points of the last iterator where a mask that is read doesn't hold, and
+    would else read as many bytes as a wrong guess of the branch costs."""
+    if not (isinstance(element, Apply) and element.op == "select"):
+        return False
+    seen, term, other = element.args
+    if not isinstance(other, Const) or other.value != 0 or last.var in symbols_in(seen) or not loads(seen):
+        return False
+    along = {x for x in loads(term) if x.buffer.space == "parameter" and last.var in symbols_in(x)}
+    return last.extent * sum(x.dtype.itemsize for x in along) >= BRANCHING_BYTES
 
 
 def _walks(load: Load, space: _Space) -> bool:
