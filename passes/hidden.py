@@ -1,8 +1,8 @@
 """Terms of sums that a mask hides: they count as 0, so that a CPU need not read what they are made of.
 
 One token that looks at a cache of keys and values is two sums of products (:mod:`fusec.passes.vectors`), and its mask
-shows which places of the cache are filled. A sum of products that is only seen where a mask holds is 0 elsewhere; and of a
-sum weighted with :func:`~fusec.passes.canonicalize.attention.sdpa`'s softmax the terms that the mask hides are 0,
+shows which places of the cache are filled. A sum of products that is only seen where a mask holds is 0 elsewhere; and
+of a sum weighted with the softmax of :mod:`fusec.passes.canonicalize.attention` the terms that the mask hides are 0,
 whatever their values hold: such keys are not there.
 """
 
@@ -151,4 +151,3 @@ def _is_instead(r: Rewriter, value: Value, number: float) -> bool:
     found = r.producer(made.operands[0], "eq")
     other = r.scalar(made.operands[1])
     return found is not None and r.scalar(found.operands[1]) == number and other is not None and other != number
-

@@ -136,7 +136,9 @@ class _Writer:
             value = points.code.test(value)
         points.store(statement.target, statement.index, value)
 
-    def _where_seen(self, code: Code, write: Callable[[Code], None], unseen: Callable[[Code], None] | None = None) -> None:
+    def _where_seen(
+        self, code: Code, write: Callable[[Code], None], unseen: Callable[[Code], None] | None = None
+    ) -> None:
         """What ``write`` makes runs where the statement's branch is taken, what ``unseen`` makes elsewhere."""
         if self.seen is None:
             write(code)

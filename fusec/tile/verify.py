@@ -25,7 +25,7 @@ from fusec.tile.nodes import (
     grouped,
 )
 from fusec.tile.print import print_scalar
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript, symbols_in
 
 
 def verify(kernel: Kernel) -> None:
@@ -144,6 +144,18 @@ class _Verifier:
         self.scalar(statement.value, known, inner, statement.domain)
         if statement.op in ("any", "all") and statement.target.dtype is not bool_:
             self.fail(f"{statement.op} into {statement.target.dtype}")
+        if statement.branches:
+            self.branches(statement)
+
+    def branches(self, statement: Reduce) -> None:
+        value, last = statement.value, statement.domain[-1].var
+        if not (isinstance(value, Apply) and value.op == "select"):
+            self.fail("what branches is no select")
+        seen, _, other = value.args
+        if last in symbols_in(seen):
+            self.fail(f"the branch differs along {last}")
+        if statement.op != "sum" or not isinstance(other, Const) or other.value != 0:
+            self.fail("a branch that is not taken adds 0 to a sum")
 
     def weigh(self, weigh: Weigh, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         self.where = f"weigh to {weigh.weights.buffer}"

@@ -307,8 +307,8 @@ def _is_worth_branching(element: ScalarExpr, last: Iter) -> bool:
     seen, term, other = element.args
     if not isinstance(other, Const) or other.value != 0 or last.var in symbols_in(seen) or not loads(seen):
         return False
-    along = {x for x in loads(term) if x.buffer.space == "parameter" and last.var in symbols_in(x)}
-    return last.extent * sum(x.dtype.itemsize for x in along) >= BRANCHING_BYTES
+    along = [x.dtype.itemsize for x in loads(term) if x.buffer.space == "parameter" and last.var in symbols_in(x)]
+    return last.extent * max(along, default=0) >= BRANCHING_BYTES
 
 
 def _walks(load: Load, space: _Space) -> bool:

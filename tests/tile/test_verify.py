@@ -26,8 +26,17 @@ def dot(**changes):
     return kernel("bad", (a, b, OUT), (Alloc(T), d))
 
 
+def branching(seen, reduce_op="sum", other=0.0):
+    value = op("select", seen, load(X, i, j), const(other, f32))
+    return Reduce(DOMAIN, OUT, (i, 0), reduce_op, value, branches=True)
+
+
+ODD = op("gt", IndexValue(i), const(1, i64), dtype=bool_)
+
+
 def test_good_kernels_pass():
     verify(kernel("copy", (X, OUT), (COPY,)))
+    verify(kernel("seen", (X, OUT), (branching(ODD),)))
     verify(dot())
     inside = op("lt", IndexValue(j), const(30, i64), dtype=bool_)
     padded = op("select", inside, load(X, i, j + 2), const(0.0, f32))
@@ -51,6 +60,10 @@ BROKEN = [
     ((If(op("gt", load(X, 0, 0), const(0.0, f32), dtype=bool_), ()),), "x is neither a parameter nor allocated"),
     ((Reduce((), OUT, (0, 0), "sum", const(1.0, f32)),), "a reduction needs an iterator"),
     ((Reduce(DOMAIN, OUT, (0, 0), "any", const(True, bool_)),), "any into f32"),
+    ((Reduce(DOMAIN, OUT, (0, 0), "sum", load(X, i, j), branches=True),), "what branches is no select"),
+    ((branching(op("lt", IndexValue(j), const(3, i64), dtype=bool_)),), "the branch differs along j"),
+    ((branching(ODD, "max"),), "a branch that is not taken adds 0 to a sum"),
+    ((branching(ODD, other=1.0),), "a branch that is not taken adds 0 to a sum"),
 ]
 
 

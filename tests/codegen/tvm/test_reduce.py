@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tile_harness import buffer, compare, const, kernel, load, op, random_values, sym, tile
@@ -85,6 +87,46 @@ def test_nan_and_infinity_propagate(reduce_op, axes):
     values[7, 49] = np.nan
     (out,) = compare(reduction((20, 50), axes, reduce_op), [values], atol=1e-5)
     assert np.isnan(out).sum() == 2
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("dtype", [f32, bf16, f64, i32], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "axes", "by"),
+    [
+        ((7, 33), (1,), (0,)),
+        ((7, 64), (1,), (0,)),
+        ((7, 33), (0,), (0,)),
+        ((70, 64), (0,), (0,)),
+        ((300, 19), (0,), (0,)),
+        ((5, 4, 37), (0, 2), (1,)),
+        ((5, 4, 37), (0, 2), (0, 1)),
+        ((5, 4, 37), (1, 2), (0,)),
+        ((5, 9, 37), (1,), (0, 1)),
+        ((5, 9, 37), (0, 1), (1,)),
+        ((3, 300), (1,), (0,)),
+        ((3, 0), (1,), (0,)),
+        ((0, 3), (0,), (0,)),
+    ],
+)
+def test_a_branch_around_what_is_hidden(shape, axes, by, dtype, fresh):
+    """NaN that is hidden is not seen, in whatever order the iterators are reduced."""
+    whole = reduction(shape, axes, "sum", dtype, fresh)
+    *before, total = whole.body
+    symbols = [it.var for it in total.domain]
+    mask = buffer("mask", bool_, tuple(shape[axis] for axis in by))
+    seen = load(mask, *(symbols[axis] for axis in by))
+    value = op("select", seen, total.value, const(0, dtype), dtype=dtype)
+    branching = replace(total, value=value, branches=True)
+    k = kernel("seen", (mask, *whole.parameters), (*before, branching))
+    shown = random_values(mask, 1)
+    values = random_values(whole.parameters[0], 0)
+    if dtype.is_float:
+        hidden = ~shown.reshape([n if axis in by else 1 for axis, n in enumerate(shape)])
+        values[np.broadcast_to(hidden, shape)] = np.nan
+    tolerance = 2e-2 if dtype is bf16 else 1e-5
+    (out,) = compare(k, [shown, values], rtol=tolerance, atol=tolerance)
+    assert not np.isnan(out.astype(np.float64)).any()
 
 
 def test_a_limit_that_depends_on_a_kept_iterator():
