@@ -235,7 +235,8 @@ class DotWriter:
 
     def _fetch(self, code: Code, block: RowBlock, column: Index, k: Index) -> None:
         """Has a part of what follows in ``b`` brought to the cache, where the schedule asks for it: a step of k later
-        on to L1, or to L2, where several blocks of rows take the same columns, the share of this block."""
+        on to the level that the target's rows are fetched to, or to L2, where several blocks of rows take the same
+        columns, the share of this block."""
         load = self.dot.b
         if not self.dot.registers.ahead:
             return
@@ -247,7 +248,8 @@ class DotWriter:
         for line in range(lines):
             flat = ix.add(first, ix.mul(ix.add(ix.mul(step, lines), line), self.lanes * self.group))
             memory = self.context.memory[load.buffer]
-            code.append(tir.fetch(memory, self.context.index(flat), level=2 if blocks > 1 else 1))
+            level = 2 if blocks > 1 or self.context.target.fetches_to_l2 else 1
+            code.append(tir.fetch(memory, self.context.index(flat), level))
 
     def _multiply_add(self, code: Code, a: Node, b: Node, c: Node) -> Node:
         if is_float(self.type) and code.fused:

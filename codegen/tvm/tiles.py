@@ -8,7 +8,7 @@ as many. The kernel's registers are configured where its grid's points start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tvm import tirx
@@ -32,6 +32,9 @@ ROW_BYTES = 64
 
 _PRODUCT = {"bf16": "tdpbf16ps", "i8": "tdpbssd"}
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
+
+_FEW = 4
+"""Steps of k for which loading the left operand's tiles twice takes less than waiting for sums to be stored."""
 
 
 def configure(code: Code, block: Block) -> None:
@@ -131,8 +134,20 @@ class _TileWriter:
             code.append(tir.when(odd, rest.statements))
 
     def _block(self, code: Code, row: Index, column: Index, rows: int) -> None:
-        """The sums of ``rows`` by ``self.columns`` tiles."""
-        sums = [(i, j, _SUMS + i * self.columns + j) for i in range(rows) for j in range(self.columns)]
+        """The sums of ``rows`` by ``self.columns`` tiles: of few steps of k a column of tiles after the other.
+
+        Tiles that are stored hold up the products that come next into them; these go into others meanwhile.
+        """
+        if self.columns > 1 and not self.dot.beside and self.dot.k.extent <= _FEW * self.step:
+            for j in range(self.columns):
+                self._sums(code, row, ix.add(column, j * SIDE), [(i, 0, _SUMS + j * 2 + i) for i in range(rows)])
+            return
+        self._sums(
+            code, row, column, [(i, j, _SUMS + i * self.columns + j) for i in range(rows) for j in range(self.columns)]
+        )
+
+    def _sums(self, code: Code, row: Index, column: Index, sums: Sequence[tuple[int, int, int]]) -> None:
+        """Tiles of sums by row and column of tiles, and the register of each."""
         place = {self.dot.m.var: row, self.dot.n.var: column, self.dot.k.var: 0}
         for i, j, number in sums:
             if self.dot.fresh:
@@ -145,37 +160,50 @@ class _TileWriter:
             most = max(store.domain[0].extent for store in self.dot.beside)
             each = _power_of_two(-(-most // max(steps, 1)))
             first = -(-most // each)
-            self._steps(code, place, rows, 0, first, each)
-        self._steps(code, place, rows, first, steps, 0)
+            self._steps(code, place, sums, 0, first, each)
+        self._steps(code, place, sums, first, steps, 0)
         for i, j, number in sums:
             self._move(code, "tilestored", number, self.dot.accumulator, self._at(place, i, j))
 
-    def _steps(self, code: Code, place: Mapping[Symbol, Index], rows: int, first: int, end: int, beside: int) -> None:
+    def _steps(
+        self,
+        code: Code,
+        place: Mapping[Symbol, Index],
+        sums: Sequence[tuple[int, int, int]],
+        first: int,
+        end: int,
+        beside: int,
+    ) -> None:
         """Steps of k, each with so many rows of the stores beside the product."""
         if first == end:
             return
         step = symbol(code.fresh("kb"), 0, end - first - 1)
         variable = self._bind(step)
         inner = code.nested()
-        self._step(inner, {**place, self.dot.k.var: ix.mul(ix.add(step, first), self.step)}, rows, step, beside)
+        self._step(inner, {**place, self.dot.k.var: ix.mul(ix.add(step, first), self.step)}, sums, step, beside)
         code.append(tir.loop(variable, self._number(end - first), inner.statements, dtype=self.context.index_type))
 
-    def _step(self, code: Code, place: Mapping[Symbol, Index], rows: int, step: Index, beside: int) -> None:
+    def _step(
+        self,
+        code: Code,
+        place: Mapping[Symbol, Index],
+        sums: Sequence[tuple[int, int, int]],
+        step: Index,
+        beside: int,
+    ) -> None:
         """One tile along k: each operand's tile is loaded just before its first use."""
         loaded: set[int] = set()
-        for i in range(rows):
-            for j in range(self.columns):
-                for number, operand in ((_LEFT + i, self.dot.a), (_RIGHT + j, self.dot.b)):
-                    if number not in loaded:
-                        self._move(code, self._load_of(operand), number, operand, self._at(place, i, j))
-                        if operand is self.dot.b:
-                            self._fetch(code, self._at(place, i, j))
-                        loaded.add(number)
-                numbers = (_SUMS + i * self.columns + j, _LEFT + i, _RIGHT + j)
-                self._instruction(code, _PRODUCT[self.dot.a.dtype.name], *numbers)
-                if beside and (i, j) == (0, 0):
-                    for store in self.dot.beside:
-                        emit_pointwise(self.context, code, self.numbers, _rows_of(store, step, beside))
+        for i, j, total in sums:
+            for number, operand in ((_LEFT + i, self.dot.a), (_RIGHT + j, self.dot.b)):
+                if number not in loaded:
+                    self._move(code, self._load_of(operand), number, operand, self._at(place, i, j))
+                    if operand is self.dot.b:
+                        self._fetch(code, self._at(place, i, j))
+                    loaded.add(number)
+            self._instruction(code, _PRODUCT[self.dot.a.dtype.name], total, _LEFT + i, _RIGHT + j)
+            if beside and (i, j) == (0, 0):
+                for store in self.dot.beside:
+                    emit_pointwise(self.context, code, self.numbers, _rows_of(store, step, beside))
 
     def _fetch(self, code: Code, place: Mapping[Symbol, Index]) -> None:
         """Has the rows of a later tile of ``b`` brought to the cache, where the schedule asks for it."""

@@ -9,7 +9,7 @@ from math import ceil
 from fusec.passes.lower.sums import block_depth
 from fusec.passes.schedule.attention import AttentionSchedule, key_parts
 from fusec.passes.schedule.gemm import GemmSchedule
-from fusec.passes.schedule.widening import AHEAD, TASKS_PER_THREAD, passes_once
+from fusec.passes.schedule.widening import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
@@ -108,7 +108,7 @@ Seconds = tuple[float, float]
 
 def _few_rows(p: Problem, registers: RegisterTile, target: CpuTarget, threads: int) -> dict[GemmSchedule, Seconds]:
     """Each task reads its panels of the right operand from end to end, all of K at once."""
-    ahead = replace(registers, ahead=AHEAD)
+    ahead = replace(registers, ahead=AHEAD_TO_L2 if target.fetches_to_l2 else AHEAD)
     block_n = _round(ceil(p.n / (TASKS_PER_THREAD * threads)), registers.columns)
     s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
     return {s: _seconds(p, s, target, threads)}

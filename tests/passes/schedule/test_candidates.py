@@ -105,6 +105,12 @@ def test_memory_bound_products_are_shared_among_all_threads(threads: int) -> Non
         assert best.registers.ahead > 0 or threads == 1
 
 
+def test_intels_servers_fetch_few_rows_panels_to_l2_from_farther_ahead() -> None:
+    one = Problem(1, 8, 4096, 4096)
+    near, far = (gemm_candidates(one, cpu_target(f"cpu:{name}"), 2)[0] for name in ("znver5", "sapphirerapids"))
+    assert 0 < near.registers.ahead < far.registers.ahead
+
+
 def test_a_right_operand_that_stays_in_cache_is_not_fetched_ahead() -> None:
     assert not any(s.registers.ahead for s in gemm_candidates(Problem(1, 8, 64, 64), TARGET, 2))
     assert not any(s.registers.ahead for s in gemm_candidates(Problem(3, 512, 4096, 4096), TARGET, 2))
