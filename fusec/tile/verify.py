@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
@@ -59,7 +59,7 @@ class _Verifier:
             self.buffer(parameter, "parameter")
         self.block(self.kernel.body, frozenset(self.kernel.parameters), frozenset(self.kernel.sizes), outermost=True)
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str) -> NoReturn:
         place = f", in {self.where}" if self.where else ""
         raise VerifyError(f"kernel {self.kernel.name}{place}: {message}")
 
