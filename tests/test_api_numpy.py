@@ -56,6 +56,18 @@ def test_layouts(view: Any) -> None:
     same(strict(lambda x: x * 2 + 1)(x), x * 2 + 1)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (1, 6), (4, 1)], ids=str)
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a[:, None], lambda a: a[None], lambda a: a[..., None], lambda a: a.T[:, None], lambda a: a[:1].T],
+    ids=["middle", "first", "last", "turned", "one"],
+)
+def test_strides_of_axes_of_one_element_are_numpys(view: Any, shape: tuple[int, ...]) -> None:
+    x = random(*shape)
+    same(strict(view)(x), view(x))
+    same(strict(lambda x: view(x * 2))(x), view(x * 2))
+
+
 def test_scalars_come_out_as_scalars() -> None:
     def function(x: Any) -> Any:
         return x.sum(), x.mean(axis=0), x.max(), np.argmax(x)

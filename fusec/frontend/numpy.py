@@ -25,7 +25,7 @@ from fusec.frontend.environment import Recorder, record_environment, unwrap
 from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_buffer import Buffer, Step
 from fusec.frontend.numpy_scope import Scope
-from fusec.frontend.numpy_trace import Trace, Traced
+from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe
 from fusec.frontend.readings import reading
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
@@ -189,6 +189,12 @@ class _Leaf:
         return array[()] if self.is_scalar else array
 
 
+def _strides_of(meta: Meta) -> tuple[int, ...] | None:
+    """NumPy's strides in elements, of axes of one element too; None for those that a fresh array has."""
+    plain = describe(meta.shape, meta.dtype).strides
+    return None if meta.strides == plain else tuple(s // meta.itemsize for s in meta.strides)
+
+
 class _Returns:
     """What the function gave back: the graph's outputs, and how the user's result is put together from them."""
 
@@ -279,17 +285,16 @@ class _Returns:
         """The layout of a view of an input, from where the input starts."""
         size = x.meta.itemsize
         start = (x.meta.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // size if x.steps else 0
-        strides = None if x.meta.flags.c_contiguous else tuple(s // size for s in x.meta.strides)
-        return Port(strides, start)
+        return Port(_strides_of(x.meta), start)
 
     def _dense_port(self, meta: Any) -> Port:
         """The order of axes of a fresh array; contiguous where it is a slice of a larger one."""
-        if meta is None or meta.flags.c_contiguous:
+        if meta is None:
             return Port()
         order = sorted(range(meta.ndim), key=lambda a: -meta.strides[a])
         if not meta.transpose(order).flags.c_contiguous:
             return Port()
-        return Port(tuple(s // meta.itemsize for s in meta.strides))
+        return Port(_strides_of(meta))
 
     def _own(self, value: Value) -> Value:
         """The value, copied where it would be another output's or an input's memory, or no memory at all."""
