@@ -488,6 +488,20 @@ def symbols_of(e: Index) -> set[Symbol]:
     raise AssertionError(type(e))
 
 
+def divisions_in(e: Index) -> set[Expr]:
+    """Every quotient and remainder in ``e``."""
+    match e:
+        case Sum():
+            return {d for atom, _ in e.terms for d in divisions_in(atom)}
+        case FloorDiv() | Mod():
+            return {e} | divisions_in(e.value) | divisions_in(e.divisor)
+        case Extremum():
+            return divisions_in(e.a) | divisions_in(e.b)
+        case Product():
+            return {d for f in e.factors for d in divisions_in(f)}
+    return set()
+
+
 def substitute(e: Index, replacements: Mapping[Symbol, Index]) -> Index:
     """``e`` with symbols replaced, simplified again. A replacement must keep to its symbol's range."""
     match e:

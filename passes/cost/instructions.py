@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import log2
 
-from fusec.ir.index import Expr, Index, Symbol, slope
+from fusec.ir.index import Expr, Index, Symbol, divisions_in, slope, symbols_of
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bf16, f16
 from fusec.target.cpu import CpuTarget
-from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr, symbols_in, walk
+from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr, loads, symbols_in, walk
 
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 12,
@@ -49,6 +49,9 @@ GATHERED = 1.5
 DIVIDING = 32
 """Instructions that are done while a slow unit divides two vectors by each other, 16 cycles of Intel's servers."""
 
+DIVISION = 4
+"""Of an index by a constant, for the quotient or the remainder: a multiplication, shifts, another for the rest."""
+
 SHORT: Mapping[str, int] = {"tanh": 9, "exp": 9, "erf": 18}
 """Of a curve to no more digits than bf16 keeps."""
 
@@ -71,6 +74,13 @@ def instructions(
             total += _of(node, lane, lanes, others, short=stored is bf16)
             divided += isinstance(node, Apply) and node.op == "div" and lane in symbols_in(node.args[1])
     return max(total, DIVIDING * divided) if target.roots_slowly else total
+
+
+def row_instructions(value: ScalarExpr, index: Sequence[Index], lane: Symbol) -> float:
+    """Of the numbers that say where a row of lanes lies in memory: one row after the other, they are divided again."""
+    places = [*index, *(i for load in loads(value) for i in load.index)]
+    found = {d for i in places if isinstance(i, int | Expr) for d in divisions_in(i) if lane not in symbols_of(d)}
+    return DIVISION * len(found)
 
 
 def lanes_of(value: ScalarExpr, stored: DType, target: CpuTarget) -> int:

@@ -10,7 +10,7 @@ from typing import assert_never
 from fusec.ir.index import Expr, Index, Symbol, coefficient, most, substitute, symbols_of
 from fusec.ir.types import bf16
 from fusec.passes.cost.copies import copying
-from fusec.passes.cost.instructions import instructions, lanes_of
+from fusec.passes.cost.instructions import instructions, lanes_of, row_instructions
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
@@ -118,6 +118,7 @@ class Counter:
         if done is None:
             done = vectors * instructions(s.value, domain[-1].var, self.target, stored, others)
             done += turns * OUTER_TURN if inner <= UNROLLED else vectors * TURN + turns * STATEMENT
+            done += turns * row_instructions(s.value, s.index, domain[-1].var) if turns > 1 else 0.0
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
         return Work(0.0, self._instructions(done + _around(vectors)), touched)
 

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from fusec.ir.index import floordiv, mod, symbol
 from fusec.ir.parse import parse
+from fusec.ir.types import f32
+from fusec.passes.cost.instructions import DIVISION, row_instructions
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import KernelReport, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.rates import Rates, usual_rates
+from fusec.tile.scalar import Buffer, Load
 
 ZEN = cpu_target("cpu:znver5")
 AMX = cpu_target("cpu:sapphirerapids")
@@ -179,3 +183,12 @@ def test_one_unit_divides_while_others_compute() -> None:
     assert alone == pytest.approx(beside)
     assert alone > 3 * elementwise(by.replace("div", "mul"), "cpu:sapphirerapids")
     assert elementwise(by_exp, "cpu:znver5") > 1.5 * elementwise(by, "cpu:znver5")
+
+
+def test_what_says_where_a_row_lies_is_divided_once_a_row() -> None:
+    row, lane = symbol("row", 0, 99), symbol("lane", 0, 19)
+    window, line = floordiv(row, 10), mod(row, 10)
+    source = Buffer("source", f32, (10, 1000), (1000, 1))
+    assert row_instructions(Load(source, (line, window + lane)), (window, line, lane), lane) == 2 * DIVISION
+    assert row_instructions(Load(source, (line, lane)), (row, lane), lane) == DIVISION
+    assert row_instructions(Load(source, (row, floordiv(lane, 2))), (row, lane), lane) == 0
