@@ -11,10 +11,10 @@ from functools import cached_property
 from fusec.codegen.cuda.module import MAGIC as CUDA_MAGIC
 from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.cuda.source import KernelSource, ModuleSource
-from fusec.codegen.launches import KernelFunction, Launches
+from fusec.codegen.launches import Launched
 from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, CodegenError, LoweringError
-from fusec.runtime.launch import DeviceKernel, Run
+from fusec.runtime.launch import DeviceKernel
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
 
@@ -23,7 +23,7 @@ Part = TritonModule | CudaModule
 
 
 @dataclass(frozen=True, eq=False)
-class GpuModule:
+class GpuModule(Launched):
     """Modules of several languages as one. A kernel of CUDA C++ that needs aligned addresses is in Triton's, too."""
 
     target: GpuTarget
@@ -38,10 +38,6 @@ class GpuModule:
     def _in_triton(self) -> Mapping[str, TritonModule]:
         return {k.name: part for part in self.parts if isinstance(part, TritonModule) for k in part.text.kernels}
 
-    @cached_property
-    def _launches(self) -> Launches:
-        return Launches(self.target, self.kernel)
-
     def part(self, name: str) -> Part:
         """The module that has the kernel."""
         if name not in self._owners:
@@ -54,16 +50,6 @@ class GpuModule:
         if not aligned and isinstance(part, CudaModule) and not part.takes_any_address(name):
             return self._in_triton[name].kernel(name, aligned)
         return part.kernel(name, aligned)
-
-    def function(self, name: str, device: int | None = None) -> KernelFunction:
-        """See :meth:`fusec.codegen.launches.Launches.function`."""
-        return self._launches.function(name, device)
-
-    def row(
-        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
-    ) -> Run:
-        """See :meth:`fusec.codegen.launches.Launches.row`."""
-        return self._launches.row(launches, arguments, device, graph=graph)
 
     def source(self, name: str) -> str:
         """The kernel in its language."""

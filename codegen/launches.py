@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from fusec.runtime import launch
 from fusec.runtime.code import Scope, make_function
@@ -97,3 +98,27 @@ def _with_scratch(run: Run, size: int, device: int) -> Run:
         run(stream, *addresses, memory.data_ptr())
 
     return call
+
+
+class Launched:
+    """A module of kernels for one target, launched by :class:`Launches`."""
+
+    target: GpuTarget
+
+    def kernel(self, name: str, aligned: bool) -> DeviceKernel | None:
+        """The kernel's code for addresses that are multiples of 16, or for others; None where it has nothing to do."""
+        raise NotImplementedError
+
+    def function(self, name: str, device: int | None = None) -> KernelFunction:
+        """See :meth:`Launches.function`."""
+        return self._launches.function(name, device)
+
+    def row(
+        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
+    ) -> Run:
+        """See :meth:`Launches.row`."""
+        return self._launches.row(launches, arguments, device, graph=graph)
+
+    @cached_property
+    def _launches(self) -> Launches:
+        return Launches(self.target, self.kernel)

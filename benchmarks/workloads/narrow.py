@@ -15,6 +15,7 @@ from benchmarks.report import Row
 from benchmarks.session import Case, Faster, Session
 from benchmarks.traffic import read_peer
 from benchmarks.workloads.attention import DEPTH, causal, exact, full
+from benchmarks.workloads.linear import Up
 
 SIZES = ((512, 768, 3072), (2048, 1024, 4096))
 """Rows, inputs, outputs."""
@@ -31,17 +32,6 @@ def rows(session: Session) -> Iterator[Row]:
             yield session.time(few_rows(m, 4096, dtype))
     for heads, n, is_causal in ((12, 1024, False), (12, 1024, True), (4, 4096, True)):
         yield session.time(attention(heads, n, is_causal=is_causal))
-
-
-class Up(nn.Module):
-    """The first half of a transformer's perceptron."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.linear(x), approximate="tanh")
 
 
 def linear(m: int, k: int, n: int) -> Case:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fusec.codegen.cuda.parking import parking_of
-from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
+from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, product_loop
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
+from fusec.tile.nodes import Dot, Iter, Kernel, Store
 from fusec.tile.scalar import Load
 
 _CONSUMERS = 2
@@ -26,13 +26,7 @@ def emit_hopper_gemm(kernel: Kernel, target: GpuTarget) -> KernelSource:
 class _Emitter(PlanWriter):
     def __init__(self, kernel: Kernel, target: GpuTarget) -> None:
         assert kernel.pipeline is not None
-        (grid,) = kernel.body
-        if not isinstance(grid, Grid) or len(grid.iters) != 3:
-            raise LoweringError(f"{kernel.name} is no product over batches and tiles")
-        loops = [s for s in grid.body if isinstance(s, Loop)]
-        if len(loops) != 1 or any(not isinstance(s, Loop | Store | Alloc | Map) for s in grid.body):
-            raise LoweringError(f"{kernel.name} is more than one loop of products")
-        (self.loop,) = loops
+        grid, self.loop = product_loop(kernel)
         self.dots = [s for s in self.loop.body if isinstance(s, Dot)]
         first = self.dots[0]
         products = {d.accumulator.buffer: f"values[{k}][{{}}]" for k, d in enumerate(self.dots)}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.codegen.cuda.indices import spell_index, step_of
-from fusec.codegen.cuda.plan import PlanWriter
+from fusec.codegen.cuda.plan import PlanWriter, product_loop
 from fusec.codegen.cuda.rows import InRows, alike, in_rows
 from fusec.codegen.cuda.scalars import Scalars, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, sub, substitute, symbol
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
+from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Store
 from fusec.tile.scalar import Load, ScalarExpr, offset_of, reindex
 
 _GROUP = 8
@@ -41,13 +41,7 @@ def emit_mma_gemm(kernel: Kernel) -> KernelSource:
 
 class _Emitter(PlanWriter):
     def __init__(self, kernel: Kernel, *, vectors: bool) -> None:
-        (grid,) = kernel.body
-        if not isinstance(grid, Grid) or len(grid.iters) != 3:
-            raise LoweringError(f"{kernel.name} is no product over batches and tiles")
-        loops = [s for s in grid.body if isinstance(s, Loop)]
-        if len(loops) != 1 or any(not isinstance(s, Loop | Store | Alloc | Map) for s in grid.body):
-            raise LoweringError(f"{kernel.name} is more than one loop of products")
-        (self.loop,) = loops
+        grid, self.loop = product_loop(kernel)
         self.dots = [s for s in self.loop.body if isinstance(s, Dot)]
         self.computed = {s.target: s.value for s in self.loop.body if isinstance(s, Map)}
         first = self.dots[0]

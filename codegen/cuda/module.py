@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -12,35 +12,21 @@ from typing import Any
 from fusec.codegen.cuda.nvrtc import Cubin
 from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.codegen.cuda.tensor_map import TensorMap
-from fusec.codegen.launches import KernelFunction, Launches
+from fusec.codegen.launches import Launched
 from fusec.errors import ArtifactError
-from fusec.runtime.launch import DeviceKernel, Run
+from fusec.runtime.launch import DeviceKernel
 from fusec.target.gpu import GpuTarget
 
 MAGIC = b"fusec-gpu-cuda\n"
 
 
 @dataclass(frozen=True, eq=False)
-class CudaModule:
+class CudaModule(Launched):
     """Cubins of some kernels, by name, for one GPU target. Nothing is compiled when it runs."""
 
     target: GpuTarget
     text: ModuleSource
     cubins: Mapping[str, Cubin]
-
-    def function(self, name: str, device: int | None = None) -> KernelFunction:
-        """See :meth:`fusec.codegen.launches.Launches.function`."""
-        return self._launches.function(name, device)
-
-    def row(
-        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
-    ) -> Run:
-        """See :meth:`fusec.codegen.launches.Launches.row`."""
-        return self._launches.row(launches, arguments, device, graph=graph)
-
-    @cached_property
-    def _launches(self) -> Launches:
-        return Launches(self.target, self.kernel)
 
     @cached_property
     def _kernels(self) -> dict[str, DeviceKernel]:

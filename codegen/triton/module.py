@@ -6,18 +6,17 @@ import base64
 import json
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from typing import Any
 
-from fusec.codegen.launches import KernelFunction, Launches
+from fusec.codegen.launches import Launched
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.source import KernelSource, ModuleSource
 from fusec.errors import ArtifactError, CodegenError
 from fusec.ir.index import most, product, symbol
 from fusec.ir.index_text import parse_index
-from fusec.runtime.launch import DeviceKernel, Parameter, Run, TensorMap
+from fusec.runtime.launch import DeviceKernel, Parameter, TensorMap
 from fusec.target.gpu import GpuTarget
 
 MAGIC = b"fusec-gpu\n"
@@ -33,7 +32,7 @@ class Binary:
 
 
 @dataclass(frozen=True, eq=False)
-class TritonModule:
+class TritonModule(Launched):
     """Machine code of some kernels for one GPU target.
 
     ``compile_unaligned`` compiles a kernel for addresses that are no multiples of 16 bytes; ``unaligned`` are those
@@ -47,28 +46,6 @@ class TritonModule:
     unaligned: dict[str, Binary] = field(default_factory=dict)
     _kernels: dict[tuple[str, bool], DeviceKernel] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def function(self, name: str, device: int | None = None) -> KernelFunction:
-        """The kernel, called with the address of each parameter.
-
-        It runs on the device (torch's current one when this is asked) and on torch's current stream there.
-        TargetError where there is no such device, or one of another architecture.
-        """
-        return self._launches.function(name, device)
-
-    def row(
-        self, launches: Sequence[tuple[str, Sequence[int]]], arguments: int, device: int, *, graph: bool = False
-    ) -> Run:
-        """One function for kernels launched one after another: see :meth:`fusec.runtime.launch.Device.row`.
-
-        Addresses that are no multiples of 16 run code that is compiled when they first come. TargetError where there
-        is no such device, or one of another architecture.
-        """
-        return self._launches.row(launches, arguments, device, graph=graph)
-
-    @cached_property
-    def _launches(self) -> Launches:
-        return Launches(self.target, self.kernel)
 
     def kernel(self, name: str, aligned: bool) -> DeviceKernel | None:
         """The kernel's code for addresses that are multiples of 16, or for others; None where it has nothing to do."""

@@ -35,6 +35,12 @@ class Context:
     def integer(self, value: int) -> Node:
         return tir.integer(value, self.index_type)
 
+    def bind(self, s: Symbol) -> Node:
+        """A new variable that stands for a symbol from now on."""
+        variable = tir.variable(s.name, self.index_type)
+        self.loops[s] = variable
+        return variable
+
     def opaque(self, count: Node) -> Node:
         """The integer, as one that LLVM knows nothing of."""
         self.imports.add(_OPAQUE_IR)

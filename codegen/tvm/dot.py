@@ -65,7 +65,7 @@ class DotWriter:
             return
         block = symbol(code.fresh("nb"), 0, max(0, -(-self.dot.n.extent // columns) - 1))
         inner = code.nested()
-        variable = self._bind(block)
+        variable = self.context.bind(block)
         remaining = self._columns_left(inner, count, block)
         self._row_blocks(inner, ix.mul(block, columns), remaining)
         if blocks is not None:
@@ -76,11 +76,6 @@ class DotWriter:
 
     def _number(self, value: int) -> Node:
         return self.context.integer(value)
-
-    def _bind(self, s: Symbol) -> Node:
-        variable = tir.variable(s.name, self.context.index_type)
-        self.context.loops[s] = variable
-        return variable
 
     def _count(self, code: Code, it: Iter, name: str) -> int | Node:
         """The number of points: an integer, or a bound variable that is not negative."""
@@ -108,7 +103,7 @@ class DotWriter:
         full = count // rows if isinstance(count, int) else tirx.truncdiv(count, self._number(rows))
         block = symbol(code.fresh("mb"), 0, max(0, self.dot.m.extent // rows - 1))
         if not (isinstance(full, int) and full == 0):
-            variable = self._bind(block)
+            variable = self.context.bind(block)
             inner = code.nested()
             self._micro(inner, RowBlock(ix.mul(block, rows), block, rows), column, remaining)
             extent = self._number(full) if isinstance(full, int) else full
@@ -124,7 +119,7 @@ class DotWriter:
         rows, dtype = self.dot.registers.rows, self.context.index_type
         rest = code.let_index(tirx.truncmod(count, self._number(rows)), dtype, "rest")
         first = symbol(code.fresh("row"), 0, self.dot.m.extent)
-        code.append(tir.bind(self._bind(first), tirx.Sub(count, rest)))
+        code.append(tir.bind(self.context.bind(first), tirx.Sub(count, rest)))
         possible = _possible_rests(self.dot.m, rows)
         if possible is not None:
             for size in possible:
@@ -134,7 +129,7 @@ class DotWriter:
             return
         last = symbol(code.fresh("last"), 0, self.dot.m.extent)
         inner = code.nested()
-        inner.append(tir.bind(self._bind(last), tirx.Sub(count, self._number(1))))
+        inner.append(tir.bind(self.context.bind(last), tirx.Sub(count, self._number(1))))
         self._micro(inner, RowBlock(first, ix.floordiv(first, rows), rows, last), column, remaining)
         code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
 
@@ -193,7 +188,7 @@ class DotWriter:
         whole = count // unroll if isinstance(count, int) else tirx.truncdiv(count, self._number(unroll))
         if not (isinstance(whole, int) and whole == 0):
             step = symbol(code.fresh("kb"), 0, max(0, self.dot.k.extent // unroll - 1))
-            variable = self._bind(step)
+            variable = self.context.bind(step)
             inner = code.nested()
             for u in range(unroll):
                 self._step(inner, block, column, ix.add(ix.mul(step, unroll), u), sums, masks)
@@ -206,7 +201,7 @@ class DotWriter:
         rest = symbol(code.fresh("k"), 0, self.dot.k.extent)
         counter = tir.variable(code.fresh("kr"), dtype)
         inner = code.nested()
-        inner.append(tir.bind(self._bind(rest), tirx.Add(done, counter)))
+        inner.append(tir.bind(self.context.bind(rest), tirx.Add(done, counter)))
         self._step(inner, block, column, rest, sums, masks)
         code.append(tir.loop(counter, tirx.Sub(node, done), inner.statements, dtype=dtype))
 

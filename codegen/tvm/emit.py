@@ -24,7 +24,6 @@ from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.weigh import emit_weigh
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
-from fusec.ir.index import Symbol
 from fusec.ir.types import bf16, most_of
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import (
@@ -109,11 +108,6 @@ class Emitter:
             case _:
                 assert_never(statement)
 
-    def _bind_symbol(self, symbol: Symbol) -> Node:
-        var = tir.variable(symbol.name, self.context.index_type)
-        self.context.loops[symbol] = var
-        return var
-
     def _grid(self, code: Code, grid: Grid) -> None:
         total = prod(i.extent for i in grid.iters)
         if total == 0:
@@ -130,7 +124,7 @@ class Emitter:
             if rest * it.extent != total:
                 node = tirx.truncmod(node, self.context.integer(it.extent))
             value = node if total > 1 and it.extent > 1 else self.context.integer(0)
-            body.append(tir.bind(self._bind_symbol(it.var), value))
+            body.append(tir.bind(self.context.bind(it.var), value))
         inner = self._point(grid)
         for it in grid.iters:
             if it.limit is not None:
@@ -176,7 +170,7 @@ class Emitter:
         body = self.code()
         for it, count, behind in zip(grid.iters, counts, rest[1:], strict=True):
             node = tirx.truncmod(tirx.truncdiv(point, behind), count)
-            body.append(tir.bind(self._bind_symbol(it.var), node))
+            body.append(tir.bind(self.context.bind(it.var), node))
         inner = self._point(grid)
         for it in grid.iters:
             if it.limit is not None and not self._has_size(it):
@@ -199,7 +193,7 @@ class Emitter:
         node = counter if loop.step == 1 else tirx.Mul(counter, self.context.integer(loop.step))
         if loop.start != 0:
             node = tirx.Add(start, node)
-        bound = tir.bind(self._bind_symbol(loop.var), node)
+        bound = tir.bind(self.context.bind(loop.var), node)
         body = self.block(loop.body)
         code.append(tir.loop(counter, self.context.index(count), [bound, *body], dtype=dtype))
 
@@ -239,7 +233,7 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
         given = tir.variable(size.name, "int64")
         addresses.append(given)
         narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
-        statements.append(tir.bind(emitter._bind_symbol(size), narrow))
+        statements.append(tir.bind(emitter.context.bind(size), narrow))
     body = emitter.block(kernel.body)
     whole = tir.block([*statements, *body])
     for text in sorted(emitter.context.imports):

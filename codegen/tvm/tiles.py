@@ -84,18 +84,13 @@ class _TileWriter:
             raise LoweringError(f"{self.dot.n.var} is no whole number of AMX tiles; pad it first")
         block = symbol(code.fresh("nb"), 0, max(0, count // columns - 1))
         inner = code.nested()
-        variable = self._bind(block)
+        variable = self.context.bind(block)
         self._row_blocks(inner, ix.mul(block, columns))
         extent = self._number(count // columns)
         code.append(tir.loop(variable, extent, inner.statements, dtype=self.context.index_type))
 
     def _number(self, value: int) -> Node:
         return self.context.integer(value)
-
-    def _bind(self, s: Symbol) -> Node:
-        variable = tir.variable(s.name, self.context.index_type)
-        self.context.loops[s] = variable
-        return variable
 
     def _row_blocks(self, code: Code, column: Index) -> None:
         """Blocks of two tiles of rows, then one tile where no more are left.
@@ -106,7 +101,7 @@ class _TileWriter:
         rows, side, m = self.dot.registers.rows, self.side, self.dot.m
         count = static_count(m)
         tiles = symbol(code.fresh("mb"), 0, max(0, m.extent // rows))
-        variable = self._bind(tiles)
+        variable = self.context.bind(tiles)
         inner = code.nested()
         self._block(inner, ix.mul(tiles, rows), column, rows // side)
         if count is not None:
@@ -127,7 +122,8 @@ class _TileWriter:
         )
         if rows > side:
             last = symbol(code.fresh("row"), 0, m.extent)
-            code.append(tir.bind(self._bind(last), tirx.Mul(tirx.Sub(total, self._number(1)), self._number(SIDE))))
+            start = tirx.Mul(tirx.Sub(total, self._number(1)), self._number(SIDE))
+            code.append(tir.bind(self.context.bind(last), start))
             rest = code.nested()
             self._block(rest, last, column, 1)
             odd = tirx.EQ(tirx.truncmod(total, each), self._number(1))
@@ -178,7 +174,7 @@ class _TileWriter:
         if first == end:
             return
         step = symbol(code.fresh("kb"), 0, end - first - 1)
-        variable = self._bind(step)
+        variable = self.context.bind(step)
         inner = code.nested()
         self._step(inner, {**place, self.dot.k.var: ix.mul(ix.add(step, first), self.step)}, sums, step, beside)
         code.append(tir.loop(variable, self._number(end - first), inner.statements, dtype=self.context.index_type))

@@ -23,12 +23,13 @@ from fusec.frontend.capture import (
 )
 from fusec.frontend.environment import Recorder, record_environment, unwrap
 from fusec.frontend.numpy_array import TracedArray
-from fusec.frontend.numpy_buffer import Buffer, Step
+from fusec.frontend.numpy_buffer import Buffer
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe
 from fusec.frontend.readings import reading
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
+from fusec.frontend.steps import Step
 from fusec.ir.graph import Graph, Location, Port, Value
 from fusec.ir.ops import OPS
 

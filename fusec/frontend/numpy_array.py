@@ -15,13 +15,13 @@ from fusec.frontend import numpy_contract as contract
 from fusec.frontend import numpy_function as function
 from fusec.frontend import numpy_index as index
 from fusec.frontend.followed import by_value, value_of
-from fusec.frontend.numpy_buffer import Step
 from fusec.frontend.numpy_create import copy, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_reductions import Reductions
 from fusec.frontend.numpy_trace import ShapeRuleError, Traced, describe, ir_dtype
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.readings import RUNNING
+from fusec.frontend.steps import Step
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes
 from fusec.ir.types import i64
 

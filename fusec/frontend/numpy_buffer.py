@@ -13,8 +13,8 @@ import numpy as np
 
 from fusec.frontend.boxes import box_of
 from fusec.frontend.capture import Source
+from fusec.frontend.steps import Step
 from fusec.ir.attributes import (
-    Attributes,
     ConcatAttributes,
     GatherAttributes,
     PadAttributes,
@@ -28,14 +28,6 @@ from fusec.ir.types import TensorType, bool_, i64
 
 if TYPE_CHECKING:
     from fusec.frontend.numpy_trace import State, Trace
-
-
-@dataclass(frozen=True)
-class Step:
-    """A view op and its attributes."""
-
-    name: str
-    attributes: Attributes
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from fusec.frontend.numpy_buffer import Step
 from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe, ir_dtype, laid_out_as, like_layout, twin
+from fusec.frontend.steps import Step
 from fusec.ir.attributes import ConcatAttributes, ShapeAttributes
 
 Shape = int | Sequence[int]

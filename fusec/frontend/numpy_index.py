@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import DataDependentError
-from fusec.frontend.numpy_buffer import Step
 from fusec.frontend.numpy_create import as_array
 from fusec.frontend.numpy_trace import (
     IndexRuleError,
@@ -22,6 +21,7 @@ from fusec.frontend.numpy_trace import (
     laid_out_as,
     twin,
 )
+from fusec.frontend.steps import Step
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
 from fusec.ir.graph import Value
 from fusec.ir.types import bool_, i64

@@ -16,9 +16,10 @@ from numpy.lib.stride_tricks import as_strided
 from fusec.errors import DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, Fallback, ReferenceSource, Source
 from fusec.frontend.counters import COUNTING
-from fusec.frontend.numpy_buffer import Buffer, Step
+from fusec.frontend.numpy_buffer import Buffer
 from fusec.frontend.numpy_constant import recognise
 from fusec.frontend.source import user_location, user_site
+from fusec.frontend.steps import Step
 from fusec.ir.attributes import (
     NO_ATTRIBUTES,
     Attributes,

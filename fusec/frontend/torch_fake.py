@@ -13,8 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.errors import UnsupportedOpError
+from fusec.frontend.steps import Step
 from fusec.frontend.torch_emit import Declined
-from fusec.frontend.torch_memory import Memory, Step
+from fusec.frontend.torch_memory import Memory
 from fusec.ir.attributes import PermuteAttributes, StridedAttributes
 from fusec.ir.types import contiguous_strides
 

@@ -12,9 +12,9 @@ import torch
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.boxes import box_of
+from fusec.frontend.steps import Step
 from fusec.frontend.torch_emit import Emitter, extents, narrowing
 from fusec.ir.attributes import (
-    Attributes,
     GatherAttributes,
     PadAttributes,
     PermuteAttributes,
@@ -24,14 +24,6 @@ from fusec.ir.attributes import (
 )
 from fusec.ir.graph import Value
 from fusec.ir.types import i64
-
-
-@dataclass(frozen=True)
-class Step:
-    """One view op: its name in IR and its attributes."""
-
-    op: str
-    attributes: Attributes
 
 
 @dataclass(eq=False)
@@ -80,7 +72,7 @@ class Handle:
 
 def apply_steps(emitter: Emitter, value: Value, steps: tuple[Step, ...]) -> Value:
     for step in steps:
-        value = emitter.emit(step.op, value, attributes=step.attributes)
+        value = emitter.emit(step.name, value, attributes=step.attributes)
     return value
 
 
@@ -100,10 +92,10 @@ def _write_back(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: V
     if not steps:
         return value
     first, *rest = steps
-    seen = emitter.emit(first.op, base, attributes=first.attributes) if rest else base
+    seen = emitter.emit(first.name, base, attributes=first.attributes) if rest else base
     updated = _write_back(emitter, seen, tuple(rest), value) if rest else value
     match first.attributes:
-        case ShapeAttributes() if first.op == "reshape":
+        case ShapeAttributes() if first.name == "reshape":
             return emitter.reshape(updated, base.type.shape)
         case PermuteAttributes(permutation):
             inverse = sorted(range(len(permutation)), key=lambda axis: permutation[axis])
@@ -111,7 +103,7 @@ def _write_back(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: V
         case SliceAttributes():
             return place(emitter, base, first.attributes, updated)
     raise UnsupportedOpError(
-        f"{emitter.call} writes in place through overlapping memory ({first.op} of {base.type}); "
+        f"{emitter.call} writes in place through overlapping memory ({first.name} of {base.type}); "
         "clone() the view before writing to it",
         emitter.location,
     )

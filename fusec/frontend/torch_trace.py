@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusec.errors import DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ReferenceSource, format_arguments
 from fusec.frontend.counters import COUNTING
+from fusec.frontend.steps import Step
 from fusec.frontend.torch_emit import Declined, tensor_type
 from fusec.frontend.torch_fake import (
     decompositions,
@@ -37,7 +38,7 @@ from fusec.frontend.torch_fake import (
     strided_steps,
     tensors_in,
 )
-from fusec.frontend.torch_memory import Handle, Step, apply_steps
+from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
 from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors

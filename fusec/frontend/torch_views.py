@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fusec.frontend.steps import Step
 from fusec.frontend.torch_emit import Declined, Emitter, axis_of, narrowing
-from fusec.frontend.torch_memory import Step
 from fusec.ir.attributes import PermuteAttributes, ShapeAttributes, WindowsAttributes
 
 Shape = tuple[int, ...]
