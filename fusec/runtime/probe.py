@@ -80,6 +80,7 @@ def _measured(
         for count in {1, threads}:
             for what in STREAMS:
                 found[f"{what} {count} {footprint}"] = _stream_rate(module, memory, what, count, footprint)
+    found["far starts"] = 1 / _far_start(module, memory, target, threads)
     found["regions"] = 1 / (_region(module, threads) if threads > 1 else usual_rates(target, 1).region)
     return found
 
@@ -98,7 +99,7 @@ def _most(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Rates of streams: what kernels will find, which the best of some runs is not (Zen 5, memory: 50 GB/s at best, 41
     in the middle of 120 runs, 36 to 46 in four of five). Now and then a kernel of 0.1 ms takes 2 ms or more."""
-    return {name: median(found[name] for found in rounds) for name in rounds[0] if name.split()[0] in STREAMS}
+    return {name: median(found[name] for found in rounds) for name in rounds[0] if name.split()[0] in (*STREAMS, "far")}
 
 
 def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usual: Rates) -> Rates:
@@ -115,6 +116,7 @@ def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usua
         ),
         region=1 / best["regions"],
         call=usual.call,
+        far_start=1 / best["far starts"],
         ends=found.ends,
         measured=True,
     )
@@ -197,6 +199,25 @@ def _region(module: Any, threads: int) -> float:
         return (time.perf_counter() - start) / CALLS
 
     return max(min(seconds(threads) for _ in range(REPEATS)) - min(seconds(1) for _ in range(REPEATS)), 1e-8)
+
+
+FAR_STARTS = 5
+
+
+def _far_start(module: Any, memory: _Memory, target: CpuTarget, threads: int) -> float:
+    """Seconds by which a kernel of a single point takes longer where other memory has passed since its last start."""
+    share = min(2 * target.l3, LARGEST) // (4 * threads)
+    passed, function = memory.pair(threads * share * 4), module.function("empty1")
+    out = np.zeros(16, np.float32)
+    address = [int(out.ctypes.data)]
+
+    def seconds(far: bool) -> float:
+        if far:
+            module.function(f"read{threads}")(*passed, share, 1)
+        return _timed(function, address)
+
+    near, far = (median(seconds(far) for _ in range(FAR_STARTS)) for far in (False, True))
+    return max(far - near, 1e-8)
 
 
 # kernels

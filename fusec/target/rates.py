@@ -52,7 +52,8 @@ class Rates:
     seconds to start a parallel loop and to wait for its end. call: seconds of a call around its kernels, with one
     input. argument: of each further input. tensors: more of a call whose arrays are PyTorch's. library: of a call of a
     library function, of making a result's array, or of the call itself, by a program that leaves nothing of it in the
-    caches. far_argument: of each further input of such a program. ends: by
+    caches. far_argument: of each further input of such a program. far_start: more of starting a
+    kernel whose code the caches don't hold. ends: by
     unit, seconds in which a block of sums starts and ends, and nothing is multiplied. measured: on this machine.
     """
 
@@ -66,6 +67,7 @@ class Rates:
     tensors: float = 5e-7
     library: float = 2e-5
     far_argument: float = 1.1e-6
+    far_start: float = 3.5e-6
     ends: Mapping[str, float] = field(default_factory=dict)
     measured: bool = False
 

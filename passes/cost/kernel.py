@@ -42,6 +42,11 @@ class Estimate:
         """The part that would take longest."""
         return max(self.parts, key=lambda name: self.parts[name])
 
+    def later(self, seconds: float) -> Estimate:
+        """Of a kernel that takes so much longer to start."""
+        parts = {**self.parts, "start": self.parts.get("start", 0.0) + seconds}
+        return Estimate(self.seconds + seconds, parts)
+
 
 def estimate(
     kernel: Kernel, target: CpuTarget, rates: Rates, threads: int, distances: Mapping[Buffer, float] | None = None

@@ -14,7 +14,7 @@ from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
 
 Piece = tuple[str, int]
-"""A slot's memory, or a part of the block of scratch, by number."""
+"""A slot's memory, a part of the block of scratch, or a kernel's code, by number."""
 
 SMALLEST_PIECE, PIECES = 1 << 16, 256
 """Bytes of a part of the block of scratch, and about how many parts there are where it is large."""
@@ -28,12 +28,13 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     kernels = {kernel.name: kernel for kernel in program.kernels}
     known: dict[tuple[object, ...], Estimate] = {}
     by_group: dict[str, list[Estimate]] = {}
-    for step, distances in _launches(program):
-        key = (step.kernel, distances)
+    for step, distances, code in _launches(program):
+        key = (step.kernel, distances, code > target.l3)
         if key not in known:
             kernel = kernels[step.kernel]
             near = dict(zip(kernel.parameters, distances, strict=False))
-            known[key] = estimate(kernel, target, rates, threads, near)
+            found = estimate(kernel, target, rates, threads, near)
+            known[key] = found.later(rates.far_start) if code > target.l3 else found
         by_group.setdefault(step.group or step.kernel, []).append(known[key])
     reports = tuple(_told(report, by_group.get(report.kernel, ())) for report in program.reports)
     told = {report.kernel for report in reports}
@@ -53,7 +54,7 @@ def seconds_after(program: Program, target: CpuTarget, rates: Rates, threads: in
     roots = _roots(program)
     seconds = 0.0
     seen: set[int] = set()
-    for step, distances in _launches(program):
+    for step, distances, _ in _launches(program):
         for root, distance in zip((roots[slot] for slot in step.arguments), distances, strict=True):
             slot = program.slots[root]
             if root in seen or slot.kind == "workspace" or root in program.outputs:
@@ -96,14 +97,16 @@ def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:
     return replace(report, predicted=whole.seconds, limit=limit, bound=whole.bound, parts=tuple(whole.parts.items()))
 
 
-def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...]]]:
-    """Each launch, and for each of its arguments the bytes that other memory took since its own was last used.
+def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], float]]:
+    """Each launch, and for each of its arguments the bytes that other memory took since its own was last used. Then the
+    bytes that were used since its kernel's code was.
 
     All steps are gone through twice: the second time all memory has been used before.
     """
     roots = _roots(program)
     places = _places(program, roots)
     inside = calls_in_place(program)
+    numbers: dict[str, int] = {}
     recent: dict[Piece, float] = {}
     for again in (False, True):
         for step in program.steps:
@@ -112,9 +115,13 @@ def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...]]]:
             places_few = isinstance(step, Call) and step.results in inside
             used = [roots[slot] for slot in (step.arguments[1:] if places_few else _touched(step))]
             own = {piece: nbytes for root in used for piece, nbytes in places[root]}
-            if again and isinstance(step, Launch):
-                since = _since(recent, own)
-                yield step, tuple(mean(since[piece] for piece, _ in places[root]) for root in used)
+            if isinstance(step, Launch):
+                code = ("code", numbers.setdefault(step.kernel, len(numbers)))
+                own[code] = 0.0
+                if again:
+                    since = _since(recent, own)
+                    distances = tuple(mean(since[piece] for piece, _ in places[root]) for root in used)
+                    yield step, distances, since[code]
             for piece, nbytes in own.items():
                 recent.pop(piece, None)
                 recent[piece] = nbytes

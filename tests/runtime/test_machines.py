@@ -35,6 +35,7 @@ def test_the_probe_finds_plausible_rates(quick: Path) -> None:
     assert rates.multiply["f32"] < 2 * usual.multiply["f32"]
     assert all(1e8 < b.read < 1e13 for b in rates.bandwidth)
     assert 1e-8 <= rates.region < 1
+    assert 1e-8 <= rates.far_start < 1
 
 
 def test_a_profile_is_kept_for_this_machine_alone(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

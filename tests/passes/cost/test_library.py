@@ -30,7 +30,7 @@ def test_writing_a_place_of_an_input_brings_none_of_it_near() -> None:
     keys = program.inputs[0]
     (writes,) = (s for s in program.steps if isinstance(s, Call) and "index_copy" in s.attributes.target)
     found = list(_launches(program))
-    seen = {slot: d for step, distances in found for slot, d in zip(step.arguments, distances, strict=True)}
+    seen = {slot: d for step, distances, _ in found for slot, d in zip(step.arguments, distances, strict=True)}
     assert writes.results[0] in seen
     assert seen[writes.results[0]] > 64 * MB
     assert keys not in seen

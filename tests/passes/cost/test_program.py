@@ -26,7 +26,7 @@ def test_scratch_is_near_and_inputs_are_far() -> None:
     """Results that live for a step or two share their memory, so what has passed since it was used is little."""
     program = lower(parse(products(12)), "cpu:znver5", threads=2).program
     near, far = [], []
-    for step, distances in _launches(program):
+    for step, distances, _ in _launches(program):
         for slot, distance in zip(step.arguments, distances, strict=True):
             kind = program.slots[slot].kind
             near += [distance] if kind == "workspace" else []
@@ -86,3 +86,20 @@ def test_a_roofline_is_no_limit_for_what_the_caches_still_hold() -> None:
     program = lower(parse(products(2)), "cpu:znver5", threads=2, rates=rates).program
     program = replace(program, reports=tuple(replace(r, limit=1.0) for r in program.reports))
     assert all(r.limit == r.predicted < 1e-2 for r in predict(program, target, rates, 2).reports)
+
+
+def test_kernels_whose_code_the_caches_no_longer_hold_start_later() -> None:
+    """A kernel of a call that reads 64 MB besides, and the same where it reads 0.25 MB."""
+    target = cpu_target("cpu:znver5")
+    rates = usual_rates(target, 2)
+
+    def later(width: int) -> list[float]:
+        row = f"f32[1, {width}]"
+        text = [f"graph @g(%x: {row}, %w: f32[{width}, {width}]) {{", f"%s = softmax(%x) {{axis = 1}} : {row}"]
+        text += [f"%y = linear(%s, %w) : {row}", "return %y", "}"]
+        program = lower(parse("\n".join(text)), "cpu:znver5", threads=2).program
+        quick, slow = (predict(program, target, replace(rates, far_start=s), 2).reports for s in (0.0, 1e-3))
+        return [b.predicted - a.predicted for a, b in zip(quick, slow, strict=True)]
+
+    assert later(256) == pytest.approx([0.0, 0.0])
+    assert later(4096) == pytest.approx([1e-3, 1e-3])
