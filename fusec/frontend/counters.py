@@ -91,9 +91,11 @@ def is_counter(owner: object, name: object) -> bool:
 
 def counters_in(owner: object, names: Iterable[str], before: Any) -> tuple[IntegerAttribute, ...]:
     """The attributes of an object that have changed as counters, if they are plain integers as they were before."""
-    own = vars(owner)
+    own = getattr(owner, "__dict__", None)
     names = tuple(names)
-    if list(own) != list(before) or not all(type(own[name]) is int and type(before[name]) is int for name in names):
+    if type(own) is not dict or list(own) != list(before):
+        return ()
+    if not all(type(own[name]) is int and type(before[name]) is int for name in names):
         return ()
     try:
         reference = weakref.ref(owner)

@@ -20,6 +20,7 @@ from functools import cached_property
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
 from fusec.frontend.guards import GuardWriter, Names, is_plain
 from fusec.frontend.readings import RUNNING
@@ -28,7 +29,6 @@ from fusec.frontend.source import code_location, is_user_file
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-_GLOBAL_STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _KINDS = {"int", "__name__", "__qualname__"}
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
@@ -63,7 +63,7 @@ class Environment:
 class Recorder:
     """Notes the user's code that runs in this thread while it is entered as a context."""
 
-    def __init__(self, root: Callable[..., object], args: Iterable[object]) -> None:
+    def __init__(self, root: Callable[..., object], args: Iterable[object], holds_arrays: bool) -> None:
         self._root = root
         self._args = list(args)
         self._frames: dict[tuple[int, int], tuple[CodeType, dict[str, object]]] = {}
@@ -71,11 +71,17 @@ class Recorder:
         self._pins: list[tuple[str, Callable[[], object], object]] = []
         self._layouts: list[tuple[str, Callable[[], object], object]] = []
         self._previous: Any = None
-        self._before = Snapshots(is_plain)
-        root_code = _code_of(root)
-        self._root_file = root_code.co_filename if root_code is not None else ""
+        self._holds_arrays = holds_arrays
+        self._before = Snapshots(is_plain, holds_arrays)
+        self._refusal: UnsupportedOpError | None = None
+        self._root_code = _code_of(root)
+        self._root_file = self._root_code.co_filename if self._root_code is not None else ""
 
     def __enter__(self) -> Recorder:
+        for position, value in enumerate(self._args):
+            self._before.hold(value, f"argument {position}")
+        owner = getattr(self._root, "__self__", None if isinstance(self._root, FunctionType) else self._root)
+        self._before.hold(owner, "self")
         self._previous = sys.getprofile()
         sys.setprofile(self._make_hook())
         return self
@@ -99,6 +105,13 @@ class Recorder:
         seen = self._seen
         before = self._before
 
+        def see(frame: FrameType) -> None:
+            try:
+                before.see(frame, is_root=frame.f_code is self._root_code)
+            except UnsupportedOpError as error:  # the function may handle it
+                self._refusal = error
+                raise
+
         def hook(frame: FrameType, event: str, arg: object) -> None:
             if event == "call":
                 code = frame.f_code
@@ -109,7 +122,9 @@ class Recorder:
                     if (id(code), id(frame.f_globals)) not in frames:
                         frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
                         _refuse_tests_of_kind(code)
-                        before.see(frame)
+                        see(frame)
+                    elif code.co_freevars:
+                        before.see_closure(frame)
                     arguments = code.co_argcount + code.co_kwonlyargcount
                     if arguments:
                         values = frame.f_locals
@@ -133,6 +148,8 @@ class Recorder:
 
     def finish(self, *, is_tensor: Callable[[object], bool]) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead."""
+        if self._refusal is not None:
+            raise self._refusal
         loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)
         if isinstance(root_function, FunctionType):
@@ -154,17 +171,14 @@ class Recorder:
             for name in sorted(loads[key].globals):
                 writer.visit_global(original, name)
         self._visit_cells(writer, loads)
-        self._refuse_changes(writer, loads)
+        self._refuse_changes(writer, is_tensor)
         self._visit_seen(writer)
         return Environment(writer)
 
-    def _refuse_changes(self, writer: GuardWriter, loads: Mapping[tuple[int, int], _Loads]) -> None:
+    def _refuse_changes(self, writer: GuardWriter, is_array: Callable[[object], bool]) -> None:
         """StateChangedError where the run changed Python state that outlives it, which then is as it was before."""
-        stored: dict[int, set[str]] = {}
-        for key, (_, namespace) in self._frames.items():
-            stored.setdefault(id(getattr(namespace, "original", namespace)), set()).update(loads[key].stored)
-        changed, counters = self._before.take_back(writer.paths, stored, writer.cells)
-        self._before = Snapshots(is_plain)  # the old one keeps alive what was made during the run
+        changed, counters = self._before.take_back(writer.paths, writer.cells, is_array)
+        self._before = Snapshots(is_plain, self._holds_arrays)  # the old one keeps alive what was made during the run
         if changed:
             code = _code_of(self._root)
             raise StateChangedError(changed, code_location(code) if code is not None else None, counters)
@@ -231,13 +245,12 @@ def _is_generated(namespace: Mapping[str, object]) -> bool:
 class _Loads:
     """Names of globals, cells and attributes that a code object reads."""
 
-    __slots__ = ("attributes", "cells", "globals", "stored")
+    __slots__ = ("attributes", "cells", "globals")
 
     def __init__(self, code: CodeType) -> None:
         self.globals: set[str] = set()
         self.cells: set[str] = set()
         self.attributes: set[str] = set()
-        self.stored: set[str] = set()
         by_name = False
         for instruction in dis.get_instructions(code):
             if instruction.opname in _GLOBAL_LOADS:
@@ -245,8 +258,6 @@ class _Loads:
                 by_name = by_name or instruction.argval == "getattr"
             elif instruction.opname in _ATTRIBUTE_LOADS:
                 self.attributes.add(instruction.argval)
-            elif instruction.opname in _GLOBAL_STORES:
-                self.stored.add(instruction.argval)
             elif instruction.opname in _CELL_LOADS and instruction.argval in code.co_freevars:
                 self.cells.add(instruction.argval)
         if by_name:
@@ -258,9 +269,12 @@ def unwrap(function: Callable[..., object]) -> object:
     return getattr(function, "__func__", function)
 
 
-def record_environment(root: Callable[..., object], args: Iterable[object] = ()) -> Recorder:
+def record_environment(
+    root: Callable[..., object], args: Iterable[object] = (), *, holds_arrays: bool = False
+) -> Recorder:
     """A context in which ``root(*args)`` is to be run once; then ``finish`` gives what the run read.
 
+    With ``holds_arrays`` NumPy's arrays are state that it may not change.
     A profiler that is set stays set and is called along. Only the thread that enters is watched.
     """
-    return Recorder(root, args)
+    return Recorder(root, args, holds_arrays)

@@ -18,6 +18,7 @@ import numpy as np
 from fusec.frontend.capture import FAILED, Guards
 from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
+from fusec.frontend.held import is_torch_tensor
 from fusec.frontend.source import is_user_file
 
 _SINGLETONS = (None, True, False, Ellipsis, NotImplemented)
@@ -51,14 +52,14 @@ class GuardWriter:
 
     A value is checked after the one it was reached through, so each check starts from the live parent. Objects
     are kept by weak reference where they can be; a cycle ends at an object already visited. ``paths`` has the values
-    met, by id, ``cells`` those of the functions met, by the id of their code and name.
+    met, by id, ``cells`` the ids of the cells of functions met.
     """
 
     names: Names
     is_tensor: Callable[[object], bool]
     functions_visited: set[int] = field(default_factory=set)
     paths: dict[int, str] = field(default_factory=dict)
-    cells: dict[tuple[int, str], types.CellType] = field(default_factory=dict)
+    cells: set[int] = field(default_factory=set)
     _guards: list[_Guard] = field(default_factory=list)
     _bound: dict[str, object] = field(default_factory=dict)
     _bound_ids: dict[int, str] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class GuardWriter:
             v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
             for part in ("func", "args", "keywords"):
                 self._visit(f"{v}.{part}", getattr(value, part), f"{path}.{part}")
-        elif isinstance(value, np.ndarray) or _is_torch_tensor(value):
+        elif isinstance(value, np.ndarray) or is_torch_tensor(value):
             self._snapshot(expression, value, path)
         else:
             self._object(expression, value, path)
@@ -179,7 +180,7 @@ class GuardWriter:
 
     def _snapshot(self, expression: str, value: Any, path: str) -> None:
         """An array used as a constant: its contents count."""
-        if not isinstance(value, np.ndarray) and not _is_torch_tensor(value):
+        if not isinstance(value, np.ndarray) and not is_torch_tensor(value):
             self._visit(expression, value, path)
             return
         copy = value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
@@ -216,7 +217,7 @@ class GuardWriter:
 
     def _cells(self, function: FunctionType, code: CodeType) -> None:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self.cells[id(code), name] = cell
+            self.cells.add(id(cell))
             if name == "__class__" or (id(cell), name) in self._roots:
                 continue
             self._roots.add((id(cell), name))
@@ -448,11 +449,6 @@ def same_array(now: Any, then: Any) -> bool:
     if isinstance(then, np.ndarray):
         return bool(np.array_equal(now, then, equal_nan=then.dtype.kind in "fc"))
     return bool(((now == then) | ((now != now) & (then != then))).all())
-
-
-def _is_torch_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_nn_module(value: object) -> bool:

@@ -6,24 +6,43 @@ back and refused; the call then runs as written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dis
+import gc
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import _lru_cache_wrapper as _MEMO
+from functools import cache, partial
+from io import IOBase
 from itertools import islice
-from operator import is_
-from types import CellType, FrameType, FunctionType, ModuleType
+from pickle import dumps
+from random import Random
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import CallSpec, flatten
 from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
-from fusec.frontend.guards import is_user_class
+from fusec.frontend.held import MISSING, contents, is_torch_tensor, parts, put_back
+from fusec.frontend.source import code_location, is_user_file
 from fusec.ir.graph import Builder, Location
 
-_MISSING = object()
 _MOST_PARTS = 256
 """Of a longer container the first parts are looked into; the container itself is held whole."""
 
-Holder = dict[Any, Any] | list[Any] | set[Any]
+_MOST_HELD = 20000
+"""Values that are held together."""
+
+_MOST_BYTES = 1 << 26
+"""Larger arrays are not held."""
+
+_OPAQUE = frozenset(
+    ("logging", "threading", "_thread", "multiprocessing", "asyncio", "concurrent", "io", "_io", "os", "re", "weakref")
+)
+"""Modules whose objects are no state of the user's."""
 
 
 class StateChangedError(UnsupportedOpError):
@@ -65,123 +84,228 @@ class ArgumentContainers:
         return [id(leaf) for leaf in leaves], spec
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Held:
-    """A container, or the ``__dict__`` of the object ``owner``, and a shallow copy of it from before."""
+    """A value that holds others, and what it held before.
 
-    owner: object
-    container: Holder
-    before: Holder
+    path: how it is reached from outside the run; empty for one that the run may have made. is_private: reached by a
+    name with an underscore, so that what a library notes there for itself is no matter.
+    """
+
+    value: object
+    before: Any
+    path: str = ""
+    is_private: bool = False
 
 
 class Snapshots:
-    """Copies, made while a function runs, of state as it was when the function first came upon it."""
+    """Copies, made while a function runs, of state as it was when the function first came upon it.
 
-    def __init__(self, is_plain: Callable[[object], bool]) -> None:
+    ``holds_arrays``: NumPy's are state, too, and its generators: they are none of the arrays that are traced.
+    """
+
+    def __init__(self, is_plain: Callable[[object], bool], holds_arrays: bool = False) -> None:
         self._is_plain = is_plain
         self._held: dict[int, _Held] = {}
         self._globals: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
-        self._cells: dict[tuple[int, str], object] = {}
+        self._cells: dict[int, tuple[CellType, str, object]] = {}
+        self._memos: dict[int, tuple[Any, int]] = {}
+        self._holds_arrays = holds_arrays
+        self._generators = {0: _Generator(random.getstate, random.setstate)}
+        if holds_arrays:
+            self._generators[1] = _Generator(np.random.get_state, np.random.set_state)
 
-    def see(self, frame: FrameType) -> None:
-        """Code of the user's that is about to run for the first time: what its names stand for."""
+    def see(self, frame: FrameType, *, is_root: bool) -> None:
+        """Code of the user's that is about to run for the first time: what its names stand for.
+
+        ``is_root``: it is the function that is captured, so that what it is given outlives the run.
+
+        UnsupportedOpError where one stands for an iterator: what is taken from it can't be put back.
+        """
         code, values = frame.f_code, frame.f_locals
         namespace: Any = frame.f_globals
         is_copy = hasattr(namespace, "original")  # in a scope for NumPy, which has cells of its own
+        names = frozenset(code.co_names)
         for name in code.co_freevars:
-            if name in values and not is_copy:
-                self._cells.setdefault((id(code), name), values[name])
-            self.hold(values.get(name))
+            self._meet(values.get(name), names, code, f"closure {name}" if is_root else "")
+        if not is_copy:
+            self._hold_cells(code)
         namespace = namespace.original if is_copy else namespace
-        _, known = self._globals.setdefault(id(namespace), (namespace, {}))
+        self._hold_names(namespace, names)
         for name in code.co_names:
-            value = namespace.get(name, _MISSING)
-            known.setdefault(name, value)
-            self.hold(value)
+            self._meet(namespace.get(name), names, code, f"global {name}")
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            self._meet(values.get(name), names, code, f"argument {name}" if is_root else "")
 
-    def hold(self, value: object) -> None:
-        """A value that the function got hold of; what it contains, too."""
-        if id(value) in self._held or isinstance(value, ModuleType | type | FunctionType):
+    def see_closure(self, frame: FrameType) -> None:
+        """What another function of code that has been seen may find in variables of outer functions."""
+        values = frame.f_locals
+        for name in frame.f_code.co_freevars:
+            self.hold(values.get(name))
+
+    def _hold_cells(self, code: CodeType) -> None:
+        """The cells that code may assign to, of each function that has the code."""
+        assigned = assigned_cells(code)
+        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType)] if assigned else []
+        for function in functions:
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                if name in assigned and function.__code__ is code:
+                    self._cells.setdefault(id(cell), (cell, name, _content(cell)))
+
+    def _hold_names(self, namespace: dict[str, object], names: Iterable[str]) -> None:
+        _, known = self._globals.setdefault(id(namespace), (namespace, {}))
+        for name in names:
+            known.setdefault(name, namespace.get(name, MISSING))
+
+    def _meet(self, value: object, names: frozenset[str], code: CodeType, path: str) -> None:
+        """A value that code has a name for; ``names`` are those of attributes that the code may read."""
+        if isinstance(value, ModuleType):
+            file = getattr(value, "__file__", None)
+            if file is None or is_user_file(file):
+                self._hold_names(vars(value), names)
             return
-        if type(value) in (dict, list, set) or isinstance(value, dict):
-            container: Any = value
-            self._held[id(value)] = _Held(value, container, _contents(container))
-            self._hold_parts(container.values() if isinstance(container, dict) else container)
+        if value is None or self._is_plain(value) or is_torch_tensor(value):
             return
+        self.hold(value, path)
         own = getattr(value, "__dict__", None)
-        if type(own) is dict:
-            self._held[id(value)] = _Held(value, own, own.copy())
-            self._hold_parts(part for name, part in own.items() if not name.startswith("_"))
-            children = own.get("_modules")
-            for child in children.values() if type(children) is dict else ():
-                self.hold(child)
+        found = [own[name] for name in names & own.keys()] if type(own) is dict else []
+        known_to_class = [held for cls in type(value).__mro__ for name, held in vars(cls).items() if name in names]
+        for part in (value, *found, *known_to_class):
+            if isinstance(part, _MEMO):
+                self._memos.setdefault(id(part), (part, part.cache_info().misses))
+        for part in (value, *found):
+            if path and isinstance(part, Iterator) and not isinstance(part, IOBase):
+                raise UnsupportedOpError(
+                    f"the function may take from {path} ({type(part).__name__}), which outlives the call; "
+                    "take from it outside, and pass what it gave",
+                    code_location(code),
+                )
+            self._note_generator(part)
 
-    def _hold_parts(self, parts: Iterable[object]) -> None:
-        for part in islice(parts, _MOST_PARTS):
-            if type(part) in (dict, list, set) or is_user_class(type(part)):
-                self.hold(part)
+    def _note_generator(self, value: object) -> None:
+        if isinstance(value, Random):
+            self._generators.setdefault(id(value), _Generator(value.getstate, value.setstate))
+        elif isinstance(value, np.random.Generator) and self._holds_arrays:
+            bits = value.bit_generator
+            self._generators.setdefault(id(value), _Generator(lambda: bits.state, partial(setattr, bits, "state")))
+
+    def hold(self, value: object, path: str = "") -> None:
+        """A value that the function got hold of; what it contains, too. ``path``: how it is reached from outside."""
+        waiting = [(value, path, False)]
+        while waiting:
+            value, path, is_private = waiting.pop()
+            known = self._held.get(id(value))
+            if known is not None and (known.path or not path):
+                continue
+            if self._is_plain(value) or len(self._held) > _MOST_HELD or not self._is_holder(value):
+                continue
+            state = contents(value)
+            if known is not None:
+                known.path, known.is_private = path, is_private
+            elif state is not None:
+                self._held[id(value)] = _Held(value, state, path, is_private)
+            elif not isinstance(value, tuple | frozenset):
+                continue
+            for name, part in islice(parts(value, state), _MOST_PARTS):
+                inner = is_private or (name.startswith("_") and name != "_modules")
+                if name.endswith("_hooks") or (not path and (inner or type(part) not in (dict, list, set, deque))):
+                    continue
+                waiting.append((part, path, inner))
+            if path and not isinstance(value, type):
+                waiting.append((type(value), path, is_private))
+
+    def _is_holder(self, value: object) -> bool:
+        if isinstance(value, np.ndarray):
+            return self._holds_arrays and value.nbytes <= _MOST_BYTES and type(value) is np.ndarray
+        return not is_torch_tensor(value) and type(value).__module__.partition(".")[0] not in _OPAQUE
 
     def take_all_back(self) -> None:
         """Puts everything back, after a run that failed."""
         for held in self._held.values():
-            _put_back(held.container, held.before)
+            if not self._equal(contents(held.value), held.before):
+                put_back(held.value, held.before)
         for namespace, before in self._globals.values():
             for name, then in before.items():
                 _assign(namespace, name, then)
+        for cell, _, content in self._cells.values():
+            if _content(cell) is not content:
+                _refill(cell, content)
+        self._clear()
+
+    def _clear(self) -> None:
+        for memo, misses in self._memos.values():
+            if memo.cache_info().misses != misses:
+                memo.cache_clear()
+        for generator in self._generators.values():
+            generator.put_back()
 
     def take_back(
-        self, paths: Mapping[int, str], stored: Mapping[int, set[str]], cells: Mapping[tuple[int, str], CellType]
+        self,
+        paths: Mapping[int, str],
+        cells: Set[int],
+        is_array: Callable[[object], bool],
     ) -> tuple[str, tuple[IntegerAttribute, ...]]:
         """Puts back what has changed of what outlives the run, and says what that is; empty where nothing has.
 
         The counters are given where nothing else has changed.
 
-        ``paths``: by id, what was reached from outside the run, and how. ``stored``: the names that code assigns, by
-        the id of the namespace. ``cells``: those of the functions that were reached.
+        ``paths``: by id, what was reached from outside the run, and how.
+        ``cells``: the ids of those of functions that were reached so.
         """
-        found = [*self._changed_names(stored), *self._changed_cells(cells)]
+        found = [*self._changed_names(), *self._changed_cells(cells), *self._changed_generators()]
         counters: list[IntegerAttribute] = []
         only_counts = not found
-        for what, counted in self._changed_containers(paths):
+        for what, counted in self._changed_containers(paths, is_array):
             found.append(what)
             counters += counted
             only_counts = only_counts and bool(counted)
+        self._clear()
         return (found[0], tuple(counters) if only_counts else ()) if found else ("", ())
 
-    def _changed_names(self, stored: Mapping[int, set[str]]) -> Iterator[str]:
-        for key, (namespace, before) in self._globals.items():
-            for name in sorted(stored.get(key, set()) & before.keys()):
-                if not self._equal(namespace.get(name, _MISSING), before[name]):
+    def _changed_names(self) -> Iterator[str]:
+        for namespace, before in self._globals.values():
+            for name in before:
+                if not self._equal(namespace.get(name, MISSING), before[name]):
                     _assign(namespace, name, before[name])
                     yield f"the global {name}"
 
-    def _changed_cells(self, cells: Mapping[tuple[int, str], CellType]) -> Iterator[str]:
-        for key, cell in cells.items():
-            if key in self._cells and not self._equal(cell.cell_contents, self._cells[key]):
-                cell.cell_contents = self._cells[key]
-                yield f"the outer variable {key[1]}"
+    def _changed_cells(self, cells: Set[int]) -> Iterator[str]:
+        for key in self._cells.keys() & cells:
+            cell, name, before = self._cells[key]
+            if not self._equal(_content(cell), before):
+                _refill(cell, before)
+                yield f"the outer variable {name}"
 
-    def _changed_containers(self, paths: Mapping[int, str]) -> Iterator[tuple[str, tuple[IntegerAttribute, ...]]]:
+    def _changed_containers(
+        self, paths: Mapping[int, str], is_array: Callable[[object], bool]
+    ) -> Iterator[tuple[str, tuple[IntegerAttribute, ...]]]:
         for key, held in self._held.items():
-            if key not in paths or self._equal(_contents(held.container), held.before):
+            path = paths.get(key) or held.path
+            if not path:
                 continue
-            if held.owner is held.container:
-                _put_back(held.container, held.before)
-                yield paths[key], ()
-            elif names := self._changed_attributes(held):
-                counters = counters_in(held.owner, names, held.before)
-                _put_back(held.container, held.before)
-                yield f"attributes of {paths[key]}", counters
+            now = contents(held.value)
+            if self._equal(now, held.before) or (held.is_private and not _has_new(now, held.before, is_array)):
+                continue
+            if isinstance(held.value, dict | list | set | deque | np.ndarray):
+                put_back(held.value, held.before)
+                yield path, ()
+            elif names := self._changed_attributes(held, now):
+                counters = counters_in(held.value, names, held.before)
+                put_back(held.value, held.before)
+                yield f"attributes of {path}", counters
 
-    def _changed_attributes(self, held: _Held) -> list[str]:
+    def _changed_attributes(self, held: _Held, now: dict[str, Any]) -> list[str]:
         """Those of an object that differ, but for the counters of this capture."""
-        own, before = vars(held.owner), held.before
-        assert isinstance(before, dict)
         return [
             name
-            for name in dict.fromkeys((*own, *before))
-            if not is_counter(held.owner, name) and not self._equal(own.get(name, _MISSING), before.get(name, _MISSING))
+            for name in dict.fromkeys((*now, *held.before))
+            if not is_counter(held.value, name)
+            and not self._equal(now.get(name, MISSING), held.before.get(name, MISSING))
         ]
+
+    def _changed_generators(self) -> Iterator[str]:
+        if any(generator.has_drawn() for generator in self._generators.values()):
+            yield "the state of a generator of random numbers"
 
     def _equal(self, now: Any, then: Any) -> bool:
         """Whether one may stand for the other: the same object, or equal plain values, in containers too."""
@@ -189,33 +313,62 @@ class Snapshots:
             return True
         if type(now) is not type(then):
             return False
-        if isinstance(then, list | tuple):
+        if isinstance(then, list | tuple | deque):
             return len(now) == len(then) and all(map(self._equal, now, then))
         if isinstance(then, dict):
             return list(now) == list(then) and all(map(self._equal, now.values(), then.values()))
+        if isinstance(then, np.ndarray):
+            return bool(now.dtype == then.dtype and now.shape == then.shape and now.tobytes() == then.tobytes())
         return (isinstance(then, set) or self._is_plain(then)) and bool(now == then)
 
 
-def _contents(container: Holder) -> Holder:
-    """A shallow copy; of a dict's subclass what it has as a dict, since its own methods may do anything."""
-    return dict.copy(container) if isinstance(container, dict) else container.copy()
+class _Generator:
+    """A generator of random numbers, and the state that it had."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+        self._read = read
+        self._write = write
+        self._before = read()
+        self._text = dumps(self._before)
+
+    def has_drawn(self) -> bool:
+        return dumps(self._read()) != self._text
+
+    def put_back(self) -> None:
+        if self.has_drawn():
+            self._write(self._before)
 
 
-def _put_back(container: Any, before: Any) -> None:
-    if isinstance(container, list):
-        container[:] = before
-    elif type(container) is set or not _is_untouched(container, before):
-        container.clear()
-        container.update(before)
+@cache
+def assigned_cells(code: CodeType) -> frozenset[str]:
+    """The variables of outer functions that code assigns to."""
+    stores = [i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")]
+    return frozenset(stores).intersection(code.co_freevars)
 
 
-def _is_untouched(container: Mapping[Any, object], before: Mapping[Any, object]) -> bool:
-    same = len(container) == len(before) and all(map(is_, container.values(), before.values()))
-    return same and all(map(is_, container, before))
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return MISSING
+
+
+def _refill(cell: CellType, content: object) -> None:
+    if content is MISSING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = content
+
+
+def _has_new(now: Any, then: Any, is_array: Callable[[object], bool]) -> bool:
+    """Whether there is an array that was not there before."""
+    one, other = (list(state.values()) if isinstance(state, dict) else list(state) for state in (now, then))
+    known = set(map(id, other))
+    return any(id(part) not in known and is_array(part) for part in one)
 
 
 def _assign(namespace: dict[str, object], name: str, value: object) -> None:
-    if value is _MISSING:
+    if value is MISSING:
         namespace.pop(name, None)
-    elif namespace.get(name, _MISSING) is not value:
+    elif namespace.get(name, MISSING) is not value:
         namespace[name] = value

@@ -90,7 +90,7 @@ def capture(
     trace = Trace(_graph_name(f), references, fallback)
     fakes = _fake_arguments(trace, names, args, kwargs)
     before = _attributes(f, references)
-    recorder = record_environment(f, _statics(args, kwargs))
+    recorder = record_environment(f, _statics(args, kwargs), holds_arrays=True)
     ambient = _ambient()
     given = ArgumentContainers(*fakes, is_tensor)
     with recorder:

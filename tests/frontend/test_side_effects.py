@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import random
+from collections import deque
 from collections.abc import Callable
+from itertools import count as count_up
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,3 +276,166 @@ def test_a_kind_of_dict(make: Function) -> None:
     with pytest.raises(StateChangedError, match="REGISTRY"):
         fusec.jit(adds_to_a_registry, fallback="error")(x)
     assert REGISTRY == {"n": 3}
+
+
+class Slotted:
+    __slots__ = ("n",)
+    total = 0
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+def in_slots() -> Function:
+    held = Slotted()
+
+    def f(x: Any) -> Any:
+        held.n += 1
+        return x * held.n
+
+    return f
+
+
+def in_a_class() -> Function:
+    class Local:
+        n = 0
+
+    def f(x: Any) -> Any:
+        Local.n += 1
+        return x * Local.n
+
+    return f
+
+
+def in_a_module() -> Function:
+    module: Any = ModuleType("module")
+    module.n = 0
+
+    def f(x: Any) -> Any:
+        module.n += 1
+        return x * module.n
+
+    return f
+
+
+def in_a_functions_attribute() -> Function:
+    def f(x: Any) -> Any:
+        f.n += 1  # type: ignore[attr-defined]
+        return x * f.n  # type: ignore[attr-defined]
+
+    f.n = 0  # type: ignore[attr-defined]
+    return f
+
+
+def in_a_deque() -> Function:
+    window: Any = deque(maxlen=3)
+
+    def f(x: Any) -> Any:
+        window.append(1)
+        return x * len(window)
+
+    return f
+
+
+def by_an_iterator() -> Function:
+    numbers = iter(range(10))
+    return lambda x: x * next(numbers)
+
+
+def by_an_attributes_iterator() -> Function:
+    holder = SimpleNamespace(numbers=count_up())
+    return lambda x: x * next(holder.numbers)
+
+
+def by_a_random_number() -> Function:
+    random.seed(3)
+    return lambda x: x * random.random()
+
+
+def by_a_generator_of_ones_own() -> Function:
+    own = random.Random(3)
+    return lambda x: x * own.random()
+
+
+def in_an_object_of_an_object() -> Function:
+    outer = SimpleNamespace(inner=[SimpleNamespace(n=0)])
+
+    def f(x: Any) -> Any:
+        bump(outer)
+        return x * outer.inner[0].n
+
+    return f
+
+
+def bump(outer: Any) -> None:
+    outer.inner[0].n += 1
+
+
+def in_two_closures_of_one_maker() -> Function:
+    one, other = in_a_closure(), in_a_closure()
+    return lambda x: one(x) + other(other(x))
+
+
+OUTLIVING = (
+    *(in_slots, in_a_class, in_a_module, in_a_functions_attribute, in_a_deque, by_an_iterator, by_a_random_number),
+    *(by_an_attributes_iterator, by_a_generator_of_ones_own, in_an_object_of_an_object, in_two_closures_of_one_maker),
+)
+
+
+@LIBRARIES
+@pytest.mark.parametrize("maker", OUTLIVING, ids=lambda m: m.__name__)
+def test_state_of_all_kinds(maker: Callable[[], Function], make: Any) -> None:
+    def values(function: Function) -> list[float]:
+        return [float(function(make(3))[0]) for _ in range(5)]
+
+    expected = values(maker())
+    assert values(fusec.jit(maker())) == pytest.approx(expected)
+
+
+def test_an_array_of_numpys_in_a_function_of_pytorch() -> None:
+    def maker() -> Function:
+        table = np.zeros(3)
+
+        def f(x: Any) -> Any:
+            table[1] += 1
+            return x * float(table[1])
+
+        return f
+
+    fast, slow = fusec.jit(maker()), maker()
+    for _ in range(4):
+        torch.testing.assert_close(fast(torch.ones(2)), slow(torch.ones(2)))
+
+
+def test_what_is_traced_is_not_left_in_a_cache() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.layers = [SimpleNamespace(keys=None)]
+
+    @functools.lru_cache
+    def table(n: int) -> Any:
+        return torch.arange(n).float()
+
+    def step(x: Any, cache: Any) -> Any:
+        layer = cache.layers[0]
+        layer.keys = x if layer.keys is None else torch.cat([layer.keys, x])
+        return layer.keys.sum(0) * table(x.shape[1])
+
+    fast, ours, theirs = fusec.jit(step), Cache(), Cache()
+    for _ in range(4):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(fast(x, ours), step(x, theirs))
+        torch.testing.assert_close(ours.layers[0].keys, theirs.layers[0].keys)
+    assert type(table(3)) is torch.Tensor
+
+
+def test_iterators_that_are_made_in_the_call() -> None:
+    def total(parts: Any) -> Any:
+        return sum(parts)
+
+    def f(x: Any) -> Any:
+        return total(x * k for k in range(3)) + total(map(torch.tanh, (x, x)))
+
+    fast = fusec.jit(f, fallback="error")
+    x = torch.randn(3)
+    torch.testing.assert_close(fast(x), f(x))
