@@ -78,8 +78,8 @@ call on. `compile` is torch.compile with its defaults; fusec is not tuned.
 
 Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
 the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
-Model: the cost model's time of a call, counted with this machine's rates as they were between the line's rounds and the
-kernels' (what `fusec doctor --measure` measures), a turn's first call after the other peers' turns. Error: fusec's
+Model: the cost model's time of a call, counted with this machine's rates (what `fusec doctor --measure` measures) as
+they are before and after the line's rounds, halfway; a turn's first call after the other peers' turns. Error: fusec's
 greatest absolute error against float64, and how many times that of the code as written it is."""
 
 

@@ -33,14 +33,15 @@ OF_A_PROBE = ("multiply", "vector", "l2", "bandwidth", "region", "far_start", "e
 
 
 def kernel_times(
-    function: Callable[..., Any], args: Sequence[Any], repeats: int, peers: int = 0, calls: int = 1
+    function: Callable[..., Any], args: Sequence[Any], earlier: Rates, repeats: int, peers: int = 0, calls: int = 1
 ) -> tuple[list[KernelTime], float]:
     """Each kernel of the function for these arguments, and the predicted seconds of a call.
 
     Equal kernels (all but the name) are counted together. ``peers`` have their turns between two turns of ``calls``
-    calls: they leave as much in the caches as the function itself would.
+    calls: they leave as much in the caches as the function itself would. ``earlier``: rates before the function was
+    timed as a whole.
     """
-    rates = _rates_now()
+    rates = earlier.halfway(rates_now())
     variant = fusec.compile(function, *args, freeze=False).only
     executable, program = variant.executable, _predicted(variant, rates)
     leaves, _ = flatten(tuple(args), {}, lambda value: hasattr(value, "dtype") and hasattr(value, "shape"))
@@ -68,7 +69,7 @@ def _prober() -> Prober:
     return Prober(cpu_target(), THREADS)
 
 
-def _rates_now() -> Rates:
+def rates_now() -> Rates:
     """What the machine does in this minute: how fast its memory is depends on what the host's other guests do."""
     target = cpu_target()
     known = known_rates(target) or usual_rates(target, THREADS)

@@ -12,6 +12,7 @@ import fusec
 from benchmarks.harness import Peer
 from benchmarks.report import FUSEC, KernelTime, Row
 from benchmarks.session import Case, Session
+from fusec.target.rates import Rates
 
 
 def file_of(folder: Path, work: str) -> Path:
@@ -44,6 +45,9 @@ class Loading(Session):
         loaded = fusec.load(file_of(self.folder, case.work), weights=weights)
         return super().time(replace(case, peers={**case.peers, FUSEC: Peer(loaded, case.args)}))
 
-    def kernels(self, case: Case, calls: int) -> tuple[list[KernelTime], float]:
+    def rates(self) -> None:
+        """None: nothing is predicted."""
+
+    def kernels(self, case: Case, earlier: Rates | None, calls: int) -> tuple[list[KernelTime], float]:
         """None: a loaded function runs its kernels as one."""
         return [], 0.0

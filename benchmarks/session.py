@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Budget, Peer, Times, measure
-from benchmarks.kernels import kernel_times, refuse_eager
+from benchmarks.kernels import kernel_times, rates_now, refuse_eager
 from benchmarks.machine import Machine
 from benchmarks.report import FUSEC, Check, KernelTime, Row
+from fusec.target.rates import Rates
 
 Array = np.ndarray[Any, Any]
 
@@ -80,11 +81,12 @@ class Session:
 
     def time(self, case: Case) -> Row:
         """Measures a case: all peers in turn, then their errors, then fusec's kernels one by one."""
+        earlier = self.rates()
         times = measure(case.peers, self.budget)
         refuse_eager(case.peers[FUSEC].f)
         errors = _errors(case) if case.exact is not None else {}
         medians = times.medians()
-        kernels, predicted = self.kernels(case, times.calls[FUSEC])
+        kernels, predicted = self.kernels(case, earlier, times.calls[FUSEC])
         limit = self.machine.limit(case.flops, case.nbytes, case.multiplies)
         checks = [
             target.check(medians) if isinstance(target, Faster) else target.check(medians[FUSEC] * case.scale)
@@ -114,9 +116,14 @@ class Session:
             except Exception:
                 self.failures.append(traceback.format_exc())
 
-    def kernels(self, case: Case, calls: int) -> tuple[list[KernelTime], float]:
+    def rates(self) -> Rates | None:
+        """What the machine does now, for the model."""
+        return rates_now()
+
+    def kernels(self, case: Case, earlier: Rates | None, calls: int) -> tuple[list[KernelTime], float]:
         """fusec's kernels for a case, one by one, and the predicted seconds of a call, so many of them in a turn."""
-        return kernel_times(case.function, case.args, 3 if self.quick else 9, len(case.peers) - 1, calls)
+        assert earlier is not None
+        return kernel_times(case.function, case.args, earlier, 3 if self.quick else 9, len(case.peers) - 1, calls)
 
 
 def _rounds_note(times: Times) -> list[str]:

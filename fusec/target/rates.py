@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import log
 
 from fusec.ir.types import DType, bf16, i8
@@ -93,6 +93,11 @@ class Rates:
             return most
         least = _at([b for b in self.bandwidth if b.threads == counts[place - 1]], footprint)
         return _between(least, most, (threads - counts[place - 1]) / (counts[place] - counts[place - 1]))
+
+    def halfway(self, later: Rates) -> Rates:
+        """Between what was measured and what was ``later``, with the same threads and footprints, beyond L2: there the
+        times of both, in halves, for a byte; the later rates else."""
+        return replace(later, bandwidth=tuple(_between(a, b, 0.5) for a, b in zip(self.bandwidth, later.bandwidth)))
 
     def to_json(self) -> str:
         """One line for a file."""

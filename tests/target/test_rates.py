@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fusec.ir.types import bf16, f32, f64, i8
@@ -49,6 +51,14 @@ def test_seconds_of_reading_and_writing() -> None:
     assert level.seconds(10, 10) == 1
     assert level.seconds(20, 10) == 2
     assert level.past(10, 20) == 4
+
+
+def test_halfway_a_byte_takes_the_mean_of_both_times() -> None:
+    later = replace(RATES, vector=60.0, bandwidth=tuple(replace(b, read=3 * b.read) for b in RATES.bandwidth))
+    found = RATES.halfway(later)
+    assert found.vector == 60
+    assert [b.read for b in found.bandwidth] == pytest.approx([1.5 * b.read for b in RATES.bandwidth])
+    assert [b.copy for b in found.bandwidth] == pytest.approx([b.copy for b in RATES.bandwidth])
 
 
 def test_text() -> None:
