@@ -30,6 +30,7 @@ from fusec.passes.fuse.partition import Group, place_upstream, positions_of
 from fusec.passes.inline import Subscripts, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_large, place, prefer_index
 from fusec.passes.lower.overlap import rows_in_turn
+from fusec.passes.lower.widened import widen_once
 from fusec.passes.schedule.row import RowSchedule
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, ReduceOp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, Subscript, loads, reindex, symbols_in, walk
@@ -185,8 +186,9 @@ class _Phases:
         stop: Index = add(mul(g, task), task)
         if rows % task != 0:
             stop = minimum(stop, rows)
+        before, body = widen_once(self.frame, body, r, space.reduced, self.schedule.wide_bytes if task > 1 else 0)
         block = rows_in_turn(r, (mul(g, task), stop), body, space.reduced, staged=self.schedule.staged)
-        grid = Grid((Iter.over(g, tasks),), block)
+        grid = Grid((Iter.over(g, tasks),), (*before, *block))
         return self.frame.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
 
     def rows_on_kept_lanes(

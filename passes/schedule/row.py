@@ -14,7 +14,8 @@ class RowSchedule:
     computed again, while it fits in this much scratch. ``lanes``: kept elements side by side when the reduced
     axis is not the innermost in memory. ``streams``: results of at least so many bytes go past the caches, 0 for
     none. ``ahead``: while a row is computed the next one is fetched. ``staged``: while a row is stored the ones behind
-    it are reduced."""
+    it are reduced. ``wide_bytes``: what all rows read in 16 bits is widened once a task where it fits in so much
+    scratch."""
 
     task_rows: int
     keep_bytes: int
@@ -22,6 +23,7 @@ class RowSchedule:
     streams: int = 0
     ahead: bool = False
     staged: bool = False
+    wide_bytes: int = 0
 
 
 def row_schedule(rows: int, reduced: int, threads: int, target: CpuTarget, serial_below: int = 16384) -> RowSchedule:
@@ -32,7 +34,9 @@ def row_schedule(rows: int, reduced: int, threads: int, target: CpuTarget, seria
         least = min(max(1, serial_below // (2 * max(reduced, 1))), -(-rows // (4 * threads)))
         task_rows = max(least, min(TASK // max(reduced, 1), -(-rows // (16 * threads))))
     ahead = ROW_BYTES * reduced <= target.l2 // 8 and ROW_BYTES * rows * reduced > target.l2
-    return RowSchedule(task_rows, target.l2 // 2, 64, streams_from(target), ahead, target.takes_rows_in_stages)
+    return RowSchedule(
+        task_rows, target.l2 // 2, 64, streams_from(target), ahead, target.takes_rows_in_stages, target.l1 // 3
+    )
 
 
 TASK = 262144
