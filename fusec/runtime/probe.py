@@ -159,10 +159,10 @@ def _per_repeat(
     count = 1
     while (seconds := timed(count)) < SECONDS / 4 and count < 1 << 24:
         count *= 4
-    seconds = of([seconds, timed(count)])
-    if seconds >= SECONDS:
-        return seconds / count
-    count = max(1, int(count * SECONDS / seconds))
+    again = timed(count)
+    if min(seconds, again) >= SECONDS:
+        return of([seconds, again]) / count
+    count = max(1, int(count * SECONDS / min(seconds, again)))
     return of([timed(count) for _ in range(REPEATS)]) / count
 
 

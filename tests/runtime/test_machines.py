@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -36,6 +37,15 @@ def test_the_probe_finds_plausible_rates(quick: Path) -> None:
     assert all(1e8 < b.read < 1e13 for b in rates.bandwidth)
     assert 1e-8 <= rates.region < 1
     assert 1e-8 <= rates.far_start < 1
+
+
+def test_one_interruption_is_not_taken_for_the_time_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of 10 µs a repetition, the first of which waits 8 ms for another program: it says nothing of the others."""
+    waits = iter([8e-3])
+    monkeypatch.setattr(probe, "_timed", lambda function, addresses, count: next(waits, 0.0) + 1e-5 * count)
+    assert probe._per_repeat(print, [], of=fmean) == pytest.approx(1e-5)
+    waits = iter([8e-3])
+    assert probe._per_repeat(print, []) == pytest.approx(1e-5)
 
 
 def test_a_profile_is_kept_for_this_machine_alone(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
