@@ -22,7 +22,6 @@ from fusec.codegen.tvm.tiles import configure, release
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.weigh import emit_weigh
-from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir.types import bf16, most_of
 from fusec.target.cpu import CpuTarget
@@ -44,7 +43,7 @@ from fusec.tile.nodes import (
     statements,
     uses_tiles,
 )
-from fusec.tile.scalar import Buffer, IndexValue, ScalarExpr
+from fusec.tile.scalar import Buffer, IndexValue, Load, ScalarExpr
 
 STACK_BYTES = 256 * 1024
 """Larger scratch comes from the heap."""
@@ -184,18 +183,29 @@ class Emitter:
         return code.let_index(self.context.index(ix.minimum(it.limit, it.extent)), self.context.index_type, "count")
 
     def _loop(self, code: Code, loop: Loop) -> None:
-        if loop.within is not None:
-            raise LoweringError("a loop whose bounds are data")
         dtype = self.context.index_type
         counter = tir.variable(code.fresh("step"), dtype)
-        count = ix.floordiv(ix.add(ix.sub(loop.stop, loop.start), loop.step - 1), loop.step)
-        start = self.context.index(loop.start)
         node = counter if loop.step == 1 else tirx.Mul(counter, self.context.integer(loop.step))
-        if loop.start != 0:
+        if loop.within is None:
+            count = self.context.index(ix.floordiv(ix.add(ix.sub(loop.stop, loop.start), loop.step - 1), loop.step))
+            start = self.context.index(loop.start)
+        else:
+            start, count = self._found_bounds(code, loop, loop.within)
+        if loop.start != 0 or loop.within is not None:
             node = tirx.Add(start, node)
         bound = tir.bind(self.context.bind(loop.var), node)
         body = self.block(loop.body)
-        code.append(tir.loop(counter, self.context.index(count), [bound, *body], dtype=dtype))
+        code.append(tir.loop(counter, count, [bound, *body], dtype=dtype))
+
+    def _found_bounds(self, code: Code, loop: Loop, within: tuple[Load, Load]) -> tuple[Node, Node]:
+        """Where a loop starts whose bounds are data, and its number of steps, which may be below 0."""
+        dtype = self.context.index_type
+        points = Points(self.context, code, self.numbers, None, None)
+        first, past = (tirx.Cast(dtype, points.value(x).node) for x in within)
+        start = code.let_index(tirx.Max(self.context.index(loop.start), first), dtype, "first")
+        stop = tirx.Min(self.context.index(loop.stop), past)
+        rounded = tirx.Add(tirx.Sub(stop, start), self.context.integer(loop.step - 1))
+        return start, tirx.truncdiv(rounded, self.context.integer(loop.step))
 
     def _if(self, code: Code, statement: If) -> None:
         test = Points(self.context, code, self.numbers, None, None).value(statement.condition)

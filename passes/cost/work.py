@@ -107,6 +107,8 @@ class Counter:
         )
 
     def _pointwise(self, s: Map | Store, values: Values) -> Work:
+        if not s.domain:
+            return Work(0.0, self._instructions(STATEMENT), ())
         domain = _lanes_last(s)
         counts = [_count(it, values) for it in domain]
         stored = s.target.dtype

@@ -17,10 +17,12 @@ from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
+from fusec.passes.lower.bounds import key_tests
+from fusec.passes.lower.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
 from fusec.passes.lower.join import LOG2E, Parts, join, times
-from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_factor
+from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.passes.schedule.attention import AttentionSchedule
 from fusec.tile.attention import mean_of
@@ -243,7 +245,10 @@ class _Attention:
             Map((one, self.lanes), out, (self.dv, self.qi), zero),
         ]
         start, stop = self._share(span)
-        step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, peak, total, out)))
+        found = find_keys(self.frame, e, self.shift, self.live_lanes, self.keys, s.keys)
+        setup += found.code if found is not None else ()
+        within = found.bounds if found is not None else None
+        step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, peak, total, out)), within)
         others = [
             Iter.over(p, n)
             for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.shape, strict=True))
@@ -349,6 +354,16 @@ class _Attention:
         mean = mean_of(Load(out, (self.dv, self.qi)), Load(total, (self.qi,)), guarded=self.match.guarded)
         domain = (self.live_lanes, Iter.over(self.dv, self.values))
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+
+
+def find_keys(
+    frame: Frame, e: Elements, shift: dict[Symbol, Index], queries: Iter, keys: Index, step: int
+) -> FoundKeys | None:
+    """Code that finds which keys a mask made of data leaves to these queries; None where the mask doesn't tell."""
+    tests = key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+    if not tests:
+        return None
+    return KeyFinder(tests, e.key_symbol, shift, queries, keys, step, frame.unique).find()
 
 
 def attention_stores(

@@ -8,6 +8,7 @@ queries passes these. Weights are rounded into pairs of keys, the right operand 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, prod
 
 from fusec.errors import LoweringError
@@ -22,10 +23,12 @@ from fusec.passes.lower.attention import (
     attention_stores,
     cost_of,
     find_elements,
+    find_keys,
     finish_parts,
     first_state,
     part_stores,
 )
+from fusec.passes.lower.found_keys import FoundKeys
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of
 from fusec.passes.lower.join import Parts
@@ -97,6 +100,14 @@ class _NarrowAttention:
         self.live = Iter(self.qi, s.queries, limit_of(self.queries, s.queries, self.first))
         self.block = Iter(self.kj, s.keys)
         self.shift = self._shift(add(self.k0, self.kj))
+        self.found = self._find_keys()
+
+    def _find_keys(self) -> FoundKeys | None:
+        """The keys that a mask made of data leaves to the task's queries."""
+        e, first = self.e, mul(self.qo, self.s.task)
+        row = symbol("row", 0, self.s.task - 1)
+        rows = Iter(row, self.s.task, limit_of(self.queries, self.s.task, first))
+        return find_keys(self.frame, e, {e.point[e.query_axis]: add(first, row)}, rows, self.keys, self.s.keys)
 
     def _shift(self, key: Index) -> dict[Symbol, Index]:
         """The tight symbols as block and place in the block, with this key."""
@@ -115,6 +126,7 @@ class _NarrowAttention:
         code, query = self._queries()
         state, start = self._state()
         code += start
+        code += self.found.code if self.found is not None else ()
         spans = self._span(s.queries, s.keys, symbol("q", 0, last(ceildiv(self.queries, s.queries))))
         chunk = self._chunk(spans, query, state)
         if self.chunks > 1 and not self.shares:
@@ -215,8 +227,8 @@ class _NarrowAttention:
         s = self.s
         blocks = s.chunk // s.keys
         turned = self.tile("turned", bf16, blocks, self.rows, s.keys)
-        number, ci = symbol("vb", 0, blocks - 1), symbol("ci", 0, s.keys - 1)
-        first = add(self.chunk, mul(number, s.keys))
+        ci = symbol("ci", 0, s.keys - 1)
+        loop, number, first = self._value_blocks(blocks)
         c = Iter(ci, s.keys, sub(self.keys, first) if self.ragged else None)
         sizes = Iter(self.dv, self.values)
         code: list[Statement] = []
@@ -228,9 +240,23 @@ class _NarrowAttention:
             code += [Alloc(rows), Map((c, sizes), rows, (ci, self.dv), value)]
             value = Load(rows, (ci, self.dv))
         code.append(Map((sizes, c), turned, (number, self.dv, ci), value))
-        there = blocks if self.whole_chunks else minimum(blocks, ceildiv(sub(self.keys, self.chunk), s.keys))
         step = floordiv(sub(self.k0, self.chunk), s.keys)
-        return [Alloc(turned), Loop(number, 0, there, 1, tuple(code))], Load(turned, (step, self.dv, self.kj))
+        return [Alloc(turned), replace(loop, body=tuple(code))], Load(turned, (step, self.dv, self.kj))
+
+    def _value_blocks(self, blocks: int) -> tuple[Loop, Index, Index]:
+        """A loop over a chunk's blocks of values, the number of the block in it, and the block's first key.
+
+        Where keys that count are found, over the blocks of those.
+        """
+        size = self.s.keys
+        if self.found is None:
+            there = blocks if self.whole_chunks else minimum(blocks, ceildiv(sub(self.keys, self.chunk), size))
+            number = symbol("vb", 0, blocks - 1)
+            return Loop(number, 0, there, 1, ()), number, add(self.chunk, mul(number, size))
+        first = symbol("v0", 0, last(self.keys))
+        stop = minimum(add(self.chunk, blocks * size), self.keys)
+        loop = Loop(first, self.chunk, stop, size, (), self.found.bounds)
+        return loop, floordiv(sub(first, self.chunk), size), first
 
     def _chunk_keys(self) -> tuple[Iter, Symbol]:
         ci = symbol("ci", 0, self.s.chunk - 1)
@@ -277,7 +303,8 @@ class _NarrowAttention:
         key_code, key = self._keys()
         value_code, value = self._turned_values()
         steps = tuple(self._steps(span, here, query, key, value, state))
-        return [*key_code, *value_code, self._over_blocks((Loop(self.k0, start, stop, s.keys, steps),))]
+        within = self.found.bounds if self.found is not None else None
+        return [*key_code, *value_code, self._over_blocks((Loop(self.k0, start, stop, s.keys, steps, within),))]
 
     def _steps(
         self,

@@ -30,9 +30,9 @@ from fusec.ir.types import bool_, f32, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
 from fusec.passes.lower.bounds import KeyTest, key_tests
+from fusec.passes.lower.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
-from fusec.passes.lower.gpu.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.gpu.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import (
