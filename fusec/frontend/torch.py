@@ -308,6 +308,27 @@ def _graph_name(f: Callable[..., Any]) -> str:
 # Results
 
 
+def _check_changed(changed: Sequence[torch.Tensor], trace: Trace) -> None:
+    """UnsupportedOpError for changes of inputs that no program makes."""
+    if any(map(_overlaps_itself, changed)):
+        raise UnsupportedOpError("an input that overlaps itself in memory is written to", trace.emitter.location)
+    for tensor, shape, strides in trace.relabelled.values():
+        memory = trace.handle(tensor).memory
+        is_input = memory.tensor is tensor and memory.source is not None
+        if is_input and (tensor.shape, tensor.stride()) != (shape, strides):
+            raise UnsupportedOpError("an input's shape or strides are changed in place", trace.emitter.location)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may lie in one place."""
+    span = 1
+    for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride < span:
+            return True
+        span += stride * (extent - 1)
+    return False
+
+
 class Result:
     """The user's result: its structure, and the graph outputs that its tensors come from."""
 
@@ -320,6 +341,7 @@ class Result:
         self._ports: list[Port] = []
         self._by_memory: dict[Value, Memory] = {}
         changed = [m for m in trace.memories if m.source is not None and m.version]
+        _check_changed([m.tensor for m in changed], trace)
         slots = {id(m): self._add(m.value, m.tensor, m.source) for m in changed}
         known: dict[int, int] = {}
         self._slots: list[int] = []

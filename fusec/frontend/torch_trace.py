@@ -85,6 +85,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
         self.notes: list[str] = []
+        self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
         self._fallback = fallback
         self._depth = 0
         self._random_calls = 0
@@ -135,6 +136,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
             with self:
                 return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]
+        if name == "dropout" and (args[1] == 0 or not args[2] or not args[0].numel()):
+            return args[0]  # as PyTorch's does: the tensor itself, and no copy
         drawn = drawn_apart(name, args, kwargs)
         if drawn is not None:
             with self:
@@ -349,6 +352,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("detach_", "requires_grad_"):
             return target
         if name in _RELABELS:
+            self.relabelled.setdefault(id(target), (target, target.shape, target.stride()))
             with self:
                 view = packet(*args, **kwargs)
             self._run_fake(func, args, kwargs)
@@ -391,6 +395,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnsupportedOpError(
                     f"{call} resizes its out= tensor from {list(target.shape)} to {list(tensor.shape)}",
                     self.emitter.location,
+                )
+            if not torch.can_cast(tensor.dtype, target.dtype):
+                raise RuntimeError(
+                    f"result type {tensor.dtype} can't be cast to the desired output type {target.dtype}"
                 )
             self._store(target, self._taken(tensor, before))
         return targets[0] if len(targets) == 1 else tuple(targets)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch_harness import check
 
+import fusec
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.torch import capture
 
@@ -259,3 +263,62 @@ def test_half_precision(dtype):
     check(lambda x, w: (F.linear(x, w), x @ w.T, F.layer_norm(x, (4,)), F.rms_norm(x, (4,))), x, w, ulps=4)
     check(lambda x: (x.float() + 1, x.softmax(-1, dtype=torch.float32), x * torch.tensor(0.1)), x, ulps=2)
     check(lambda x: x + X, x, ulps=1)
+
+
+OVERLAPPING: dict[str, Callable[[], Any]] = {
+    "expanded": lambda: torch.randn(3).expand(4, 3),
+    "windows": lambda: torch.randn(8).as_strided((4, 3), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("make", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_inputs_that_overlap_themselves_are_written_as_pytorch_does(make: Callable[[], Any]) -> None:
+    def f(x: Any) -> Any:
+        x[:, :2] = x[:, 1:] * 2
+        return x.sum()
+
+    ours, theirs = make(), make()
+    theirs.untyped_storage().copy_(ours.untyped_storage())
+    found, expected = [], []
+    for results, call, x in ((found, fusec.jit(f), ours), (expected, f, theirs)):
+        try:
+            results.append(call(x))
+        except RuntimeError as error:
+            results.append(str(error))
+    assert [torch.as_tensor(r).tolist() for r in found if not isinstance(r, str)] == [
+        r.tolist() for r in expected if not isinstance(r, str)
+    ]
+    assert list(map(type, found)) == list(map(type, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.unsqueeze_(0).squeeze_(0)])
+def test_an_inputs_shape_changed_in_place(change: Callable[[Any], Any]) -> None:
+    def f(x: Any) -> Any:
+        change(x)
+        y = x.clone()
+        y.t_() if y.ndim == 2 else y.squeeze_(0)
+        return y * 2
+
+    fast = fusec.jit(f)
+    for _ in range(2):
+        ours = torch.randn(3, 4)
+        theirs = ours.clone()
+        torch.testing.assert_close(fast(ours), f(theirs))
+        assert (ours.shape, ours.stride()) == (theirs.shape, theirs.stride())
+
+
+def test_dropout_that_drops_nothing_is_its_operand() -> None:
+    def f(x: Any) -> Any:
+        return torch.nn.functional.dropout(x, 0.5, training=False)
+
+    x = torch.randn(4, 6)[:, ::2]
+    assert fusec.jit(f, fallback="error")(x) is x
+
+
+def test_a_result_that_its_place_can_not_take() -> None:
+    def f(x: Any, place: Any) -> Any:
+        return torch.add(x, 1, out=place)
+
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
+        fusec.jit(f)(torch.randn(3), torch.zeros(3, dtype=torch.int64))
