@@ -17,7 +17,8 @@ from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
 from fusec.frontend.guards import same_array
 from fusec.ir.graph import Graph
-from fusec.ir.index import Index, Symbol, most, symbol
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.indexing import most
 from fusec.runtime.structure import Result, result_of
 from fusec.specs import TensorSpec, checked_range, example
 

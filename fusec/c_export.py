@@ -17,8 +17,9 @@ import numpy as np
 
 from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError
-from fusec.ir.index import Expr, Index, Sum, Symbol, most, symbol
+from fusec.ir.index import Expr, Index, Sum, Symbol, symbol
 from fusec.ir.index_text import IndexSpeller
+from fusec.ir.indexing import most
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
 from fusec.runtime.arrays import span
 from fusec.runtime.emit import reads_and_writes

@@ -15,7 +15,8 @@ from fusec.build import Options, kernel_digests, kernel_source, run_passes
 from fusec.compiled import Compiled, Variant
 from fusec.errors import ArtifactError
 from fusec.ir.graph import Location
-from fusec.ir.index import Index, Symbol, substitute, symbol, symbols_of
+from fusec.ir.index import Index, Symbol, symbol, symbols_of
+from fusec.ir.indexing import substitute
 from fusec.ir.parse import parse
 from fusec.ir.types import Dim, DType, contiguous_strides, fixed, u8
 from fusec.runtime import artifact, launch

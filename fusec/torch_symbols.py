@@ -18,20 +18,8 @@ from torch.utils._sympy import functions
 
 from fusec.errors import DimensionError
 from fusec.frontend.generalise import MOST_SYMBOLS
-from fusec.ir.index import (
-    Index,
-    Symbol,
-    add,
-    evaluate,
-    floordiv,
-    maximum,
-    minimum,
-    mod,
-    mul,
-    substitute,
-    symbol,
-    symbols_of,
-)
+from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, mul, symbol, symbols_of
+from fusec.ir.indexing import evaluate, substitute
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.runtime.arrays import Layout
 from fusec.runtime.code import Scope, make_function, spell, variable_of

@@ -12,7 +12,7 @@ from fusec.ir.attributes import (
     IotaAttributes,
 )
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import most
+from fusec.ir.indexing import most
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_
 from fusec.runtime.library import CHECK_INDEX

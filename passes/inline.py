@@ -27,21 +27,17 @@ from fusec.ir.index import (
     Index,
     Symbol,
     add,
-    delinearize,
     is_at_least,
     is_below,
-    last,
-    linearize,
     maximum,
     minimum,
-    most,
     mul,
     product,
     sub,
-    substitute,
     symbol,
     symbols_of,
 )
+from fusec.ir.indexing import delinearize, last, linearize, most, substitute
 from fusec.ir.types import Dim, DType, bool_, i64
 from fusec.passes.subscripts import fill_symbols
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript

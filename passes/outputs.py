@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from fusec.errors import LoweringError
 from fusec.ir.attributes import NO_ATTRIBUTES
 from fusec.ir.graph import Graph, Location, Op, Port, Value
-from fusec.ir.index import Index, Symbol, add, mul, slope, substitute
+from fusec.ir.index import Index, Symbol, add, mul
+from fusec.ir.indexing import slope, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.inline import fresh_index, index_only, pure, view_index

@@ -36,7 +36,8 @@ from fusec.ir.attributes import (
     WindowsAttributes,
 )
 from fusec.ir.graph import Builder, Graph, Location
-from fusec.ir.index import evaluate, symbol
+from fusec.ir.index import symbol
+from fusec.ir.indexing import evaluate
 from fusec.ir.ops import OPS
 from fusec.ir.ops.definition import Array
 from fusec.ir.types import Dim, DType, TensorType, bf16, bool_, c64, f16, f32, f64, i8, i32, i64

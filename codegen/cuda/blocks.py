@@ -17,7 +17,8 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import literal, memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, substitute, symbol
+from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, symbol
+from fusec.ir.indexing import substitute
 from fusec.ir.types import DType, fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, bounds, needs_int64
+from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, bounds
 from fusec.ir.index_text import IndexSpeller
+from fusec.ir.indexing import needs_int64
 
 
 def spell_index(e: Index, symbols: Mapping[Symbol, str]) -> str:

@@ -11,7 +11,8 @@ from fusec.codegen.cuda.scalars import Scalars, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, sub, symbol
+from fusec.ir.indexing import substitute
 from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Store
 from fusec.tile.scalar import Load, ScalarExpr, offset_of, reindex
 

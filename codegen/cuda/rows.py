@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fusec.codegen.cuda.layout import is_vector, vector_step
 from fusec.errors import LoweringError
-from fusec.ir.index import coefficient
+from fusec.ir.indexing import coefficient
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Load, ScalarExpr, loads, offset_of
 

@@ -22,7 +22,8 @@ from fusec.codegen.cuda.spelling import (
 )
 from fusec.codegen.cuda.text import Names
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, needs_int64
+from fusec.ir.index import Expr, Index
+from fusec.ir.indexing import needs_int64
 from fusec.ir.types import DType, f32
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 
-from fusec.ir.index import Index, Symbol, bounds, coefficient, mul, needs_int64, sub, substitute, symbols_of
+from fusec.ir.index import Index, Symbol, bounds, mul, sub, symbols_of
+from fusec.ir.indexing import coefficient, needs_int64, substitute
 from fusec.ir.types import f32
 from fusec.tile.scalar import (
     Apply,

@@ -11,7 +11,8 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, coefficient, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, sub, symbol
+from fusec.ir.indexing import coefficient, substitute
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of, reindex
 

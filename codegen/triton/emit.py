@@ -12,14 +12,8 @@ from fusec.codegen.triton.spelling import (
     type_name,
 )
 from fusec.errors import LoweringError
-from fusec.ir.index import (
-    Expr,
-    Index,
-    Symbol,
-    most,
-    mul,
-    product,
-)
+from fusec.ir.index import Expr, Index, Symbol, mul, product
+from fusec.ir.indexing import most
 from fusec.ir.types import DType
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Buffer, Load, loads

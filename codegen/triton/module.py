@@ -14,8 +14,9 @@ from fusec.codegen.launches import Launched
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.source import KernelSource, ModuleSource
 from fusec.errors import ArtifactError, CodegenError
-from fusec.ir.index import most, product, symbol
+from fusec.ir.index import product, symbol
 from fusec.ir.index_text import parse_index
+from fusec.ir.indexing import most
 from fusec.runtime.launch import DeviceKernel, Parameter, TensorMap
 from fusec.target.gpu import GpuTarget
 

@@ -20,7 +20,8 @@ from fusec.codegen.triton.spelling import (
 )
 from fusec.codegen.triton.text import Text
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Symbol, needs_int64, symbols_of
+from fusec.ir.index import Expr, Index, Symbol, symbols_of
+from fusec.ir.indexing import needs_int64
 from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.nodes import Iter, Kernel
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr

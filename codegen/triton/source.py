@@ -16,7 +16,8 @@ from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.emit import HEADER, LaunchGrid, TritonKernel, emit_kernel
 from fusec.codegen.triton.spelling import BEGIN, ERF, HELPER_SOURCE, POINTERS, TANH, WIDEN
 from fusec.errors import CodegenError
-from fusec.ir.index import Symbol, evaluate
+from fusec.ir.index import Symbol
+from fusec.ir.indexing import evaluate
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Kernel
 

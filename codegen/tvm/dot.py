@@ -19,6 +19,7 @@ from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, is_float
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.tile.nodes import Dot, Iter
 from fusec.tile.scalar import Load
@@ -272,19 +273,19 @@ class DotWriter:
     # memory
 
     def _flat_at(self, load: Load, values: Mapping[Symbol, Index]) -> Index:
-        return ix.substitute(self.flat[id(load)], values)
+        return indexing.substitute(self.flat[id(load)], values)
 
     def _place(self, load: Load, values: Mapping[Symbol, Index]) -> tuple[Node, int | None]:
         """The flat index of the lanes from ``values`` on, and their stride (None: each its own)."""
         lane = symbol("lane", 0, self.lanes - 1)
         shifted = {**values, self.dot.n.var: ix.add(values[self.dot.n.var], lane)}
         flat = self._flat_at(load, shifted)
-        stride = ix.coefficient(flat, lane)
+        stride = indexing.coefficient(flat, lane)
         dtype = self.context.index_type
         if stride is None:
             numbers = tir.ramp(self._number(0), self.lanes, dtype=dtype)
             return self.context.index(flat, {lane: numbers}, self.lanes), None
-        first = self.context.index(ix.substitute(flat, {lane: 0}))
+        first = self.context.index(indexing.substitute(flat, {lane: 0}))
         if stride == 0 and self.lanes > 1:
             return tirx.Broadcast(first, self.lanes), None
         return tir.ramp(first, self.lanes, stride, dtype), stride

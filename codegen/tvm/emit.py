@@ -23,6 +23,7 @@ from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.weigh import emit_weigh
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.types import bf16, most_of
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import (
@@ -274,7 +275,7 @@ def _needs_int64(statement: Statement) -> bool:
         case Dot():
             return any(it.extent >= _LARGE for it in (statement.m, statement.n, statement.k))
         case Loop():
-            return ix.needs_int64(statement.start, statement.stop)
+            return indexing.needs_int64(statement.start, statement.stop)
         case If():
             return _has_large_value(statement.condition)
         case Weigh():
@@ -286,4 +287,4 @@ def _needs_int64(statement: Statement) -> bool:
 
 
 def _has_large_value(e: ScalarExpr) -> bool:
-    return any(isinstance(n, IndexValue) and ix.needs_int64(n.index) for n in distinct(e))
+    return any(isinstance(n, IndexValue) and indexing.needs_int64(n.index) for n in distinct(e))

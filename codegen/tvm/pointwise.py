@@ -22,6 +22,7 @@ from fusec.codegen.tvm.turn import emit_turn, find_turn, transposed
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.words import emit_interleaved, in_words
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import Expr, Index, Symbol
 from fusec.ir.types import bf16
 from fusec.tile.nodes import Iter, Map, Store
@@ -47,11 +48,11 @@ def _lanes_along_memory(statement: Map | Store) -> Map | Store:
     """The statement with the iterator last along which the target's elements are adjacent."""
     domain = statement.domain
     flat = flat_index(statement.index, statement.target.strides)
-    if len(domain) < 2 or ix.coefficient(flat, domain[-1].var) in (1, -1):
+    if len(domain) < 2 or indexing.coefficient(flat, domain[-1].var) in (1, -1):
         return statement
     for position, it in enumerate(domain[:-1]):
         free = not any(other.limit is not None and it.var in ix.symbols_of(other.limit) for other in domain)
-        if free and it.extent >= 8 and ix.coefficient(flat, it.var) == 1:
+        if free and it.extent >= 8 and indexing.coefficient(flat, it.var) == 1:
             return replace(statement, domain=(*domain[:position], *domain[position + 1 :], it))
     return statement
 
@@ -124,7 +125,7 @@ def _step(load: Load, symbol: Symbol) -> int | None:
         if not isinstance(i, int | Expr):
             return None
         subscripts.append(i)
-    return ix.coefficient(flat_index(subscripts, load.buffer.strides), symbol)
+    return indexing.coefficient(flat_index(subscripts, load.buffer.strides), symbol)
 
 
 def _store_operand(statement: Map | Store) -> ScalarExpr:

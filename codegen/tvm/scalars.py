@@ -18,6 +18,7 @@ from fusec.codegen.tvm.math import short_erf_plus_one, short_tanh_plus_one, tanh
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import Expr, Index, Symbol
 from fusec.ir.types import DType
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
@@ -319,7 +320,7 @@ class Points:
         if gathered is None:
             return self._affine_place(affine)
         block = self.block
-        if gathered.lanes == 1 and block is not None and ix.coefficient(affine, block.symbol) == 1:
+        if gathered.lanes == 1 and block is not None and indexing.coefficient(affine, block.symbol) == 1:
             first = tirx.Add(gathered.node, self.context.index(affine, {block.symbol: block.start}))
             return Place(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
         total = self.code.add(gathered, self._index(affine))
@@ -329,7 +330,7 @@ class Points:
         block = self.block
         if block is None or block.symbol not in ix.symbols_of(flat):
             return Place(self.context.index(flat), 1, False)
-        step = ix.coefficient(flat, block.symbol)
+        step = indexing.coefficient(flat, block.symbol)
         if step is None:
             return Place(self._index(flat).node, block.lanes, False)
         first = self.context.index(flat, {block.symbol: block.start})
@@ -451,7 +452,7 @@ def _rounded(value: bool | int | float, dtype: DType) -> bool | int | float:
 
 def _is_small_index(e: ScalarExpr) -> bool:
     if isinstance(e, IndexValue):
-        return e.dtype.is_integer and not ix.needs_int64(e.index)
+        return e.dtype.is_integer and not indexing.needs_int64(e.index)
     return isinstance(e, Const) and e.dtype.is_integer and -(2**31) <= e.value.real < 2**31
 
 

@@ -21,6 +21,7 @@ from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.tile.nodes import Block, Dot, Iter, Store, grouped, tiled_products
 from fusec.tile.scalar import Load, reindex
@@ -207,7 +208,7 @@ class _TileWriter:
         ahead = self.dot.registers.ahead // load.dtype.itemsize
         if not ahead:
             return
-        first = ix.substitute(self.flat[id(load)], place)
+        first = indexing.substitute(self.flat[id(load)], place)
         for row in range(SIDE):
             flat = self.context.index(ix.add(first, ix.mul(self._row_stride(load), row)))
             code.append(tir.fetch(self.context.memory[load.buffer], tirx.Add(flat, self._number(ahead))))
@@ -222,7 +223,7 @@ class _TileWriter:
 
     def _move(self, code: Code, name: str, number: int, load: Load, place: Mapping[Symbol, Index]) -> None:
         """Loads or stores the tile whose first element is at ``place``."""
-        flat = ix.substitute(self.flat[id(load)], place)
+        flat = indexing.substitute(self.flat[id(load)], place)
         memory = self.context.memory[load.buffer]
         pointer = tir.address_of(memory, self.context.index(flat))
         stride = tirx.Cast("int64", self.context.index(ix.mul(self._row_stride(load), load.dtype.itemsize)))
@@ -258,7 +259,7 @@ class _TileWriter:
     def _slope(self, load: Load, s: Symbol, step: int) -> Index:
         unit = symbol("unit", 0, SIDE - 1)
         start = dict.fromkeys((self.dot.m.var, self.dot.n.var, self.dot.k.var), 0)
-        slope = ix.slope(ix.substitute(self.flat[id(load)], {**start, s: ix.mul(unit, step)}), unit)
+        slope = indexing.slope(indexing.substitute(self.flat[id(load)], {**start, s: ix.mul(unit, step)}), unit)
         if slope is None:
             raise LoweringError(f"the rows of {load.buffer} are not evenly spaced; pack it first")
         return slope
@@ -276,6 +277,6 @@ def _rows_of(store: Store, part: Index, rows: int) -> Store:
     table = {first.var: ix.add(start, row)}
     end = first.limit if first.limit is not None else first.extent
     limit = None if first.limit is None and first.extent % rows == 0 else ix.sub(end, start)
-    inner = (it if it.limit is None else replace(it, limit=ix.substitute(it.limit, table)) for it in others)
-    index = tuple(ix.substitute(i, table) for i in store.index)
+    inner = (it if it.limit is None else replace(it, limit=indexing.substitute(it.limit, table)) for it in others)
+    index = tuple(indexing.substitute(i, table) for i in store.index)
     return replace(store, domain=(Iter(row, rows, limit), *inner), index=index, value=reindex(store.value, table))

@@ -17,6 +17,7 @@ from fusec.codegen.tvm.domain import outer_loops
 from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import Expr, Index, symbol
 from fusec.tile.nodes import Iter, Map, Store
 from fusec.tile.scalar import Load, reindex
@@ -52,11 +53,11 @@ def find_turn(statement: Map | Store, context: Context) -> Turn | None:
     if any(it.limit is not None and ix.symbols_of(it.limit) & variables for it in domain):
         return None
     source, target = load_index(load), flat_index(statement.index, statement.target.strides)
-    across = next((it for it in domain if ix.coefficient(source, it.var) == 1), None)
-    along = next((it for it in domain if ix.coefficient(target, it.var) == 1), None)
+    across = next((it for it in domain if indexing.coefficient(source, it.var) == 1), None)
+    along = next((it for it in domain if indexing.coefficient(target, it.var) == 1), None)
     if across is None or along is None or across is along or across.limit is not None:
         return None
-    if ix.coefficient(source, along.var) is None or ix.coefficient(target, across.var) is None:
+    if indexing.coefficient(source, along.var) is None or indexing.coefficient(target, across.var) is None:
         return None
     if across.extent < SIDE or along.extent < 2 * SIDE:
         return None
@@ -91,7 +92,7 @@ def _rest(turn: Turn, it: Iter, start: Index, extent: int, limit: Index | None, 
     var = symbol(code.fresh(it.var.name), 0, extent - 1)
     place = {it.var: ix.add(var, start)}
     domain = tuple(Iter(var, extent, limit) if other is it else other for other in statement.domain)
-    index = tuple(ix.substitute(i, place) for i in statement.index)
+    index = tuple(indexing.substitute(i, place) for i in statement.index)
     return replace(statement, domain=domain, index=index, value=reindex(statement.value, place))
 
 

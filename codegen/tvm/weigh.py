@@ -19,6 +19,7 @@ from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
 from fusec.errors import LoweringError
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import symbol
 from fusec.ir.types import bf16
 from fusec.tile.nodes import Weigh
@@ -49,15 +50,15 @@ class _Writer:
             raise LoweringError(f"{w.queries.var} does not fill vectors")
         block = symbol("block", 0, max(0, count // self.lanes - 1))
         query = ix.add(ix.mul(block, self.lanes), lane)
-        if ix.coefficient(ix.substitute(self.flat, {w.queries.var: query}), lane) != self.ways:
+        if indexing.coefficient(indexing.substitute(self.flat, {w.queries.var: query}), lane) != self.ways:
             raise LoweringError(f"the weights of neighbouring queries are not {self.ways} apart")
         if self.ways == 1:
             return
         keys = static_count(w.keys)
         pair = symbol("pair", 0, max(0, w.keys.extent // 2 - 1))
         unit = symbol("unit", 0, 1)
-        place = ix.substitute(self.flat, {w.keys.var: ix.add(ix.mul(pair, 2), unit)})
-        if keys is None or keys % 2 or ix.coefficient(place, unit) != 1 or not self.context.target.has_avx512:
+        place = indexing.substitute(self.flat, {w.keys.var: ix.add(ix.mul(pair, 2), unit)})
+        if keys is None or keys % 2 or indexing.coefficient(place, unit) != 1 or not self.context.target.has_avx512:
             raise LoweringError("weights of bf16 that are no pairs of keys")
 
     def write(self, code: Code) -> None:
@@ -129,7 +130,7 @@ class _Writer:
         low = code.bitwise("shift_right", code.reinterpret(first, "uint32"), tir.constant(16, "uint32"))
         high = code.bitwise("bitwise_and", code.reinterpret(second, "uint32"), tir.constant(_UPPER, "uint32"))
         pairs = code.reinterpret(code.bitwise("bitwise_or", low, high), "int32")
-        at = self.context.index(ix.substitute(self.flat, {self.weigh.queries.var: start}))
+        at = self.context.index(indexing.substitute(self.flat, {self.weigh.queries.var: start}))
         place = tir.ramp(at, 2 * self.lanes, 1, self.context.index_type)
         node = tirx.reinterpret(f"uint16x{2 * self.lanes}", pairs.node)
         code.append(tirx.BufferStore(self.context.memory[self.weigh.weights.buffer], node, [place]))

@@ -19,6 +19,7 @@ from fusec.codegen.tvm.domain import iter_count, outer_loops
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
+from fusec.ir import indexing
 from fusec.ir.index import Expr, Index
 from fusec.ir.types import i32
 from fusec.tile.nodes import Map, Store
@@ -35,9 +36,9 @@ def in_words(context: Context, code: Code, statement: Map | Store) -> Map | Stor
         return None
     target, source = flats
     *outer, last = statement.domain
-    if ix.coefficient(source, last.var) != 1:
+    if indexing.coefficient(source, last.var) != 1:
         return None
-    places = [ix.substitute(flat, {last.var: 0}) for flat in (target, source)]
+    places = [indexing.substitute(flat, {last.var: 0}) for flat in (target, source)]
     if any(ix.mod(place, last.extent) != 0 for place in places):
         return None
     load = statement.value
@@ -57,7 +58,11 @@ def emit_interleaved(context: Context, code: Code, statement: Map | Store, other
         return False
     target, source = flats
     *outer, columns, last = statement.domain
-    if ix.coefficient(source, columns.var) != 1 or columns.extent % LANES or ix.coefficient(source, last.var) is None:
+    if (
+        indexing.coefficient(source, columns.var) != 1
+        or columns.extent % LANES
+        or indexing.coefficient(source, last.var) is None
+    ):
         return False
     copy = code.nested()
     outer_loops(context, copy, outer, lambda body: _interleave(context, body, statement, target, source))
@@ -81,11 +86,11 @@ def _interleave(context: Context, code: Code, statement: Map | Store, target: In
     context.loops[columns.var] = inner.let_index(tirx.Mul(counter, context.integer(LANES)), context.index_type)
     rows = []
     for number in range(last.extent):
-        place = context.index(ix.substitute(source, {last.var: number}))
+        place = context.index(indexing.substitute(source, {last.var: number}))
         at = tir.ramp(place, LANES, 1, context.index_type)
         row = Value(tirx.BufferLoad(context.memory[load.buffer], [at]), memory_type(load.dtype), LANES)
         rows.append(inner.let(row))
-    place = context.index(ix.substitute(target, {last.var: 0}))
+    place = context.index(indexing.substitute(target, {last.var: 0}))
     at = tir.ramp(place, LANES * last.extent, 1, context.index_type)
     inner.append(tirx.BufferStore(context.memory[statement.target], _interleaved(inner, rows).node, [at]))
     whole = context.integer(columns.extent // LANES)
@@ -104,8 +109,8 @@ def _copied(statement: Map | Store) -> tuple[Index, Index] | None:
     if len(subscripts) != len(load.index):
         return None
     target = flat_index(statement.index, statement.target.strides)
-    beside = ix.coefficient(target, statement.domain[-2].var)
-    if ix.coefficient(target, last.var) != 1 or beside != last.extent:
+    beside = indexing.coefficient(target, statement.domain[-2].var)
+    if indexing.coefficient(target, last.var) != 1 or beside != last.extent:
         return None
     limits = [it.limit for it in statement.domain if it.limit is not None]
     if any(last.var in ix.symbols_of(limit) for limit in limits):

@@ -25,7 +25,8 @@ from fusec.ir.attributes import (
     Scalar,
 )
 from fusec.ir.graph import Graph, Location, Op, Port, Value
-from fusec.ir.index import Expr, Index, Symbol, add, evaluate, floordiv, mul, substitute
+from fusec.ir.index import Expr, Index, Symbol, add, floordiv, mul
+from fusec.ir.indexing import evaluate, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, TensorType, f64
 

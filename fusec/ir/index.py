@@ -8,7 +8,7 @@ symbols in it, so a reshape and its inverse cancel. Equal expressions are the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar, Union
 
 from fusec.ir import interval
@@ -16,8 +16,6 @@ from fusec.ir.interval import Range
 
 Index = Union[int, "Expr"]
 E = TypeVar("E", bound="Expr")
-
-INT32_MAX = 2**31 - 1
 
 
 class Expr:
@@ -181,7 +179,8 @@ def _term_order(term: tuple[Expr, int]) -> tuple[str, int]:
     return _order(term[0])
 
 
-def _terms(e: Index) -> tuple[int, dict[Expr, int]]:
+def terms_of(e: Index) -> tuple[int, dict[Expr, int]]:
+    """The constant of a sum, and the coefficient of each atom."""
     if isinstance(e, int):
         return e, {}
     if isinstance(e, Sum):
@@ -210,11 +209,11 @@ def _join_remainders(constant: int, terms: dict[Expr, int]) -> tuple[int, dict[E
         if remainder is None or atom not in terms:
             continue
         whole = mul(mul(floordiv(remainder.value, remainder.divisor), remainder.divisor), others)
-        q_constant, q_terms = _terms(whole)
+        q_constant, q_terms = terms_of(whole)
         if q_terms and all(terms.get(a) == k * qk for a, qk in q_terms.items()):
             rest = {a: v for a, v in terms.items() if a not in q_terms and a is not atom}
             base = _make_sum(constant - k * q_constant, rest)
-            return _terms(add(base, mul(mul(remainder.value, others), k)))
+            return terms_of(add(base, mul(mul(remainder.value, others), k)))
     return constant, terms
 
 
@@ -232,8 +231,8 @@ def _remainder_in(atom: Expr) -> tuple[Mod | None, Index]:
 def add(a: Index, b: Index) -> Index:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    ca, ta = _terms(a)
-    cb, tb = _terms(b)
+    ca, ta = terms_of(a)
+    cb, tb = terms_of(b)
     for atom, k in tb.items():
         ta[atom] = ta.get(atom, 0) + k
     return _make_sum(ca + cb, ta)
@@ -250,10 +249,10 @@ def mul(a: Index, b: Index) -> Index:
         a, b = b, a
     assert isinstance(a, Expr)
     if isinstance(b, int):
-        constant, terms = _terms(a)
+        constant, terms = terms_of(a)
         return _make_sum(constant * b, {atom: k * b for atom, k in terms.items()})
-    ca, ta = _terms(a)
-    cb, tb = _terms(b)
+    ca, ta = terms_of(a)
+    cb, tb = terms_of(b)
     total: Index = ca * cb
     for x, kx in ta.items():
         total = add(total, mul(x, kx * cb))
@@ -282,7 +281,7 @@ def product(factors: Iterable[Index]) -> Index:
 
 def _split(e: Index, divisor: int) -> tuple[Index, Index]:
     """``e = divisor * quotient + rest`` with as much in the quotient as divides evenly."""
-    constant, terms = _terms(e)
+    constant, terms = terms_of(e)
     whole = {a: k // divisor for a, k in terms.items() if k % divisor == 0}
     rest = {a: k for a, k in terms.items() if k % divisor != 0}
     return _make_sum(constant // divisor, whole), _make_sum(constant % divisor, rest)
@@ -317,7 +316,7 @@ def _split_by(e: Index, divisor: Expr) -> tuple[Index, Index | None]:
     if parts is None:
         return (1, None) if e is divisor else (0, e)
     scale, factors = parts
-    constant, terms = _terms(e)
+    constant, terms = terms_of(e)
     whole: Index = 0
     rest: Index = constant
     for atom, k in terms.items():
@@ -500,111 +499,3 @@ def divisions_in(e: Index) -> set[Expr]:
         case Product():
             return {d for f in e.factors for d in divisions_in(f)}
     return set()
-
-
-def substitute(e: Index, replacements: Mapping[Symbol, Index]) -> Index:
-    """``e`` with symbols replaced, simplified again. A replacement must keep to its symbol's range."""
-    match e:
-        case int():
-            return e
-        case Symbol():
-            return replacements.get(e, e)
-        case Sum():
-            total: Index = e.constant
-            for atom, k in e.terms:
-                total = add(total, mul(substitute(atom, replacements), k))
-            return total
-        case FloorDiv():
-            return floordiv(substitute(e.value, replacements), substitute(e.divisor, replacements))
-        case Mod():
-            return mod(substitute(e.value, replacements), substitute(e.divisor, replacements))
-        case Extremum():
-            a, b = substitute(e.a, replacements), substitute(e.b, replacements)
-            return _extremum(a, b, largest=e.largest)
-        case Product():
-            result: Index = 1
-            for f in e.factors:
-                result = mul(result, substitute(f, replacements))
-            return result
-    raise AssertionError(type(e))
-
-
-def evaluate(e: Index, values: Mapping[str, int]) -> int:
-    """The integer that ``e`` is when each symbol has the value given by its name. KeyError if one is missing."""
-    result = substitute(e, {s: values[s.name] for s in symbols_of(e)})
-    assert isinstance(result, int)
-    return result
-
-
-def slope(e: Index, s: Symbol) -> Index | None:
-    """``k`` when ``e = k*s + rest``, neither with ``s`` in it; None when ``e`` is not linear in ``s``."""
-    _, terms = _terms(e)
-    total: Index = 0
-    for atom, k in terms.items():
-        if s not in symbols_of(atom):
-            continue
-        factors = atom.factors if isinstance(atom, Product) else (atom,)
-        others = [f for f in factors if f is not s]
-        if len(others) != len(factors) - 1 or any(s in symbols_of(f) for f in others):
-            return None
-        total = add(total, mul(product(others), k))
-    return total
-
-
-def most(e: Index) -> int:
-    """The largest value that ``e`` can have. ValueError where nothing bounds it."""
-    found = bounds(e)[1]
-    if found is None:
-        raise ValueError(f"{e} has no upper bound; give its symbols ranges")
-    return found
-
-
-def last(extent: Index) -> Index:
-    """The last index of an axis; 0 for an empty one. A symbolic extent is at least 1."""
-    return max(extent - 1, 0) if isinstance(extent, int) else sub(extent, 1)
-
-
-def ceildiv(a: Index, b: int) -> Index:
-    """``a / b`` rounded up."""
-    return floordiv(add(a, b - 1), b)
-
-
-def coefficient(e: Index, s: Symbol) -> int | None:
-    """``k`` when ``e = k*s + rest`` and the rest does not contain ``s``; None when ``e`` is not linear in it."""
-    _, terms = _terms(e)
-    if any(s in symbols_of(atom) for atom in terms if atom is not s):
-        return None
-    return terms.get(s, 0)
-
-
-def linearize(indices: Iterable[Index], shape: Iterable[Index]) -> Index:
-    """The row-major flat index of a multi-index."""
-    flat: Index = 0
-    for i, extent in zip(indices, shape, strict=True):
-        flat = add(mul(flat, extent), i)
-    return flat
-
-
-def delinearize(flat: Index, shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """The row-major multi-index of a flat index known to be in range. The inverse of :func:`linearize`."""
-    result: list[Index] = []
-    rest = flat
-    for position in range(len(shape) - 1, -1, -1):
-        extent = shape[position]
-        if position == 0:
-            result.append(rest)
-        else:
-            result.append(mod(rest, extent))
-            rest = floordiv(rest, extent)
-    if shape and shape[0] == 1:
-        result[-1] = 0
-    return tuple(reversed(result))
-
-
-def needs_int64(*extremes: Index) -> bool:
-    """True when any of the expressions can pass the range of a signed 32-bit integer."""
-    for e in extremes:
-        lo, hi = bounds(e)
-        if lo is None or hi is None or hi > INT32_MAX or lo < -INT32_MAX - 1:
-            return True
-    return False

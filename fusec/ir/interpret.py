@@ -10,7 +10,8 @@ import numpy as np
 from fusec.errors import FusecError, SignatureError, VerifyError
 from fusec.ir.attributes import Attributes, ExternAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import Expr, Symbol, bounds, evaluate
+from fusec.ir.index import Expr, Symbol, bounds
+from fusec.ir.indexing import evaluate
 from fusec.ir.ops.definition import Array
 from fusec.ir.print import symbols_in
 from fusec.ir.types import DType, TensorType, c128, f64

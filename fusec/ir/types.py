@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, most, product
+from fusec.ir.index import Expr, product
+from fusec.ir.indexing import most
 
 DTypeKind = Literal["float", "int", "uint", "bool", "complex"]
 

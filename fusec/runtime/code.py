@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fusec.ir.index import Index, Symbol, substitute, symbol, symbols_of
+from fusec.ir.index import Index, Symbol, symbol, symbols_of
+from fusec.ir.indexing import substitute
 
 _numbers = itertools.count()
 _NONE: Mapping[str, Any] = {}

@@ -24,7 +24,7 @@ from fusec.frontend.capture import (
 )
 from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
-from fusec.ir.index import evaluate
+from fusec.ir.indexing import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays
 from fusec.runtime.captures import captures, is_capturing

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Symbol, most, symbol
+from fusec.ir.index import Symbol, symbol
+from fusec.ir.indexing import most
 from fusec.ir.types import Dim, TensorType, fixed, u8
 from fusec.runtime.arrays import Arrays, span
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of

@@ -27,7 +27,8 @@ from weakref import WeakKeyDictionary
 
 from fusec.config import cache_dir
 from fusec.errors import DeviceError, TargetError
-from fusec.ir.index import Index, Symbol, substitute, symbol
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.indexing import substitute
 from fusec.runtime.cache import write_whole
 from fusec.runtime.code import Scope, make_function
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusec.errors import LoweringError
-from fusec.ir.index import most
+from fusec.ir.indexing import most
 from fusec.runtime.arrays import Arrays, Watch, span
 from fusec.runtime.code import Scope, make_function, spell
 from fusec.runtime.emit import pack_sources

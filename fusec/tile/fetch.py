@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.index import Expr, FloorDiv, Index, Mod, add, coefficient, substitute, symbols_of
+from fusec.ir.index import Expr, FloorDiv, Index, Mod, add, symbols_of
+from fusec.ir.indexing import coefficient, substitute
 from fusec.ir.types import fixed
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Buffer, Load

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from fusec.ir.index import Index, Symbol, most
+from fusec.ir.index import Index, Symbol
+from fusec.ir.indexing import most
 from fusec.ir.types import DType
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
 

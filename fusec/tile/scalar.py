@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusec.ir.attributes import Scalar
-from fusec.ir.index import Expr, Index, Symbol, most, product, substitute, symbols_of
+from fusec.ir.index import Expr, Index, Symbol, product, symbols_of
+from fusec.ir.indexing import most, substitute
 from fusec.ir.types import Dim, DType, i64
 
 Space = Literal["parameter", "tile"]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn, assert_never
 
 from fusec.errors import VerifyError
-from fusec.ir.index import Expr, Index, Symbol, bounds, coefficient, is_at_least, substitute, symbol, symbols_of
+from fusec.ir.index import Expr, Index, Symbol, bounds, is_at_least, symbol, symbols_of
+from fusec.ir.indexing import coefficient, substitute
 from fusec.ir.types import bool_, fixed
 from fusec.tile.nodes import (
     Alloc,

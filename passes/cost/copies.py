@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from fusec.ir.index import Index, coefficient
+from fusec.ir.index import Index
+from fusec.ir.indexing import coefficient
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Iter, Map, Store
 from fusec.tile.scalar import Load, offset_of

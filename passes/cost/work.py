@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import assert_never
 
-from fusec.ir.index import Expr, Index, Symbol, coefficient, most, substitute, symbols_of
+from fusec.ir.index import Expr, Index, Symbol, symbols_of
+from fusec.ir.indexing import coefficient, most, substitute
 from fusec.ir.types import bf16
 from fusec.passes.cost.copies import copying
 from fusec.passes.cost.instructions import instructions, lanes_of, row_instructions

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import most, product
+from fusec.ir.index import product
+from fusec.ir.indexing import most
 from fusec.ir.types import contiguous_strides
 from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention
 from fusec.passes.fuse.grow import (

@@ -6,7 +6,8 @@ from math import prod
 
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import most, product
+from fusec.ir.index import product
+from fusec.ir.indexing import most
 from fusec.passes.fuse.grow import Log
 from fusec.passes.fuse.partition import Group, Partition
 from fusec.runtime.program import Declined

@@ -11,7 +11,8 @@ from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, ceildiv, last, minimum, most, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fusec.ir.index import Index, Symbol, add, floordiv, last, most, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, floordiv, mul, sub, symbol
+from fusec.ir.indexing import last, most
 from fusec.ir.types import DType, bool_, i32
 from fusec.passes.lower.bounds import Extreme, KeyTest
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Statement

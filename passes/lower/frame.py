@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
-from fusec.ir.index import Index, Symbol, most, product, slope, substitute
+from fusec.ir.index import Index, Symbol, product
+from fusec.ir.indexing import most, slope, substitute
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position

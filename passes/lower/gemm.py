@@ -8,24 +8,8 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import (
-    Index,
-    Symbol,
-    add,
-    ceildiv,
-    delinearize,
-    floordiv,
-    last,
-    minimum,
-    mod,
-    most,
-    mul,
-    product,
-    sub,
-    substitute,
-    symbol,
-    symbols_of,
-)
+from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, product, sub, symbol, symbols_of
+from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
 from fusec.ir.types import Dim, DType, contiguous_strides, f32
 from fusec.passes.fuse.partition import Group, positions_of
 from fusec.passes.inline import Leaf, Subscripts

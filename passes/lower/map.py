@@ -10,21 +10,8 @@ from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import (
-    Index,
-    Symbol,
-    add,
-    ceildiv,
-    delinearize,
-    last,
-    most,
-    mul,
-    product,
-    sub,
-    substitute,
-    symbol,
-    symbols_of,
-)
+from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
+from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of

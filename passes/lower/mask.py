@@ -11,22 +11,8 @@ from dataclasses import dataclass
 from math import inf
 
 from fusec.ir.attributes import Scalar
-from fusec.ir.index import (
-    Index,
-    Symbol,
-    add,
-    bounds,
-    floordiv,
-    maximum,
-    minimum,
-    mod,
-    most,
-    mul,
-    sub,
-    substitute,
-    symbol,
-    symbols_of,
-)
+from fusec.ir.index import Index, Symbol, add, bounds, floordiv, maximum, minimum, mod, mul, sub, symbol, symbols_of
+from fusec.ir.indexing import most, substitute
 from fusec.ir.types import f32
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, rewrite, walk
 

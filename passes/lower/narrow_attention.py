@@ -12,8 +12,9 @@ from dataclasses import replace
 from math import inf, prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, ceildiv, floordiv, last, maximum, minimum, mod, mul, sub, symbol
-from fusec.ir.index import substitute as replace_in
+from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last
+from fusec.ir.indexing import substitute as replace_in
 from fusec.ir.types import DType, bf16, bool_, contiguous_strides, f32, fixed, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import (

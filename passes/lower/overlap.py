@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fusec.ir.index import Index, Symbol, add, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
+from fusec.ir.indexing import substitute
 from fusec.ir.types import bool_
 from fusec.passes.lower.stages import find_stages, in_stages
 from fusec.tile.nodes import Alloc, Block, If, Iter, Loop, Map, Reduce, Statement, Store

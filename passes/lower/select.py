@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Location, Op
-from fusec.ir.index import most, product
+from fusec.ir.index import product
+from fusec.ir.indexing import most
 from fusec.ir.types import DType
 from fusec.passes.lower.attention import attention_in, keys_seen, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops

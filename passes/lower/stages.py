@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, substitute, symbol
+from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.ir.indexing import substitute
 from fusec.tile.nodes import Alloc, Block, Iter, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, reindex, rewrite
 

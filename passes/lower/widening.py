@@ -11,21 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.graph import Op
-from fusec.ir.index import (
-    Index,
-    Symbol,
-    add,
-    ceildiv,
-    delinearize,
-    floordiv,
-    last,
-    minimum,
-    mod,
-    mul,
-    sub,
-    substitute,
-    symbol,
-)
+from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, is_linear
 from fusec.passes.lower.gemm import apart, contraction, epilogue_stores, limit_of, operand_index

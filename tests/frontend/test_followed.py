@@ -10,7 +10,8 @@ import pytest
 
 from fusec.errors import DimensionError
 from fusec.frontend.followed import FollowedInt, holds_followed, value_of
-from fusec.ir.index import evaluate, symbol
+from fusec.ir.index import symbol
+from fusec.ir.indexing import evaluate
 
 N = symbol("followed_n", 2, 20)
 

@@ -16,28 +16,20 @@ from fusec.ir.index import (
     Index,
     add,
     bounds,
-    coefficient,
-    delinearize,
-    evaluate,
     floordiv,
     is_at_least,
     is_below,
-    last,
-    linearize,
     maximum,
     minimum,
     mod,
-    most,
     mul,
-    needs_int64,
-    slope,
     sub,
-    substitute,
     symbol,
     symbols_of,
 )
 from fusec.ir.index import product as index_product
 from fusec.ir.index_text import parse_index
+from fusec.ir.indexing import coefficient, delinearize, evaluate, last, linearize, most, needs_int64, slope, substitute
 
 SYMBOLS = {
     "i": symbol("i", 0, 7),

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from fusec.errors import ParseError
-from fusec.ir.index import Expr, Index, Symbol, evaluate, maximum, minimum, symbol
+from fusec.ir.index import Expr, Index, Symbol, maximum, minimum, symbol
 from fusec.ir.index_text import IndexSpeller, parse_index
+from fusec.ir.indexing import evaluate
 
 A, B = symbol("a", -9, 9), symbol("b", 1, 9)
 

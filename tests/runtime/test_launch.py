@@ -14,7 +14,8 @@ import pytest
 from threads import at_once
 
 from fusec.errors import DeviceError, TargetError
-from fusec.ir.index import ceildiv, symbol
+from fusec.ir.index import symbol
+from fusec.ir.indexing import ceildiv
 from fusec.runtime import launch
 from fusec.runtime.launch import Device, DeviceKernel, TensorMap
 

@@ -12,20 +12,8 @@ from dataclasses import replace
 from math import inf, prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import (
-    Index,
-    Symbol,
-    add,
-    ceildiv,
-    last,
-    maximum,
-    minimum,
-    most,
-    mul,
-    sub,
-    substitute,
-    symbol,
-)
+from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import bool_, f32, i64
 from fusec.passes.fuse.attention import AttentionMatch
 from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from fusec.ir.index import Index, Symbol, add, ceildiv, delinearize, last, mul, product, sub, symbol
+from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol
+from fusec.ir.indexing import ceildiv, delinearize, last
 from fusec.ir.types import Dim, fixed
 from fusec.passes.inline import fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step

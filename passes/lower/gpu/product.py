@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, ceildiv, delinearize, last, product, substitute, symbol
+from fusec.ir.index import Index, Symbol, product, symbol
+from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.ir.index import Index, Symbol, add, floordiv, mod, most, mul, symbol
+from fusec.ir.index import Index, Symbol, add, floordiv, mod, mul, symbol
+from fusec.ir.indexing import most
 from fusec.ir.types import Dim
 from fusec.passes.lower.attention import Elements
 from fusec.tile.nodes import Iter

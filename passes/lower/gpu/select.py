@@ -10,7 +10,8 @@ from math import inf
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, evaluate, most, product, symbols_of
+from fusec.ir.index import Index, product, symbols_of
+from fusec.ir.indexing import evaluate, most
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fusec.codegen.cuda.indices import Step, spell_index, step_of
-from fusec.ir.index import Index, evaluate, floordiv, maximum, minimum, mod, symbol
+from fusec.ir.index import Index, floordiv, maximum, minimum, mod, symbol
+from fusec.ir.indexing import evaluate
 
 I = symbol("i", 0, 4095)  # noqa: E741
 J = symbol("j", 0, 63)

@@ -30,7 +30,8 @@ from triton_cases import CASES, CUT
 import fusec
 import fusec.build
 from fusec.codegen.triton.build import load_source, module_source
-from fusec.ir.index import Index, evaluate
+from fusec.ir.index import Index
+from fusec.ir.indexing import evaluate
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame, LoweredGroup

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from programs import Run, check, random_inputs
 
-from fusec.ir.index import evaluate, symbol
+from fusec.ir.index import symbol
+from fusec.ir.indexing import evaluate
 from fusec.ir.parse import parse
 from fusec.ir.types import DType, bf16, bool_, f32, i64
 from fusec.passes.lower.mask import held_in_f32, key_range, live_conditions, may_be_huge, without_factor

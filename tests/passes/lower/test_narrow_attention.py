@@ -12,7 +12,8 @@ from attentions import beside_a_sink
 from programs import Run, check
 
 from fusec.errors import LoweringError
-from fusec.ir.index import substitute, symbols_of
+from fusec.ir.index import symbols_of
+from fusec.ir.indexing import substitute
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16, contiguous_strides
 from fusec.passes.lower.frame import Frame, LoweredGroup

@@ -97,7 +97,7 @@ graph @moves<N in [1, 70]>(%x: f32[5, N], %y: f32[N]) {
 
 
 def arrays_for(graph: Any, extents: Mapping[str, int]) -> list[Any]:
-    from fusec.ir.index import evaluate
+    from fusec.ir.indexing import evaluate
 
     generator = np.random.default_rng(sum(extents.values()))
     shapes = [tuple(evaluate(d, extents) for d in v.type.shape) for v in graph.inputs]
@@ -126,7 +126,7 @@ def test_kernels_keep_to_their_buffers(name: str) -> None:
         for extents in cases[:2]:
             made = []
             for buffer in kernel.parameters:
-                from fusec.ir.index import evaluate
+                from fusec.ir.indexing import evaluate
 
                 shape = tuple(evaluate(d, extents) for d in buffer.shape)
                 made.append(np.full(shape, 0.25, buffer.dtype.numpy))
