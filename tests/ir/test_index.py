@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusec.ir.index import (
-    INT32_MAX,
     Expr,
     Index,
     add,
@@ -29,7 +28,18 @@ from fusec.ir.index import (
 )
 from fusec.ir.index import product as index_product
 from fusec.ir.index_text import parse_index
-from fusec.ir.indexing import coefficient, delinearize, evaluate, last, linearize, most, needs_int64, slope, substitute
+from fusec.ir.indexing import (
+    INT32_MAX,
+    coefficient,
+    delinearize,
+    evaluate,
+    last,
+    linearize,
+    most,
+    needs_int64,
+    slope,
+    substitute,
+)
 
 SYMBOLS = {
     "i": symbol("i", 0, 7),
