@@ -16,7 +16,7 @@ from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
-from fusec.tile.scalar import Load, ScalarExpr, loads, offset_of
+from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of
 
 STATEMENT = 12
 """Instructions around a statement's loops."""
@@ -32,6 +32,9 @@ POWER, SHORT_POWER = 8, 5
 
 PAIRED = 3
 """Of rounding a vector of weights to bf16 and storing it with its neighbour."""
+
+SEEN = 0.5
+"""Of the terms that a mask may hide: which it does is known when it is read."""
 
 LATENCY = 4
 """Cycles of a multiply-add, over the two that may start in a cycle: so many times two sums must be under way."""
@@ -137,9 +140,18 @@ class Counter:
         vectors = _product(counts[:-1]) * inner
         joined = (2 if inner <= UNROLLED else 4) + (2 if inner <= UNROLLED else 3) * log2(max(lanes, 2))
         ends = 0.0 if across else joined * _product(n for it, n in zip(s.domain[:-1], counts) if it.var in kept)
-        touched = [*self._loads(s.value, s.domain, counts), _touch(Load(s.target, s.index), s.domain, counts)]
+        touched = [*self._read(s, counts), _touch(Load(s.target, s.index), s.domain, counts)]
+        vectors *= SEEN if s.branches else 1.0
         rows = _product(n for it, n in zip(s.domain, counts) if it is not lane and (not across or it.var in kept))
         return Work(0.0, self._instructions(vectors * each + ends + _around(inner) * rows), touched)
+
+    def _read(self, s: Reduce, counts: list[int]) -> list[Touch]:
+        """What a sum reads: where it branches all of what decides, and a part of the terms'."""
+        if not (s.branches and isinstance(s.value, Apply)):
+            return self._loads(s.value, s.domain, counts)
+        seen, *terms = s.value.args
+        read = [t for term in terms for t in self._loads(term, s.domain, counts)]
+        return [*self._loads(seen, s.domain, counts), *(replace(t, bytes=SEEN * t.bytes) for t in read)]
 
     def _loads(self, value: ScalarExpr, domain: tuple[Iter, ...], counts: list[int]) -> list[Touch]:
         return [_touch(load, domain, counts) for load in loads(value)]

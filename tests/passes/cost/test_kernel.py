@@ -8,13 +8,15 @@ import pytest
 
 from fusec.ir.index import floordiv, mod, symbol
 from fusec.ir.parse import parse
-from fusec.ir.types import f32
+from fusec.ir.types import bool_, f32
 from fusec.passes.cost.instructions import DIVISION, row_instructions
+from fusec.passes.cost.kernel import estimate
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import KernelReport, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.rates import Rates, usual_rates
-from fusec.tile.scalar import Buffer, Load
+from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Loop, Reduce, Store
+from fusec.tile.scalar import Apply, Buffer, Const, Load
 
 ZEN = cpu_target("cpu:znver5")
 AMX = cpu_target("cpu:sapphirerapids")
@@ -192,3 +194,21 @@ def test_what_says_where_a_row_lies_is_divided_once_a_row() -> None:
     assert row_instructions(Load(source, (line, window + lane)), (window, line, lane), lane) == 2 * DIVISION
     assert row_instructions(Load(source, (line, lane)), (row, lane), lane) == DIVISION
     assert row_instructions(Load(source, (row, floordiv(lane, 2))), (row, lane), lane) == 0
+
+
+def test_of_the_terms_that_a_mask_may_hide_half_are_counted() -> None:
+    """Rows of keys that a bool for each of them hides, which memory bounds."""
+
+    def predicted(branches: bool) -> float:
+        row, lane, group = symbol("row", 0, 4095), symbol("lane", 0, 511), symbol("group", 0, 7)
+        at = row + group * 4096
+        keys, seen = Buffer("keys", f32, (32768, 512), (512, 1)), Buffer("seen", bool_, (32768,), (1,))
+        out, total = Buffer("out", f32, (32768,), (1,)), Buffer("total", f32, (1,), (1,), "tile")
+        term = Apply("select", (Load(seen, (at,)), Load(keys, (at, lane)), Const(0.0, f32)), f32)
+        reduce = Reduce((Iter(lane, 512),), total, (0,), "sum", term, branches=branches)
+        one = Iter(symbol("one", 0, 0), 1)
+        body = Loop(row, 0, 4096, 1, (Alloc(total), reduce, Store((one,), out, (at,), Load(total, (0,)))))
+        kernel = Kernel("hidden", "row", (keys, seen, out), 1, (Grid((Iter(group, 8),), (body,)),))
+        return estimate(kernel, ZEN, usual_rates(ZEN, 2), 2).seconds
+
+    assert predicted(True) / predicted(False) == pytest.approx(0.5, rel=0.1)
