@@ -356,7 +356,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "extents_fitted_to_two_samples",
         "fusec.frontend.generalise",
-        "if all(evaluate(candidate, s.extents) == v for s, v in zip(self.samples, values, strict=True)):",
+        "if all(evaluate(candidate, at) == v for at, v in zip(self.extents, values, strict=True)):",
         "if True:",
         ("tests/test_dims.py", "tests/test_dynamic.py"),
     ),
