@@ -10,6 +10,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import is_
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -302,12 +303,28 @@ class GuardWriter:
         else:
             plain = {name for name in own if is_plain(module.__dict__[name])}
             self._attributes(v, module, plain, path)
+            for name in sorted(own - plain):
+                self._settings(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
         children = module._modules
         keys = self._bind(list(children))
         test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
         held_children = self._check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
+
+    def _settings(self, expression: str, value: Any, path: str) -> None:
+        """An object that a library's module keeps, such as a model's configuration: its plain attributes."""
+        own = getattr(value, "__dict__", None)
+        is_other = isinstance(value, ModuleType | type | FunctionType) or _is_nn_module(value) or self.is_tensor(value)
+        if type(own) is not dict or is_other or isinstance(value, dict | list | tuple | set):
+            return
+        v = self._identity(expression, value, path)
+        known = {name: held for name, held in own.items() if is_plain(held)}
+        if id(value) not in self._visited and known:
+            self._visited.add(id(value))
+            self.paths.setdefault(id(value), path)
+            test = f"not {self._bind(_same_settings)}({{v}}, {self._bind(known)})"
+            self._check(f"{v}.__dict__", test, f"{path}.__dict__", known)
 
     def _own_forward(self, v: str, module: Any, path: str) -> None:
         """A ``forward`` that was put into a module itself, as adapters and offloading do, in place of its class's."""
@@ -430,6 +447,13 @@ def _same_plain(now: Any, then: Any) -> bool:
     if isinstance(then, dict):
         return list(now) == list(then) and all(map(_same_part, now.values(), then.values()))
     return all(map(_same_part, now, then))
+
+
+def _same_settings(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether the attributes ``then`` are as they were; there may be others."""
+    if all(map(is_, map(now.get, then), then.values())):
+        return True
+    return all(name in now and _same_part(now[name], held) for name, held in then.items())
 
 
 def _same_part(now: Any, then: Any) -> bool:
