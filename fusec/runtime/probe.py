@@ -19,9 +19,9 @@ from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Map, Reduce, Statement, 
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
 
 ROUNDS, REPEATS = 3, 3
-"""A round measures all rates. Of what a core does the best round counts, and its best run: others only make one worse.
-Of what comes from beyond L2, which cores share, also those of the host's other guests, the mean of a round's runs does,
-and the round in the middle."""
+"""A round measures all rates. Of what a core and the caches do the best round counts, and its best run: others only
+make one worse. Of main memory, which the host's other guests use too, the mean of a round's runs counts, and the round
+in the middle."""
 
 SECONDS = 0.002
 """About how long a run lasts."""
@@ -60,7 +60,7 @@ class Prober:
         """Takes some two seconds, which other programs should leave to it."""
         target, threads = self._target, self._threads
         rounds = [_measured(self._module, self._memory, target, threads, self._products) for _ in range(ROUNDS)]
-        return _best(rounds, self._products, usual_rates(target, threads))
+        return _best(rounds, self._products, usual_rates(target, threads), target.l3)
 
 
 def measure_rates(target: CpuTarget, threads: int) -> Rates:
@@ -79,7 +79,8 @@ def _measured(
     for footprint in reversed(_footprints(target, threads)):
         for count in {1, threads}:
             for what in STREAMS:
-                found[f"{what} {count} {footprint}"] = _stream_rate(module, memory, what, count, footprint)
+                of = fmean if footprint > target.l3 else min
+                found[f"{what} {count} {footprint}"] = _stream_rate(module, memory, what, count, footprint, of)
     found["far starts"] = 1 / _far_start(module, memory, target, threads)
     found["regions"] = 1 / (_region(module, threads) if threads > 1 else usual_rates(target, 1).region)
     return found
@@ -96,14 +97,16 @@ def _most(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: max(found[name] for found in rounds) for name in rounds[0]}
 
 
-def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Rates of streams: what kernels will find, which the best of some runs is not (Zen 5, memory: 50 GB/s at best, 41
-    in the middle of 120 runs, 36 to 46 in four of five). Now and then a kernel of 0.1 ms takes 2 ms or more."""
-    return {name: median(found[name] for found in rounds) for name in rounds[0] if name.split()[0] in (*STREAMS, "far")}
+def _typical(rounds: Sequence[Mapping[str, float]], l3: int) -> dict[str, float]:
+    """Rates of main memory: what kernels will find, which the best of some runs is not (Zen 5: 50 GB/s at best, 41 in
+    the middle of 120 runs, 36 to 46 in four of five). Now and then a kernel of 0.1 ms takes 2 ms or more.
+    """
+    names = [n for n in rounds[0] if n == "far starts" or (n.split()[0] in STREAMS and int(n.split()[2]) > l3)]
+    return {name: median(found[name] for found in rounds) for name in names}
 
 
-def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usual: Rates) -> Rates:
-    best = {**_most(rounds), **_typical(rounds)}
+def _best(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usual: Rates, l3: int) -> Rates:
+    best = {**_most(rounds), **_typical(rounds, l3)}
     places = sorted((int(n.split()[1]), int(n.split()[2])) for n in best if n.startswith("read "))
     found = found_in(products, best)
     return Rates(
@@ -172,13 +175,20 @@ def _timed(function: Callable[..., None], addresses: list[int], *sizes: int) -> 
     return time.perf_counter() - start
 
 
-def _stream_rate(module: Any, memory: _Memory, what: str, threads: int, footprint: int) -> float:
+def _stream_rate(
+    module: Any,
+    memory: _Memory,
+    what: str,
+    threads: int,
+    footprint: int,
+    of: Callable[[Iterable[float]], float] = min,
+) -> float:
     """Bytes a second read and written by all threads together, each passing its share of the footprint."""
     arrays = 1 if what == "read" or what in FILLS else 2
     share = footprint // (4 * arrays * threads)
     addresses = memory.pair(threads * share * 4)
     used = addresses[1:] if what in FILLS else addresses
-    seconds = _per_repeat(module.function(f"{what}{threads}"), used, share, of=fmean)
+    seconds = _per_repeat(module.function(f"{what}{threads}"), used, share, of=of)
     return threads * share * 4 * arrays / seconds
 
 
