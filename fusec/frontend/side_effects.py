@@ -40,9 +40,22 @@ _MOST_BYTES = 1 << 26
 """Larger arrays are not held."""
 
 _OPAQUE = frozenset(
-    ("logging", "threading", "_thread", "multiprocessing", "asyncio", "concurrent", "io", "_io", "os", "re", "weakref")
+    (
+        "fusec",
+        "logging",
+        "threading",
+        "_thread",
+        "multiprocessing",
+        "asyncio",
+        "concurrent",
+        "io",
+        "_io",
+        "os",
+        "re",
+        "weakref",
+    )
 )
-"""Modules whose objects are no state of the user's."""
+"""Modules whose objects are no state of the user's; what a traced function sees in place of a library is ours."""
 
 
 class StateChangedError(UnsupportedOpError):

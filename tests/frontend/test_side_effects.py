@@ -439,3 +439,16 @@ def test_iterators_that_are_made_in_the_call() -> None:
     fast = fusec.jit(f, fallback="error")
     x = torch.randn(3)
     torch.testing.assert_close(fast(x), f(x))
+
+
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_a_library_in_a_closure(library: Any) -> None:
+    """As where a function imports it, and makes the one that is compiled."""
+
+    def standardise(x: Any) -> Any:
+        return (x - library.mean(x)) / library.std(x)
+
+    x = library.linspace(0.0, 1.0, 12).reshape(3, 4)
+    compiled = fusec.jit(standardise, fallback="error")
+    for _ in range(2):
+        np.testing.assert_allclose(compiled(x), standardise(x), rtol=1e-5)
