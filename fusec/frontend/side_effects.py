@@ -124,9 +124,10 @@ class Snapshots:
         self._cells: dict[int, tuple[CellType, str, object]] = {}
         self._memos: dict[int, tuple[Any, int]] = {}
         self._holds_arrays = holds_arrays
-        self._generators = {0: _Generator(random.getstate, random.setstate)}
+        self._generators = {0: _Generator(random, random.getstate, random.setstate)}
         if holds_arrays:
-            self._generators[1] = _Generator(np.random.get_state, np.random.set_state)
+            self._generators[1] = _Generator(np.random, np.random.get_state, np.random.set_state)
+        self._outlasting = set(self._generators)
 
     def see(self, frame: FrameType, *, is_root: bool) -> None:
         """Code of the user's that is about to run for the first time: what its names stand for.
@@ -193,14 +194,20 @@ class Snapshots:
                     "take from it outside, and pass what it gave",
                     code_location(code),
                 )
-            self._note_generator(part)
+            self._note_generator(part, path)
 
-    def _note_generator(self, value: object) -> None:
+    def _note_generator(self, value: object, path: str) -> None:
+        """``path``: how it is reached from outside the run; empty for one that the run may have made."""
         if isinstance(value, Random):
-            self._generators.setdefault(id(value), _Generator(value.getstate, value.setstate))
+            self._generators.setdefault(id(value), _Generator(value, value.getstate, value.setstate))
         elif isinstance(value, np.random.Generator) and self._holds_arrays:
             bits = value.bit_generator
-            self._generators.setdefault(id(value), _Generator(lambda: bits.state, partial(setattr, bits, "state")))
+            write = partial(setattr, bits, "state")
+            self._generators.setdefault(id(value), _Generator(value, lambda: bits.state, write))
+        else:
+            return
+        if path:
+            self._outlasting.add(id(value))
 
     def hold(self, value: object, path: str = "") -> None:
         """A value that the function got hold of; what it contains, too. ``path``: how it is reached from outside."""
@@ -265,7 +272,7 @@ class Snapshots:
         ``paths``: by id, what was reached from outside the run, and how.
         ``cells``: the ids of those of functions that were reached so.
         """
-        found = [*self._changed_names(), *self._changed_cells(cells), *self._changed_generators()]
+        found = [*self._changed_names(), *self._changed_cells(cells), *self._changed_generators(paths)]
         counters: list[IntegerAttribute] = []
         only_counts = not found
         for what, counted in self._changed_containers(paths, is_array):
@@ -316,8 +323,9 @@ class Snapshots:
             and not self._equal(now.get(name, MISSING), held.before.get(name, MISSING))
         ]
 
-    def _changed_generators(self) -> Iterator[str]:
-        if any(generator.has_drawn() for generator in self._generators.values()):
+    def _changed_generators(self, paths: Mapping[int, str]) -> Iterator[str]:
+        outside = self._outlasting | paths.keys()
+        if any(key in outside and generator.has_drawn() for key, generator in self._generators.items()):
             yield "the state of a generator of random numbers"
 
     def _equal(self, now: Any, then: Any) -> bool:
@@ -336,9 +344,10 @@ class Snapshots:
 
 
 class _Generator:
-    """A generator of random numbers, and the state that it had."""
+    """A generator of random numbers, which is kept alive, and the state that it had."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+    def __init__(self, value: object, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+        self._value = value
         self._read = read
         self._write = write
         self._before = read()

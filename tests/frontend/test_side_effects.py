@@ -452,3 +452,26 @@ def test_a_library_in_a_closure(library: Any) -> None:
     compiled = fusec.jit(standardise, fallback="error")
     for _ in range(2):
         np.testing.assert_allclose(compiled(x), standardise(x), rtol=1e-5)
+
+
+class Sampler:
+    """Draws with a generator of its own, by way of another function."""
+
+    def __init__(self) -> None:
+        self.source = random.Random(0)
+
+    def scaled(self, x: Any) -> Any:
+        return drawn(x, self.source)
+
+
+def drawn(x: Any, source: random.Random) -> Any:
+    return x * source.choice([1.0, 2.0, 3.0])
+
+
+def test_generators_made_in_the_call_are_no_state_and_others_are() -> None:
+    x = np.ones(3)
+    compiled = fusec.jit(lambda x: drawn(x, random.Random(2)), fallback="error")
+    assert all((compiled(x) == drawn(x, random.Random(2))).all() for _ in range(3))
+    one, other = Sampler(), Sampler()
+    written = fusec.jit(one.scaled)
+    assert [written(x)[0] for _ in range(5)] == [other.scaled(x)[0] for _ in range(5)]

@@ -114,4 +114,4 @@ def test_the_whole_way() -> None:
         %p = argmax(%t) {axis=0} : i64[3]
         return %a, %m, %r, %p
     }""")
-    assert run.kernels == ["map"]
+    assert run.kernels == ["row", "map"]
