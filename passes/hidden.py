@@ -115,7 +115,7 @@ def _zero_unless(r: Rewriter, value: Value) -> Value | None:
         return None
     if made.name == "exp":
         return _mask_of_powers(r, made)
-    if made.name == "div" and not _is_divisor(r, made.operands[1]):
+    if made.name == "div" and not _is_instead(r, made.operands[1], 0.0):
         return None
     seen = _zero_unless(r, made.operands[0])
     if seen is None or made.name == "cast":
@@ -135,10 +135,6 @@ def _mask_of_powers(r: Rewriter, powers: Op) -> Value | None:
         return None
     mask = masked.operands[0]
     return r.broadcast(mask, powers.result.type.shape, hint="seen") if mask.type.dtype == bool_ else None
-
-
-def _is_divisor(r: Rewriter, value: Value) -> bool:
-    return _is_instead(r, value, 0.0)
 
 
 def _is_instead(r: Rewriter, value: Value, number: float) -> bool:

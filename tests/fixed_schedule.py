@@ -10,13 +10,13 @@ from fusec.passes.lower.select import Schedule, Selector, lower_with
 
 @dataclass
 class Fixed(Selector):
-    """Lowers every group of one kind with one schedule, and the others as ever."""
+    """Lowers every group of one kind with one schedule, and the others as ever; no kind: every group."""
 
     schedule: Schedule | None = None
-    kind: str = "gemm"
+    kind: str | None = "gemm"
 
     def lower(self, frame: Frame) -> LoweredGroup:
-        if frame.op.attributes.kind != self.kind:  # type: ignore[attr-defined]
+        if self.kind is not None and frame.op.attributes.kind != self.kind:  # type: ignore[attr-defined]
             return super().lower(frame)
         assert self.schedule is not None
         return lower_with(frame, self.schedule)

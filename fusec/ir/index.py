@@ -485,17 +485,3 @@ def symbols_of(e: Index) -> set[Symbol]:
         case Product():
             return {s for f in e.factors for s in symbols_of(f)}
     raise AssertionError(type(e))
-
-
-def divisions_in(e: Index) -> set[Expr]:
-    """Every quotient and remainder in ``e``."""
-    match e:
-        case Sum():
-            return {d for atom, _ in e.terms for d in divisions_in(atom)}
-        case FloorDiv() | Mod():
-            return {e} | divisions_in(e.value) | divisions_in(e.divisor)
-        case Extremum():
-            return divisions_in(e.a) | divisions_in(e.b)
-        case Product():
-            return {d for f in e.factors for d in divisions_in(f)}
-    return set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fusec.ir.index import (
+    Expr,
     Extremum,
     FloorDiv,
     Index,
@@ -134,3 +135,17 @@ def needs_int64(*extremes: Index) -> bool:
         if lo is None or hi is None or hi > INT32_MAX or lo < -INT32_MAX - 1:
             return True
     return False
+
+
+def divisions_in(e: Index) -> set[Expr]:
+    """Every quotient and remainder in ``e``."""
+    match e:
+        case Sum():
+            return {d for atom, _ in e.terms for d in divisions_in(atom)}
+        case FloorDiv() | Mod():
+            return {e} | divisions_in(e.value) | divisions_in(e.divisor)
+        case Extremum():
+            return divisions_in(e.a) | divisions_in(e.b)
+        case Product():
+            return {d for f in e.factors for d in divisions_in(f)}
+    return set()

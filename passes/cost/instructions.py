@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import log2
 
-from fusec.ir.index import Expr, Index, Symbol, divisions_in, symbols_of
-from fusec.ir.indexing import slope
+from fusec.ir.index import Expr, Index, Symbol, symbols_of
+from fusec.ir.indexing import divisions_in, slope
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bf16, f16
 from fusec.target.cpu import CpuTarget

@@ -18,7 +18,7 @@ from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Group, Partition, positions_of
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
-from fusec.passes.lower.bounds import key_tests
+from fusec.passes.lower.bounds import KeyTest, key_tests
 from fusec.passes.lower.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_linear, place
 from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
@@ -357,11 +357,16 @@ class _Attention:
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
 
 
+def data_tests(e: Elements) -> list[KeyTest]:
+    """What a mask made of data says of keys; see :func:`key_tests`."""
+    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+
+
 def find_keys(
     frame: Frame, e: Elements, shift: dict[Symbol, Index], queries: Iter, keys: Index, step: int
 ) -> FoundKeys | None:
     """Code that finds which keys a mask made of data leaves to these queries; None where the mask doesn't tell."""
-    tests = key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+    tests = data_tests(e)
     if not tests:
         return None
     return KeyFinder(tests, e.key_symbol, shift, queries, keys, step, frame.unique).find()

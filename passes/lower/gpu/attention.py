@@ -16,8 +16,8 @@ from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbo
 from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import bool_, f32, i64
 from fusec.passes.fuse.attention import AttentionMatch
-from fusec.passes.lower.attention import Elements, attention_in, attention_stores, find_elements
-from fusec.passes.lower.bounds import KeyTest, key_tests
+from fusec.passes.lower.attention import Elements, attention_in, attention_stores, data_tests, find_elements
+from fusec.passes.lower.bounds import KeyTest
 from fusec.passes.lower.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
@@ -62,15 +62,15 @@ def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> Attent
     count = usual(rows.count) if rows.heads == 1 else most(rows.count)
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
-    bounded = any(t.query is not None for t in data_tests(e, rows, 1))
+    bounded = any(t.query is not None for t in shared_tests(e, rows, 1))
     return AttentionSize(heads, count, rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded)
 
 
-def data_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
+def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
     """What data say of the keys that a block visits; none where blocks hold several heads, or share out the keys."""
     if rows.heads > 1 or split > 1:
         return []
-    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+    return data_tests(e)
 
 
 class _Attention:
@@ -201,7 +201,7 @@ class _Attention:
     def _find_keys(self) -> FoundKeys | None:
         """The keys that a mask made of data leaves; None where there is no such mask."""
         e, s = self.e, self.schedule
-        tests = data_tests(e, self.rows, s.split)
+        tests = shared_tests(e, self.rows, s.split)
         if not tests or not self.bounded:
             return None
         finder = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from fixed_schedule import Fixed
 from programs import Run, check, random_inputs
 
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.select import Schedule, Selector, lower_with
+from fusec.passes.lower.select import Schedule
 from fusec.passes.schedule.attention import AttentionSchedule, NarrowAttentionSchedule
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import RegisterTile
@@ -23,17 +23,6 @@ GROUPS = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTi
 TILES = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True))
 AMX = "cpu:sapphirerapids"
 needs_groups = pytest.mark.skipif(not cpu_target().multiplies(bf16), reason="no AVX512-BF16 here")
-
-
-@dataclass
-class Fixed(Selector):
-    """Lowers every attention with one schedule."""
-
-    schedule: Schedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        assert self.schedule is not None
-        return lower_with(frame, self.schedule)
 
 
 WAYS = pytest.mark.parametrize(
@@ -72,7 +61,7 @@ def run(schedule: Schedule, target: str, lines: tuple[str, ...], data: Any, *, f
     dtype = "f32" if isinstance(schedule, AttentionSchedule) else "bf16"
     text = masked(dtype, *lines, **how)
     machine = cpu_target(target)
-    selector = Fixed(machine, 2, {}, schedule)
+    selector = Fixed(machine, 2, {}, schedule, None)
     arrays = [*random_inputs(parse(text))[:3], data]
     result = check(
         text,
@@ -145,7 +134,7 @@ def test_keys_outside_are_not_visited(schedule: Schedule, target: str) -> None:
     from programs import run as run_only
 
     machine = cpu_target(target)
-    how = {"selector": Fixed(machine, 2, {}, schedule), "target": target, "compiled": machine.runs_here}
+    how = {"selector": Fixed(machine, 2, {}, schedule, None), "target": target, "compiled": machine.runs_here}
     found = run_only(parse(text), arrays, **how)  # type: ignore[arg-type]
     np.testing.assert_array_equal(found.outputs[0], result.outputs[0])
 

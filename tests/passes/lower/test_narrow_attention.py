@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from amx import executed
 from attentions import beside_a_sink
+from fixed_schedule import Fixed
 from programs import Run, check
 
 from fusec.errors import LoweringError
@@ -16,8 +17,8 @@ from fusec.ir.index import symbols_of
 from fusec.ir.indexing import substitute
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16, contiguous_strides
-from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.select import Selector, lower_with
+from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.select import lower_with
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.attention import NarrowAttentionSchedule, narrow_attention_candidates
 from fusec.passes.schedule.record import schedule_from_text, schedule_to_text
@@ -29,17 +30,6 @@ TILES = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(32, 32, tiles=True)
 GROUPS = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTile(5, 32))
 needs_groups = pytest.mark.skipif(not cpu_target().multiplies(bf16), reason="no AVX512-BF16 here")
 targets = pytest.mark.parametrize("target", [OF_TILES, pytest.param(OF_GROUPS, marks=needs_groups)])
-
-
-@dataclass
-class Fixed(Selector):
-    """Lowers every attention with one schedule."""
-
-    schedule: NarrowAttentionSchedule | None = None
-
-    def lower(self, frame: Frame) -> LoweredGroup:
-        assert self.schedule is not None
-        return lower_with(frame, self.schedule)
 
 
 def attention(
@@ -86,7 +76,7 @@ def through(text: str, target: str, schedule: NarrowAttentionSchedule | None = N
     run = check(
         text,
         inputs,  # type: ignore[arg-type]
-        selector=Fixed(machine, 2, {}, chosen),
+        selector=Fixed(machine, 2, {}, chosen, None),
         disable=frozenset({"vectors"}),  # one query, too
         compiled=machine.runs_here,
         target=target,
