@@ -138,7 +138,7 @@ def _piece(
         raise ArtifactError(f"{compiled.name} returns a view of a result, which a file for ranges can't hold; copy it")
     plain = load_arrays("numpy")
     without = {program.inputs[k] for k in given}
-    made_of = {s.arguments[-1]: pack_sources(program, s) for s in program.steps if isinstance(s, Pack)}
+    made_of = {s.arguments[-1]: pack_sources(program, [s]) for s in program.steps if isinstance(s, Pack)}
     weights = {slot: array for slot, array in executable.weights.items() if slot not in without}
     packed = {slot: block for slot, block in executable.packed.items() if without.isdisjoint(made_of.get(slot, ()))}
     record = {

@@ -28,13 +28,13 @@ class Layout:
 
 
 class Watch(Protocol):
-    """An array as it was at some time. ``key`` tells where it lies."""
+    """Some arrays as they were at some time. ``key`` tells where they lie."""
 
     @property
     def key(self) -> Hashable: ...
 
-    def same(self, array: Any) -> bool:
-        """True when ``array`` lies in the same memory, and its contents have not changed."""
+    def same(self, arrays: Sequence[Any]) -> bool:
+        """True when ``arrays`` lie in the same memory, and their contents have not changed."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Arrays(Protocol):
     def profiler(self) -> Any:
         """The library's module whose ``_is_profiler_enabled`` says whether its profiler is on; None where none does."""
 
-    def watch(self, array: Any) -> Watch | None:
-        """Remembers the array's memory and contents as of now; None where nothing tells when they change."""
+    def watch(self, arrays: Sequence[Any]) -> Watch | None:
+        """Remembers the arrays' memory and contents as of now; None where nothing tells when they change."""
 
     def to_bytes(self, array: Any) -> tuple[DType, tuple[int, ...], bytes]:
         """The dtype, shape and row-major contents of an array."""

@@ -122,7 +122,7 @@ class CupyArrays:
     def profiler(self) -> None:
         return None
 
-    def watch(self, array: Array) -> Watch | None:
+    def watch(self, arrays: Sequence[Array]) -> Watch | None:
         return None
 
     def to_bytes(self, array: Array) -> tuple[DType, tuple[int, ...], bytes]:

@@ -29,8 +29,8 @@ from fusec.runtime.memory import (
 from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step, root_of
 
 KernelLookup = Callable[[str], Callable[..., Any]]
-PackMaker = Callable[[Pack], Callable[..., tuple[Any, int]]]
-"""From a Pack step to the function of its root inputs that gives the packed memory and its address."""
+PackMaker = Callable[[Sequence[Pack]], Callable[..., tuple[Any, ...]]]
+"""From Pack steps to the function of their root inputs that gives what keeps the packed memory, and its addresses."""
 CallMaker = Callable[[Call], Callable[..., Sequence[Any]]]
 Mark = Callable[[int, list[str]], list[str]]
 """From a step's number and its lines to the lines that take their place."""
@@ -138,11 +138,14 @@ class ProgramWriter:
         if self._mark is not None:
             self._write_marked(self._mark)
         else:
-            for together, steps in groupby(self._packings_first(), self._goes_with_others):
+            steps = self._program.steps
+            self._write_kept([s for s in steps if isinstance(s, Pack) and self._is_kept(s)])  # so they part no launches
+            others = [s for s in steps if not (isinstance(s, Pack) and self._is_kept(s))]
+            for together, row in groupby(others, self._goes_with_others):
                 if together:
-                    self._write_together(list(steps))
+                    self._write_together(list(row))
                 else:
-                    for step in steps:
+                    for step in row:
                         self._write_step(step)
         self._write_results()
         return self
@@ -152,10 +155,6 @@ class ProgramWriter:
             start = len(self.lines)
             self._write_step(step)
             self.lines[start:] = mark(number, self.lines[start:])
-
-    def _packings_first(self) -> list[Step]:
-        """The steps with the packings of inputs before all others, so that they part no launches."""
-        return sorted(self._program.steps, key=lambda step: not (isinstance(step, Pack) and self._is_kept(step)))
 
     def _is_kept(self, step: Pack) -> bool:
         return step.cacheable or step.arguments[-1] in self._parts.packed
@@ -271,11 +270,11 @@ class ProgramWriter:
         match step:
             case Launch() if self._parts.row is not None:
                 self._write_row([step])
-            case Launch():
+            case Pack() if self._is_kept(step):
+                self._write_kept([step])
+            case Launch() | Pack():
                 self._make_written(step)
                 self._call_kernel(step.kernel, step.arguments)
-            case Pack():
-                self._write_pack(step)
             case Call():
                 self._write_call(step)
 
@@ -323,22 +322,23 @@ class ProgramWriter:
         given = [*map(str, map(self._address, arguments)), *map(variable_of, self._sizes[kernel])]
         self.lines.append(f"{function}({', '.join(given)})")
 
-    def _write_pack(self, step: Pack) -> None:
-        target = step.arguments[-1]
-        fixed = self._parts.packed.get(target)
-        if fixed is not None:
-            self._scope.bind(fixed, f"packed_{self._program.slots[target].name}")
-            self._addresses[target] = Place("", fixed.ctypes.data)
+    def _write_kept(self, steps: Sequence[Pack]) -> None:
+        """Packings of inputs that keep their place. What was packed before the call has fixed addresses."""
+        made: list[Pack] = []
+        for step in steps:
+            fixed = self._parts.packed.get(step.arguments[-1])
+            if fixed is None:
+                made.append(step)
+            else:
+                self._scope.bind(fixed, f"packed_{self._program.slots[step.arguments[-1]].name}")
+                self._addresses[step.arguments[-1]] = Place("", fixed.ctypes.data)
+        if not made:
             return
-        if not step.cacheable:
-            self._make_written(step)
-            self._call_kernel(step.kernel, step.arguments)
-            return
-        sources = pack_sources(self._program, step)
-        function = self._scope.bind(self._parts.pack(step), f"pack_{step.kernel}")
-        block, address = self._fresh("block"), self._fresh("at")
-        self.lines.append(f"{block}, {address} = {function}({', '.join(self._variables[s] for s in sources)})")
-        self._addresses[target] = Place(address)
+        function = self._scope.bind(self._parts.pack(made), "packings" if len(made) > 1 else f"pack_{made[0].kernel}")
+        names = [f"at{len(self.lines)}_{place}" for place in range(len(made))]
+        sources = ", ".join(self._variables[root] for root in pack_sources(self._program, made))
+        self.lines.append(f"{self._fresh('packed')}, {', '.join(names)} = {function}({sources})")
+        self._addresses |= {step.arguments[-1]: Place(name) for step, name in zip(made, names, strict=True)}
 
     def _write_call(self, step: Call) -> None:
         step = self._in_place.get(step.results, step)
@@ -455,9 +455,9 @@ class ProgramWriter:
         return self._program.slots[root].kind == "input"
 
 
-def pack_sources(program: Program, step: Pack) -> list[int]:
-    """The input slots that a packing reads, each once."""
-    return list(dict.fromkeys(root_of(program, slot)[0] for slot in step.arguments[:-1]))
+def pack_sources(program: Program, steps: Sequence[Pack]) -> list[int]:
+    """The input slots that packings read, each once."""
+    return list(dict.fromkeys(root_of(program, slot)[0] for step in steps for slot in step.arguments[:-1]))
 
 
 def _bytes_spanned(slot: Slot) -> Dim:

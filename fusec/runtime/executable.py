@@ -18,7 +18,7 @@ from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, make_function
 from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources
 from fusec.runtime.isa import can_run
-from fusec.runtime.packing import Packer
+from fusec.runtime.packing import Packer, Packings
 from fusec.runtime.program import Call, Launch, Pack, Program, root_of
 from fusec.runtime.watch import watch_test, watched_runner
 from fusec.target.cpu import cpu_target
@@ -79,7 +79,7 @@ class Executable:
         variables = dict(zip(self.free_inputs, inputs, strict=True))
         parts = Parts(
             self._kernel,
-            self._packer,
+            self._packings,
             self._call,
             self._placed,
             self.packed,
@@ -131,6 +131,11 @@ class Executable:
         if row is None or self.device is None:
             return None
         return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph and together)
+
+    def _packings(self, steps: Sequence[Pack]) -> Packings:
+        places = {root: place for place, root in enumerate(pack_sources(self.program, steps))}
+        own = [[places[root] for root in pack_sources(self.program, [step])] for step in steps]
+        return Packings(self.arrays, list(zip(map(self._packer, steps), own, strict=True)))
 
     def _packer(self, step: Pack) -> Packer:
         kernel = self._here.function(step.kernel)
@@ -228,8 +233,8 @@ class Executable:
         by_slot = {program.inputs[k]: value for k, value in values.items()}
         packed: dict[int, np.ndarray[Any, Any]] = dict(self.packed)
         for step in program.steps:
-            if isinstance(step, Pack) and all(root in by_slot for root in pack_sources(program, step)):
-                sources = [by_slot[root] for root in pack_sources(program, step)]
+            if isinstance(step, Pack) and all(root in by_slot for root in pack_sources(program, [step])):
+                sources = [by_slot[root] for root in pack_sources(program, [step])]
                 offsets = tuple(root_of(program, slot)[1] for slot in step.arguments[:-1])
                 digest = self.digests.get(step.kernel, step.kernel)
                 key: tuple[object, ...] = ("packed", digest, offsets, *map(id, sources))

@@ -16,12 +16,16 @@ import numpy as np
 
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.ir.attributes import ExternAttributes
+from fusec.ir.types import TensorType
 
 _OPERAND = re.compile(r"\$(\d+)")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 CHECK_INDEX = "fusec.check_index"
 """The target of a call that gives back its operand, an integer array, or raises IndexError: ``(index, low, high)``."""
+
+_FEW = 64
+"""Elements of an index up to which Python compares them."""
 
 Prepared = Callable[[Sequence[Any]], list[Any]]
 
@@ -31,6 +35,8 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     """A function from operands to results for one extern. UnsupportedOpError when its target does not exist."""
     function, kind = _resolve(attributes.target)
     args, kwargs = parse_arguments(attributes.arguments)
+    if attributes.target == CHECK_INDEX:
+        return _index_check(attributes.types[0], *args[1:])
     count = len(attributes.types)
 
     def call(operands: Sequence[Any]) -> list[Any]:
@@ -151,6 +157,24 @@ def _resolve(target: str) -> tuple[Callable[..., Any], str]:
     raise UnsupportedOpError(f"there is no library function {target!r} in this installation")
 
 
+def _index_check(type: TensorType, low: int, high: int) -> Prepared:
+    """The check of an index of this type, with as little code as can be: most of its time is waiting for its own code,
+    which products of large matrices have driven from the caches."""
+    few = type.device == "cpu" and isinstance(type.count, int) and type.count <= _FEW
+
+    def call(operands: Sequence[Any]) -> list[Any]:
+        (index,) = operands
+        if not few:
+            _check_index(index, low, high)
+            return [index]
+        for n in _numbers(index.tolist()):
+            if not low <= n <= high:
+                _check_index(index, low, high)
+        return [index]
+
+    return call
+
+
 def _check_index(index: Any, low: int, high: int) -> Any:
     """IndexError, as the libraries raise it, where an element is not in ``[low, high]``.
 
@@ -167,6 +191,11 @@ def _check_index(index: Any, low: int, high: int) -> Any:
             wrong = least if least < low else most
             raise IndexError(f"index {wrong} is out of bounds for an axis of size {high + 1}")
     return index
+
+
+def _numbers(listed: Any) -> list[int]:
+    """What ``tolist()`` gave, flat."""
+    return [n for part in listed for n in _numbers(part)] if isinstance(listed, list) else [listed]
 
 
 def _without_grad(overload: Callable[..., Any]) -> Callable[..., Any]:

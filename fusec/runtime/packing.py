@@ -21,14 +21,11 @@ _lock = threading.Lock()
 class _Filled:
     """Packed memory and the arrays that it was made from, as they were."""
 
-    __slots__ = ("__weakref__", "pair", "watches")
+    __slots__ = ("__weakref__", "pair", "watch")
 
-    def __init__(self, pair: tuple[Block, int], watches: Sequence[Watch]) -> None:
+    def __init__(self, pair: tuple[Block, int], watch: Watch) -> None:
         self.pair = pair
-        self.watches = watches
-
-    def fits(self, sources: Sequence[Any]) -> bool:
-        return all(watch.same(source) for watch, source in zip(self.watches, sources, strict=True))
+        self.watch = watch
 
 
 _shared: weakref.WeakValueDictionary[tuple[object, ...], _Filled] = weakref.WeakValueDictionary()
@@ -51,9 +48,9 @@ class Packer:
         self._identity = (digest, offsets)
         self._filled: _Filled | None = None
 
-    def __call__(self, *sources: Any) -> tuple[Block, int]:
+    def __call__(self, sources: Sequence[Any]) -> tuple[Block, int]:
         filled = self._filled
-        if filled is not None and filled.fits(sources):
+        if filled is not None and filled.watch.same(sources):
             return filled.pair
         return self._refill(sources)
 
@@ -63,21 +60,43 @@ class Packer:
         self._run(int(block.ctypes.data), *sources)
         return block
 
-    def _refill(self, sources: tuple[Any, ...]) -> tuple[Block, int]:
-        before = [self._arrays.watch(source) for source in sources]
-        watches = [watch for watch in before if watch is not None]
-        if len(watches) != len(sources):  # nothing tells when these change
+    def _refill(self, sources: Sequence[Any]) -> tuple[Block, int]:
+        watch = self._arrays.watch(sources)
+        if watch is None:  # nothing tells when these change
             block, address = POOL.take(self._nbytes)
             self._run(address, *sources)
             return block, address
-        key = (self._identity, *(watch.key for watch in watches))
+        key = (self._identity, watch.key)
         with _lock:
             known = _shared.get(key)
-            if known is None or not known.fits(sources):
+            if known is None or not known.watch.same(sources):
                 block = self.pack(sources)
-                known = _shared[key] = _Filled((block, int(block.ctypes.data)), watches)
+                known = _shared[key] = _Filled((block, int(block.ctypes.data)), watch)
             self._filled = known
         return known.pair
+
+
+class Packings:
+    """Gives the packed memory of some steps: ``packings(*sources)`` is what keeps it alive, then each step's address.
+
+    Where nothing has changed, one look at all sources says so. ``steps``: each step's packer, and which of the sources
+    are its own. Safe to call from many threads.
+    """
+
+    def __init__(self, arrays: Arrays, steps: Sequence[tuple[Packer, Sequence[int]]]) -> None:
+        self._arrays = arrays
+        self._steps = steps
+        self._known: tuple[Watch | None, tuple[Any, ...]] = None, ()
+
+    def __call__(self, *sources: Any) -> tuple[Any, ...]:
+        watch, packed = self._known
+        if watch is not None and watch.same(sources):
+            return packed
+        now = self._arrays.watch(sources)  # before each is looked at: what changes meanwhile is seen at the next call
+        pairs = [packer([sources[k] for k in own]) for packer, own in self._steps]
+        packed = ([block for block, _ in pairs], *(address for _, address in pairs))
+        self._known = now, packed
+        return packed
 
 
 def _runner(program: Program, step: Pack, kernel: Callable[..., Any], arrays: Arrays) -> Callable[..., None]:
@@ -86,7 +105,7 @@ def _runner(program: Program, step: Pack, kernel: Callable[..., Any], arrays: Ar
     function = scope.bind(kernel, step.kernel)
     if any(kernel.sizes for kernel in program.kernels if kernel.name == step.kernel):
         raise LoweringError(f"{step.kernel} packs an array of symbolic extents once for all calls")
-    names = {root: f"s{place}" for place, root in enumerate(pack_sources(program, step))}
+    names = {root: f"s{place}" for place, root in enumerate(pack_sources(program, [step]))}
     addresses = []
     for slot in step.arguments[:-1]:
         root, offset = root_of(program, slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,8 +18,16 @@ from fusec.runtime.arrays import Layout, Stopwatch, Watch, span
 from fusec.runtime.code import Scope, spell, spell_tuple
 from fusec.runtime.numpy_arrays import array_over
 
-_SAMPLES = 32
-_INFERENCE_SAMPLES = 128
+_WORD = 16
+"""Bytes of a tensor's memory that are looked at together."""
+
+_SAMPLES = 16
+_INFERENCE_SAMPLES = 32
+
+_ANYWHERE = {"version": 3, "data": (_WORD, True), "shape": (1 << 58,), "typestr": f"|V{_WORD}"}
+_MEMORY = np.asarray(SimpleNamespace(__array_interface__=_ANYWHERE))
+"""All memory from address ``_WORD`` on; only what is known to lie somewhere may be read."""
+
 _FROM_NUMPY = frozenset({"f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool", "c64", "c128"})
 
 
@@ -200,8 +209,8 @@ class TorchArrays:
     def profiler(self) -> Any:
         return torch.autograd.profiler
 
-    def watch(self, array: torch.Tensor) -> Watch | None:
-        return _InferenceWatch(array) if array.is_inference() else _Watch(array)
+    def watch(self, arrays: Sequence[torch.Tensor]) -> Watch | None:
+        return _Watch(arrays)
 
     def to_bytes(self, array: torch.Tensor) -> tuple[DType, tuple[int, ...], bytes]:
         dtype = dtype_of(array.dtype)
@@ -232,58 +241,48 @@ def _hold() -> None:
 
 
 class _Watch:
-    """A tensor's address, version counter and a few of its elements.
+    """Addresses of tensors, their version counters, and some words of their memory.
 
     Writes through ``.data``, ``.numpy()`` or DLPack pass the version counter by. An update of most elements, as an
-    optimizer or an average of weights makes, shows in the elements looked at; a write to a few elements may not.
+    optimizer or an average of weights makes, shows in the words looked at; a write to a few elements may not. A tensor
+    made under ``torch.inference_mode()`` has no counter. No gradient ever reaches it, so what updates it is loading
+    other weights, which changes most elements.
     """
 
-    __slots__ = ("_address", "_samples", "_seen", "_version", "key")
+    __slots__ = ("_addresses", "_kept", "_places", "_seen", "_versions", "key")
 
-    def __init__(self, array: torch.Tensor) -> None:
-        self._address = array.data_ptr()
-        self.key = (self._address, array.dtype, tuple(array.shape), array.stride())
-        self._version = array._version
-        self._samples = _samples(array, _SAMPLES)
-        self._seen = self._samples.tobytes()
+    def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
+        self._kept = [array.untyped_storage() for array in arrays]  # so that no other tensor comes to lie there
+        self._addresses = list(map(_address_of, arrays))
+        self.key = tuple((array.data_ptr(), array.dtype, array.shape, array.stride()) for array in arrays)
+        self._versions = _versions(arrays)
+        self._places = np.concatenate([_samples(array) for array in arrays])
+        self._seen = _MEMORY.take(self._places).tobytes()
 
-    def same(self, array: torch.Tensor) -> bool:
-        # The samples hold the storage, so that no other tensor can have come to lie at its address.
+    def same(self, arrays: Sequence[torch.Tensor]) -> bool:
         return (
-            array.data_ptr() == self._address
-            and array._version == self._version
-            and self._samples.tobytes() == self._seen
+            list(map(_address_of, arrays)) == self._addresses
+            and _versions(arrays) == self._versions
+            and _MEMORY.take(self._places).tobytes() == self._seen  # at once, so that waits for memory overlap
         )
 
 
-class _InferenceWatch:
-    """A tensor made under ``torch.inference_mode()``, which has no version counter: its address and some elements.
-
-    No gradient ever reaches such a tensor, so what updates it is loading other weights, which changes most elements.
-    """
-
-    __slots__ = ("_address", "_samples", "_seen", "key")
-
-    def __init__(self, array: torch.Tensor) -> None:
-        self._address = array.data_ptr()
-        self.key = (self._address, array.dtype, tuple(array.shape), array.stride())
-        self._samples = _samples(array, _INFERENCE_SAMPLES)
-        self._seen = self._samples.tobytes()
-
-    def same(self, array: torch.Tensor) -> bool:
-        return array.data_ptr() == self._address and self._samples.tobytes() == self._seen
+_address_of = torch.Tensor.data_ptr
 
 
-def _samples(array: torch.Tensor, wanted: int) -> np.ndarray[Any, Any]:
-    """A view of elements spread evenly over a tensor's memory."""
+def _versions(arrays: Sequence[torch.Tensor]) -> list[int]:
+    return [-1 if array.is_inference() else array._version for array in arrays]
+
+
+def _samples(array: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Which words of :data:`_MEMORY` are looked at: some spread evenly over a tensor's memory."""
     start, stop = _extent(array)
-    count = (stop - start) // array.element_size()
-    step = max(1, count // wanted) | 1  # odd, so that it does not stay in one column
-    spread = array.detach().as_strided((-(-count // step),), (step,))
-    if dtype_of(array.dtype).name not in _FROM_NUMPY:
-        spread = spread.view(getattr(torch, f"int{8 * array.element_size()}"))
-    found: np.ndarray[Any, Any] = spread.numpy()
-    return found
+    if start == stop:
+        return np.empty(0, np.int64)
+    words = range(-(-start // _WORD), stop // _WORD) or range(start // _WORD, -(-stop // _WORD))
+    wanted = _INFERENCE_SAMPLES if array.is_inference() else _SAMPLES
+    step = max(1, len(words) // wanted) | 1  # odd, so that it does not stay in one column
+    return np.arange(words.start, words.stop, step) - 1
 
 
 class _Check:

@@ -359,6 +359,40 @@ def test_weights_are_packed_once_and_again_when_they_change() -> None:
         assert module.calls.count("pack") == 1
 
 
+def test_only_changed_weights_of_many_are_packed_again() -> None:
+    torch = pytest.importorskip("torch")
+    slots = [
+        *(slot("input", (4,), source=k) for k in range(4)),
+        *(slot("packed", (4,)) for _ in range(3)),
+        *(slot("workspace", (4,)) for _ in range(2)),
+        slot("output", (4,)),
+    ]
+    kernels = [*(kernel(f"pack{k}", (4,), (4,)) for k in range(3)), kernel("add", (4,), (4,), (4,))]
+    steps = [*(Pack(f"pack{k}", (1 + k, 4 + k), True) for k in range(3))]
+    adds = [Launch("add", (0, 4, 7)), Launch("add", (7, 5, 8)), Launch("add", (8, 6, 9))]
+    module = FakeModule(kernels, {"add": _add, **{f"pack{k}": _double for k in range(3)}})
+    made = program(slots, [9], kernels, [*steps, *adds], roles=["argument", *("parameter",) * 3])
+    executable = Executable(made, module, "torch")
+    with torch.inference_mode():
+        third = torch.full((4,), 3.0)
+    x, weights = torch.zeros(4), [torch.ones(4), torch.nn.Parameter(torch.full((4,), 2.0)), third]
+    changes: list[tuple[Any, list[str]]] = [
+        (lambda: None, ["pack0", "pack1", "pack2"]),
+        (lambda: None, []),
+        (lambda: weights[0].data.fill_(5.0), ["pack0"]),
+        (lambda: third.data.fill_(7.0), ["pack2"]),
+        (lambda: torch.nn.init.zeros_(weights[1]), ["pack1"]),
+        (lambda: setattr(weights[1], "data", torch.ones(4)), ["pack1"]),
+        (lambda: weights.__setitem__(0, torch.full((4,), 9.0)), ["pack0"]),
+    ]
+    for change, packed in changes:
+        change()
+        for expected in (packed, []):
+            module.calls.clear()
+            assert torch.equal(executable(x, *weights)[0], 2 * sum(w.detach() for w in weights))
+            assert [call for call in module.calls if call != "add"] == expected
+
+
 def test_packed_weights_are_shared_between_programs() -> None:
     torch = pytest.importorskip("torch")
     first, module = _packing("torch")

@@ -99,3 +99,17 @@ def test_unknown_target(target):
 def test_wrong_number_of_results():
     with pytest.raises(FusecError, match="2 results, 1 were captured"):
         run_extern(ExternAttributes("aten.sort.default", "($0,), {}", (T,)), [torch.ones(3)])
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3), (8, 8), (5, 13), (200,)])
+def test_indices_out_of_range_are_refused(library, shape):
+    values = np.asarray(np.arange(math.prod(shape)).reshape(shape) % 7 - 3)
+    check = ExternAttributes("fusec.check_index", "(($0, -3, 3), {})", (TensorType(i64, shape),))
+    given = torch.from_numpy(values) if library == "torch" else values
+    assert run_extern(check, [given])[0] is given
+    if values.size:
+        for wrong in (-4, 4):
+            values.flat[values.size // 2] = wrong
+            with pytest.raises(IndexError, match=f"^index {wrong} is out of bounds for an axis of size 4$"):
+                run_extern(check, [given])
