@@ -1,7 +1,8 @@
-"""Indices of gathers are checked where nothing proves them in range: a kernel would read foreign memory."""
+"""Indices are checked where nothing proves them in range: a kernel would read, or write, foreign memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
@@ -10,6 +11,7 @@ from fusec.ir.attributes import (
     ExternAttributes,
     GatherAttributes,
     IotaAttributes,
+    UpdateAttributes,
 )
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.indexing import most
@@ -31,7 +33,7 @@ class Check:
 
 
 def check_indices(graph: Graph) -> Graph:
-    """Puts a call before each gather that may read out of range; it gives back its operand, or raises IndexError.
+    """Puts a call before each op that may reach out of range; it gives back its operand, or raises IndexError.
 
     The call is on what the index is made of, as far as the arithmetic around it can be followed: of
     ``i + n where i < 0 else i`` it is ``i`` that is checked, to lie in ``[-n, n - 1]``.
@@ -39,18 +41,25 @@ def check_indices(graph: Graph) -> Graph:
     facts = _Facts(graph)
     wanted: dict[Value, dict[tuple[int, int], Op]] = {}
     for op in graph.ops:
-        if op.name in ("gather", "gather_elements") and 0 not in op.result.type.shape:
-            assert isinstance(op.attributes, GatherAttributes)
-            source, index = op.operands
-            for check in facts.checks(index, 0, _extent(source, op.attributes.axis, op) - 1):
+        for index, extent in _indices(op):
+            for check in facts.checks(index, 0, extent - 1):
                 wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     return _with_calls(graph, wanted) if wanted else graph
+
+
+def _indices(op: Op) -> Iterator[tuple[Value, int]]:
+    """The indices that an op reads or writes by, each with the extent of the axis it is for."""
+    match op.attributes:
+        case GatherAttributes(axis=axis) if 0 not in op.result.type.shape:
+            yield op.operands[1], _extent(op.operands[0], axis, op)
+        case UpdateAttributes(axis=int() as axis):
+            yield op.operands[2], _extent(op.operands[0], axis, op)
 
 
 def _extent(source: Value, axis: int, op: Op) -> int:
     extent = source.type.shape[axis]
     if not isinstance(extent, int):
-        raise LoweringError(f"{op.name} picks from an axis of symbolic extent {extent}", op.location)
+        raise LoweringError(f"{op.name} reaches into an axis of symbolic extent {extent}", op.location)
     return extent
 
 

@@ -156,14 +156,18 @@ def _matching_runs(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> list[tuple[list[in
     return runs
 
 
+COPIES = ("copy", "copy_at")
+"""Ops that give their operand a new place in memory."""
+
+
 def index_only(graph: Graph) -> set[Value]:
     """Values that constants and iota alone make, through views, maps and moves: expressions of the index, no data.
 
-    A ``copy`` is not one of them: it says that its result is to be memory.
+    A copy is not one of them: it says that its result is to be memory.
     """
     found: set[Value] = set()
     for op in graph.ops:
-        pointwise = op.definition.kind in ("view", "elementwise", "data") and op.name != "copy"
+        pointwise = op.definition.kind in ("view", "elementwise", "data") and op.name not in COPIES
         if op.definition.kind == "create" or (pointwise and found.issuperset(op.operands)):
             found.update(op.results)
     return found
@@ -251,7 +255,7 @@ class Inliner:
 
     def _elementwise(self, op: Op, index: Subscripts) -> ScalarExpr:
         args = tuple(self.at(v, broadcast_index(index, v.type.shape)) for v in op.operands)
-        if op.name == "copy":
+        if op.name in COPIES:
             return args[0]
         if isinstance(op.attributes, CastAttributes) and isinstance(args[0], Const):
             return Apply("cast", args, op.attributes.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES
+from fusec.ir.attributes import NO_ATTRIBUTES, CopyAtAttributes, UpdateAttributes
 from fusec.ir.graph import Graph, Location, Op, Port, Value
 from fusec.ir.index import Index, Symbol, add, mul
 from fusec.ir.indexing import slope, substitute
@@ -132,10 +132,12 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
             operands = tuple(v if _is_operand(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
             ops.append(op if operands == op.operands else replace(op, operands=operands))
         elif op.definition.kind == "write":
-            base, value = op.operands
+            base, value, *place = op.operands
             for _ in range(2 if op.result.name in apart else 1):
                 value = fresh(value, ops, op.location)
-            ops.append(replace(op, operands=(base, value)))
+            if place:
+                ops[-1] = _copy_at(ops[-1], place[0], op)
+            ops.append(replace(op, operands=(base, value, *place)))
         else:
             ops.append(op)
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
@@ -143,6 +145,14 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
             value if _is_output_memory(value, port, producers, strides, indices) else copied(value, ops, port.strides)
         )
     return graph.with_ops(ops, outputs)
+
+
+def _copy_at(copy: Op, place: Value, update: Op) -> Op:
+    """The copy that an update writes, at a place that is known when it is made."""
+    assert isinstance(update.attributes, UpdateAttributes)
+    assert update.attributes.axis is not None
+    attributes = CopyAtAttributes(update.attributes.axis)
+    return Op(OPS["copy_at"], (*copy.operands, place), attributes, copy.results, copy.location)
 
 
 def _is_operand(

@@ -152,13 +152,18 @@ class Rewriter:
         So it is where the caller gets the result, and ``value`` lies in memory that is an input's, a library
         call's or another output's.
         """
-        if self.op.results[0] not in self._sweep.escaping:
+        if self.op.results[0] not in self._sweep.escaping or self._is_new(value):
             return False
         made = self.producer(value)
         while made is not None and made.definition.kind == "view":
             value = made.operands[0]
             made = self.producer(value)
         return made is None or made.definition.kind in ("write", "extern") or value in self._sweep.escaping
+
+    def _is_new(self, value: Value) -> bool:
+        """Whether the rule has just emitted the call, or write, that makes a value: it replaces the op's own."""
+        made = self._made.get(value)
+        return made is not None and made.definition.kind in ("write", "extern")
 
     def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES, hint: str = "") -> Value:
         """Appends an op and returns its only result. VerifyError when the operands don't fit: the rule is wrong."""

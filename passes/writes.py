@@ -24,6 +24,7 @@ from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import add, is_at_least, sub
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, TensorType, bool_, i64
+from fusec.passes.placed_writes import library_write, with_placed_writes
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
@@ -32,7 +33,7 @@ def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozense
 
     So does a map whose result is all of an input's new contents. Without ``in_place`` there are maps only.
     """
-    graph = _with_whole_writes(graph) if in_place else graph
+    graph = _with_whole_writes(with_placed_writes(graph)) if in_place else graph
     if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
         return graph
     kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
@@ -151,7 +152,7 @@ def _reads_box(kernel: Op, seen: Set[Value], versions: Set[Value], update: Op) -
 def _reads_in_step(kernel: Op, update: Op) -> bool:
     """Whether a kernel that writes all of an array reads of it, for each element, that element alone."""
     assert isinstance(kernel.attributes, FusedAttributes)
-    base, value = update.operands
+    base, value = update.operands[:2]
     if kernel.attributes.kind != "map" or len(kernel.results) > 1 or base.type.shape != value.type.shape:
         return False
     body = kernel.attributes.body
@@ -173,8 +174,8 @@ def _is_beside(op: Op, update: Op) -> bool:
     ends = zip(op.attributes.starts, op.attributes.stops, op.attributes.steps, strict=True)
     written = zip(update.attributes.starts, update.operands[1].type.shape, strict=True)
     return any(
-        step > 0 and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
-        for (first, stop, step), (start, n) in zip(ends, written, strict=True)
+        step > 0 and axis != update.attributes.axis and (is_at_least(first, add(start, n)) or is_at_least(start, stop))
+        for axis, ((first, stop, step), (start, n)) in enumerate(zip(ends, written, strict=True))
     )
 
 
@@ -193,7 +194,9 @@ def _opening(kept: Set[Value]) -> Rule:
         """update(x, y) ⇒ select(inside, spread(y), x)"""
         if r.op.result in kept:
             return None
-        base, value = r.operands
+        base, value, *place = r.operands
+        if place:
+            return library_write(r, base, value, place[0])
         if 0 in value.type.shape:
             return base
         if value.type.shape == base.type.shape:

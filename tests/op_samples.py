@@ -14,6 +14,7 @@ from fusec.ir.attributes import (
     CastAttributes,
     ConcatAttributes,
     ConstantAttributes,
+    CopyAtAttributes,
     DotAttributes,
     EinsumAttributes,
     ExtentAttributes,
@@ -198,7 +199,9 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "update": many(
         Sample((t(f32, B, 4), t(f32, B, 2)), UpdateAttributes((0, 1))),
         Sample((t(f32, 5, 4), t(f32, 2, 4)), UpdateAttributes((3, 0))),
+        Sample((t(f32, 5, 4), t(f32, 1, 4), t(i64)), UpdateAttributes((0, 0), 0), below=5),
     ),
+    "copy_at": many(Sample((t(f32, 2, B), t(i32)), CopyAtAttributes(1), below=9)),
     "extern": many(
         Sample((_X,), ExternAttributes("aten.sort", _ODD_TEXT, (_X, t(i64, 2, 3)), "new: sort")),
         Sample((), ExternAttributes("numpy.seterr", "((), {})", ())),

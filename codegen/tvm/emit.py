@@ -36,6 +36,7 @@ from fusec.tile.nodes import (
     Kernel,
     Loop,
     Map,
+    Move,
     Reduce,
     Statement,
     Store,
@@ -78,6 +79,23 @@ class Emitter:
     def code(self) -> Code:
         target = self.context.target
         return Code(target.has_avx512, self._names, self._halves, target.has_fma, target.roots_slowly)
+
+    def declared(self, buffer: Buffer, address: Node) -> list[Node]:
+        """A parameter's memory at an address."""
+        element = memory_type(buffer.dtype)
+        pointer, bound = tir.pointer_of(address, f"{buffer.name}_pointer", element)
+        memory, declared = tir.memory(buffer.name, element, max(buffer.extent, 1), pointer, buffer.dtype.itemsize)
+        self.context.memory[buffer] = memory
+        return [bound, declared]
+
+    def moved(self, move: Move, address: Node) -> list[Node]:
+        """The memory of a parameter that lies some elements after its address; what says how many is declared."""
+        code = self.code()
+        by = Points(self.context, code, self.numbers, None, None).value(move.by)
+        step = tirx.Mul(tirx.Cast("int64", by.node), tirx.Cast("int64", self.context.index(move.stride)))
+        nbytes = tirx.Mul(step, tir.integer(move.buffer.dtype.itemsize, "int64"))
+        place = code.let_index(tirx.Add(address, nbytes), "int64", f"{move.buffer.name}_place")
+        return [*code.statements, *self.declared(move.buffer, place)]
 
     def block(self, statements: Block) -> list[Node]:
         code = self.code()
@@ -231,25 +249,25 @@ class Emitter:
 def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
     """The PrimFunc of a kernel: one int64 address a parameter, in order, then one int64 a size."""
     emitter = Emitter(kernel, target)
-    addresses, statements = [], []
-    for buffer in kernel.parameters:
-        element = memory_type(buffer.dtype)
-        address = tir.variable(f"{buffer.name}_address", "int64")
-        pointer, bound = tir.pointer_of(address, f"{buffer.name}_pointer", element)
-        memory, declared = tir.memory(buffer.name, element, max(buffer.extent, 1), pointer, buffer.dtype.itemsize)
-        emitter.context.memory[buffer] = memory
-        addresses.append(address)
-        statements += [bound, declared]
+    addresses = [tir.variable(f"{buffer.name}_address", "int64") for buffer in kernel.parameters]
+    moves = {move.buffer: move for move in kernel.moves}
+    statements: list[Node] = []
+    sizes = []
     for size in kernel.sizes:
         given = tir.variable(size.name, "int64")
-        addresses.append(given)
+        sizes.append(given)
         narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
         statements.append(tir.bind(emitter.context.bind(size), narrow))
+    for buffer, address in zip(kernel.parameters, addresses, strict=True):
+        if buffer in moves:
+            statements += emitter.moved(moves[buffer], address)
+        else:
+            statements += emitter.declared(buffer, address)
     body = emitter.block(kernel.body)
     whole = tir.block([*statements, *body])
     for text in sorted(emitter.context.imports):
         whole = tir.importing(text, whole)
-    function = tirx.PrimFunc(addresses, whole)
+    function = tirx.PrimFunc([*addresses, *sizes], whole)
     return function.with_attr("global_symbol", kernel.name).with_attr("tirx.noalias", True)
 
 

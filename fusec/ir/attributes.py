@@ -124,9 +124,20 @@ class SliceAttributes(Attributes):
 
 @dataclass(frozen=True)
 class UpdateAttributes(Attributes):
-    """Where the second operand is written in the first: ``result[start + i] = value[i]``, a start for each axis."""
+    """Where the second operand is written in the first: ``result[start + i] = value[i]``, a start for each axis.
+
+    ``axis``: where a third operand, an index of one element, never negative, is the start; ``starts`` has 0 there.
+    """
 
     starts: tuple[Dim, ...]
+    axis: int | None = None
+
+
+@dataclass(frozen=True)
+class CopyAtAttributes(Attributes):
+    """The axis along which what is copied starts at the second operand, an index of one element."""
+
+    axis: int
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.ops import OPS
 from fusec.ir.ops.definition import Array
 from fusec.ir.types import DType, f32, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Move, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A
@@ -45,7 +45,20 @@ def run(kernel: Kernel, arrays: Sequence[Array], sizes: Mapping[str, int] | None
             )
         state.arrays[buffer] = array
     with np.errstate(all="ignore"):
-        _Interpreter(kernel, state).block(kernel.body, known)
+        interpreter = _Interpreter(kernel, state)
+        for move in kernel.moves:
+            interpreter.move(move, known)
+        interpreter.block(kernel.body, known)
+
+
+class _After:
+    """What lies so many bytes after an array, as an array of its kind."""
+
+    def __init__(self, array: Array, nbytes: int) -> None:
+        self._array = array  # which keeps the memory
+        described = dict(array.__array_interface__)
+        address, is_constant = described["data"]
+        self.__array_interface__ = {**described, "data": (address + nbytes, is_constant), "strides": array.strides}
 
 
 class _State:
@@ -70,6 +83,11 @@ class _Interpreter:
     def __init__(self, kernel: Kernel, state: _State) -> None:
         self.kernel = kernel
         self.state = state
+
+    def move(self, move: Move, at: Points) -> None:
+        array = self.state.arrays[move.buffer]
+        steps = int(self._value(move.by, _Domain(at, ()))) * _index(move.stride, at)
+        self.state.arrays[move.buffer] = np.asarray(_After(array, steps * array.itemsize))
 
     def block(self, statements: Block, at: Points) -> None:
         for statement in statements:

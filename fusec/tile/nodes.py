@@ -13,7 +13,7 @@ from typing import Literal, assert_never
 
 from fusec.ir.index import Index, Symbol
 from fusec.ir.indexing import most
-from fusec.ir.types import DType
+from fusec.ir.types import Dim, DType
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
 
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -229,6 +229,15 @@ Language = Literal["triton", "cuda"]
 
 
 @dataclass(frozen=True)
+class Move:
+    """A parameter whose elements lie ``by * stride`` elements after its address; ``by`` is a number in parameters."""
+
+    buffer: Buffer
+    by: ScalarExpr
+    stride: Dim
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
 
@@ -240,6 +249,7 @@ class Kernel:
     end, where the outputs are parts of them that another kernel adds up. ``unaligned``: the same work scheduled for
     addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``cluster``: how many of
     the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
+    ``moves``: outputs whose places in their arrays are data, on a CPU.
     """
 
     name: str
@@ -258,6 +268,7 @@ class Kernel:
     final: DType | None = None
     unaligned: Kernel | None = None
     cluster: int = 1
+    moves: tuple[Move, ...] = ()
 
 
 def statements(block: Block) -> Iterator[Statement]:

@@ -46,6 +46,7 @@ def print_kernel(kernel: Kernel) -> str:
     if p is not None:
         launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' turns' if p.turns else ''}"
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
+    lines += [f"{_INDENT}{m.buffer} starts at {print_scalar(m.by)} * {_index(m.stride)}" for m in kernel.moves]
     lines += _block(kernel.body, 1)
     return "\n".join([*lines, "}"])
 

@@ -73,7 +73,7 @@ class Partition:
         self.owner: dict[Op, Group] = {}
         self.groups: list[Group] = []
         self.outputs = set(graph.outputs)
-        self.stored = large_parts(graph) | _copied_twice(graph)
+        self.stored = large_parts(graph) | _copied_twice(graph) | _places(graph)
         indices = index_only(graph)
         self.free = {op for op in graph.ops if op.definition.kind == "view" or indices.issuperset(op.results)}
         self._compute_consumers: dict[Op, tuple[Op, ...]] = {}
@@ -246,6 +246,12 @@ def _copied_twice(graph: Graph) -> set[Value]:
     writers = (producers[op.operands[1]] for op in graph.ops if op.definition.kind == "write")
     copied = (op.operands[0] for op in writers)
     return {value for value in copied if (op := producers.get(value)) is not None and op.name == "copy"}
+
+
+def _places(graph: Graph) -> set[Value]:
+    """Where copies are put: a kernel reads that before it starts."""
+    producers = graph.producers()
+    return {_under_views(op.operands[1], producers)[0] for op in graph.ops if op.name == "copy_at"}
 
 
 def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, int]:

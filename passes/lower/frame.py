@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import DotAttributes, FusedAttributes
+from fusec.ir.attributes import CopyAtAttributes, DotAttributes, FusedAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index, Symbol, product
 from fusec.ir.indexing import most, slope, substitute
@@ -15,7 +15,7 @@ from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
-from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Reduce, Store, Weigh, statements
+from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 
 Strides = tuple[Dim, ...]
@@ -125,7 +125,8 @@ class Frame:
         self, name: str, kind: str, body: Block, outputs: Sequence[Buffer], scratch: Sequence[Buffer] = ()
     ) -> tuple[Kernel, tuple[Value | Buffer, ...]]:
         """A kernel of the group and its arguments; ``scratch`` is what it may read besides the group's inputs."""
-        used = buffers_in(body)
+        moves = tuple(move for b in outputs if (move := self._move(b)) is not None)
+        used = buffers_in(body) | {x.buffer for move in moves for x in loads(move.by)}
         value_of = {b: v for v, b in self.buffers.items()}
         inputs = [self.buffers[v] for v in self.body.inputs if self.buffers[v] in used]
         others = [b for b in (*self.extra, *scratch) if b in used]
@@ -139,8 +140,17 @@ class Frame:
             group_flops(self.body),
             group_bytes(self.body),
             sizes=sizes_of(self.body),
+            moves=moves,
         )
         return made, tuple(value_of.get(b, b) for b in parameters)
+
+    def _move(self, buffer: Buffer) -> Move | None:
+        """How far an output lies from its address, where that is known at the call only."""
+        value = next((v for v, b in self.buffers.items() if b is buffer), None)
+        made = self.producers.get(value) if value is not None else None
+        if made is None or not isinstance(made.attributes, CopyAtAttributes):
+            return None
+        return Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[made.attributes.axis])
 
     def input_of(self, buffer: Buffer) -> Value:
         """The body input that a parameter buffer stands for."""

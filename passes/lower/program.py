@@ -196,7 +196,7 @@ def _layout(a: _Assembly, result: Value, owned: dict[Value, Strides]) -> Strides
 
 def _updated(a: _Assembly, op: Op) -> None:
     """What is updated, with its new contents: by now a kernel has written them."""
-    (base, _), result = op.operands, op.result
+    base, result = op.operands[0], op.result
     a.strides[result], a.slot_of[result] = a.strides[base], a.slot_of[base]
 
 

@@ -38,4 +38,5 @@ def kernel_key(kernel: Kernel) -> tuple[object, ...]:
         kernel.final,
         key(kernel.parameters),
         key(kernel.body),
+        key(kernel.moves),
     )

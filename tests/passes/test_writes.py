@@ -38,6 +38,17 @@ IN_PLACE = {
         "%w = update(%u, %c) {starts=[0, 5]} : f32[6, 8]",
         "%w mutates=0",
     ),
+    "at a place": (
+        "%s = reduce_sum(%y) {axes=[1]} : f32[2]\n%n = argmax(%s) {axis=0} : i64[]\n%at = add(%n, i64(4)) : i64[]\n"
+        "%c = slice(%y) {starts=[0, 1], stops=[1, 7], steps=[1, 1]} : f32[1, 6]\n"
+        "%u = update(%x, %c, %at) {starts=[0, 2], axis=0} : f32[6, 8]",
+        "%u mutates=0",
+    ),
+    "at a constant place": (
+        "%c = slice(%y) {starts=[0, 1], stops=[2, 2], steps=[1, 1]} : f32[2, 1]\n%e = exp(%c) : f32[2, 1]\n"
+        "%u = update(%x, %e, i64(5)) {starts=[1, 0], axis=1} : f32[6, 8]",
+        "%u mutates=0",
+    ),
     "read before, by what makes it": (
         "%m = reduce_max(%x) {axes=[0]} : f32[8]\n%e = exp(%m) : f32[8]\n%t = dot(%e, %x) {contract=[0]x[1]} : f32[6]\n"
         "%s = reduce_sum(%t) {axes=[0]} : f32[]\n%p = softmax(%y) {axis=1} : f32[2, 8]\n%v = add(%p, %s) : f32[2, 8]\n"
@@ -76,6 +87,7 @@ def test_written_in_place(name: str) -> None:
     ]
     assert len(writers) == updates(made)
     check(made, slack=4)
+    check(made, slack=4, compiled=False)
 
 
 @pytest.mark.parametrize("name", OPENED)

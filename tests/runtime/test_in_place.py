@@ -77,7 +77,7 @@ def step_between_read(cache: Any, at: Any, new: Any) -> Any:
 
 
 def from_itself(cache: Any, at: Any, new: Any) -> Any:
-    cache.index_copy_(1, at, cache[:, :2])
+    cache.index_copy_(1, at, cache[:, : len(at)])
     return cache + new.sum()
 
 
@@ -85,9 +85,10 @@ WRITTEN = {one_place: 1, by_subscript: 1, added: 1, accumulated: 1, twice: 2, re
 COPIED = (read_before, old_read_after, from_itself)
 
 
-def arguments() -> tuple[Any, ...]:
+def arguments(places: int = 2) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(3, 9, 4, generator=generator), torch.tensor([5, 1]), torch.randn(3, 2, 4, generator=generator)
+    cache, new = torch.randn(3, 9, 4, generator=generator), torch.randn(3, places, 4, generator=generator)
+    return cache, torch.tensor([5, 1][:places]), new
 
 
 def check(function: Function, args: tuple[Any, ...], times: int = 2) -> str:
@@ -117,6 +118,64 @@ def test_what_was_there_is_kept(function: Function) -> None:
     check(function, arguments())
 
 
+@pytest.mark.parametrize("function", [one_place, by_subscript, twice, read_for_it], ids=lambda f: f.__name__)
+def test_one_place_is_written_by_a_kernel(function: Function) -> None:
+    source = check(function, arguments(1))
+    assert "index_copy" not in source
+    assert "index_put" not in source
+    assert "copy_(" not in source
+
+
+@pytest.mark.parametrize("function", [given_back, *COPIED, old_returned, step_between_read], ids=lambda f: f.__name__)
+def test_one_place_where_what_was_there_is_read_or_given_back(function: Function) -> None:
+    check(function, arguments(1))
+
+
+def test_one_place_of_memory_that_is_turned_or_has_gaps() -> None:
+    cache, at, new = arguments(1)
+    for strided in (cache.transpose(0, 2).contiguous().transpose(0, 2), torch.randn(3, 18, 8)[:, ::2, 3:7]):
+        assert "index_copy" not in check(one_place, (strided, at, new))
+        check(by_subscript, (strided, at - 9, new))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "bool", "complex64"])
+def test_one_place_of_other_types(dtype: str) -> None:
+    cache, at, new = arguments(1)
+    kind = getattr(torch, dtype)
+
+    def write(cache: Any, at: Any, new: Any) -> Any:
+        cache.index_copy_(1, at, new)
+        return at + 1
+
+    check(write, (cache.to(kind), at, new.to(kind)))
+
+
+def scores_in_place(cache: Any, at: Any, x: Any, weight: Any) -> Any:
+    """A product whose result lies in the cache, and a softmax beside it."""
+    cache.index_copy_(0, at, torch.relu(x @ weight))
+    return torch.softmax(x, -1) @ cache.T
+
+
+def normed_in_place(cache: Any, at: Any, x: Any, weight: Any) -> Any:
+    cache[at] = torch.softmax(x, -1)
+    return cache @ weight
+
+
+@pytest.mark.parametrize("function", [scores_in_place, normed_in_place], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("computed", [False, True])
+def test_products_and_rows_at_a_place(function: Function, computed: bool) -> None:
+    """``computed``: the place is made in the call."""
+
+    def at_a_computed_place(cache: Any, at: Any, x: Any, weight: Any) -> Any:
+        return function(cache, (at * 3 + x.argmax(-1)) % 7, x, weight)
+
+    generator = torch.Generator().manual_seed(0)
+    cache, x, weight = (torch.randn(*shape, generator=generator) for shape in ((7, 48), (1, 48), (48, 48)))
+    called = at_a_computed_place if computed else function
+    check(called, (cache, torch.tensor([4]), x, weight))
+    check(called, (cache.bfloat16(), torch.tensor([6]), x.bfloat16(), weight.bfloat16()))
+
+
 def test_turned_memory_is_copied() -> None:
     cache, at, new = arguments()
     check(one_place, (cache.transpose(0, 2).contiguous().transpose(0, 2), at, new))
@@ -130,13 +189,18 @@ def test_half_types_and_no_places() -> None:
 
 def test_an_index_out_of_range_is_an_error() -> None:
     cache, _, new = arguments()
+    before = cache.clone()
     for wrong in (9, -1):
         with pytest.raises(IndexError):
             fusec.jit(one_place)(cache, torch.tensor([1, wrong]), new)
+        with pytest.raises(IndexError):
+            fusec.jit(one_place)(before, torch.tensor([wrong]), new[:, :1])
+        assert torch.equal(before, arguments()[0])
 
 
-def test_saved_and_loaded(tmp_path: Any) -> None:
-    cache, at, new = arguments()
+@pytest.mark.parametrize("places", [1, 2])
+def test_saved_and_loaded(tmp_path: Any, places: int) -> None:
+    cache, at, new = arguments(places)
     fusec.compile(one_place, cache, at, new).save(tmp_path / "cache.fusec")
     ours, theirs = cache.clone(), cache.clone()
     loaded = fusec.load(tmp_path / "cache.fusec")
@@ -157,11 +221,11 @@ def filled(cache: Any, at: Any, new: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [copied, summed, filled], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("at", [[-1, 2], [3, -9], [8, 0]], ids=str)
+@pytest.mark.parametrize("at", [[-1, 2], [3, -9], [8, 0], [-1], [8], [3]], ids=str)
 @pytest.mark.parametrize("kind", ["int64", "int32"])
 def test_the_indices_that_eager_takes(function: Function, at: list[int], kind: str) -> None:
     """Negative indices and narrow ones are errors of some of these functions, and nothing is written then."""
-    ours, theirs, new = torch.zeros(8, 4), torch.zeros(8, 4), torch.ones(2, 4)
+    ours, theirs, new = torch.zeros(8, 4), torch.zeros(8, 4), torch.ones(len(at), 4)
     indices = torch.tensor(at, dtype=getattr(torch, kind))
     try:
         function(theirs, indices, new)

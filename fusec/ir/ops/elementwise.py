@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fusec.errors import TypeRuleError
-from fusec.ir.attributes import Attributes, CastAttributes
+from fusec.ir.attributes import Attributes, CastAttributes, CopyAtAttributes
 from fusec.ir.ops.definition import (
     ANY,
     BITS,
@@ -24,7 +24,9 @@ from fusec.ir.ops.definition import (
     OpDef,
     Types,
     define,
+    require_axes,
     require_kind,
+    require_place,
     require_same_dtype,
     widened,
 )
@@ -101,6 +103,17 @@ def _cast(arrays: Arrays, attributes: CastAttributes) -> Array:
     return arrays[0].astype(attributes.dtype.numpy)
 
 
+def _copy_at_rule(types: Types, attributes: CopyAtAttributes) -> Types:
+    value, place = types
+    require_axes((attributes.axis,), value)
+    require_place(place)
+    return (value,)
+
+
+def _copy_at(arrays: Arrays, attributes: CopyAtAttributes) -> Array:
+    return arrays[0].copy()
+
+
 def _unary(name: str, function: Callable[..., Array], kinds: Kinds = FLOAT, flops: int = 1) -> OpDef:
     return _elementwise(name, 1, function, kinds, flops)
 
@@ -151,6 +164,8 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     _predicate("isinf", 1, np.isinf, FLOAT),
     _predicate("isfinite", 1, np.isfinite, FLOAT),
     _predicate("logical_not", 1, np.logical_not, BOOL),
+    # Whoever has the result lets it lie in an array, after so many of its elements along an axis.
+    define("copy_at", "elementwise", CopyAtAttributes, (2, 2), _copy_at_rule, _copy_at, 0),
     define("cast", "elementwise", CastAttributes, (1, 1), _cast_rule, _cast),
     _binary("add", np.add, NUMBER),
     _binary("sub", np.subtract, NUMBER),

@@ -20,7 +20,17 @@ from fusec.ir.attributes import (
     WindowsAttributes,
 )
 from fusec.ir.index import add, bounds, floordiv, sub
-from fusec.ir.ops.definition import Array, Arrays, OpDef, Types, define, require_axes, require_same_dtype, show
+from fusec.ir.ops.definition import (
+    Array,
+    Arrays,
+    OpDef,
+    Types,
+    define,
+    require_axes,
+    require_place,
+    require_same_dtype,
+    show,
+)
 from fusec.ir.ops.shapes import broadcast_shapes, extent_product, shape_text
 from fusec.ir.types import Dim
 
@@ -183,10 +193,17 @@ def _pad(arrays: Arrays, attributes: PadAttributes) -> Array:
 
 
 def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
-    t, value = types
-    require_same_dtype(types)
+    t, value, *place = types
+    require_same_dtype((t, value))
     if not t.rank == value.rank == len(attributes.starts):
         raise TypeRuleError(f"{value} can't be written into {t} at {list(attributes.starts)}: the ranks differ")
+    if (attributes.axis is None) != (not place):
+        raise TypeRuleError(f"axis={attributes.axis} and {len(types)} operands: an axis and its place go together")
+    if attributes.axis is not None:
+        require_axes((attributes.axis,), t)
+        require_place(place[0])
+        if (start := attributes.starts[attributes.axis]) != 0:
+            raise TypeRuleError(f"axis {attributes.axis} has a place, and {start} for its start; that must be 0")
     for axis, (start, n, extent) in enumerate(zip(attributes.starts, value.shape, t.shape, strict=True)):
         if _below(start, 0) or _below(extent, add(start, n)):
             raise TypeRuleError(f"{value} at {list(attributes.starts)} leaves axis {axis} of {t}")
@@ -194,9 +211,12 @@ def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
 
 
 def _update(arrays: Arrays, attributes: UpdateAttributes) -> Array:
-    x, value = arrays
+    x, value, *place = arrays
+    starts = list(static(attributes.starts))
+    if attributes.axis is not None:
+        starts[attributes.axis] = int(place[0])
     result = x.copy()
-    result[tuple(slice(start, start + n) for start, n in zip(static(attributes.starts), value.shape))] = value
+    result[tuple(slice(start, start + n) for start, n in zip(starts, value.shape))] = value
     return result
 
 
@@ -249,5 +269,5 @@ DATA_OPS: tuple[OpDef, ...] = (
     define("pad", "data", PadAttributes, (2, 2), _pad_rule, _pad),
     define("gather", "data", GatherAttributes, (2, 2), _gather_rule, _gather),
     define("gather_elements", "data", GatherAttributes, (2, 2), _gather_elements_rule, _gather_elements),
-    define("update", "write", UpdateAttributes, (2, 2), _update_rule, _update),
+    define("update", "write", UpdateAttributes, (2, 3), _update_rule, _update),
 )
