@@ -147,7 +147,7 @@ def _beyond(
     for buffer, flow in found.items():
         if buffer.space != "parameter":
             if flow.again:
-                reads[whole] = reads.get(whole, 0.0) + flow.again
+                reads[threads * flow.between] = reads.get(threads * flow.between, 0.0) + flow.again
             continue
         if buffer in past:
             continue
@@ -156,7 +156,7 @@ def _beyond(
         kind[distance] = kind.get(distance, 0.0) + flow.footprint
         rest = flow.fetched - flow.footprint
         if rest > 0 and buffer not in written:
-            reads[whole] = reads.get(whole, 0.0) + rest
+            reads[threads * flow.between] = reads.get(threads * flow.between, 0.0) + rest
     parts = {"L3": 0.0, "memory": 0.0}
     if streamed:
         farthest = max(reads, default=0.0)

@@ -3,35 +3,53 @@
 A nest is a tree of touches (a statement's bytes of one buffer), sequences and repetitions. What one repetition left
 behind is still there in the next if all that the nest touches in one repetition fits the cache, and of what is larger
 than the cache that share which the cache is of it; between two statements the same holds for what is touched from the
-one to the other. What streams takes no room.
+one to the other. Statements that touch a buffer at other places have nothing of each other's, unless some repetitions
+later. What streams takes no room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from fusec.ir.index import Symbol
-from fusec.tile.scalar import Buffer
+from fusec.ir.index import Expr, Index, Symbol, add, bounds, symbols_of
+from fusec.ir.indexing import coefficient, substitute
+from fusec.tile.nodes import Iter
+from fusec.tile.scalar import Buffer, Subscript, offset_of
 
 
 @dataclass(frozen=True)
 class Touch:
-    """A statement's bytes of a buffer, another part of it for each value of the symbols it depends on."""
+    """A statement's bytes of a buffer, another part of it for each value of the symbols it depends on.
+
+    index, domain: the elements, one for each point.
+    """
 
     buffer: Buffer
     bytes: float
     depends: frozenset[Symbol]
     streams: bool = False
+    index: tuple[Subscript, ...] = ()
+    domain: tuple[Iter, ...] = ()
+
+    def start(self) -> tuple[Index, int]:
+        """The byte that it starts with, by symbols around, and how many it has side by side."""
+        flat, item = offset_of(self.buffer, self.index), self.buffer.dtype.itemsize
+        if flat is None:
+            return 0, item
+        along = max((it.extent for it in self.domain if coefficient(flat, it.var) == 1), default=1)
+        return substitute(flat, {it.var: 0 for it in self.domain}) * item, along * item
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """``times`` repetitions of a sequence, the symbol having another value in each."""
+    """``times`` repetitions of a sequence, the symbol having another value in each: from ``start`` on by ``step``."""
 
     symbol: Symbol
     times: float
     body: Nest
+    start: Index = 0
+    step: int = 1
 
 
 Nest = Sequence["Touch | Repeat"]
@@ -39,20 +57,57 @@ Nest = Sequence["Touch | Repeat"]
 
 @dataclass(frozen=True)
 class Flow:
-    """Of one buffer in a nest. footprint: bytes touched. first: fetched at first touches; again: fetched again."""
+    """Of one buffer, or of a part of it, in a nest. footprint: bytes touched. first: fetched at first touches; again:
+    fetched again, after so many ``between`` have been touched, on the average. steps: bytes by which the next value of
+    a symbol moves what is touched.
+    """
 
     footprint: float
     first: float
     again: float
     depends: frozenset[Symbol]
     streams: bool = False
+    steps: Mapping[Symbol, int] = field(default_factory=dict)
+    between: float = 0.0
 
     @property
     def fetched(self) -> float:
         return self.first + self.again
 
+    def more(self, again: float, between: float) -> Flow:
+        """With so many bytes more that are fetched again."""
+        total = self.again + again
+        if not total:
+            return self
+        return replace(self, again=total, between=(self.again * self.between + again * between) / total)
 
-Flows = Mapping[Buffer, Flow]
+
+@dataclass(frozen=True)
+class Loss:
+    """share: of what some nests touch, what the cache has not kept when it is touched again. whole: all their bytes."""
+
+    share: float
+    whole: float
+
+
+Region = tuple[Buffer, int]
+"""A part of a buffer, by the byte that it starts with where all symbols have their first values."""
+
+Flows = Mapping[Region, Flow]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a touch starts, as in :class:`Region`, and its flow's ``steps``."""
+
+    at: int
+    steps: Mapping[Symbol, int]
+
+
+Places = Mapping[int, Place]
+"""By the identity of a touch in a nest; of buffers that are touched at one place alone there are none."""
+
+_ONLY = Place(0, {})
 
 
 def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, Flow]:
@@ -60,49 +115,155 @@ def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, 
 
     ``hinted``: the cache is the one that what streams is kept out of.
     """
-    parts = [_part(node, capacity, hinted) for node in nest]
     found: dict[Buffer, Flow] = {}
-    last: dict[Buffer, int] = {}
-    for place, part in enumerate(parts):
-        for buffer, flow in part.items():
-            before = found.get(buffer)
-            if before is None:
-                found[buffer] = flow
-            else:
-                again = before.again + flow.again + _lost(parts[last[buffer] : place + 1], capacity) * flow.first
-                found[buffer] = replace(
-                    before,
-                    footprint=max(before.footprint, flow.footprint),
-                    again=again,
-                    depends=before.depends | flow.depends,
-                )
-            last[buffer] = place
+    for (buffer, _), flow in _Tracing(places(nest), capacity, hinted).sequence(nest).items():
+        found[buffer] = _joined(buffer, found[buffer], flow) if buffer in found else flow
     return found
 
 
-def _part(node: Touch | Repeat, capacity: float, hinted: bool) -> dict[Buffer, Flow]:
-    if isinstance(node, Touch):
-        return {node.buffer: Flow(node.bytes, node.bytes, 0.0, node.depends, node.streams and hinted)}
-    inside = flows(node.body, capacity, hinted=hinted)
-    lost = _lost([inside], capacity)
-    return {buffer: _repeated(buffer, flow, node, lost) for buffer, flow in inside.items()}
+def places(nest: Nest) -> Places:
+    """Where the touches of a nest start. Those that are nearer to each other than what one has side by side overlap:
+    they have one place."""
+    by_buffer: dict[Buffer, list[tuple[Touch, tuple[Repeat, ...]]]] = {}
+    for touch, around in _touches(nest, ()):
+        by_buffer.setdefault(touch.buffer, []).append((touch, around))
+    found: dict[int, Place] = {}
+    for touches in by_buffer.values():
+        if len({touch.index for touch, _ in touches}) > 1:
+            found.update(_apart(touches))
+    return found
 
 
-def _repeated(buffer: Buffer, flow: Flow, node: Repeat, lost: float) -> Flow:
-    again = node.times * flow.again
+def _apart(touches: Sequence[tuple[Touch, tuple[Repeat, ...]]]) -> Places:
+    """Of one buffer."""
+    found: dict[int, Place] = {}
+    runs: dict[int, int] = {}
+    for touch, around in touches:
+        at, run = touch.start()
+        place = found[id(touch)] = _place(at, around)
+        runs[place.at] = max(runs.get(place.at, 1), run)
+    first = _first_of_overlapping(runs)
+    return {key: replace(place, at=first[place.at]) for key, place in found.items()}
+
+
+def _touches(nest: Nest, around: tuple[Repeat, ...]) -> Iterator[tuple[Touch, tuple[Repeat, ...]]]:
+    """Each touch with the repetitions around it, the innermost first."""
+    for node in nest:
+        if isinstance(node, Touch):
+            yield node, around
+        else:
+            yield from _touches(node.body, (node, *around))
+
+
+def _place(at: Index, around: Iterable[Repeat]) -> Place:
+    steps: dict[Symbol, int] = {}
+    for node in around:
+        if node.symbol in symbols_of(at):
+            start = substitute(at, {node.symbol: node.start})
+            if node.times > 1:
+                next_one = substitute(at, {node.symbol: add(node.start, node.step)})
+                steps[node.symbol] = _least(next_one) - _least(start)
+            at = start
+    return Place(_least(at), steps)
+
+
+def _least(at: Index) -> int:
+    return bounds(at)[0] or 0 if isinstance(at, Expr) else at
+
+
+def _first_of_overlapping(runs: Mapping[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    first = end = min(runs)
+    for at in sorted(runs):
+        if at >= end:
+            first, end = at, at + runs[at]
+        found[at] = first
+    return found
+
+
+def _joined(buffer: Buffer, one: Flow, other: Flow) -> Flow:
+    """Of two parts of a buffer, of which there is no more than its size."""
+    whole = max(buffer.most * buffer.dtype.itemsize, one.footprint, other.footprint)
+    footprint = min(one.footprint + other.footprint, whole)
+    first = min(one.first + other.first, footprint)
+    joined = replace(one, footprint=footprint, first=first, depends=one.depends | other.depends)
+    return replace(joined.more(other.again, other.between), streams=one.streams and other.streams)
+
+
+@dataclass(frozen=True)
+class _Tracing:
+    places: Places
+    capacity: float
+    hinted: bool
+
+    def sequence(self, nest: Nest) -> dict[Region, Flow]:
+        parts = [self._part(node) for node in nest]
+        found: dict[Region, Flow] = {}
+        last: dict[Region, int] = {}
+        for number, part in enumerate(parts):
+            for region, flow in part.items():
+                if region in found:
+                    lost = _lost(parts[last[region] : number + 1], self.capacity)
+                    found[region] = _touched_again(found[region], flow, lost)
+                else:
+                    found[region] = flow
+                last[region] = number
+        return found
+
+    def _part(self, node: Touch | Repeat) -> dict[Region, Flow]:
+        if isinstance(node, Touch):
+            place = self.places.get(id(node), _ONLY)
+            streams = node.streams and self.hinted
+            flow = Flow(node.bytes, node.bytes, 0.0, node.depends, streams, place.steps)
+            return {(node.buffer, place.at): flow}
+        inside = self.sequence(node.body)
+        lost = _lost([inside], self.capacity)
+        return _moved({region: _repeated(region[0], flow, node, lost) for region, flow in inside.items()}, node, lost)
+
+
+def _touched_again(before: Flow, flow: Flow, lost: Loss) -> Flow:
+    """Of two statements, of which the second finds what the first left but for the share that is lost."""
+    footprint, first = max(before.footprint, flow.footprint), max(before.first, flow.first)
+    joined = replace(before, footprint=footprint, first=first, depends=before.depends | flow.depends)
+    return joined.more(flow.again, flow.between).more(lost.share * min(before.first, flow.first), lost.whole)
+
+
+def _moved(found: Mapping[Region, Flow], node: Repeat, lost: Loss) -> dict[Region, Flow]:
+    """A repetition's parts, those as one that touch what others do some repetitions later."""
+    kept: dict[Region, Flow] = {}
+    for region in sorted(found, key=lambda r: r[1]):
+        flow = found[region]
+        earlier = next((other for other in kept if _follows(region, flow, other, kept[other], node)), None)
+        if earlier is None:
+            kept[region] = flow
+        else:
+            kept[earlier] = _touched_again(kept[earlier], flow, lost)
+    return kept
+
+
+def _follows(region: Region, flow: Flow, other: Region, before: Flow, node: Repeat) -> bool:
+    step, between = flow.steps.get(node.symbol, 0), region[1] - other[1]
+    if region[0] is not other[0] or not step or before.steps.get(node.symbol) != step:
+        return False
+    return between % step == 0 and between < abs(step) * node.times
+
+
+def _repeated(buffer: Buffer, flow: Flow, node: Repeat, lost: Loss) -> Flow:
+    all_turns = replace(flow, again=node.times * flow.again)
     if node.symbol not in flow.depends:
-        return replace(flow, again=again + max(node.times - 1, 0) * (1.0 if flow.streams else lost) * flow.first)
+        share = 1.0 if flow.streams else lost.share
+        return all_turns.more(max(node.times - 1, 0) * share * flow.first, lost.whole)
     footprint = min(node.times * flow.footprint, max(buffer.most * buffer.dtype.itemsize, flow.footprint))
     first = min(node.times * flow.first, footprint)
-    return replace(flow, footprint=footprint, first=first, again=again + lost * (node.times * flow.first - first))
+    found = replace(all_turns, footprint=footprint, first=first)
+    return found.more(lost.share * (node.times * flow.first - first), lost.whole)
 
 
-def _lost(parts: Sequence[Flows], capacity: float) -> float:
-    """The share of what some nests touch that the cache has not kept when it is touched again."""
-    largest: dict[Buffer, float] = {}
+def _lost(parts: Sequence[Flows], capacity: float) -> Loss:
+    largest: dict[Region, float] = {}
     for part in parts:
-        for buffer, flow in part.items():
+        for region, flow in part.items():
             if not flow.streams:
-                largest[buffer] = max(largest.get(buffer, 0.0), flow.footprint)
+                largest[region] = max(largest.get(region, 0.0), flow.footprint)
     whole = sum(largest.values())
-    return max(0.0, 1 - capacity / whole) if whole else 0.0
+    return Loss(max(0.0, 1 - capacity / whole) if whole else 0.0, whole)

@@ -104,10 +104,11 @@ class Counter:
         middle = start + times // 2 * loop.step
         inside = self.block(loop.body, {**values, loop.var: middle})
         turn = self._instructions(STATEMENT / 4 + TURN)
+        touched = _starting(inside.touched, loop.var, symbols_of(loop.start))
         return Work(
             times * inside.multiply,
             times * (inside.vectors + turn),
-            (Repeat(loop.var, times, _starting(inside.touched, loop.var, symbols_of(loop.start))),),
+            (Repeat(loop.var, times, touched, loop.start, loop.step),),
         )
 
     def _pointwise(self, s: Map | Store, values: Values) -> Work:
@@ -222,7 +223,8 @@ def _dot_nest(dot: Dot, m: int, n: int, k: int) -> Nest:
 
     def touch(load: Load, nbytes: float, *along: Symbol) -> Touch:
         outer = _symbols(load) - set(own)
-        return Touch(load.buffer, nbytes, frozenset((*outer, *along)), load is streamed)
+        depends = frozenset((*outer, *along))
+        return Touch(load.buffer, nbytes, depends, load is streamed, load.index, (dot.m, dot.n, dot.k))
 
     rows, columns = min(r.rows, max(m, 1)), min(r.columns, max(n, 1))
     body: Nest = (
@@ -241,7 +243,7 @@ def _touch(load: Load, domain: tuple[Iter, ...], counts: list[int]) -> Touch:
     count = _product(n for it, n in zip(domain, counts) if it.var in symbols)
     inside = {it.var for it in domain}
     nbytes = min(count, load.buffer.most) * load.buffer.dtype.itemsize
-    return Touch(load.buffer, float(nbytes), frozenset(symbols - inside))
+    return Touch(load.buffer, float(nbytes), frozenset(symbols - inside), index=load.index, domain=domain)
 
 
 def _symbols(load: Load) -> set[Symbol]:
