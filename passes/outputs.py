@@ -87,11 +87,23 @@ def memory_strides(graph: Graph) -> dict[Value, Strides]:
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
         op = producers.get(value)
         if op is not None and op.definition.kind in KERNEL_KINDS and port.strides is not None:
-            strides.setdefault(value, port.strides)
+            strides.setdefault(value, made_strides(value, port))
     for op in graph.ops:
         if op.definition.kind == "write":
             strides[op.result] = strides.get(op.operands[0], contiguous_strides(op.result.type.shape))
     return strides
+
+
+def made_strides(value: Value, port: Port) -> Strides:
+    """The strides of memory that is made for an output: its port's, where these can be a new array's.
+
+    What is copied into an argument that runs backwards, or over itself, comes from an array that does not.
+    """
+    shape = value.type.shape
+    wanted = port.strides
+    if wanted is None or any(isinstance(s, int) and s <= 0 and n != 1 for n, s in zip(shape, wanted, strict=True)):
+        return contiguous_strides(shape)
+    return wanted
 
 
 def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
@@ -188,8 +200,8 @@ def _is_output_memory(
     if not _in_memory(value, producers, strides, indices):
         return False
     shape = value.type.shape
-    wanted = port.strides if port.strides is not None else contiguous_strides(shape)
     if op.definition.kind != "view":
-        return same_layout(shape, strides.get(value, contiguous_strides(shape)), wanted)
+        return same_layout(shape, strides.get(value, contiguous_strides(shape)), made_strides(value, port))
+    wanted = port.strides if port.strides is not None else contiguous_strides(shape)
     view = strided_view(value, producers, strides)
     return view is not None and same_layout(shape, view.strides, wanted)

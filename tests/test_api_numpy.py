@@ -166,6 +166,52 @@ def test_mutation_and_views_of_inputs() -> None:
         same(second, y[::2])
 
 
+@pytest.mark.parametrize("n", [3, 200])
+@pytest.mark.parametrize("step", [(-1, -1), (1, -1), (-1, 2)])
+def test_an_argument_that_runs_backwards_is_overwritten(n: int, step: tuple[int, int]) -> None:
+    def replaced(x):
+        was = np.fmax(x, x)
+        x.fill(0)
+        return was
+
+    base = np.arange(1.0, n * n + 1).reshape(n, n)
+    x = base[:: step[0], :: step[1]]
+    wanted = x.copy()
+    same(strict(replaced)(x), wanted)
+    assert (x == 0).all()
+    assert np.count_nonzero(base) == base.size - x.size
+
+
+def test_an_argument_that_runs_backwards_is_an_example() -> None:
+    x = np.arange(12.0).reshape(3, 4)[::-1, ::2]
+    same(fusec.compile(lambda x: x * 2, x)(x), x * 2)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda x, out: np.sum(x, axis=0, out=out[0]),
+        lambda x, out: np.clip(x, 0, 1, out=out),
+        lambda x, out: np.dot(x, x, out=out),
+        lambda x, out: np.nanmax(x, axis=0, out=out[0]),
+        lambda x, out: np.copyto(out, x),
+    ],
+    ids=["sum", "clip", "dot", "nanmax", "copyto"],
+)
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_out_of_another_dtype_does_as_numpy(store: Any, dtype: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    wanted, found = np.zeros((4, 4), dtype), np.zeros((4, 4), dtype)
+    try:
+        store(x, wanted)
+    except (TypeError, ValueError) as error:
+        with pytest.raises(type(error).__base__ if isinstance(error, TypeError) else ValueError):
+            fusec.jit(store)(x, found)
+    else:
+        fusec.jit(store)(x, found)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_overlapping_arguments_of_a_function_that_writes() -> None:
     def function(x: Any, y: Any) -> Any:
         x += 1

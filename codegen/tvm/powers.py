@@ -84,7 +84,7 @@ def fmod(code: Code, x: Value, y: Value) -> Value:
     """
     name = "fmodf" if x.type == "float32" else "fmod"
     if not code.fused:
-        return code.library(name, x, y)
+        return _library_fmod(code, name, x, y)
     zero = code.constant(x, 0.0)
     size, divisor = code.abs(x), code.abs(y)
     whole = code.call("llvm.trunc", x.type, code.div(size, divisor))
@@ -92,4 +92,9 @@ def fmod(code: Code, x: Value, y: Value) -> Value:
     rest = code.select(code.compare("lt", rest, zero), code.add(rest, divisor), rest)
     rest = code.select(code.compare("lt", size, divisor), size, rest)
     near = code.compare("lt", whole, code.constant(x, 2.0 ** format_of(x).mantissa))
-    return code.replace_where(code.invert(near), code.copysign(rest, x), lambda inner: inner.library(name, x, y))
+    return code.replace_where(code.invert(near), code.copysign(rest, x), lambda inner: _library_fmod(inner, name, x, y))
+
+
+def _library_fmod(code: Code, name: str, x: Value, y: Value) -> Value:
+    """LLVM takes the library's function of a finite x and a y that is not 0 to be no NaN, and forgets that y may be."""
+    return code.select(code.is_nan(y), y, code.library(name, x, y))

@@ -27,6 +27,7 @@ from fusec.frontend.numpy_buffer import Buffer
 from fusec.frontend.numpy_scope import Scope
 from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe
 from fusec.frontend.readings import reading
+from fusec.frontend.results import check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.steps import Step
@@ -207,6 +208,7 @@ class _Returns:
         self._bases: dict[int, int] = {}
         found: list[Any] = []
         self.structure = structure_of(result, lambda v: issubclass(type(v), Traced | np.ndarray), found)
+        check_result(self.structure, lambda v: isinstance(v, Traced), trace.location())
         self._views = self._count_views(found)
         self._add_mutated()
         known: dict[object, int] = {}

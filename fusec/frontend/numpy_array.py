@@ -290,7 +290,7 @@ class TracedArray(Reductions):
 
     def view(self, dtype: Any = None, type: Any = None) -> Any:
         if dtype is None or (isinstance(dtype, np.dtype) and dtype == self.dtype) or dtype is self.dtype.type:
-            return self.tracer.view(self, (), self.meta)
+            return self if self.is_scalar else self.tracer.view(self, (), self.meta)
         raise self.tracer.unsupported("reading memory as another dtype (.view) is not compiled; use .astype")
 
     # Shape
@@ -312,6 +312,8 @@ class TracedArray(Reductions):
             meta = self.meta.transpose(order)
         except ValueError as error:
             raise ShapeRuleError(str(error), self.tracer.location()) from None
+        if self.is_scalar:
+            return self
         order = tuple(normalize_axis_index(a, self.ndim) for a in order)
         if order == tuple(range(self.ndim)):
             return self.tracer.view(self, (), meta)
@@ -327,6 +329,8 @@ class TracedArray(Reductions):
         given = shape[0] if len(shape) == 1 else shape
         wanted = (given,) if isinstance(given, int | np.integer) or not np.iterable(given) else tuple(given)
         extents = self._resolved(tuple(operator.index(n) for n in wanted))
+        if self.is_scalar and not extents:
+            return self
         if order == "F" or (order == "A" and self.flags.f_contiguous and not self.flags.c_contiguous):
             return self.transpose().reshape(extents[::-1]).transpose()
         step = Step("reshape", ShapeAttributes(extents))
@@ -378,6 +382,8 @@ class TracedArray(Reductions):
         if any(self.shape[a] != 1 for a in axes):
             message = "cannot select an axis to squeeze out which has size not equal to one"
             raise ShapeRuleError(message, self.tracer.location())
+        if self.is_scalar:
+            return self
         return self[(*(0 if i in axes else slice(None) for i in range(self.ndim)), ...)]
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
@@ -417,7 +423,9 @@ class TracedArray(Reductions):
     def imag(self) -> Any:
         if self.dtype.kind == "c":
             raise self.tracer.unsupported("the imaginary part of complex numbers is not compiled")
-        return full_like(self.tracer, self, 0)
+        made = full_like(self.tracer, self, 0)
+        made.is_scalar = self.is_scalar
+        return made
 
     def conj(self) -> Any:
         return self.conjugate()

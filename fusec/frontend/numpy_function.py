@@ -15,7 +15,7 @@ from fusec.frontend import numpy_reduce as reductions
 from fusec.frontend import numpy_stride as strides
 from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_extern import extern
-from fusec.frontend.numpy_index import write
+from fusec.frontend.numpy_index import store, write
 from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype, like_layout
 from fusec.frontend.numpy_ufunc import broadcast_metas
 from fusec.ir.attributes import PadAttributes
@@ -101,6 +101,10 @@ def _where(trace: Trace, condition: Any, x: Any = None, y: Any = None) -> Any:
 def _copyto(trace: Trace, dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
     if not isinstance(dst, Traced):
         raise trace.unsupported("np.copyto writes to an array that was not made in the function; make it there")
+    try:
+        np.copyto(np.empty((0,), dst.meta.dtype), create.sample(src), casting)
+    except TypeError as error:
+        raise TypeRuleError(str(error), trace.location()) from None
     if where is True:
         write(trace, dst, src)
         return
@@ -141,11 +145,7 @@ def _full_like(
 def _concatenate(
     trace: Trace, arrays: Any, axis: int | None = 0, out: Any = None, *, dtype: Any = None, casting: Any = "same_kind"
 ) -> Any:
-    made = create.concatenate(trace, arrays, axis, dtype)
-    if out is None:
-        return made
-    write(trace, out, made)
-    return out
+    return store(trace, create.concatenate(trace, arrays, axis, dtype), out)
 
 
 def _pad(trace: Trace, array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
@@ -186,29 +186,20 @@ def _can_cast(trace: Trace, from_: Any, to: Any, casting: Any = "safe") -> bool:
 
 def _count_nonzero(trace: Trace, a: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
     array = create.as_array(trace, a)
-    counts = trace.fresh(trace.cast(trace.cast(array.value, bool_), i64), array.meta)
+    layout = like_layout(array.meta.shape, i64.numpy, [array.meta])
+    counts = trace.fresh(trace.cast(trace.cast(array.value, bool_), i64), layout)
     return reductions.reduce(trace, np.add, counts, axis, None, keepdims)
 
 
 def _einsum(
     trace: Trace, *operands: Any, out: Any = None, optimize: Any = False, dtype: Any = None, **kwargs: Any
 ) -> Any:
-    made = contract.einsum(trace, *operands, dtype=dtype)
-    if out is None:
-        return made
-    write(trace, out, made)
-    return out
+    return store(trace, contract.einsum(trace, *operands, dtype=dtype), out)
 
 
 def _with_out(product: Function) -> Function:
     def call(trace: Trace, a: Any, b: Any, out: Any = None) -> Any:
-        made = product(trace, a, b)
-        if out is None:
-            return made
-        if not isinstance(out, Traced):
-            raise trace.unsupported("out= must be an array made in the function, not one made outside")
-        write(trace, out, made)
-        return out
+        return store(trace, product(trace, a, b), out)
 
     return call
 
@@ -230,10 +221,11 @@ def _nan_extreme(ufunc: np.ufunc, worst: float) -> Function:
     """The extreme of the numbers; NaN where there is none."""
 
     def reduce(trace: Trace, a: Any, axis: Any = None, out: Any = None, keepdims: Any = NO_VALUE, **kwargs: Any) -> Any:
-        if kwargs or out is not None or a.meta.dtype.kind != "f":
-            return library_call(
-                trace, np.nanmax if worst < 0 else np.nanmin, (a, axis), {"keepdims": bool(keepdims), **kwargs}
-            )
+        if kwargs or out is not None:
+            raise trace.unsupported("np.nanmax and np.nanmin with out, initial or where are not compiled")
+        a = create.as_array(trace, a)
+        if a.meta.dtype.kind != "f":
+            return reductions.reduce(trace, ufunc, a, axis, None, keepdims)
         missing = call_ufunc(np.isnan, (a,))
         found = reductions.reduce(trace, ufunc, _where(trace, missing, worst, a), axis, None, keepdims)
         none = reductions.reduce(trace, np.logical_and, missing, axis, None, keepdims)

@@ -35,10 +35,13 @@ _MASK_ADVICE = (
 
 @dataclass(frozen=True)
 class _Plan:
-    """One entry for each axis of the array, in order, with None for new axes between them."""
+    """One entry for each axis of the array, in order, with None for new axes between them.
+
+    ``ellipsis`` is where the index has a ``...``, perhaps for no axis; None where it has none.
+    """
 
     items: tuple[Item, ...]
-    has_ellipsis: bool
+    ellipsis: int | None
 
     @property
     def is_basic(self) -> bool:
@@ -66,7 +69,7 @@ def _plan(trace: Trace, x: Traced, index: Any) -> _Plan:
         expanded.append(...)
     at = next(i for i, item in enumerate(expanded) if item is ...)
     expanded[at : at + 1] = [slice(None)] * (rank - used)
-    return _Plan(tuple(expanded), bool(ellipses))
+    return _Plan(tuple(expanded), at if ellipses else None)
 
 
 def _item(trace: Trace, item: Any) -> Item:
@@ -162,7 +165,7 @@ def _basic(trace: Trace, x: Traced, plan: _Plan) -> Any:
     steps = [] if first is None else [first]
     if tuple(sliced) != meta.shape:
         steps.append(Step("reshape", ShapeAttributes(meta.shape)))
-    scalar = not meta.ndim and not plan.has_ellipsis
+    scalar = not meta.ndim and plan.ellipsis is None
     return trace.view(x, steps, meta, scalar=scalar)
 
 
@@ -177,7 +180,7 @@ def _advanced(trace: Trace, x: Traced, plan: _Plan) -> Any:
     ramp = _as_slice(arrays, x.meta.shape)
     shape = value.type.static_shape
     index_shape = _index_shape(trace, arrays)
-    adjacent = _adjacent(plan.items)
+    adjacent = _adjacent(plan)
     first = min(arrays) if adjacent else 0
     order = [a for a in range(len(shape)) if a not in arrays]
     order[first:first] = sorted(arrays)
@@ -209,8 +212,11 @@ def _index_shape(trace: Trace, arrays: dict[int, Item]) -> tuple[int, ...]:
         raise IndexRuleError(message, trace.location()) from None
 
 
-def _adjacent(items: tuple[Item, ...]) -> bool:
-    places = [i for i, item in enumerate(items) if item is not None and not isinstance(item, slice)]
+def _adjacent(plan: _Plan) -> bool:
+    """Whether nothing stands between arrays and ints; a ``...`` does, even one for no axis."""
+    places = [i for i, item in enumerate(plan.items) if item is not None and not isinstance(item, slice)]
+    if plan.ellipsis is not None and places[0] < plan.ellipsis <= places[-1]:
+        return False
     return places[-1] - places[0] + 1 == len(places)
 
 
@@ -286,7 +292,9 @@ def _advanced_meta(x: Traced, plan: _Plan, value: Value, index_shape: tuple[int,
     if 0 in shape or 0 in x.meta.shape:
         return describe(shape, dtype)
     zero = np.zeros([min(n, 2) for n in index_shape], np.intp)
-    items = [i if i is None else slice(None) if isinstance(i, slice) else zero for i in plan.items]
+    items: list[Item] = [i if i is None else slice(None) if isinstance(i, slice) else zero for i in plan.items]
+    if plan.ellipsis is not None:
+        items.insert(plan.ellipsis, ...)
     return laid_out_as(twin(x.meta)[tuple(items)], shape, dtype)
 
 
@@ -304,7 +312,7 @@ def set_item(trace: Trace, x: Traced, index: Any, new: Any) -> None:
     if not plan.is_basic:
         _set_places(trace, x, plan, new)
         return
-    target = _basic(trace, x, _Plan(plan.items, True))
+    target = _basic(trace, x, _Plan(plan.items, 0))
     write(trace, target, new)
 
 
@@ -328,6 +336,21 @@ def write(trace: Trace, target: Traced, new: Any) -> None:
         message = f"could not broadcast input array from shape {shape} into shape {target.meta.shape}"
         raise ShapeRuleError(message, trace.location()) from None
     target.buffer.write(target.steps, value)
+
+
+def store(trace: Trace, made: Any, out: Any) -> Any:
+    """``made``, in the array that the caller gives for it, if any."""
+    if out is None or out is np._NoValue:
+        return made
+    target = out[0] if isinstance(out, tuple) else out
+    if not isinstance(target, Traced):
+        raise trace.unsupported("out= must be an array made in the function, not one made outside")
+    if target.meta.dtype != made.meta.dtype:  # NumPy may compute in that dtype, or refuse it
+        raise trace.unsupported(f"out= of {target.meta.dtype} for a result of {made.meta.dtype} is not compiled")
+    if target.meta.shape != made.meta.shape:
+        raise ShapeRuleError("output parameter has the wrong shape", trace.location())
+    write(trace, target, made)
+    return target
 
 
 def _mask_of(trace: Trace, index: Any) -> Traced | None:

@@ -57,7 +57,7 @@ def _finish(trace: Trace, x: Traced, value: Value, axes: tuple[int, ...], keepdi
         meta = describe(extents, dtype)
     else:
         meta = laid_out_as(np.asarray(layout(twin(x.meta), axes, keep)), extents, dtype)
-    return trace.fresh(value, meta, scalar=not keep and not extents)
+    return trace.fresh(value, meta, scalar=not extents)
 
 
 def reduce(

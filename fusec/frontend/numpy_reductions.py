@@ -10,7 +10,7 @@ from fusec.frontend import numpy_function as function
 from fusec.frontend import numpy_index as index
 from fusec.frontend import numpy_reduce as reduce
 from fusec.frontend.numpy_reduce import NO_VALUE
-from fusec.frontend.numpy_trace import ShapeRuleError, Traced
+from fusec.frontend.numpy_trace import Traced
 from fusec.frontend.numpy_ufunc import call
 
 
@@ -107,9 +107,11 @@ class Reductions(Traced):
         return self.tracer.concrete(self, "nonzero", advice).nonzero()
 
     def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
+        self._refuse(order=order, stable=stable)
         return function.library_call(self.tracer, np.argsort, (self, axis), {} if kind is None else {"kind": kind})
 
     def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> None:
+        self._refuse(order=order, stable=stable)
         sorted_ = function.library_call(self.tracer, np.sort, (self, axis), {} if kind is None else {"kind": kind})
         index.write(self.tracer, self, sorted_)
 
@@ -117,15 +119,7 @@ class Reductions(Traced):
         return function.library_call(self.tracer, np.searchsorted, (self, v), {"side": side, "sorter": sorter})
 
     def _stored(self, made: Any, out: Any) -> Any:
-        if out is None or out is NO_VALUE:
-            return made
-        target = out[0] if isinstance(out, tuple) else out
-        if not isinstance(target, Traced):
-            raise self.tracer.unsupported("out= must be an array made in the function, not one made outside")
-        if target.meta.shape != made.meta.shape:
-            raise ShapeRuleError("output parameter has the wrong shape", self.tracer.location())
-        index.write(self.tracer, target, made)
-        return target
+        return index.store(self.tracer, made, out)
 
     def _refuse(self, **given: Any) -> None:
         for name, value in given.items():

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import (
@@ -27,6 +28,7 @@ from fusec.frontend.capture import (
 from fusec.frontend.capture import flatten as _flatten
 from fusec.frontend.capture import rebuild as _rebuild
 from fusec.frontend.environment import record_environment
+from fusec.frontend.results import check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.torch_followed import reading_tensors
@@ -336,6 +338,7 @@ class Result:
         self._trace = trace
         leaves: list[Any] = []
         self._structure = structure_of(result, is_tensor, leaves)
+        check_result(self._structure, lambda v: isinstance(v, FakeTensor), trace.emitter.location)
         _check_structure(self._structure, trace)
         self._outputs: list[Value] = []
         self._ports: list[Port] = []

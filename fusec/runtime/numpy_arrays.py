@@ -223,8 +223,10 @@ def _prototype(shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[i
 
 
 def _allocate_strided(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Array:
-    memory = np.empty(1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)), dtype)
-    return np.ndarray(shape, dtype, memory, 0, tuple(s * dtype.itemsize for s in strides))
+    spans = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    memory = np.empty(1 + sum(map(abs, spans)), dtype)
+    first = -sum(s for s in spans if s < 0)
+    return np.ndarray(shape, dtype, memory, first * dtype.itemsize, tuple(s * dtype.itemsize for s in strides))
 
 
 def _allocate_dense(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Array:

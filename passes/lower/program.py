@@ -16,7 +16,7 @@ from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
-from fusec.passes.outputs import Strides, input_strides, same_layout, strided_view
+from fusec.passes.outputs import Strides, input_strides, made_strides, same_layout, strided_view
 from fusec.passes.writes import placed
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
@@ -106,7 +106,7 @@ def _owned_by_caller(graph: Graph) -> dict[Value, Strides]:
             continue
         contiguous = contiguous_strides(base.type.shape)
         if base is value and port.strides is not None:
-            owned[base] = port.strides
+            owned[base] = made_strides(base, port)
         else:
             owned.setdefault(base, contiguous)
     return owned

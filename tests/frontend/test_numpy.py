@@ -228,6 +228,31 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         lambda x: (np.nan_to_num(x), np.nansum(x, axis=0), np.nanmean(x), np.nanmax(x)),
         (np.where(B, F32, np.nan),),
     ),
+    (
+        "extremes of integers",
+        lambda x: (np.nanmin(x), np.nanmax(x, axis=0), np.nanmin(x > 2, axis=-1, keepdims=True)),
+        (np.arange(12).reshape(3, 4),),
+    ),
+    (
+        "counts",
+        lambda x: (
+            np.count_nonzero(x, axis=0),
+            np.count_nonzero(x.T, axis=0, keepdims=True),
+            np.count_nonzero(x[0, 0]),
+        ),
+        (F32,),
+    ),
+    (
+        "a ... for no axis keeps arrays and ints apart",
+        lambda x: (x[:, 4, ..., [1, 0]], x[None, :, 4, ..., [1, 0]], x[..., 4, [1, 0]], x[[0, 1], ..., 2, 3]),
+        (np.arange(70.0).reshape(2, 5, 7),),
+    ),
+    (
+        "scalars stay scalars",
+        lambda x: (x.max().T, np.transpose(x.max()), np.squeeze(x.max()), x.max().reshape(()), x.max().imag),
+        (F32,),
+    ),
+    ("axes kept of none", lambda x: (x.sum(keepdims=True), np.argmin(x, keepdims=True)), (np.array(2.0),)),
     ("copies", lambda x: (x.copy(), np.array(x), np.asarray(x), x.flatten(), np.ascontiguousarray(x.T)), (F32,)),
     ("casts", lambda x: (x.astype(int), x.astype(bool), x.astype(np.float16), x.astype("f8", copy=False)), (F32,)),
     ("fortran", lambda x: (x + 1, x.sum(0), np.exp(x).T, np.zeros_like(x), x.mean(axis=1)), (np.asfortranarray(F32),)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tile_harness import buffer, iters, kernel, load, op, sym
+from tile_harness import buffer, const, iters, kernel, load, op, sym
 
 from fusec.codegen.tvm.build import compile_kernels
-from fusec.ir.types import f32, f64
+from fusec.ir.types import f32, f64, u32
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Store
 
@@ -50,6 +50,19 @@ def functions(request):
             value = op(name, load(a, i), load(b, i))
             kernels.append(kernel(f"{name}_{dtype}", (a, b, out), (Store(iters((i, N)), out, (i,), value),)))
     return compile_kernels(kernels, cpu_target(request.param))
+
+
+@pytest.mark.parametrize("name", ["fmod", "remainder", "floordiv"])
+@pytest.mark.parametrize("target", ["cpu", "cpu:x86-64"])
+def test_a_divisor_that_is_no_number(name, target):
+    """LLVM knows that an integer is finite, and that NaN is not 0."""
+    a, out = buffer("a", u32, (N,)), buffer("out", f64, (N,))
+    i = sym("i", N)
+    value = op(name, op("cast", load(a, i), dtype=f64), const(np.nan, f64))
+    code = compile_kernels([kernel("k", (a, out), (Store(iters((i, N)), out, (i,), value),))], cpu_target(target))
+    x, result = np.arange(N, dtype=np.uint32), np.zeros(N)
+    code.function("k")(x.ctypes.data, result.ctypes.data)
+    assert np.isnan(result).all()
 
 
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
