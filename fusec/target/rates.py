@@ -95,9 +95,16 @@ class Rates:
         return _between(least, most, (threads - counts[place - 1]) / (counts[place] - counts[place - 1]))
 
     def halfway(self, later: Rates) -> Rates:
-        """Between what was measured and what was ``later``, with the same threads and footprints, beyond L2: there the
-        times of both, in halves, for a byte; the later rates else."""
-        return replace(later, bandwidth=tuple(_between(a, b, 0.5) for a, b in zip(self.bandwidth, later.bandwidth)))
+        """Between what was measured and what was ``later``, with the same units, threads and footprints, of what cores
+        and memory do: the times of both, in halves, for an operation or a byte; the later rates else."""
+        return replace(
+            later,
+            multiply={unit: _halfway(rate, later.multiply[unit]) for unit, rate in self.multiply.items()},
+            vector=_halfway(self.vector, later.vector),
+            l2=_halfway(self.l2, later.l2),
+            bandwidth=tuple(_between(a, b, 0.5) for a, b in zip(self.bandwidth, later.bandwidth)),
+            ends={unit: (end + later.ends[unit]) / 2 for unit, end in self.ends.items()},
+        )
 
     def to_json(self) -> str:
         """One line for a file."""
@@ -127,6 +134,10 @@ def _at(known: Sequence[Bandwidth], footprint: float) -> Bandwidth:
         return known[min(place, len(known) - 1)]
     low, high = known[place - 1], known[place]
     return _between(low, high, log(footprint / low.footprint) / log(high.footprint / low.footprint))
+
+
+def _halfway(a: float, b: float) -> float:
+    return 2 / (1 / a + 1 / b)
 
 
 def _between(a: Bandwidth, b: Bandwidth, part: float) -> Bandwidth:

@@ -23,6 +23,14 @@ def test_rates_and_ends_are_told_apart(name: str) -> None:
     assert bool(tiles) == (name == "sapphirerapids")
 
 
+def test_a_core_that_was_slower_for_half_a_product_makes_no_unit_faster() -> None:
+    products = [p for p in probes(cpu_target("cpu:sapphirerapids"), 2) if p.unit == "bf16 tiles"]
+    seconds = {False: 1.0, True: 0.9}
+    found = found_in(products, {p.kernel.name: 1 / seconds[p.shallow] for p in products})
+    assert found.ends == {"bf16 tiles": 0.25}
+    assert found.multiply["bf16 tiles"] == pytest.approx(next(p.flops for p in products if not p.shallow) / 0.75)
+
+
 def test_both_operands_fit_l1() -> None:
     target = cpu_target("cpu:sapphirerapids")
     assert all(2 * p.nbytes < target.l1 for p in probes(target, 2))

@@ -53,10 +53,13 @@ def test_seconds_of_reading_and_writing() -> None:
     assert level.past(10, 20) == 4
 
 
-def test_halfway_a_byte_takes_the_mean_of_both_times() -> None:
-    later = replace(RATES, vector=60.0, bandwidth=tuple(replace(b, read=3 * b.read) for b in RATES.bandwidth))
-    found = RATES.halfway(later)
-    assert found.vector == 60
+def test_halfway_an_operation_or_a_byte_takes_the_mean_of_both_times() -> None:
+    later = replace(RATES, vector=3 * RATES.vector, region=1.0, ends={"bf16 tiles": 3.0})
+    later = replace(later, bandwidth=tuple(replace(b, read=3 * b.read) for b in RATES.bandwidth))
+    found = replace(RATES, ends={"bf16 tiles": 1.0}).halfway(later)
+    assert (found.vector, found.l2, found.region) == pytest.approx((1.5 * RATES.vector, RATES.l2, 1.0))
+    assert found.multiply == pytest.approx(RATES.multiply)
+    assert found.ends == {"bf16 tiles": 2.0}
     assert [b.read for b in found.bandwidth] == pytest.approx([1.5 * b.read for b in RATES.bandwidth])
     assert [b.copy for b in found.bandwidth] == pytest.approx([b.copy for b in RATES.bandwidth])
 
