@@ -73,7 +73,7 @@ def test_streams_of_the_caller() -> None:
     results = []
     for k, stream in enumerate(streams):
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(20_000_000)
+            torch.cuda._sleep(200_000_000)
             y = x * (k + 1)
             results.append((y, run(y, w, v)))
     assert not streams[0].query()  # nothing waited
