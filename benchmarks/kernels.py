@@ -16,7 +16,7 @@ from fusec.compiled import Variant
 from fusec.frontend.capture import flatten
 from fusec.ir.parse import parse
 from fusec.passes.cost.program import predict, seconds_after
-from fusec.runtime.machines import known_rates
+from fusec.runtime.machines import Calls, known_rates
 from fusec.runtime.probe import Prober
 from fusec.runtime.program import KernelReport, Launch, Program
 from fusec.target.cpu import cpu_target
@@ -29,7 +29,7 @@ SHORTEST = 5e-6
 """Seconds of a kernel that can be told from the time that launching it from Python takes."""
 
 OF_A_PROBE = ("multiply", "vector", "l2", "bandwidth", "region", "far_start", "ends")
-"""Of the rates, what a probe measures; the others are of calls."""
+"""Of the rates, what a probe measures; the others are of calls, some of which are measured as often."""
 
 
 def kernel_times(
@@ -69,12 +69,18 @@ def _prober() -> Prober:
     return Prober(cpu_target(), THREADS)
 
 
+@cache
+def _calls() -> Calls:
+    return Calls()
+
+
 def rates_now() -> Rates:
-    """What the machine does in this minute: how fast its memory is depends on what the host's other guests do."""
+    """What the machine does in this minute: how fast it is depends on what the host's other guests do."""
     target = cpu_target()
     known = known_rates(target) or usual_rates(target, THREADS)
     now = _undisturbed(_prober().measure)
-    return replace(known, **{name: getattr(now, name) for name in OF_A_PROBE}, measured=True)
+    known = replace(known, **{name: getattr(now, name) for name in OF_A_PROBE}, measured=True)
+    return _undisturbed(lambda: _calls().measure(known))
 
 
 def _undisturbed(work: Callable[[], T]) -> T:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -23,8 +22,10 @@ from fusec.target.cpu import CpuTarget, host_cpu, host_model
 from fusec.target.rates import Rates
 
 _FORMAT = 5
-_REPEATS = 5
-_CALLS = 2000
+_ROWS, _PAUSE = 9, 0.02
+"""Rows of calls, and seconds between them: another guest of the host slows a core for tenths of a second."""
+
+_CALLS = 1000
 _INPUTS = 17
 _FAR_CALLS = 9
 _CACHES, _LARGEST = 2, 256 << 20
@@ -89,53 +90,61 @@ def _tvm() -> str:
 
 
 def _with_calls(rates: Rates, target: CpuTarget) -> Rates:
-    """With what a call takes around its kernels, also where the caches hold nothing of it; of PyTorch's arrays where it
-    is there.
-    """
-    import numpy as np
-
-    arrays = [np.zeros(8, np.float32) for _ in range(_INPUTS)]
-    one, many = (_call_seconds(_total, *arrays[:n]) for n in (1, _INPUTS))
-    others = np.ones(min(_CACHES * target.l3, _LARGEST), np.uint8)
-    far, far_many = (_call_seconds(_total, *arrays[:n], before=others.max) for n in (1, _INPUTS))
-    found = replace(
-        rates,
-        call=one,
-        argument=max((many - one) / (_INPUTS - 1), 1e-9),
-        library=max(far - one, 1e-9),
-        far_argument=max((far_many - far) / (_INPUTS - 1), 1e-9),
-    )
-    if not find_spec("torch"):
-        return found
-    import torch
-
-    return replace(found, tensors=max(_call_seconds(_total, torch.zeros(8)) - one, 0.0))
+    """With what a call takes around its kernels, also where the caches hold nothing of it."""
+    calls = Calls()
+    found = calls.measure(rates)
+    far, far_many = (calls.seconds_after_others(n, target) for n in (1, _INPUTS))
+    return replace(found, library=max(far - found.call, 1e-9), far_argument=max((far_many - far) / (_INPUTS - 1), 1e-9))
 
 
-def _call_seconds(
-    function: Callable[..., object], *arrays: object, before: Callable[[], object] | None = None
-) -> float:
-    """Seconds of a call that computes next to nothing: the least of some rows of calls, or, where something is to run
-    before each, the call in the middle of some.
-    """
-    from fusec.api import jit
+class Calls:
+    """Measures what calls that compute next to nothing take, as often as it is asked."""
 
-    compiled = jit(fallback="error", cache=False)(function)
-    compiled(*arrays)
+    def __init__(self) -> None:
+        import numpy as np
 
-    def seconds(calls: int) -> float:
+        from fusec.api import jit
+
+        self._compiled = jit(fallback="error", cache=False)(_total)
+        self._arrays: list[object] = [np.zeros(8, np.float32) for _ in range(_INPUTS)]
+        self._tensors: list[object] = []
+        if find_spec("torch"):
+            import torch
+
+            self._tensors = [torch.zeros(8)]
+
+    def measure(self, rates: Rates) -> Rates:
+        """The rates with those of calls, of further inputs and of PyTorch's arrays, where it is there."""
+        kinds = {"one": self._arrays[:1], "many": self._arrays, "tensors": self._tensors}
+        rows: dict[str, list[float]] = {name: [] for name, arrays in kinds.items() if arrays}
+        for name in rows:
+            self._compiled(*kinds[name])
+        for _ in range(_ROWS):
+            for name, found in rows.items():
+                found.append(self._seconds(_CALLS, kinds[name]))
+            time.sleep(_PAUSE)
+        typical = {name: median(found) for name, found in rows.items()}
+        one = typical["one"]
+        argument = max((typical["many"] - one) / (_INPUTS - 1), 1e-9)
+        tensors = max(typical["tensors"] - one, 0.0) if self._tensors else rates.tensors
+        return replace(rates, call=one, argument=argument, tensors=tensors)
+
+    def seconds_after_others(self, inputs: int, target: CpuTarget) -> float:
+        """Of a call before which other memory passed."""
+        import numpy as np
+
+        others = np.ones(min(_CACHES * target.l3, _LARGEST), np.uint8)
+        found = []
+        for _ in range(_FAR_CALLS):
+            others.max()
+            found.append(self._seconds(1, self._arrays[:inputs]))
+        return median(found)
+
+    def _seconds(self, calls: int, arrays: list[object]) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            compiled(*arrays)
+            self._compiled(*arrays)
         return (time.perf_counter() - start) / calls
-
-    if before is None:
-        return min(seconds(_CALLS) for _ in range(_REPEATS))
-    found = []
-    for _ in range(_FAR_CALLS):
-        before()
-        found.append(seconds(1))
-    return median(found)
 
 
 def _total(first: object, *others: object) -> object:

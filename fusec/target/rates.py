@@ -96,7 +96,7 @@ class Rates:
 
     def halfway(self, later: Rates) -> Rates:
         """Between what was measured and what was ``later``, with the same units, threads and footprints, of what cores
-        and memory do: the times of both, in halves, for an operation or a byte; the later rates else."""
+        and memory do and of calls: the times of both, in halves; the later rates else."""
         return replace(
             later,
             multiply={unit: _halfway(rate, later.multiply[unit]) for unit, rate in self.multiply.items()},
@@ -104,6 +104,8 @@ class Rates:
             l2=_halfway(self.l2, later.l2),
             bandwidth=tuple(_between(a, b, 0.5) for a, b in zip(self.bandwidth, later.bandwidth)),
             ends={unit: (end + later.ends[unit]) / 2 for unit, end in self.ends.items()},
+            call=(self.call + later.call) / 2,
+            argument=(self.argument + later.argument) / 2,
         )
 
     def to_json(self) -> str:

@@ -21,7 +21,8 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
     for name, value in (("ROUNDS", 1), ("REPEATS", 1), ("SECONDS", 1e-4), ("LARGEST", 8 << 20), ("CALLS", 5)):
         monkeypatch.setattr(probe, name, value)
-    monkeypatch.setattr(machines, "_CALLS", 5)
+    for name, value in (("_CALLS", 5), ("_PAUSE", 0.0)):
+        monkeypatch.setattr(machines, name, value)
     return tmp_path
 
 
@@ -66,6 +67,19 @@ def test_a_profile_is_kept_for_this_machine_alone(quick: Path, monkeypatch: pyte
     assert machines.known_rates(replace(target, cores=target.cores + 1)) is None
     monkeypatch.setattr(machines, "host_model", lambda: "another CPU")
     assert machines.known_rates(target) is None
+
+
+def test_calls_are_measured_in_typical_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of calls takes 1 µs and 0.2 µs for each further input; every fourth is disturbed."""
+    rows = iter(range(1000))
+    monkeypatch.setattr(machines, "_PAUSE", 0.0)
+    calls = machines.Calls()
+    monkeypatch.setattr(
+        calls, "_seconds", lambda count, arrays: (9e-6 if next(rows) % 4 == 0 else 1e-6) + 2e-7 * (len(arrays) - 1)
+    )
+    found = calls.measure(replace(usual_rates(host_cpu(), 2), tensors=1.0))
+    assert (found.call, found.argument) == pytest.approx((1e-6, 2e-7))
+    assert found.tensors < 1e-5
 
 
 def test_a_damaged_profile_counts_for_nothing(quick: Path) -> None:
