@@ -21,16 +21,20 @@ from fusec.ir.types import contiguous_strides
 
 
 def fake_like(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
-    """A fake tensor with the layout of a real one, in a storage of its own."""
+    """A fake tensor with the layout of a real one, in a storage of its own; one of inference where that is one.
+
+    PyTorch makes a view of the fake where the function takes one of the real one, whose version counter it then shares.
+    """
     shape, strides, offset = tuple(real.shape), tuple(real.stride()), real.storage_offset()
-    with mode:
-        if offset == 0 and strides == contiguous_strides(shape):
-            fake = torch.empty(shape, dtype=real.dtype, device=real.device)
-        else:
-            reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides))
-            memory = torch.empty((offset + reach,), dtype=real.dtype, device=real.device)
-            fake = memory.as_strided(shape, strides, offset)
-    return fake.requires_grad_(real.requires_grad)
+    with torch.inference_mode(real.is_inference()):
+        with mode:
+            if offset == 0 and strides == contiguous_strides(shape):
+                fake = torch.empty(shape, dtype=real.dtype, device=real.device)
+            else:
+                reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides))
+                memory = torch.empty((offset + reach,), dtype=real.dtype, device=real.device)
+                fake = memory.as_strided(shape, strides, offset)
+        return fake.requires_grad_(real.requires_grad)
 
 
 def check_plain(tensor: torch.Tensor, path: str) -> None:
