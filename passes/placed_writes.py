@@ -6,79 +6,235 @@ written last is its own business.
 
 from __future__ import annotations
 
-from fusec.ir.attributes import ExternAttributes, UpdateAttributes
-from fusec.ir.graph import Graph, Value
-from fusec.ir.types import i32, i64
-from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.ir.attributes import (
+    NO_ATTRIBUTES,
+    Attributes,
+    CastAttributes,
+    ConstantAttributes,
+    ExternAttributes,
+    ShapeAttributes,
+    SliceAttributes,
+    UpdateAttributes,
+)
+from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.index import add
+from fusec.ir.ops import OPS
+from fusec.ir.types import Dim, i32, i64
+from fusec.passes.rewrite import Rewriter
 from fusec.runtime.library import Operand, parse_arguments
 
-_TARGETS = ("aten.index_copy.default", "aten.index_put.default")
+Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Write:
+    """A library call that writes one index along an axis of its first operand, and what is to take its place.
+
+    end: the op whose result is the array written to: the call, or the update that writes all of a box of the array
+    back, after ``between``. axis: of the call's operand; own_axis: of the array. wraps: an index below 0 counts from
+    the end, and the value broadcasts.
+    """
+
+    call: Op
+    end: Op
+    between: tuple[Op, ...]
+    axis: int
+    own_axis: int
+    wraps: bool
 
 
 def with_placed_writes(graph: Graph) -> Graph:
-    """The graph with calls that write one place of what is an input's new contents in the end as updates."""
-    chained = _chained(graph)
-    return rewrite(graph, (_update_rule(chained),)) if chained else graph
+    """The graph with calls that write one place of an input, or of a box of it, as updates.
+
+    A call on a box is followed by an update that writes all of the box back: both become one update, of which the
+    box as the call left it is a slice.
+    """
+    while True:
+        writes = _find(graph)
+        if not writes:
+            return graph
+        gone = {op for write in writes.values() for op in (write.call, *write.between) if op is not write.end}
+        writer = _Writer(graph)
+        for op in graph.ops:
+            if op in writes:
+                writer.write(writes[op])
+            elif op not in gone:
+                writer.ops.append(op)
+        graph = graph.with_ops(writer.ops)
 
 
-def _chained(graph: Graph) -> set[str]:
-    """The names of the results of calls between an input and its new contents."""
-    producers = graph.producers()
-    found: set[str] = set()
+def library_write(r: Rewriter, base: Value, value: Value, place: Value) -> Value:
+    """The update that ``r`` looks at, as a library call, on the box of the array that it is for."""
+    assert isinstance(r.op.attributes, UpdateAttributes)
+    starts, axis = r.op.attributes.starts, r.op.attributes.axis
+    shape = value.type.shape
+    assert axis is not None
+    box = (*shape[:axis], base.type.shape[axis], *shape[axis + 1 :])
+    seen = base
+    if box != base.type.shape:
+        stops = tuple(add(start, n) for start, n in zip(starts, box, strict=True))
+        seen = r.emit("slice", base, attributes=SliceAttributes(starts, stops, (1,) * len(starts)))
+    text = f"($0, {axis}, $1, $2), {{}}"
+    attributes = ExternAttributes("aten.index_copy.default", text, (seen.type,), "writes through an index")
+    made = r.emit("extern", seen, r.reshape(place, (1,)), value, attributes=attributes)
+    return made if seen is base else r.emit("update", base, made, attributes=UpdateAttributes(starts))
+
+
+def _find(graph: Graph) -> dict[Op, _Write]:
+    """By their ends, the writes of one place."""
+    producers, uses = graph.producers(), graph.uses()
+    number = {op: k for k, op in enumerate(graph.ops)}
+    chained = _chained(graph, producers)
+    found: dict[Op, _Write] = {}
+    for op in graph.ops:
+        write = None
+        if op.results and op.result in chained and op.name == "extern":
+            write = _find_write(op, op, ())
+        elif isinstance(op.attributes, UpdateAttributes) and len(op.operands) == 2:
+            write = _find_on_box(op, producers, uses)
+        if write is None:
+            continue
+        readers = [r for r in uses[write.call.result] if write.end is not write.call and r not in write.between]
+        if all(number[r] > number[op] or r is op for r in readers):
+            found[op] = write
+    return found
+
+
+def _chained(graph: Graph, producers: Mapping[Value, Op]) -> set[Value]:
+    """The results of calls and updates between an input and its new contents."""
+    found: set[Value] = set()
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
         if port.mutates is None:
             continue
         while (op := producers.get(value)) is not None and op.name in ("extern", "update") and op.operands:
-            if isinstance(op.attributes, ExternAttributes) and op.attributes.target in _TARGETS:
-                found.add(value.name)
+            found.add(value)
             value = op.operands[0]
     return found
 
 
-def _update_rule(chained: set[str]) -> Rule:
-    @rule("extern")
-    def call_as_update(r: Rewriter) -> Outcome:
-        """index_copy(x, axis, [i], y) ⇒ update(x, y, i)"""
-        attributes = r.op.attributes
-        assert isinstance(attributes, ExternAttributes)
-        if r.op.results[0].name not in chained or len(r.operands) != 3:
+def _find_on_box(update: Op, producers: Mapping[Value, Op], uses: Mapping[Value, Sequence[Op]]) -> _Write | None:
+    """A call whose result an update writes back to where the call's first operand, but for axes of 1, is from."""
+    base, value = update.operands
+    between, call = _under_reshape(value, producers)
+    if call is None or call.name != "extern" or not call.operands or any(len(uses[op.result]) > 1 for op in between):
+        return None
+    _, box = _under_reshape(call.operands[0], producers)
+    assert isinstance(update.attributes, UpdateAttributes)
+    if box is None or _start_in(base, box.result, producers) != update.attributes.starts:
+        return None
+    return _find_write(call, update, between) if box.result.type.shape == value.type.shape else None
+
+
+def _start_in(base: Value, box: Value, producers: Mapping[Value, Op]) -> Shape | None:
+    """Where a box of ``base`` starts, as slices show it; None for what is none."""
+    starts: Shape = (0,) * base.type.rank
+    while box is not base:
+        op = producers.get(box)
+        if op is None or not isinstance(op.attributes, SliceAttributes) or set(op.attributes.steps) != {1}:
             return None
-        match attributes.target, parse_arguments(attributes.arguments)[0]:
-            case "aten.index_copy.default", (Operand(index=0), int() as axis, Operand(index=1), Operand(index=2)):
-                return _update(r, axis % r.operands[0].type.rank)
-            case "aten.index_put.default", (Operand(index=0), [*every, Operand(index=1)], Operand(index=2)):
-                return _update(r, len(every), wraps=True) if every.count(None) == len(every) else None
+        starts = tuple(add(a, b) for a, b in zip(starts, op.attributes.starts, strict=True))
+        box = op.operands[0]
+    return starts
+
+
+def _under_reshape(value: Value, producers: Mapping[Value, Op]) -> tuple[tuple[Op, ...], Op | None]:
+    """What makes a value, and the reshape between, where there is one that adds or drops axes of 1."""
+    op = producers.get(value)
+    if op is not None and op.name == "reshape" and _squeezed(op.operands[0].type.shape) == _squeezed(value.type.shape):
+        return (op,), producers.get(op.operands[0])
+    return (), op
+
+
+def _squeezed(shape: Shape) -> list[Dim]:
+    return [n for n in shape if n != 1]
+
+
+def _find_write(call: Op, end: Op, between: tuple[Op, ...]) -> _Write | None:
+    if not isinstance(call.attributes, ExternAttributes) or len(call.operands) != 3 or len(call.results) != 1:
         return None
-
-    return call_as_update
-
-
-def _update(r: Rewriter, axis: int, *, wraps: bool = False) -> Outcome:
-    """``wraps``: an index below 0 counts from the end, and the value broadcasts."""
-    base, index, value = r.operands
-    extent = base.type.shape[axis]
-    one = (*base.type.shape[:axis], 1, *base.type.shape[axis + 1 :])
-    if (
-        index.type.dtype not in ((i32, i64) if wraps else (i64,))
-        or index.type.count != 1
-        or not isinstance(extent, int)
-        or 0 in one
-    ):
+    match call.attributes.target, parse_arguments(call.attributes.arguments)[0]:
+        case "aten.index_copy.default", (Operand(index=0), int() as axis, Operand(index=1), Operand(index=2)):
+            axis, wraps = axis % call.operands[0].type.rank, False
+        case "aten.index_put.default", (Operand(index=0), [*every, Operand(index=1)], Operand(index=2)):
+            if any(index is not None for index in every):
+                return None
+            axis, wraps = len(every), True
+        case _:
+            return None
+    base, index, value = call.operands
+    fits = value.type.dtype == base.type.dtype and (wraps or value.type.shape == _one_of(base.type.shape, axis))
+    known = isinstance(base.type.shape[axis], int) and 0 not in base.type.shape
+    if not fits or not known or index.type.dtype not in ((i32, i64) if wraps else (i64,)) or index.type.count != 1:
         return None
-    if value.type.dtype != base.type.dtype or (not wraps and value.type.shape != one):
+    own_axis = axis if end is call else _axis_in(end, base.type.shape, axis)
+    return None if own_axis is None else _Write(call, end, between, axis, own_axis, wraps)
+
+
+def _one_of(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def _axis_in(update: Op, shape: Shape, axis: int) -> int | None:
+    """The axis of an updated array that is ``axis`` of ``shape``, the box's but for axes of 1; None where the box has
+    not all of it."""
+    base, value = update.operands
+    if shape[axis] == 1:
         return None
-    place = r.cast(r.reshape(index, (), hint="place"), i64)
-    if wraps:
-        seen = (*one[:axis], *index.type.shape, *one[axis + 1 :])
-        value = r.reshape(r.broadcast(value, seen), one)
-        below = r.emit("lt", place, r.constant(0, place))
-        place = r.emit("select", below, r.emit("add", place, r.constant(extent, place)), place)
-    return r.emit("update", base, value, place, attributes=UpdateAttributes((0,) * len(one), axis))
+    long = [a for a, n in enumerate(value.type.shape) if n != 1]
+    found = long[len(_squeezed(shape[:axis]))]
+    return found if value.type.shape[found] == base.type.shape[found] else None
 
 
-def library_write(r: Rewriter, base: Value, value: Value, place: Value) -> Value:
-    """The update that ``r`` looks at, as a library call."""
-    assert isinstance(r.op.attributes, UpdateAttributes)
-    text = f"($0, {r.op.attributes.axis}, $1, $2), {{}}"
-    attributes = ExternAttributes("aten.index_copy.default", text, (base.type,), "writes through an index")
-    return r.emit("extern", base, r.reshape(place, (1,)), value, attributes=attributes)
+class _Writer:
+    """Ops, with updates in place of calls."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.ops: list[Op] = []
+        self._taken = {v.name for v in (*graph.inputs, *graph.producers())}
+
+    def write(self, write: _Write) -> None:
+        end, (seen, index, value) = write.end, write.call.operands
+        base, shape = end.operands[0], seen.type.shape
+        starts: Shape = (0,) * base.type.rank
+        if isinstance(end.attributes, UpdateAttributes):
+            shape, starts = end.operands[1].type.shape, end.attributes.starts
+        place = self._emit(write, "reshape", index, attributes=ShapeAttributes(()))
+        if index.type.dtype is not i64:
+            place = self._emit(write, "cast", place, attributes=CastAttributes(i64))
+        if write.wraps:
+            place = self._wrapped(write, place, base.type.shape[write.own_axis])
+            left, right = seen.type.shape[: write.axis], seen.type.shape[write.axis + 1 :]
+            whole = ShapeAttributes((*left, *index.type.shape, *right))
+            value = self._emit(write, "broadcast", value, attributes=whole)
+        value = self._emit(write, "reshape", value, attributes=ShapeAttributes(_one_of(shape, write.own_axis)))
+        attributes = UpdateAttributes(starts, write.own_axis)
+        self.ops.append(Op(OPS["update"], (base, value, place), attributes, end.results, end.location))
+        if end is not write.call:
+            stops = tuple(add(start, n) for start, n in zip(starts, shape, strict=True))
+            box = SliceAttributes(starts, stops, (1,) * len(starts))
+            left_there = self._emit(write, "slice", end.result, attributes=box)
+            result = write.call.result
+            back = ShapeAttributes(result.type.shape)
+            self.ops.append(Op(OPS["reshape"], (left_there,), back, (result,), write.call.location))
+
+    def _wrapped(self, write: _Write, place: Value, extent: Dim) -> Value:
+        assert isinstance(extent, int)
+        zero = self._emit(write, "constant", attributes=ConstantAttributes(0, i64))
+        size = self._emit(write, "constant", attributes=ConstantAttributes(extent, i64))
+        below = self._emit(write, "lt", place, zero)
+        return self._emit(write, "select", below, self._emit(write, "add", place, size), place)
+
+    def _emit(self, write: _Write, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> Value:
+        (type_,) = OPS[name].infer(tuple(v.type for v in operands), attributes)
+        base = fresh = f"{write.call.result.name}_{name}"
+        count = 0
+        while fresh in self._taken:
+            count += 1
+            fresh = f"{base}_{count}"
+        self._taken.add(fresh)
+        result = Value(type_, fresh)
+        self.ops.append(Op(OPS[name], operands, attributes, (result,), write.call.location))
+        return result

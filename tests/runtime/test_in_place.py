@@ -118,6 +118,63 @@ def test_what_was_there_is_kept(function: Function) -> None:
     check(function, arguments())
 
 
+def in_a_layer(cache: Any, at: Any, new: Any) -> Any:
+    cache[1].index_copy_(0, at, new[1])
+    return cache[1].sum(-1)
+
+
+def in_a_layer_by_subscript(cache: Any, at: Any, new: Any) -> Any:
+    cache[2, at] = new[0]
+    return cache * 2
+
+
+def in_a_view_read_later(cache: Any, at: Any, new: Any) -> Any:
+    layer = cache[1]
+    layer[at - 9] = new[1]
+    layer[at - 1] = new[2] * 2
+    return layer.sum(-1), cache.amax(0)
+
+
+def in_columns(cache: Any, at: Any, new: Any) -> Any:
+    cache[1:, :, 1:3].index_copy_(1, at, new[1:, :, :2])
+    return cache.sum(1)
+
+
+def in_part_of_the_axis(cache: Any, at: Any, new: Any) -> Any:
+    cache[:, 2:7].index_copy_(1, at - 3, new)
+    return cache.sum(1)
+
+
+LAYERS = (in_a_layer, in_a_layer_by_subscript, in_a_view_read_later, in_columns)
+
+
+@pytest.mark.parametrize("function", [*LAYERS, in_part_of_the_axis], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("places", [1, 2])
+def test_in_a_box(function: Function, places: int) -> None:
+    cache, at, new = arguments(places)
+    if function is in_part_of_the_axis:
+        at = at % 5 + 3
+    source = check(function, (cache, at, new))
+    if places == 1 and function in LAYERS:
+        assert "index_copy" not in source
+        assert "index_put" not in source
+        assert "copy_(" not in source
+
+
+@pytest.mark.parametrize("function", LAYERS, ids=lambda f: f.__name__)
+def test_a_box_where_what_was_there_is_read(function: Function) -> None:
+    def beside(cache: Any, at: Any, new: Any) -> Any:
+        before = torch.relu(cache)
+        found = function(cache, at, new)
+        return found, before.sum()
+
+    check(beside, arguments(1))
+    wrong = arguments(1)[0], torch.tensor([18]), arguments(1)[2]
+    with pytest.raises(IndexError):
+        fusec.jit(function)(*wrong)
+    assert torch.equal(wrong[0], arguments(1)[0])
+
+
 @pytest.mark.parametrize("function", [one_place, by_subscript, twice, read_for_it], ids=lambda f: f.__name__)
 def test_one_place_is_written_by_a_kernel(function: Function) -> None:
     source = check(function, arguments(1))
