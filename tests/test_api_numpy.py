@@ -212,6 +212,24 @@ def test_out_of_another_dtype_does_as_numpy(store: Any, dtype: Any) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_mask_is_made_of_bools() -> None:
+    x = np.arange(4.0)
+    for mask in ([1, 0, 1, 0], np.arange(4), x):
+        for masked in (np.sum, lambda x, where: np.add(x, 1, out=x, where=where)):
+            with pytest.raises(TypeError, match="to dtype\\('bool'\\) according to the rule 'safe'"):
+                strict(masked)(x, where=mask)
+
+
+@pytest.mark.parametrize("new", [[False], [False, True]])
+def test_lists_of_bools_are_stored(new: Any) -> None:
+    def store(x):
+        x[:, 0][[0, 1]] = new
+        x[x[:, 1]] = [False]
+        return x
+
+    same(fusec.jit(store)(np.ones((2, 2), bool)), store(np.ones((2, 2), bool)))
+
+
 def test_overlapping_arguments_of_a_function_that_writes() -> None:
     def function(x: Any, y: Any) -> Any:
         x += 1

@@ -16,7 +16,6 @@ from fusec.frontend.numpy_extern import extern
 from fusec.frontend.numpy_index import write
 from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call, divmod_call, is_known, outer
-from fusec.ir.types import bool_
 
 _PRODUCTS: dict[str, Callable[..., Any]] = {
     "matmul": contract.matmul,
@@ -95,7 +94,7 @@ def _call(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], out: Any, **kwar
         raise trace.unsupported(f"np.{ufunc.__name__} with where but no out leaves elements undefined; use np.where")
     old = out[0]
     kind = ir_dtype(old.meta.dtype)
-    chosen = trace.emit("select", trace.operand(where, bool_), trace.operand(made, kind), old.value)
+    chosen = trace.emit("select", trace.mask(where), trace.operand(made, kind), old.value)
     return trace.fresh(chosen)
 
 

@@ -109,7 +109,7 @@ def _copyto(trace: Trace, dst: Any, src: Any, casting: Any = "same_kind", where:
         write(trace, dst, src)
         return
     kind = ir_dtype(dst.meta.dtype)
-    mask = trace.operand(where, bool_)
+    mask = trace.mask(where)
     chosen = trace.emit("select", mask, trace.operand(src, kind), dst.value)
     write(trace, dst, trace.fresh(chosen))
 

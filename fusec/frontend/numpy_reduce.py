@@ -109,7 +109,7 @@ def _masked(trace: Trace, name: str, value: Value, where: Any, initial: Any, x: 
             )
             raise ShapeRuleError(message, trace.location())
         neutral = initial
-    mask = trace.operand(where, bool_)
+    mask = trace.mask(where)
     dtype = value.type.dtype
     if dtype.kind == "bool":
         neutral = bool(neutral)
@@ -126,7 +126,7 @@ def mean(
     axes = axes_of(axis, x.meta.ndim)
     result = ir_dtype(np.ones((1,), x.meta.dtype).mean(dtype=dtype).dtype)
     if where is not True and where is not NO_VALUE:
-        mask = trace.broadcast(trace.operand(where, bool_), x.meta.shape)
+        mask = trace.broadcast(trace.mask(where), x.meta.shape)
         total = trace.emit("select", mask, trace.cast(x.value, result), trace.constant(0, result))
         total = trace.emit("reduce_sum", total, attributes=ReduceAttributes(axes))
         count = trace.emit("reduce_sum", trace.cast(mask, result), attributes=ReduceAttributes(axes))

@@ -29,7 +29,7 @@ from fusec.ir.attributes import (
     ShapeAttributes,
 )
 from fusec.ir.graph import Builder, InputRole, Location, Op, Port, Value
-from fusec.ir.types import DTYPES, DType, TensorType, dtype_of
+from fusec.ir.types import DTYPES, DType, TensorType, bool_, dtype_of
 
 if TYPE_CHECKING:
     from fusec.frontend.numpy_scope import Scope
@@ -231,8 +231,19 @@ class Trace:
         """An op of a value and a number of its dtype."""
         return self.emit(name, value, self.constant(number, value.type.dtype))
 
+    def mask(self, where: Any) -> Value:
+        """The operand of a ``where=``; TypeRuleError, as NumPy's, unless it is made of bools."""
+        where = where if isinstance(where, Traced) else np.asarray(where)
+        dtype = where.meta.dtype if isinstance(where, Traced) else where.dtype
+        if dtype != np.bool_:
+            message = f"Cannot cast array data from {dtype!r} to dtype('bool') according to the rule 'safe'"
+            raise TypeRuleError(message, self.location())
+        return self.operand(where, bool_)
+
     def operand(self, x: Any, dtype: DType | None = None) -> Value:
-        """The graph value of a traced array, an ndarray or a number, cast to ``dtype``."""
+        """The graph value of a traced array, an ndarray, a list of numbers or a number, cast to ``dtype``."""
+        if isinstance(x, list | tuple):
+            x = np.asarray(x)
         if isinstance(x, Traced):
             value = self.checked(x).value
         elif isinstance(x, np.ndarray) and x.ndim:

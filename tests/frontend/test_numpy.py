@@ -252,6 +252,11 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         lambda x: (x.max().T, np.transpose(x.max()), np.squeeze(x.max()), x.max().reshape(()), x.max().imag),
         (F32,),
     ),
+    (
+        "lists of bools",
+        lambda x, b: (np.sum(x, axis=0, where=[True, False, True]), np.full_like(b, [True, False, True]) | b),
+        (np.arange(6.0).reshape(2, 3), np.zeros((2, 3), bool)),
+    ),
     ("axes kept of none", lambda x: (x.sum(keepdims=True), np.argmin(x, keepdims=True)), (np.array(2.0),)),
     ("copies", lambda x: (x.copy(), np.array(x), np.asarray(x), x.flatten(), np.ascontiguousarray(x.T)), (F32,)),
     ("casts", lambda x: (x.astype(int), x.astype(bool), x.astype(np.float16), x.astype("f8", copy=False)), (F32,)),
