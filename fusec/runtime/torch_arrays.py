@@ -21,8 +21,9 @@ from fusec.runtime.numpy_arrays import array_over
 _WORD = 16
 """Bytes of a tensor's memory that are looked at together."""
 
-_SAMPLES = 16
-_INFERENCE_SAMPLES = 32
+_HALF_PAGE = 2048 // _WORD
+_SAMPLES = 8
+_INFERENCE_SAMPLES = 16
 
 _ANYWHERE = {"version": 3, "data": (_WORD, True), "shape": (1 << 58,), "typestr": f"|V{_WORD}"}
 _MEMORY = np.asarray(SimpleNamespace(__array_interface__=_ANYWHERE))
@@ -155,8 +156,7 @@ class TorchArrays:
     def stream(self, scope: Scope, device: int) -> str:
         return f"{scope.bind(torch._C._cuda_getCurrentRawStream, 'stream_of')}({device})"
 
-    def address_of(self, array: torch.Tensor) -> int:
-        return array.data_ptr()
+    address_of = staticmethod(torch.Tensor.data_ptr)
 
     def allocate(self, scope: Scope, type: TensorType, strides: Sequence[Dim]) -> str:
         layout = f"{spell_tuple(type.shape)}, {spell_tuple(strides)}"
@@ -253,7 +253,7 @@ class _Watch:
 
     def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
         self._kept = [array.untyped_storage() for array in arrays]  # so that no other tensor comes to lie there
-        self._addresses = list(map(_address_of, arrays))
+        self._addresses = list(map(torch.Tensor.data_ptr, arrays))
         self.key = tuple((array.data_ptr(), array.dtype, array.shape, array.stride()) for array in arrays)
         self._versions = _versions(arrays)
         self._places = np.concatenate([_samples(array) for array in arrays])
@@ -261,13 +261,10 @@ class _Watch:
 
     def same(self, arrays: Sequence[torch.Tensor]) -> bool:
         return (
-            list(map(_address_of, arrays)) == self._addresses
+            list(map(torch.Tensor.data_ptr, arrays)) == self._addresses
             and _versions(arrays) == self._versions
             and _MEMORY.take(self._places).tobytes() == self._seen  # at once, so that waits for memory overlap
         )
-
-
-_address_of = torch.Tensor.data_ptr
 
 
 def _versions(arrays: Sequence[torch.Tensor]) -> list[int]:
@@ -275,14 +272,19 @@ def _versions(arrays: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _samples(array: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Which words of :data:`_MEMORY` are looked at: some spread evenly over a tensor's memory."""
+    """Which words of :data:`_MEMORY` are looked at: some spread evenly over a tensor's memory, two in each page.
+
+    Finding a page takes longer than reading it.
+    """
     start, stop = _extent(array)
     if start == stop:
         return np.empty(0, np.int64)
     words = range(-(-start // _WORD), stop // _WORD) or range(start // _WORD, -(-stop // _WORD))
     wanted = _INFERENCE_SAMPLES if array.is_inference() else _SAMPLES
     step = max(1, len(words) // wanted) | 1  # odd, so that it does not stay in one column
-    return np.arange(words.start, words.stop, step) - 1
+    found = np.arange(words.start, words.stop, step)
+    found = np.union1d(found, found ^ _HALF_PAGE)
+    return found[(found >= words.start) & (found < words.stop)] - 1
 
 
 class _Check:
