@@ -63,6 +63,23 @@ class Changing(torch.nn.Module):
         return view * 2, x + 1, x
 
 
+class Entering(torch.nn.Module):
+    """Enters and leaves the mode itself; its results are of both kinds, and one of them comes twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Any, places: Any) -> Any:
+        with torch.inference_mode():
+            inside = self.linear(x)
+            row = inside[0, places]
+            views = self.linear.weight.t(), x[None]
+        with torch.inference_mode(False), torch.no_grad():
+            outside = x * 3
+        return inside + 1, row, inside[:, 1:], outside, inside, *views, inside
+
+
 def _result(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
@@ -75,7 +92,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize(("made", "given", "called"), list(itertools.product((0, 1), repeat=3)))
-@pytest.mark.parametrize("kind", [Cached, Reading, Changing])
+@pytest.mark.parametrize("kind", [Cached, Reading, Changing, Entering])
 def test_tensors_made_inside_and_outside(kind: Any, made: int, given: int, called: int) -> None:
     with inference(made):
         module = kind()
@@ -99,6 +116,9 @@ def test_tensors_made_inside_and_outside(kind: Any, made: int, given: int, calle
             continue
         for one, another in zip(found, wanted, strict=True):
             same(one, another)
+        assert [[one is another for one in found] for another in found] == [
+            [one is another for one in wanted] for another in wanted
+        ]
         addresses = [t.data_ptr() for t in (x, *module.parameters(), *module.buffers())]
         others = [t.data_ptr() for t in (other, *expected.parameters(), *expected.buffers())]
         assert [t.data_ptr() in addresses for t in found] == [t.data_ptr() in others for t in wanted]

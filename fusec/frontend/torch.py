@@ -348,10 +348,14 @@ class Result:
         slots = {id(m): self._add(m.value, m.tensor, m.source) for m in changed}
         known: dict[int, int] = {}
         self._slots: list[int] = []
+        self._inference = torch.is_inference_mode_enabled()
+        self._other_mode: set[int] = set()
         with tracing(trace):
             for leaf in leaves:
                 if id(leaf) not in known:
                     known[id(leaf)] = self._slot(leaf, slots)
+                    if trace.handle(leaf).memory.source is None and leaf.is_inference() != self._inference:
+                        self._other_mode.add(known[id(leaf)])
                 self._slots.append(known[id(leaf)])
 
     def _slot(self, leaf: torch.Tensor, mutated: Mapping[int, int]) -> int:
@@ -387,7 +391,15 @@ class Result:
     def rebuild(self) -> Rebuild:
         """Makes the user's result from the tensors of the graph's outputs. Keeps nothing of the trace alive."""
         structure, slots = self._structure, tuple(self._slots)
-        return lambda outputs: _rebuild(structure, iter([outputs[slot] for slot in slots]))
+        other_mode, inference = frozenset(self._other_mode), not self._inference
+        if not other_mode:
+            return lambda outputs: _rebuild(structure, iter([outputs[slot] for slot in slots]))
+
+        def rebuild(outputs: Sequence[torch.Tensor]) -> Any:
+            made = [_in_mode(x, inference) if slot in other_mode else x for slot, x in enumerate(outputs)]
+            return _rebuild(structure, iter([made[slot] for slot in slots]))
+
+        return rebuild
 
     def finish(self) -> tuple[Graph, tuple[Source, ...]]:
         """The graph without what no output needs, and the sources of its inputs."""
@@ -396,6 +408,13 @@ class Result:
         sources = tuple(s for s, v in zip(trace.sources, trace.builder.finish([]).inputs) if v in set(graph.inputs))
         trace.namer.finish(trace.builder, graph)
         return graph, sources
+
+
+def _in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
+    """The tensor as the function makes it where it enters or leaves ``torch.inference_mode()`` itself."""
+    with torch.inference_mode(inference):
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _check_structure(structure: Structure, trace: Trace) -> None:

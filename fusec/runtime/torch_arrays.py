@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -249,26 +250,38 @@ class _Watch:
     other weights, which changes most elements.
     """
 
-    __slots__ = ("_addresses", "_kept", "_places", "_seen", "_versions", "key")
+    __slots__ = ("_addresses", "_kept", "_places", "_read", "_seen", "_versions", "key")
 
     def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
         self._kept = [array.untyped_storage() for array in arrays]  # so that no other tensor comes to lie there
         self._addresses = list(map(torch.Tensor.data_ptr, arrays))
         self.key = tuple((array.data_ptr(), array.dtype, array.shape, array.stride()) for array in arrays)
-        self._versions = _versions(arrays)
+        self._read = _versions if any(map(torch.Tensor.is_inference, arrays)) else _counters
+        self._versions = self._read(arrays)
         self._places = np.concatenate([_samples(array) for array in arrays])
         self._seen = _MEMORY.take(self._places).tobytes()
 
     def same(self, arrays: Sequence[torch.Tensor]) -> bool:
         return (
             list(map(torch.Tensor.data_ptr, arrays)) == self._addresses
-            and _versions(arrays) == self._versions
+            and self._read(arrays) == self._versions
             and _MEMORY.take(self._places).tobytes() == self._seen  # at once, so that waits for memory overlap
         )
 
 
 def _versions(arrays: Sequence[torch.Tensor]) -> list[int]:
     return [-1 if array.is_inference() else array._version for array in arrays]
+
+
+def _counters(arrays: Sequence[torch.Tensor]) -> list[int]:
+    """The same where all have counters, in a third of the time."""
+    try:
+        return list(map(_version_of, arrays))
+    except RuntimeError:  # one has none
+        return _versions(arrays)
+
+
+_version_of = attrgetter("_version")
 
 
 def _samples(array: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -69,6 +69,17 @@ def test_counters_and_addresses(change: Callable[[torch.Tensor], object]) -> Non
     assert not watch.same([w])
 
 
+def test_a_tensor_without_a_counter_where_one_had_one() -> None:
+    with_counter = torch.ones(10)
+    watch = ARRAYS.watch([with_counter])
+    assert watch is not None
+    with torch.inference_mode():
+        without = torch.empty(0).set_(with_counter.untyped_storage(), 0, (10,), (1,))
+    assert without.is_inference()
+    assert without.data_ptr() == with_counter.data_ptr()
+    assert not watch.same([without])
+
+
 def test_neighbours_in_a_storage_may_change() -> None:
     whole = torch.zeros(3, 1000)
     views = [whole[1]]
