@@ -91,7 +91,7 @@ def _find(graph: Graph) -> dict[Op, _Write]:
     found: dict[Op, _Write] = {}
     for op in graph.ops:
         write = None
-        if op.results and op.result in chained and op.name == "extern":
+        if op.name == "extern" and not chained.isdisjoint(op.results):
             write = _find_write(op, op, ())
         elif isinstance(op.attributes, UpdateAttributes) and len(op.operands) == 2:
             write = _find_on_box(op, producers, uses)
