@@ -41,7 +41,7 @@ from fusec.tile.nodes import (
     Statement,
     Store,
     Weigh,
-    grouped,
+    multiplies_halves,
     statements,
     uses_tiles,
 )
@@ -65,16 +65,10 @@ class Emitter:
         self.context = Context(target, "int64" if _is_large(kernel) else "int32")
         self.numbers = Numbers()
         self._names = [0]
-        self._halves = self.context.imports if self._rounds_as_products() else None
+        rounds = self.context.target.multiplies(bf16) and multiplies_halves(kernel.body)
+        self._halves = self.context.imports if rounds else None
         self._stack_left = STACK_TOTAL
         self._releases: list[list[Node]] = []
-
-    def _rounds_as_products(self) -> bool:
-        """Whether the kernel multiplies bf16, of which the instructions take subnormal numbers for 0, and may do so
-        when
-        it rounds."""
-        dots = (s for s in statements(self.kernel.body) if isinstance(s, Dot))
-        return self.context.target.multiplies(bf16) and any(s.a.dtype is bf16 and grouped(s) > 1 for s in dots)
 
     def code(self) -> Code:
         target = self.context.target

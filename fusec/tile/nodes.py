@@ -13,7 +13,7 @@ from typing import Literal, assert_never
 
 from fusec.ir.index import Index, Symbol
 from fusec.ir.indexing import most
-from fusec.ir.types import Dim, DType
+from fusec.ir.types import Dim, DType, bf16
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
 
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -297,3 +297,9 @@ def tiled_products(block: Block) -> Iterator[Dot]:
 def uses_tiles(block: Block) -> bool:
     """Whether a product is made on AMX's tile registers."""
     return any(True for _ in tiled_products(block))
+
+
+def multiplies_halves(block: Block) -> bool:
+    """Whether a product multiplies bf16 as it is, by instructions that take subnormal numbers for 0: a CPU's kernel may
+    do so then when it rounds."""
+    return any(isinstance(s, Dot) and s.a.dtype is bf16 and grouped(s) > 1 for s in statements(block))

@@ -57,24 +57,45 @@ SHORT: Mapping[str, int] = {"tanh": 9, "exp": 9, "erf": 18}
 """Of a curve to no more digits than bf16 keeps."""
 
 ROUNDING, ROUNDING_BY_HAND = 2, 7
-"""From f32 to a half type and to memory, with an instruction for it and without."""
+"""From f32 to a half type and to memory, with an instruction for it and without. That for bf16 takes subnormal numbers
+for 0: kernels that don't multiply bf16 do without."""
+
+WIDENED, WIDENING = 1.0, 2
+"""More than loading it of a vector of a half type that is widened to f32, and of one in registers."""
 
 
 def instructions(
-    value: ScalarExpr, lane: Symbol, target: CpuTarget, stored: DType, others: Sequence[Symbol] = ()
+    value: ScalarExpr,
+    lane: Symbol,
+    target: CpuTarget,
+    stored: DType,
+    others: Sequence[Symbol] = (),
+    *,
+    halves: bool = False,
 ) -> float:
     """Of one vector of results along ``lane``; what does not depend on it is computed once, before the loop.
 
     ``others`` are the symbols of loops around: what is adjacent along one of them is read in blocks and turned.
+    ``halves``: the kernel multiplies bf16.
     """
     lanes = target.lanes(64 if _is_wide(value, stored) else 32)
-    total = 1.0 + (_rounding(stored, target) if stored in (bf16, f16) else 0.0)
+    if isinstance(value, Load) and value.dtype is stored and stored in (bf16, f16):
+        return 1.0 + _load(value, lane, lanes, others) - WIDENED
+    rounding = {f16: ROUNDING, bf16: ROUNDING if halves and target.multiplies(bf16) else ROUNDING_BY_HAND}
+    total = 1.0 + rounding.get(stored, 0)
     divided = 0
     for node in walk(value):
         if isinstance(node, Load | Apply | IndexValue) and lane in symbols_in(node):
             total += _of(node, lane, lanes, others, short=stored is bf16)
+            if _rounds(node) and not (node is value and node.dtype is stored):
+                total += rounding[node.dtype] + WIDENING
             divided += isinstance(node, Apply) and node.op == "div" and lane in symbols_in(node.args[1])
     return max(total, DIVIDING * divided) if target.roots_slowly else total
+
+
+def _rounds(node: ScalarExpr) -> bool:
+    """Whether a number is rounded to a half type and widened again; operations of half types don't."""
+    return isinstance(node, Apply) and node.op == "cast" and node.dtype in (bf16, f16) and node.args[0].dtype.bits > 16
 
 
 def row_instructions(value: ScalarExpr, index: Sequence[Index], lane: Symbol) -> float:
@@ -110,7 +131,7 @@ def _of(node: ScalarExpr, lane: Symbol, lanes: int, others: Sequence[Symbol], *,
 
 def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> float:
     """One where the lanes are adjacent, else one a lane; half types are widened."""
-    widened = 1.0 if load.dtype in (bf16, f16) else 0.0
+    widened = WIDENED if load.dtype in (bf16, f16) else 0.0
     flat: Index = 0
     for i, stride in zip(load.index, load.buffer.strides, strict=True):
         if isinstance(i, int | Expr):
@@ -121,10 +142,6 @@ def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> flo
         return 1.0 + widened
     turned = any(slope(flat, s) in (1, -1) for s in others)
     return (2 + log2(max(lanes, 2)) if turned else GATHERED * lanes) + widened
-
-
-def _rounding(dtype: DType, target: CpuTarget) -> float:
-    return ROUNDING if dtype is f16 or target.multiplies(bf16) else ROUNDING_BY_HAND
 
 
 def _is_wide(value: ScalarExpr, stored: DType) -> bool:

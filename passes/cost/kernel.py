@@ -13,7 +13,7 @@ from fusec.passes.cost.work import UNROLLED, Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, statements
+from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, multiplies_halves, statements
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8
@@ -72,7 +72,7 @@ def _grid(
     if points == 0:
         return Estimate(0.0, {})
     threads = min(threads, points)
-    counter = Counter(target, rates)
+    counter = Counter(target, rates, multiplies_halves(kernel.body))
     works = [counter.block(grid.body, dict(values)) for values in _samples(grid)]
     share = _longest_share(works, points, threads)
     multiply = sum(n * w.multiply for n, w in zip(share, works, strict=True))
@@ -102,8 +102,9 @@ def _in_turn(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
     """The levels beyond L2 that are waited for: a part of the work begins with fetching what it needs, a block that is
     multiplied, a row that is reduced. Short rows and what passes element by element compute meanwhile.
 
-    Products that fetch ahead hide both. Rows that do hide memory, which takes longer than they; lines from L3 take
-    turns with theirs (layer norms in MiniLM and BERT on Zen 5: 0.85 to 1.05 of the sum, 0.6 were they to overlap).
+    Products that fetch ahead hide both, and so do rows that fetch to L2: MiniLM's on Emerald Rapids took 0.56 to 0.90
+    of the sum, but for one. Rows that fetch to L1 hide memory, which takes longer than they; lines from L3 take turns
+    with theirs (layer norms in MiniLM and BERT on Zen 5: 0.85 to 1.05 of the sum, 0.6 were they to overlap).
     """
     found = list(statements(grid.body))
     dots = [s for s in found if isinstance(s, Dot)]
@@ -112,7 +113,9 @@ def _in_turn(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
     short = UNROLLED * target.lanes(32)
     if not any(isinstance(s, Reduce) and s.domain[-1].extent > short for s in found):
         return ()
-    return ("L3",) if any(isinstance(s, Map | Store) and s.ahead for s in found) else ("L3", "memory")
+    if any(isinstance(s, Map | Store) and s.ahead for s in found):
+        return () if target.fetches_to_l2 else ("L3",)
+    return ("L3", "memory")
 
 
 def _longest_share(works: Sequence[Work], points: int, threads: int) -> list[float]:

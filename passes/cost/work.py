@@ -61,10 +61,10 @@ class Work:
 
 
 class Counter:
-    """Counts the work of blocks on one core."""
+    """Counts the work of blocks on one core. halves: the kernel multiplies bf16."""
 
-    def __init__(self, target: CpuTarget, rates: Rates) -> None:
-        self.target, self.rates = target, rates
+    def __init__(self, target: CpuTarget, rates: Rates, halves: bool) -> None:
+        self.target, self.rates, self.halves = target, rates, halves
 
     def block(self, block: Block, values: Values) -> Work:
         """A block's work where outer symbols have these values."""
@@ -123,7 +123,8 @@ class Counter:
         turns, vectors = _turns(counts), _turns(counts) * inner
         done = copying(s, [_count(it, values) for it in s.domain], self.target)
         if done is None:
-            done = vectors * instructions(s.value, domain[-1].var, self.target, stored, others)
+            each = instructions(s.value, domain[-1].var, self.target, stored, others, halves=self.halves)
+            done = vectors * (each + len(s.ahead))
             done += turns * OUTER_TURN if inner <= UNROLLED else vectors * TURN + turns * STATEMENT
             done += turns * row_instructions(s.value, s.index, domain[-1].var) if turns > 1 else 0.0
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
@@ -136,7 +137,8 @@ class Counter:
         kept = {v for i in s.index for v in symbols_of(i)}
         across = lane.var in kept
         combine = 2.0 if s.op in ("max", "min") and not s.loose else 1.0
-        each = instructions(s.value, lane.var, self.target, s.target.dtype) - 1 + combine + TURN / 4
+        computed = instructions(s.value, lane.var, self.target, s.target.dtype, halves=self.halves) - 1
+        each = computed + combine + TURN / 4
         inner = _vectors(counts[-1], lanes)
         vectors = _product(counts[:-1]) * inner
         joined = (2 if inner <= UNROLLED else 4) + (2 if inner <= UNROLLED else 3) * log2(max(lanes, 2))
@@ -181,7 +183,7 @@ class Counter:
         counts = [_count(it, values) for it in domain]
         stored, lanes = s.weights.dtype, self.target.lanes(s.total.dtype.bits)
         scaled_and_added = 2.0
-        score = instructions(s.score, s.queries.var, self.target, s.total.dtype) - 1
+        score = instructions(s.score, s.queries.var, self.target, s.total.dtype, halves=self.halves) - 1
         power, kept = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
         each = score + scaled_and_added + power + kept + TURN / 4
         touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.total))]

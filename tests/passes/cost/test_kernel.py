@@ -10,7 +10,7 @@ from fusec.ir.index import floordiv, mod, symbol
 from fusec.ir.parse import parse
 from fusec.ir.types import bool_, f32
 from fusec.passes.cost.instructions import DIVISION, row_instructions
-from fusec.passes.cost.kernel import estimate
+from fusec.passes.cost.kernel import _in_turn, estimate
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import KernelReport, Program
 from fusec.target.cpu import cpu_target
@@ -40,6 +40,21 @@ def linear(m: int, n: int, k: int, dtype: str = "f32") -> str:
 
 def pointwise(op: str, n: int, dtype: str = "f32") -> str:
     return f"graph @f(%x: {dtype}[{n}]) {{\n%y = {op}(%x) : {dtype}[{n}]\nreturn %y\n}}"
+
+
+def test_a_block_on_tiles_fetches_its_panel_from_l2_each_time() -> None:
+    """Stores come a block later than products: the first block stands before the loop over the others."""
+    m, n, k = 512, 3072, 768
+    l2 = dict(only(linear(m, n, k, "bf16"), "cpu:sapphirerapids").parts)["L2"]
+    panels = (m // 32) * (n // 32) * 32 * k * 2
+    assert 1.0 <= l2 / (panels / usual_rates(AMX, 2).l2 / 2) < 1.5
+
+
+def test_k_in_parts_reads_all_of_the_weights() -> None:
+    """Of one row; the parts of K are statements of their own."""
+    report = only(linear(1, 2048, 8192), threads=1)
+    memory = dict(report.parts)["memory"]
+    assert memory == pytest.approx(4 * 2048 * 8192 / usual_rates(ZEN, 1).beyond_l2(2**30, 1).read, rel=0.02)
 
 
 def test_a_large_product_is_bound_by_multiplying() -> None:
@@ -158,6 +173,21 @@ def test_rows_wait_but_short_ones_and_maps_overlap() -> None:
     assert waits(rows(4096))
     assert not waits(rows(64))
     assert not waits(only(pointwise("exp", 2**22)))
+
+
+def test_rows_that_fetch_to_l2_wait_for_nothing_beyond() -> None:
+    """What is fetched to L1 waits there for lines from L3."""
+    row, j = symbol("row", 0, 4095), symbol("j", 0, 1023)
+    x, y = (Buffer(name, f32, (4096, 1024), (1024, 1)) for name in "xy")
+    total = Buffer("total", f32, (1,), (1,), "tile")
+    add_up = Reduce((Iter(j, 1024),), total, (0,), "sum", Load(x, (row, j)))
+    levels: dict[bool, list[tuple[str, ...]]] = {}
+    for ahead in (False, True):
+        fetched = (Load(x, (row + 1, j)),) if ahead else ()
+        store = Store((Iter(j, 1024),), y, (row, j), Load(total, (0,)), ahead=fetched)
+        grid = Grid((Iter(row, 4096),), (Alloc(total), add_up, store))
+        levels[ahead] = [_in_turn(grid, target) for target in (ZEN, AMX)]
+    assert levels == {False: [("L3", "memory"), ("L3", "memory")], True: [("L3",), ()]}
 
 
 def test_blocks_on_tiles_take_time_to_end() -> None:

@@ -1,0 +1,40 @@
+"""Vector instructions of elementwise code: rounding to half types, and what goes with it."""
+
+from __future__ import annotations
+
+import pytest
+from tile_harness import buffer, load, sym
+
+from fusec.ir.types import bf16, f16, f32
+from fusec.passes.cost.instructions import ROUNDING, ROUNDING_BY_HAND, WIDENING, instructions
+from fusec.target.cpu import cpu_target
+from fusec.tile.scalar import Apply
+
+ZEN, PLAIN = cpu_target("cpu:znver5"), cpu_target("cpu:x86-64-v4")
+J = sym("j", 768)
+X, HALF = load(buffer("x", f32, (768,)), J), load(buffer("h", bf16, (768,)), J)
+
+
+def test_bf16_is_rounded_by_the_instruction_only_where_it_is_multiplied() -> None:
+    """A load, a store, and the rounding: row kernels of Zen 5 have eight instructions of it, the store among them."""
+    assert instructions(X, J, ZEN, bf16) == 2 + ROUNDING_BY_HAND
+    assert instructions(X, J, ZEN, bf16, halves=True) == 2 + ROUNDING
+    assert instructions(X, J, PLAIN, bf16, halves=True) == 2 + ROUNDING_BY_HAND
+    assert instructions(X, J, ZEN, f16) == 2 + ROUNDING
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_number_that_is_rounded_within_is_widened_again(halves: bool) -> None:
+    within = Apply("mul", (Apply("cast", (Apply("cast", (X,), bf16),), f32), X), f32)
+    exact = Apply("mul", (X, X), f32)
+    more = instructions(within, J, ZEN, f32, halves=halves) - instructions(exact, J, ZEN, f32, halves=halves)
+    assert more >= (ROUNDING if halves else ROUNDING_BY_HAND) + WIDENING
+
+
+def test_the_last_cast_is_the_stores() -> None:
+    assert instructions(Apply("cast", (X,), bf16), J, ZEN, bf16) <= 3 + ROUNDING_BY_HAND
+
+
+def test_copies_of_halves_are_neither_widened_nor_rounded() -> None:
+    assert instructions(HALF, J, ZEN, bf16) == 2
+    assert instructions(HALF, J, ZEN, f32) == 3
