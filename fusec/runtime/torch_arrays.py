@@ -259,13 +259,13 @@ class _Watch:
         self._read = _versions if any(map(torch.Tensor.is_inference, arrays)) else _counters
         self._versions = self._read(arrays)
         self._places = np.concatenate([_samples(array) for array in arrays])
-        self._seen = _MEMORY.take(self._places).tobytes()
+        self._seen = _MEMORY[self._places].tobytes()
 
     def same(self, arrays: Sequence[torch.Tensor]) -> bool:
         return (
             list(map(torch.Tensor.data_ptr, arrays)) == self._addresses
             and self._read(arrays) == self._versions
-            and _MEMORY.take(self._places).tobytes() == self._seen  # at once, so that waits for memory overlap
+            and _MEMORY[self._places].tobytes() == self._seen  # at once, so that waits for memory overlap
         )
 
 
