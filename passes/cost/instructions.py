@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log2
+from math import frexp, log2
 
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.indexing import divisions_in, slope
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bf16, f16
 from fusec.target.cpu import CpuTarget
-from fusec.tile.scalar import Apply, IndexValue, Load, ScalarExpr, loads, symbols_in, walk
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, offset_of, symbols_in, walk
 
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 12,
@@ -89,8 +89,23 @@ def instructions(
             total += _of(node, lane, lanes, others, short=stored is bf16)
             if _rounds(node) and not (node is value and node.dtype is stored):
                 total += rounding[node.dtype] + WIDENING
-            divided += isinstance(node, Apply) and node.op == "div" and lane in symbols_in(node.args[1])
+            divided += isinstance(node, Apply) and node.op == "div" and _divides(node, lane, others)
     return max(total, DIVIDING * divided) if target.roots_slowly else total
+
+
+def _divides(quotient: Apply, lane: Symbol, others: Sequence[Symbol]) -> bool:
+    """Whether lanes are divided. By what is the same on all of them they are multiplied, if that is known before the
+    loop over them: where a block is turned, its rows have one each. Nor is there another way to divide by a constant,
+    unless it is a power of two."""
+    divisor = quotient.args[1]
+    if isinstance(divisor, Const):
+        return isinstance(divisor.value, complex) or abs(frexp(divisor.value)[0]) != 0.5
+    return lane in symbols_in(divisor) or any(_is_turned(load, lane, others) for load in loads(quotient))
+
+
+def _is_turned(load: Load, lane: Symbol, others: Sequence[Symbol]) -> bool:
+    flat = offset_of(load.buffer, load.index)
+    return flat is not None and slope(flat, lane) not in (0, 1, -1) and any(slope(flat, s) in (1, -1) for s in others)
 
 
 def _rounds(node: ScalarExpr) -> bool:

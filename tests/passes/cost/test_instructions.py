@@ -6,9 +6,9 @@ import pytest
 from tile_harness import buffer, load, sym
 
 from fusec.ir.types import bf16, f16, f32
-from fusec.passes.cost.instructions import ROUNDING, ROUNDING_BY_HAND, WIDENING, instructions
+from fusec.passes.cost.instructions import DIVIDING, ROUNDING, ROUNDING_BY_HAND, WIDENING, instructions
 from fusec.target.cpu import cpu_target
-from fusec.tile.scalar import Apply
+from fusec.tile.scalar import Apply, Const
 
 ZEN, PLAIN = cpu_target("cpu:znver5"), cpu_target("cpu:x86-64-v4")
 J = sym("j", 768)
@@ -38,3 +38,19 @@ def test_the_last_cast_is_the_stores() -> None:
 def test_copies_of_halves_are_neither_widened_nor_rounded() -> None:
     assert instructions(HALF, J, ZEN, bf16) == 2
     assert instructions(HALF, J, ZEN, f32) == 3
+
+
+def test_a_constant_divides_each_vector_and_a_shared_number_is_multiplied_by() -> None:
+    """On Intel's servers, whose unit is slow. Blocks that are turned have another divisor in each row."""
+    server, half, third = cpu_target("cpu:sapphirerapids"), Const(2.0, f32), Const(3.0, f32)
+    shared = load(buffer("d", f32, (1,)), 0)
+
+    def by(divisor) -> float:
+        return instructions(Apply("div", (X, divisor), f32), J, server, f32)
+
+    assert by(third) == by(X) == DIVIDING
+    assert by(half) == by(shared) < DIVIDING
+    row = sym("r", 64)
+    turned = Apply("div", (load(buffer("t", f32, (768, 64)), J, row), load(buffer("n", f32, (64,)), row)), f32)
+    assert instructions(turned, J, server, f32, [row]) == DIVIDING
+    assert instructions(turned, J, ZEN, f32, [row]) < DIVIDING
