@@ -230,6 +230,30 @@ def test_lists_of_bools_are_stored(new: Any) -> None:
     same(fusec.jit(store)(np.ones((2, 2), bool)), store(np.ones((2, 2), bool)))
 
 
+def test_repeated_elements_are_read_only() -> None:
+    def spread(x):
+        return np.broadcast_to(x, (2, 3)), np.broadcast_to(x + 1, (2, 3)), x[1:]
+
+    assert [r.flags.writeable for r in strict(spread)(np.arange(3.0))] == [False, False, True]
+
+
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_diagonals_and_transposed_arrays_are_views(layout: Any) -> None:
+    def changed(x):
+        seen = (np.diagonal(x), x.diagonal(1), np.diag(x, -1), np.einsum("ij->ji", x), np.diagonal(x)[1:])
+        x[1:] += 5
+        x[0] = x[1]
+        np.einsum("ii->i", x)[...] = 3
+        return [part * 2 for part in seen], np.einsum("ij->ji", x)
+
+    x, y = (np.arange(9.0).reshape(3, 3).copy(layout) for _ in range(2))
+    (found, transposed), (wanted, _) = strict(changed)(x), changed(y)
+    for ours, theirs in zip(found, wanted, strict=True):
+        same(ours, theirs)
+    np.testing.assert_array_equal(x, y)
+    assert np.shares_memory(transposed, x)
+
+
 def test_overlapping_arguments_of_a_function_that_writes() -> None:
     def function(x: Any, y: Any) -> Any:
         x += 1

@@ -18,7 +18,7 @@ from fusec.frontend.followed import by_value, value_of
 from fusec.frontend.numpy_create import copy, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_reductions import Reductions
-from fusec.frontend.numpy_trace import ShapeRuleError, Traced, describe, ir_dtype
+from fusec.frontend.numpy_trace import ShapeRuleError, Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.readings import RUNNING
 from fusec.frontend.steps import Step
@@ -389,8 +389,7 @@ class TracedArray(Reductions):
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
         first, second = (normalize_axis_index(a, self.ndim) for a in (axis1, axis2))
         meta = self.meta.diagonal(offset, axis1, axis2)
-        made = self.tracer.fresh(contract.diagonal(self.tracer, self.value, int(offset), first, second))
-        return self.tracer.make(self.tracer, made.buffer, (), describe(meta.shape, meta.dtype, meta.strides))
+        return self.tracer.view(self, contract.diagonal_steps(self.shape, int(offset), first, second), meta)
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
         return self.diagonal(offset, axis1, axis2).sum(-1, dtype=dtype, out=out)
@@ -437,8 +436,10 @@ class TracedArray(Reductions):
         return self._stored(contract.dot(self.tracer, self, other), out)
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
-        if self.dtype.kind in "iub" and decimals >= 0:
+        if self.dtype.kind in "iu" and decimals >= 0:
             return self._stored(self.copy(), out)
+        if self.dtype.kind == "b" and decimals:
+            raise self.tracer.unsupported("np.round of bools to decimals is not compiled")
         if decimals == 0:
             return self._stored(call(self.tracer, np.rint, (self,)), out)
         factor = 10.0 ** abs(decimals)

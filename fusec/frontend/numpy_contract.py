@@ -13,7 +13,8 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from fusec.frontend.numpy_create import as_array
 from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype, laid_out_as, twin
 from fusec.frontend.numpy_ufunc import call
-from fusec.ir.attributes import DotAttributes, EinsumAttributes, PermuteAttributes, SliceAttributes
+from fusec.frontend.steps import Step
+from fusec.ir.attributes import DotAttributes, EinsumAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
 from fusec.ir.graph import Value
 from fusec.ir.types import DType, bool_, i64
 
@@ -128,6 +129,9 @@ def einsum(trace: Trace, *operands: Any, dtype: Any = None) -> Any:
     """``np.einsum``; three operands or more are contracted pair by pair along opt_einsum's path."""
     equation, given = _parse(trace, operands)
     arrays, kind = _operands(trace, *given)
+    seen = _view(trace, equation, given[0]) if len(given) == 1 and dtype is None else None
+    if seen is not None:
+        return seen
     if dtype is not None:
         kind = ir_dtype(np.dtype(dtype))
     inside = i64 if kind is bool_ else kind
@@ -144,6 +148,25 @@ def einsum(trace: Trace, *operands: Any, dtype: Any = None) -> Any:
         value = trace.binary("ne", value, 0)
     sample = np.asarray(np.einsum(equation, *(twin(_meta(x)) for x in arrays)))
     return trace.result(value, laid_out_as(sample, value.type.static_shape, value.type.dtype.numpy))
+
+
+def _view(trace: Trace, equation: str, x: Any) -> Any:
+    """What NumPy gives as a view: one array of which nothing is summed. None for others."""
+    term, _, output = equation.partition("->")
+    if not isinstance(x, Traced) or not term or set(term) != set(output):
+        return None
+    shape = list(x.meta.shape)
+    if any(n != shape[term.index(letter)] for letter, n in zip(term, shape)):
+        return None
+    steps: list[Step] = []
+    for letter in output:
+        while term.count(letter) > 1:
+            first, second = term.index(letter), term.index(letter, term.index(letter) + 1)
+            steps += diagonal_steps(shape, 0, first, second)
+            others = [i for i in range(len(term)) if i not in (first, second)]
+            shape, term = [shape[i] for i in others] + [shape[first]], "".join(term[i] for i in others) + letter
+    steps.append(Step("permute", PermuteAttributes(tuple(map(term.index, output)))))
+    return trace.view(x, steps, np.einsum(equation, x.meta))
 
 
 def _parse(trace: Trace, operands: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -210,20 +233,28 @@ def _simplify(trace: Trace, term: str, value: Value, extents: dict[str, int]) ->
 
 
 def diagonal(trace: Trace, value: Value, offset: int, axis1: int, axis2: int) -> Value:
-    """The diagonal of two axes as the last axis: both are merged and every (n+1)-th element is picked."""
-    shape = value.type.static_shape
+    """The diagonal of two axes as the last axis."""
+    for step in diagonal_steps(value.type.static_shape, offset, axis1, axis2):
+        value = trace.emit(step.name, value, attributes=step.attributes)
+    return value
+
+
+def diagonal_steps(shape: Sequence[int], offset: int, axis1: int, axis2: int) -> tuple[Step, ...]:
+    """What shows the diagonal of two axes as the last: both are merged and every (n+1)-th element is picked."""
     others = [i for i in range(len(shape)) if i not in (axis1, axis2)]
     rows, columns = shape[axis1], shape[axis2]
-    value = trace.emit("permute", value, attributes=PermuteAttributes((*others, axis1, axis2)))
     rest = [shape[i] for i in others]
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    value = trace.reshape(value, [*rest, rows * columns])
     start = offset if offset >= 0 else -offset * columns
     stop = start + (count - 1) * (columns + 1) + 1 if count else start
     if not count:
         start = stop = 0
     starts, stops, steps = [0] * len(rest) + [start], [*rest, stop], [1] * len(rest) + [columns + 1]
-    return trace.emit("slice", value, attributes=SliceAttributes(tuple(starts), tuple(stops), tuple(steps)))
+    return (
+        Step("permute", PermuteAttributes((*others, axis1, axis2))),
+        Step("reshape", ShapeAttributes((*rest, rows * columns))),
+        Step("slice", SliceAttributes(tuple(starts), tuple(stops), tuple(steps))),
+    )
 
 
 def _contract(trace: Trace, operands: list[tuple[str, Value]], output: str) -> Value:

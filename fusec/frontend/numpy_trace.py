@@ -277,7 +277,9 @@ class Trace:
         return self.fresh(value, meta, scalar=not value.type.shape)
 
     def view(self, of: Traced, steps: Sequence[Step], meta: Meta, *, scalar: bool = False) -> Any:
-        """A view of an array; as a scalar it is a copy."""
+        """A view of an array; as a scalar it is a copy, and so is one of a scalar."""
+        if of.is_scalar:
+            of = self.fresh(of.value, of.meta)
         kept = tuple(step for step in steps if step is not None)
         made = self.make(self, of.buffer, (*of.steps, *kept), meta, scalar)
         if scalar:

@@ -42,6 +42,13 @@ def view(base: Array, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tup
     return np.asarray(_Interface(interface, base)).view(dtype)
 
 
+def _read_only_view(*args: Any) -> Array:
+    """A view that repeats elements, as ``np.broadcast_to`` gives it."""
+    made = view(*args)
+    made.flags.writeable = False
+    return made
+
+
 _WORDS_TYPE = ctypes.POINTER(ctypes.c_size_t)
 _WORD = ctypes.sizeof(ctypes.c_size_t)
 _DATA_FIELD = object.__basicsize__
@@ -167,7 +174,8 @@ class NumpyArrays:
         in_bytes = spell_tuple([s * size for s in strides])
         bound = scope.bind(dtype, f"dtype_{dtype.name}")
         made = f"{base}, {bound}, {spell_tuple(type.shape)}, {in_bytes}, {spell(offset * size)}"
-        return f"{scope.bind(view, 'view')}({made})"
+        repeats = 0 not in type.shape and any(s == 0 and n != 1 for n, s in zip(type.shape, strides, strict=True))
+        return f"{scope.bind(_read_only_view, 'spread')}({made})" if repeats else f"{scope.bind(view, 'view')}({made})"
 
     def scalar(self, scope: Scope, type: TensorType, value: Any) -> str:
         constant = np.full(type.static_shape, value, type.dtype.numpy)

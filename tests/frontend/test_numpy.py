@@ -103,6 +103,14 @@ def fill_steps(x: Any) -> Any:
     return y
 
 
+def write_through(x: Any) -> Any:
+    top = x.max()
+    views = (top[...], top.reshape(1), top[None], np.atleast_1d(top), top.ravel())
+    for view in views:
+        view += 2
+    return top, views
+
+
 def local_import(x: Any) -> Any:
     import numpy
     from numpy import array as make
@@ -257,6 +265,8 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         lambda x, b: (np.sum(x, axis=0, where=[True, False, True]), np.full_like(b, [True, False, True]) | b),
         (np.arange(6.0).reshape(2, 3), np.zeros((2, 3), bool)),
     ),
+    ("bools are rounded to float16", lambda b: (np.round(b), b.round(), np.rint(b)), (B,)),
+    ("views of scalars are copies", write_through, (F32,)),
     ("axes kept of none", lambda x: (x.sum(keepdims=True), np.argmin(x, keepdims=True)), (np.array(2.0),)),
     ("copies", lambda x: (x.copy(), np.array(x), np.asarray(x), x.flatten(), np.ascontiguousarray(x.T)), (F32,)),
     ("casts", lambda x: (x.astype(int), x.astype(bool), x.astype(np.float16), x.astype("f8", copy=False)), (F32,)),
