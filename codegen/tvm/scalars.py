@@ -6,8 +6,10 @@ What does not depend on the lane is computed once, before the loop over the lane
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import frexp
 from typing import assert_never
 
+import numpy as np
 from tvm import tirx
 
 from fusec.codegen.tvm import operations, tir
@@ -135,6 +137,9 @@ class Points:
                 return self._select(e)
             case Apply(op="div") if e.dtype.name in QUICK and self._is_shared(e.args[1]) and self.varies(e.args[0]):
                 return self._quotient(e)
+            case Apply(op="div") if (reciprocal := self._reciprocal(e)) is not None:
+                a, (below, rest) = self.value(e.args[0]), reciprocal
+                return self.code.fma(a, self.code.constant(a, below), self.code.mul(a, self.code.constant(a, rest)))
             case Apply(op="add") if (curve := _plus_one(e)) is not None:
                 return self._plus_one(e, curve)
             case Apply(op="mul") if (parts := self._over_at_least_one(e)) is not None:
@@ -177,6 +182,19 @@ class Points:
         )
         usual = code.fma(a, below, code.mul(a, rest))
         return code.replace_where(unusual, usual, lambda inner: inner.div(a, b))
+
+    def _reciprocal(self, e: Apply) -> tuple[float, float] | None:
+        """``h`` and ``l`` of :meth:`_quotient` where lanes are divided by a constant that has an inexact reciprocal."""
+        by = e.args[1]
+        if not (isinstance(by, Const) and isinstance(by.value, int | float) and e.dtype.name in QUICK):
+            return None
+        if not self.code.fused or self.outer is None or not self.varies(e.args[0]):
+            return None
+        b, (low, high) = float(np.float32(by.value)), QUICK[e.dtype.name]
+        if not low <= b <= high or frexp(b)[0] == 0.5:
+            return None
+        below = float(np.float32(1.0 / b) * np.float32(1.0 - 2.0**-23))
+        return below, float(np.float32((1.0 - b * below) / b))
 
     def _over_at_least_one(self, e: Apply) -> tuple[ScalarExpr, ScalarExpr] | None:
         """``x`` and ``1 + exp(y)`` of ``x * (1 / (1 + exp(y)))`` whose reciprocal nothing else needs.

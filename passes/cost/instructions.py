@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import frexp, log2
+from math import log2
 
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.indexing import divisions_in, slope
@@ -95,11 +95,10 @@ def instructions(
 
 def _divides(quotient: Apply, lane: Symbol, others: Sequence[Symbol]) -> bool:
     """Whether lanes are divided. By what is the same on all of them they are multiplied, if that is known before the
-    loop over them: where a block is turned, its rows have one each. Nor is there another way to divide by a constant,
-    unless it is a power of two."""
+    loop over them: where a block is turned, its rows have one each."""
     divisor = quotient.args[1]
     if isinstance(divisor, Const):
-        return isinstance(divisor.value, complex) or abs(frexp(divisor.value)[0]) != 0.5
+        return False
     return lane in symbols_in(divisor) or any(_is_turned(load, lane, others) for load in loads(quotient))
 
 

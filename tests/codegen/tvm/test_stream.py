@@ -132,6 +132,40 @@ def test_quotients_are_those_of_a_division(target):
         np.testing.assert_array_equal(np.signbit(y[numbers]), np.signbit(expected[numbers]))
 
 
+@pytest.mark.parametrize("target", [cpu_target(), V3], ids=["host", "avx2"])
+def test_constants_divide_as_numbers_in_memory_do(target):
+    """Lanes are multiplied by the reciprocal in two parts; by powers of two, and by unusual numbers, divided."""
+    rng = np.random.default_rng(0)
+    random = rng.normal(size=3000).astype(np.float32)
+    x = np.concatenate([random, random * np.float32(1e30), random * np.float32(1e-25), np.float32(SPECIAL)])
+    i = sym("i", len(x))
+    numbers = [*DIVISORS, 2.0, 0.25, 5.656854249492381, 768.0, *rng.uniform(1, 2, 8)]
+    kernels = []
+    for k, number in enumerate(numbers):
+        source, y = buffer("x", f32, (len(x),)), buffer("y", f32, (len(x),))
+        divided = op("div", load(source, i), const(float(np.float32(number)), f32))
+        kernels.append(kernel(f"by{k}", (source, y), (Store((Iter(i, len(x)),), y, (i,), divided),)))
+    module = compile_kernels(kernels, target)
+    for k, number in enumerate(numbers):
+        y = np.empty_like(x)
+        module.function(f"by{k}")(x.ctypes.data, y.ctypes.data)
+        with np.errstate(all="ignore"):
+            expected = x / np.float32(number)
+        tiny = (np.abs(x) < 2.0**-100) & np.isfinite(expected)
+        np.testing.assert_array_equal(y[~tiny], expected[~tiny], err_msg=str(number))
+        np.testing.assert_array_max_ulp(y[tiny], expected[tiny], 1)
+        given = ~np.isnan(expected)
+        np.testing.assert_array_equal(np.signbit(y[given]), np.signbit(expected[given]))
+
+
+@pytest.mark.parametrize(("number", "divides"), [(3.0, False), (-3.0, True), (2.0, False), (1e38, True)])
+def test_no_vector_is_divided_by_a_usual_constant(number, divides):
+    x, y, i = buffer("x", f32, (256,)), buffer("y", f32, (256,)), sym("i", 256)
+    store = Store((Iter(i, 256),), y, (i,), op("div", load(x, i), const(number, f32)))
+    text = compile_kernels([kernel("by", (x, y), (store,))], cpu_target("cpu:sapphirerapids")).assembly()
+    assert ("vdivps" in text) == divides
+
+
 def test_quotients_of_constants_and_of_whole_rows():
     x, y = buffer("x", f32, (40,)), buffer("y", f32, (40,))
     i = sym("i", 40)
