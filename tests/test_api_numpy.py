@@ -254,6 +254,23 @@ def test_diagonals_and_transposed_arrays_are_views(layout: Any) -> None:
     assert np.shares_memory(transposed, x)
 
 
+@pytest.mark.parametrize(("number", "dtype"), [(300, np.uint8), (-1, np.uint8), (1e10, np.int32), (np.nan, np.int64)])
+def test_numbers_that_do_not_fit_are_refused_as_numpy_does(number: float, dtype: Any) -> None:
+    def fill(x):
+        x[1:] = number
+
+    def fill_all(x):
+        x.fill(number)
+
+    for store in (fill, fill_all):
+        x = np.zeros(3, dtype)
+        with pytest.raises((OverflowError, ValueError)):
+            store(x)
+        with pytest.raises((OverflowError, ValueError)):
+            fusec.jit(store)(x)
+        assert (x == 0).all()
+
+
 def test_overlapping_arguments_of_a_function_that_writes() -> None:
     def function(x: Any, y: Any) -> Any:
         x += 1

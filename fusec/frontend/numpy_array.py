@@ -122,7 +122,7 @@ class TracedArray(Reductions):
 
     @property
     def flags(self) -> Any:
-        return self.meta.flags
+        return self.meta.dtype.type().flags if self.is_scalar else self.meta.flags
 
     @property
     def base(self) -> Any:

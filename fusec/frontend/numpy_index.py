@@ -324,6 +324,8 @@ def write(trace: Trace, target: Traced, new: Any) -> None:
         raise ShapeRuleError("assignment destination is read-only", trace.location())
     if not isinstance(new, Traced | np.ndarray) and not np.isscalar(new):
         new = as_array(trace, new)
+    if isinstance(new, bool | int | float | complex):
+        _check_number(trace, new, target.meta.dtype)
     dtype = ir_dtype(target.meta.dtype)
     value = trace.operand(new, dtype)
     shape = value.type.static_shape
@@ -336,6 +338,15 @@ def write(trace: Trace, target: Traced, new: Any) -> None:
         message = f"could not broadcast input array from shape {shape} into shape {target.meta.shape}"
         raise ShapeRuleError(message, trace.location()) from None
     target.buffer.write(target.steps, value)
+
+
+def _check_number(trace: Trace, number: complex, dtype: np.dtype[Any]) -> None:
+    """UnsupportedOpError for a number that NumPy refuses to store (300 in uint8, NaN in int64)."""
+    try:
+        with np.errstate(all="ignore"):
+            np.empty((), dtype)[()] = number
+    except (OverflowError, ValueError, TypeError) as error:
+        raise trace.unsupported(str(error)) from None
 
 
 def store(trace: Trace, made: Any, out: Any) -> Any:
