@@ -349,9 +349,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "places_not_checked",
         "fusec.passes.indices",
-        'if op.name in ("gather", "gather_elements") and',
-        'if op.name == "gather" and',
+        "case GatherAttributes(axis=axis) if",
+        'case GatherAttributes(axis=axis) if op.name == "gather" and',
         ("tests/passes/test_indices.py",),
+    ),
+    Mutant(
+        "a_token_s_place_not_checked",
+        "fusec.passes.indices",
+        "case UpdateAttributes(axis=int() as axis):",
+        "case UpdateAttributes(axis=str() as axis):",
+        ("tests/runtime/test_in_place.py::test_an_index_out_of_range_is_an_error",),
+    ),
+    Mutant(
+        "a_token_s_place_forgotten",
+        "fusec.passes.lower.frame",
+        "Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[made.attributes.axis])",
+        "Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[-1])",
+        ("tests/passes/test_writes.py",),
     ),
     Mutant(
         "extents_fitted_to_two_samples",
@@ -370,8 +384,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "weights_packed_once_and_for_all",
         "fusec.runtime.packing",
-        "if filled is not None and filled.fits(sources):",
-        "if filled is not None:",
+        "if watch is not None and watch.same(sources):",
+        "if watch is not None:",
         ("tests/runtime/test_executable.py", "tests/test_api_torch.py"),
     ),
     Mutant(
