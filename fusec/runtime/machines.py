@@ -93,7 +93,7 @@ def _with_calls(rates: Rates, target: CpuTarget) -> Rates:
     """With what a call takes around its kernels, also where the caches hold nothing of it."""
     calls = Calls()
     found = calls.measure(rates)
-    far, far_many = (calls.seconds_after_others(n, target) for n in (1, _INPUTS))
+    far, far_many = (calls.seconds_after_others(name, target) for name in ("one", "many"))
     return replace(found, library=max(far - found.call, 1e-9), far_argument=max((far_many - far) / (_INPUTS - 1), 1e-9))
 
 
@@ -105,31 +105,31 @@ class Calls:
 
         from fusec.api import jit
 
-        self._compiled = jit(fallback="error", cache=False)(_total)
-        self._arrays: list[object] = [np.zeros(8, np.float32) for _ in range(_INPUTS)]
-        self._tensors: list[object] = []
+        many: list[object] = [np.zeros(8, np.float32) for _ in range(_INPUTS)]
+        self._arrays = {"one": many[:1], "many": many}
         if find_spec("torch"):
             import torch
 
-            self._tensors = [torch.zeros(8)]
+            self._arrays["tensors"] = [torch.zeros(8)]
+        # A function each: one that has seen other kinds of arguments looks longer for what it compiled for these.
+        self._compiled = {name: jit(fallback="error", cache=False)(_total) for name in self._arrays}
 
     def measure(self, rates: Rates) -> Rates:
         """The rates with those of calls, of further inputs and of PyTorch's arrays, where it is there."""
-        kinds = {"one": self._arrays[:1], "many": self._arrays, "tensors": self._tensors}
-        rows: dict[str, list[float]] = {name: [] for name, arrays in kinds.items() if arrays}
+        rows: dict[str, list[float]] = {name: [] for name in self._arrays}
         for name in rows:
-            self._compiled(*kinds[name])
+            self._seconds(1, name)
         for _ in range(_ROWS):
             for name, found in rows.items():
-                found.append(self._seconds(_CALLS, kinds[name]))
+                found.append(self._seconds(_CALLS, name))
             time.sleep(_PAUSE)
         typical = {name: median(found) for name, found in rows.items()}
         one = typical["one"]
         argument = max((typical["many"] - one) / (_INPUTS - 1), 1e-9)
-        tensors = max(typical["tensors"] - one, 0.0) if self._tensors else rates.tensors
+        tensors = max(typical["tensors"] - one, 0.0) if "tensors" in typical else rates.tensors
         return replace(rates, call=one, argument=argument, tensors=tensors)
 
-    def seconds_after_others(self, inputs: int, target: CpuTarget) -> float:
+    def seconds_after_others(self, name: str, target: CpuTarget) -> float:
         """Of a call before which other memory passed."""
         import numpy as np
 
@@ -137,13 +137,14 @@ class Calls:
         found = []
         for _ in range(_FAR_CALLS):
             others.max()
-            found.append(self._seconds(1, self._arrays[:inputs]))
+            found.append(self._seconds(1, name))
         return median(found)
 
-    def _seconds(self, calls: int, arrays: list[object]) -> float:
+    def _seconds(self, calls: int, name: str) -> float:
+        compiled, arrays = self._compiled[name], self._arrays[name]
         start = time.perf_counter()
         for _ in range(calls):
-            self._compiled(*arrays)
+            compiled(*arrays)
         return (time.perf_counter() - start) / calls
 
 
