@@ -16,6 +16,9 @@ from fusec.target.rates import Rates
 Piece = tuple[str, int]
 """A slot's memory, a part of the block of scratch, or a kernel's code, by number."""
 
+PART = 4
+"""A kernel that writes at most one of so many bytes of an input leaves the rest where it is."""
+
 SMALLEST_PIECE, PIECES = 1 << 16, 256
 """Bytes of a part of the block of scratch, and about how many parts there are where it is large."""
 
@@ -106,14 +109,17 @@ def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], flo
     roots = _roots(program)
     places = _places(program, roots)
     inside = calls_in_place(program)
+    outputs = {kernel.name: kernel.outputs for kernel in program.kernels}
     numbers: dict[str, int] = {}
     recent: dict[Piece, float] = {}
     for again in (False, True):
         for step in program.steps:
             if isinstance(step, Pack):
                 continue
-            places_few = isinstance(step, Call) and step.results in inside
-            used = [roots[slot] for slot in (step.arguments[1:] if places_few else _touched(step))]
+            if isinstance(step, Launch):
+                used = _used(program, step, outputs[step.kernel], roots)
+            else:
+                used = [roots[slot] for slot in (step.arguments[1:] if step.results in inside else _touched(step))]
             own = {piece: nbytes for root in used for piece, nbytes in places[root]}
             if isinstance(step, Launch):
                 code = ("code", numbers.setdefault(step.kernel, len(numbers)))
@@ -125,6 +131,19 @@ def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], flo
             for piece, nbytes in own.items():
                 recent.pop(piece, None)
                 recent[piece] = nbytes
+
+
+def _used(program: Program, step: Launch, outputs: int, roots: Sequence[int]) -> list[int]:
+    """For each argument of a launch the slot of which it touches all: one that lies in an input, of which the kernel
+    writes a part, or the one in whose memory it lies."""
+
+    def place(number: int, slot: int) -> int:
+        root = roots[slot]
+        written = number >= len(step.arguments) - outputs and program.slots[root].kind == "input"
+        part = PART * program.slots[slot].type.most_bytes <= program.slots[root].type.most_bytes
+        return slot if written and part else root
+
+    return [place(number, slot) for number, slot in enumerate(step.arguments)]
 
 
 def _touched(step: Launch | Call) -> tuple[int, ...]:

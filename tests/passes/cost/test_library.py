@@ -39,6 +39,27 @@ def test_writing_a_place_of_an_input_brings_none_of_it_near(rows: int) -> None:
     assert (keys in seen) == (rows == 1)
 
 
+@pytest.mark.parametrize("where", ["place", "slice"])
+def test_a_kernel_that_writes_a_place_leaves_the_rest_far(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(keys: Any, at: Any, new: Any, other: Any) -> Any:
+        if where == "slice":
+            keys[3:4] = new * other.sum()
+        else:
+            keys.index_copy_(0, at, new * other.sum())
+        return keys.sum(1)
+
+    arguments = torch.zeros(8192, 256), torch.tensor([3]), torch.zeros(1, 256), torch.zeros(4096, 4096)
+    program = lower(fusec.trace(attend, *arguments), "cpu:znver5", threads=2).program
+
+    def distance() -> float:
+        *_, (step, distances, _) = _launches(program)
+        return distances[step.arguments.index(program.inputs[0])]
+
+    assert distance() > 64 * MB
+    monkeypatch.setattr("fusec.passes.cost.program.PART", 1 << 40)
+    assert distance() < 16 * MB  # as if all of it were written
+
+
 def test_library_calls_take_time_and_copies_more() -> None:
     target = cpu_target("cpu:znver5")
     rates = usual_rates(target, 2)
