@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fusec.ir.attributes import (
-    NO_ATTRIBUTES,
-    Attributes,
-    CastAttributes,
-    ConstantAttributes,
-    ExternAttributes,
-    ShapeAttributes,
-    SliceAttributes,
-    UpdateAttributes,
-)
+from fusec.ir.attributes import ExternAttributes, ShapeAttributes, SliceAttributes, UpdateAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import add
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, i32, i64
-from fusec.passes.rewrite import Rewriter
+from fusec.passes.rewrite import Rewriter, Sweep
 from fusec.runtime.library import Operand, parse_arguments
 
 Shape = tuple[Dim, ...]
@@ -57,13 +48,18 @@ def with_placed_writes(graph: Graph) -> Graph:
         if not writes:
             return graph
         gone = {op for write in writes.values() for op in (write.call, *write.between) if op is not write.end}
-        writer = _Writer(graph)
+        sweep = Sweep(graph)
         for op in graph.ops:
+            if op in gone:
+                continue
+            made = [op]
             if op in writes:
-                writer.write(writes[op])
-            elif op not in gone:
-                writer.ops.append(op)
-        graph = graph.with_ops(writer.ops)
+                r = Rewriter(sweep, writes[op].call)
+                _replace(r, writes[op])
+                made = r.emitted
+            for each in made:
+                sweep.append(each)
+        graph = graph.with_ops(sweep.ops)
 
 
 def library_write(r: Rewriter, base: Value, value: Value, place: Value) -> Value:
@@ -75,8 +71,7 @@ def library_write(r: Rewriter, base: Value, value: Value, place: Value) -> Value
     box = (*shape[:axis], base.type.shape[axis], *shape[axis + 1 :])
     seen = base
     if box != base.type.shape:
-        stops = tuple(add(start, n) for start, n in zip(starts, box, strict=True))
-        seen = r.emit("slice", base, attributes=SliceAttributes(starts, stops, (1,) * len(starts)))
+        seen = r.emit("slice", base, attributes=_box(starts, box))
     text = f"($0, {axis}, $1, $2), {{}}"
     attributes = ExternAttributes("aten.index_copy.default", text, (seen.type,), "writes through an index")
     made = r.emit("extern", seen, r.reshape(place, (1,)), value, attributes=attributes)
@@ -155,7 +150,10 @@ def _squeezed(shape: Shape) -> list[Dim]:
 def _find_write(call: Op, end: Op, between: tuple[Op, ...]) -> _Write | None:
     if not isinstance(call.attributes, ExternAttributes) or len(call.operands) != 3 or len(call.results) != 1:
         return None
-    match call.attributes.target, parse_arguments(call.attributes.arguments)[0]:
+    args, kwargs = parse_arguments(call.attributes.arguments)
+    if kwargs:
+        return None
+    match call.attributes.target, args:
         case "aten.index_copy.default", (Operand(index=0), int() as axis, Operand(index=1), Operand(index=2)):
             axis, wraps = axis % call.operands[0].type.rank, False
         case "aten.index_put.default", (Operand(index=0), [*every, Operand(index=1)], Operand(index=2)):
@@ -188,53 +186,35 @@ def _axis_in(update: Op, shape: Shape, axis: int) -> int | None:
     return found if value.type.shape[found] == base.type.shape[found] else None
 
 
-class _Writer:
-    """Ops, with updates in place of calls."""
+def _replace(r: Rewriter, write: _Write) -> None:
+    """Emits the update, and after it the box as the call left it."""
+    end, (seen, index, value) = write.end, write.call.operands
+    base, shape = end.operands[0], seen.type.shape
+    starts: Shape = (0,) * base.type.rank
+    if isinstance(end.attributes, UpdateAttributes):
+        shape, starts = end.operands[1].type.shape, end.attributes.starts
+    place = r.cast(r.reshape(index, ()), i64)
+    if write.wraps:
+        place = _wrapped(r, place, base.type.shape[write.own_axis])
+        left, right = seen.type.shape[: write.axis], seen.type.shape[write.axis + 1 :]
+        value = r.broadcast(value, (*left, *index.type.shape, *right))
+    value = r.reshape(value, _one_of(shape, write.own_axis))
+    attributes = UpdateAttributes(starts, write.own_axis)
+    r.emitted.append(Op(OPS["update"], (base, value, place), attributes, end.results, end.location))
+    if end is not write.call:
+        left_there = r.emit("slice", end.result, attributes=_box(starts, shape))
+        result = write.call.result
+        back = ShapeAttributes(result.type.shape)
+        r.emitted.append(Op(OPS["reshape"], (left_there,), back, (result,), write.call.location))
 
-    def __init__(self, graph: Graph) -> None:
-        self.ops: list[Op] = []
-        self._taken = {v.name for v in (*graph.inputs, *graph.producers())}
 
-    def write(self, write: _Write) -> None:
-        end, (seen, index, value) = write.end, write.call.operands
-        base, shape = end.operands[0], seen.type.shape
-        starts: Shape = (0,) * base.type.rank
-        if isinstance(end.attributes, UpdateAttributes):
-            shape, starts = end.operands[1].type.shape, end.attributes.starts
-        place = self._emit(write, "reshape", index, attributes=ShapeAttributes(()))
-        if index.type.dtype is not i64:
-            place = self._emit(write, "cast", place, attributes=CastAttributes(i64))
-        if write.wraps:
-            place = self._wrapped(write, place, base.type.shape[write.own_axis])
-            left, right = seen.type.shape[: write.axis], seen.type.shape[write.axis + 1 :]
-            whole = ShapeAttributes((*left, *index.type.shape, *right))
-            value = self._emit(write, "broadcast", value, attributes=whole)
-        value = self._emit(write, "reshape", value, attributes=ShapeAttributes(_one_of(shape, write.own_axis)))
-        attributes = UpdateAttributes(starts, write.own_axis)
-        self.ops.append(Op(OPS["update"], (base, value, place), attributes, end.results, end.location))
-        if end is not write.call:
-            stops = tuple(add(start, n) for start, n in zip(starts, shape, strict=True))
-            box = SliceAttributes(starts, stops, (1,) * len(starts))
-            left_there = self._emit(write, "slice", end.result, attributes=box)
-            result = write.call.result
-            back = ShapeAttributes(result.type.shape)
-            self.ops.append(Op(OPS["reshape"], (left_there,), back, (result,), write.call.location))
+def _wrapped(r: Rewriter, place: Value, extent: Dim) -> Value:
+    assert isinstance(extent, int)
+    below = r.emit("lt", place, r.constant(0, place))
+    return r.emit("select", below, r.emit("add", place, r.constant(extent, place)), place)
 
-    def _wrapped(self, write: _Write, place: Value, extent: Dim) -> Value:
-        assert isinstance(extent, int)
-        zero = self._emit(write, "constant", attributes=ConstantAttributes(0, i64))
-        size = self._emit(write, "constant", attributes=ConstantAttributes(extent, i64))
-        below = self._emit(write, "lt", place, zero)
-        return self._emit(write, "select", below, self._emit(write, "add", place, size), place)
 
-    def _emit(self, write: _Write, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> Value:
-        (type_,) = OPS[name].infer(tuple(v.type for v in operands), attributes)
-        base = fresh = f"{write.call.result.name}_{name}"
-        count = 0
-        while fresh in self._taken:
-            count += 1
-            fresh = f"{base}_{count}"
-        self._taken.add(fresh)
-        result = Value(type_, fresh)
-        self.ops.append(Op(OPS[name], operands, attributes, (result,), write.call.location))
-        return result
+def _box(starts: Shape, shape: Shape) -> SliceAttributes:
+    """What shows the box of this shape that starts there."""
+    stops = tuple(add(start, n) for start, n in zip(starts, shape, strict=True))
+    return SliceAttributes(starts, stops, (1,) * len(starts))

@@ -70,7 +70,7 @@ def escaping_values(graph: Graph) -> set[Value]:
     return escaping
 
 
-class _Sweep:
+class Sweep:
     """What one forward sweep knows: the ops made so far, who makes each value, the names taken."""
 
     def __init__(self, graph: Graph) -> None:
@@ -125,7 +125,7 @@ class Rewriter:
     hint ``max``. The op that makes the returned value takes the result's own name.
     """
 
-    def __init__(self, sweep: _Sweep, op: Op) -> None:
+    def __init__(self, sweep: Sweep, op: Op) -> None:
         self._sweep = sweep
         self.op = op
         self.emitted: list[Op] = []
@@ -238,7 +238,7 @@ def rewrite(
         for root in each.roots:
             table.setdefault(root, []).append(each)
     for _ in range(max_sweeps):
-        sweep = _Sweep(graph)
+        sweep = Sweep(graph)
         for op in graph.ops:
             _visit(sweep, op, table)
         if not sweep.fired:
@@ -250,7 +250,7 @@ def rewrite(
     raise VerifyError(f"rules still fire after {max_sweeps} sweeps: {', '.join(dict.fromkeys(sweep.fired))}")
 
 
-def _visit(sweep: _Sweep, op: Op, table: dict[str, list[Rule]]) -> None:
+def _visit(sweep: Sweep, op: Op, table: dict[str, list[Rule]]) -> None:
     operands = tuple(sweep.resolve(v) for v in op.operands)
     if operands != op.operands:
         op = replace(op, operands=operands)
@@ -265,7 +265,7 @@ def _visit(sweep: _Sweep, op: Op, table: dict[str, list[Rule]]) -> None:
     sweep.append(op)
 
 
-def _commit(sweep: _Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> None:
+def _commit(sweep: Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> None:
     op = rewriter.op
     (result,) = op.results
     if value.type != result.type:

@@ -92,6 +92,13 @@ def test_other_calls_stay(change: tuple[str, str]) -> None:
     same(made, placed)
 
 
+def test_what_is_added_is_not_written() -> None:
+    for added in ("True), {}", "), {'accumulate': True}"):
+        text = f'target="aten.index_put.default", arguments="($0, [None, $1], $2{", " * added.startswith("T")}{added}"'
+        made = graph(f"%u = extern(%x, %at, %y) {{{text}}} : f32[6, 8, 5]")
+        assert with_placed_writes(made) is made
+
+
 @pytest.mark.parametrize("body", [f"%u = extern(%x, %at, %y) {COPY} : f32[6, 8, 5]", BOX], ids=["all", "box"])
 def test_a_library_call_again_where_the_array_is_not_written_in_place(body: str) -> None:
     made = graph(f"{body}\n%r = exp(%x) : f32[6, 8, 5]", "%u mutates=0, %r")  # reads what was there
