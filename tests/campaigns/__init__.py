@@ -1,0 +1,1 @@
+"""Programs made at random, and libraries' own suites, run against eager. A command each; see README.md."""
