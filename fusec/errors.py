@@ -78,3 +78,14 @@ class ArtifactError(FusecError):
 
 class CacheError(FusecError):
     """The on-disk cache can't be read or written."""
+
+
+class InternalErrorWarning(RuntimeWarning):
+    """fusec itself failed while it compiled a function, which runs as written instead: a bug in fusec."""
+
+
+def is_internal(error: Exception) -> bool:
+    """Whether what ended a compilation, after the capture, is a bug in fusec: no refusal and no missing tool."""
+    if isinstance(error, FusecError):
+        return isinstance(error, VerifyError | LoweringError | CodegenError)
+    return not isinstance(error, OSError | MemoryError)

@@ -36,13 +36,26 @@ def _hidden_sums(uses: Mapping[Value, int]) -> Rule:
             chain = _down_to_sum(r, side, uses)
             if chain is None or r.scalar(sides[1 - position]) is None:
                 continue
-            seen = mask if position == 0 else r.emit("logical_not", mask, hint="seen")
+            seen = _within(r, mask, side)
+            if seen is None:
+                continue
+            seen = seen if position == 0 else r.emit("logical_not", seen, hint="seen")
             result = _summed_where(r, chain, r.broadcast(seen, side.type.shape))
             others = [result, sides[1]] if position == 0 else [sides[0], result]
             return r.emit("select", mask, *others)
         return None
 
     return Rule("seen-where", ("select",), (seen_where.__doc__ or "").strip(), seen_where)
+
+
+def _within(r: Rewriter, mask: Value, side: Value) -> Value | None:
+    """The mask with no more axes than what it picks; None where it picks an element of that at several places."""
+    shape = mask.type.shape
+    extra = max(len(shape) - side.type.rank, 0)
+    own = zip(reversed(shape), reversed(side.type.shape))
+    if any(n != 1 for n in shape[:extra]) or any(n not in (1, extent) for n, extent in own):
+        return None
+    return r.reshape(mask, shape[extra:], hint="mask")
 
 
 def _down_to_sum(r: Rewriter, value: Value, uses: Mapping[Value, int]) -> list[Op] | None:
@@ -92,7 +105,8 @@ def _before(r: Rewriter, op: Op, seen: Value) -> Value:
 
 
 def _where(r: Rewriter, seen: Value, terms: Value) -> Value:
-    return r.emit("select", seen, terms, r.constant(0.0, terms), hint="seen")
+    zero = r.constant(0 if terms.type.dtype.is_integer else 0.0, terms)
+    return r.emit("select", seen, terms, zero, hint="seen")
 
 
 @rule("reduce_sum")

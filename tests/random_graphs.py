@@ -60,6 +60,7 @@ class RandomGraph(RandomValues):
             (self.unary, 10),
             (self.binary, 16),
             (self.compare_and_select, 5),
+            (self.hidden_sum, 2),
             (self.convert, 3),
             (self.integer, 3),
             (self.reduce, 8),
@@ -111,6 +112,31 @@ class RandomGraph(RandomValues):
         except ValueError:
             return
         self.emit("select", condition, x, y)
+
+    def hidden_sum(self) -> None:
+        """A sum of products, some linear arithmetic and views, and a mask, perhaps of another rank, that shows it."""
+        x = self.floats(lambda v: v.type.rank > 0)
+        if x is None:
+            return
+        terms = self.emit("mul", x, self.partner(x))
+        found = self.emit("reduce_sum", terms, attributes=ReduceAttributes(self.axes(terms)))
+        for _ in range(self.rng.randint(0, 2)):
+            match self.rng.choice(["scale", "reshape", "permute"]):
+                case "scale":
+                    found = self.emit("mul", found, self.builder.constant(0.5, found.type.dtype))
+                case "reshape":
+                    shape = self.regrouped(found.type.static_shape)
+                    found = self.emit("reshape", found, attributes=ShapeAttributes(shape))
+                case _:
+                    order = self.rng.sample(range(found.type.rank), found.type.rank)
+                    found = self.emit("permute", found, attributes=PermuteAttributes(tuple(order)))
+        shape = tuple(self.rng.choice([1, n]) for n in found.type.static_shape)[self.rng.choice([0, 0, 1]) :]
+        front = tuple(self.rng.choice([1, *self.extents]) for _ in range(self.rng.choice([0, 0, 1, 2])))
+        if not self.room((*front, *found.type.static_shape)):
+            return
+        mask = self.new_input(bool_, (*front, *shape) if len(shape) == found.type.rank else shape)
+        hidden = self.builder.constant(self.rng.choice([0.0, 2.5]), found.type.dtype)
+        self.emit("select", mask, *((found, hidden) if self.rng.random() < 0.6 else (hidden, found)))
 
     def convert(self) -> None:
         x = self.floats()

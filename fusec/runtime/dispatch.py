@@ -12,7 +12,14 @@ from typing import Any
 
 from fusec import tracing
 from fusec.config import logger, verifies
-from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError
+from fusec.errors import (
+    CaptureError,
+    CodegenError,
+    FusecError,
+    InternalErrorWarning,
+    LoweringError,
+    is_internal,
+)
 from fusec.frontend.capture import (
     CallSpec,
     Capture,
@@ -274,10 +281,12 @@ class Dispatcher:
             capture = self._capture(arrays.library, args, kwargs)
             if needs_autograd(arrays.library, leaves, capture):
                 return self._eager_plan(arrays, spec, leaves, autograd, capture)
-            executable = self.compile(capture)
+            executable = self._compiled(capture)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
             entry = compiled_entry(executable, capture, spec, leaves, eager)
             return Plan(entry, capture, executable)
+        except InternalErrorWarning:  # where warnings are errors
+            raise
         except Exception as error:
             if self.fallback == "error" or verifies():
                 raise
@@ -285,6 +294,20 @@ class Dispatcher:
                 self._restless = self._restless or not error.counters
                 raise
             return self._declined_plan(arrays, spec, leaves, error)
+
+    def _compiled(self, capture: Capture, *, refuses: bool = False) -> Executable:
+        """What the capture is compiled to. A bug of ours is warned of, as the call then runs as written.
+
+        ``refuses``: that no kernel serves a range of extents is no bug.
+        """
+        try:
+            return self.compile(capture)
+        except Exception as error:
+            refused = refuses and isinstance(error, LoweringError | CodegenError)
+            if self.fallback != "error" and is_internal(error) and not refused:
+                text = f"{self._name}: fusec failed, and the call runs as written ({type(error).__name__}: {error})"
+                warnings.warn(f"{text}. FUSEC_DUMP=dir writes what a report needs", InternalErrorWarning, stacklevel=6)
+            raise
 
     def _make_open(self, key: Hashable, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
@@ -301,6 +324,8 @@ class Dispatcher:
                 continue
             try:
                 return self._open_plan(opening, arrays, leaves, spec)
+            except InternalErrorWarning:
+                raise
             except Exception as error:  # the function itself may refuse an extent that no call has had
                 self.closed.append(f"{error}")
                 log.info("%s: not for a range of extents: %s", self._name, error)
@@ -338,7 +363,7 @@ class Dispatcher:
         capture = self.general.make(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
-        executable = self.compile(capture)
+        executable = self._compiled(capture, refuses=True)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
         entry = compiled_entry(executable, capture, spec, leaves, eager, opening)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
@@ -358,6 +383,8 @@ class Dispatcher:
             return None
         try:
             return self._integers_plan(opened, arrays, leaves)
+        except InternalErrorWarning:
+            raise
         except Exception as error:  # the function itself may refuse an integer that no call has had
             self._integers.close(kind, opened)
             log.info("%s: not for a range of integers: %s", self._name, error)
@@ -375,7 +402,7 @@ class Dispatcher:
         capture = self.general.make(sampled.capture_at, opened.distinct, conditions)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
-        executable = self.compile(capture)
+        executable = self._compiled(capture, refuses=True)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
         entry = compiled_entry(executable, capture, opened.structure, leaves, eager)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opened.distinct)

@@ -12,6 +12,7 @@ import fusec
 from fusec.ir.parse import parse
 from fusec.passes.hidden import leave_out_hidden
 from fusec.tile.nodes import Reduce, statements
+from fusec.torch_compile import gathering
 
 
 def branches(function: object, *args: Tensor) -> int:
@@ -114,6 +115,59 @@ def test_sums_that_are_seen_where_a_mask_holds(sides: str) -> None:
     assert run.lowered.stages["vectors"].count("reduce_sum(%f_seen") == 1
     once = leave_out_hidden(parse(text))
     assert leave_out_hidden(once) is once
+
+
+@pytest.mark.parametrize("outer", ["1, ", "1, 1, "])
+@pytest.mark.parametrize("sides", ["%m, %s, f32(0.0)", "%m, f32(2.5), %s"])
+def test_a_mask_with_more_axes_than_the_sum(outer: str, sides: str) -> None:
+    """It is a mask of the sums where the axes that it adds are of extent 1."""
+    text = f"""graph @f(%q: f32[3, 77, 64], %m: bool[{outer}3, 1]) {{
+        %p = mul(%q, %q) : f32[3, 77, 64]
+        %s = reduce_sum(%p) {{axes=[2]}} : f32[3, 77]
+        %f = select({sides}) : f32[{outer}3, 77]
+        return %f
+    }}"""
+    run = check(text, slack=4)
+    assert run.lowered.stages["vectors"].count("reduce_sum(%f_seen") == 1
+
+
+@pytest.mark.parametrize(("mask", "result"), [("5, 3, 77", "5, 3, 77"), ("2, 1, 1", "2, 3, 77"), ("3, 77", "3, 77")])
+def test_a_sum_that_a_mask_picks_at_several_places_is_whole(mask: str, result: str) -> None:
+    total = "f32[1, 77]" if mask == "3, 77" else "f32[3, 77]"
+    rows = total[4:].split(",")[0]
+    graph = parse(f"""graph @f(%q: f32[{rows}, 77, 64], %m: bool[{mask}]) {{
+        %p = mul(%q, %q) : f32[{rows}, 77, 64]
+        %s = reduce_sum(%p) {{axes=[2]}} : {total}
+        %f = select(%m, %s, f32(0.0)) : f32[{result}]
+        return %f
+    }}""")
+    assert leave_out_hidden(graph) is graph
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.bool])
+def test_sums_of_any_type(dtype: torch.dtype) -> None:
+    def masked(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask, (a * b).sum(-1), 0)
+
+    a, b = (torch.arange(2 * 3 * 64).reshape(2, 3, 64) * k % 7 for k in (3, 5))
+    a, b, mask = a.to(dtype), b.to(dtype), torch.tensor([True, False, True])
+    assert torch.equal(fusec.jit(masked, fallback="error")(a, b, mask[None]), masked(a, b, mask[None]))
+
+
+def test_gradients_of_places_that_each_row_shares() -> None:
+    """What a table of places gets: a sum over rows, seen where an index is not the padding."""
+    x = torch.randn(2, 16, 32)
+
+    def places(p: Tensor) -> Tensor:
+        return (x + F.embedding(torch.arange(16)[None], p)).sin()
+
+    p = torch.randn(16, 32, requires_grad=True)
+    (expected,) = torch.autograd.grad(places(p).sum(), p)
+    with gathering() as graphs:
+        (found,) = torch.autograd.grad(torch.compile(places, backend="fusec")(p).sum(), p)
+    torch.testing.assert_close(found, expected)
+    assert {g.kind for g in graphs} == {"forward", "backward"}
+    assert not any(g.cuts or g.eager_calls for g in graphs)
 
 
 @pytest.mark.parametrize(
