@@ -8,27 +8,6 @@ from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.graph import Graph, Op, Value, substitute
 from fusec.passes.rewrite import escaping_values
 
-_COMMUTATIVE = frozenset(
-    (
-        "add",
-        "mul",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "hypot",
-        "eq",
-        "ne",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-    )
-)
-"""Ops whose operands may be swapped without a change of any bit, a NaN's payload aside."""
-
 
 def cse(graph: Graph) -> Graph:
     """Equal op, operands and attributes give one op, the first; the names of the others are lost.
@@ -70,7 +49,7 @@ def _both_owned(a: Op, b: Op, escaping: set[Value]) -> bool:
 
 def _key(op: Op, merged: dict[Value, Value]) -> tuple[object, ...]:
     operands = [id(merged.get(v, v)) for v in op.operands]
-    if op.name in _COMMUTATIVE:
+    if op.definition.commutative:
         operands.sort()
     return (op.name, *operands, _attributes_key(op.attributes))
 

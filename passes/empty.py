@@ -11,7 +11,9 @@ from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 _COMPUTED = tuple(
     n for n, op in OPS.items() if op.kind not in ("view", "create", "write", "extern", "fused") and n != "copy"
 )
-_IDENTITIES: dict[str, Scalar] = {"reduce_sum": 0, "reduce_prod": 1, "reduce_any": False, "reduce_all": True, "dot": 0}
+_SUMMED = tuple(
+    n for n, op in OPS.items() if op.kind in ("reduce", "dot") and op.monoid is not None and op.monoid.of_nothing
+)
 
 
 def drop_empty(graph: Graph) -> Graph:
@@ -38,13 +40,13 @@ def no_elements(r: Rewriter) -> Outcome:
     return _filled(r, 0) if r.op.result.type.is_static and r.op.result.type.size == 0 else None
 
 
-@rule(*_IDENTITIES)
+@rule(*_SUMMED)
 def of_no_elements(r: Rewriter) -> Outcome:
     """reduce_sum(x: [0, n]) over the first axis ⇒ broadcast(0) : [n]; the same for dot, any, all and prod"""
     x = r.operands[0].type
     if not x.is_static or x.size != 0 or r.op.result.type.size == 0:
         return None
-    return _filled(r, _IDENTITIES[r.op.name])
+    return _filled(r, r.op.definition.reduction.identity(r.op.result.type.dtype))
 
 
 @rule("pad")

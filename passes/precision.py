@@ -13,15 +13,13 @@ from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.ops import OPS
 from fusec.ir.types import bf16, f16, f32
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 _HALF = (f16, bf16)
 
-_JUMPS = ("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "sign", "floordiv", "remainder")
-_SEARCHES = ("argmax", "argmin")
-_EXACT = ("copy", "neg", "abs", "cast", "select", "maximum", "minimum", "fmax", "fmin", "copysign")
-"""Elementwise ops whose result needs no rounding when their operands are rounded."""
+_JUMPS = tuple(name for name, op in OPS.items() if op.jumps)
 
 
 def precision(graph: Graph, *, tf32: bool = False) -> Graph:
@@ -53,7 +51,7 @@ def allow_tf32(r: Rewriter) -> Outcome:
     return r.emit("dot", *r.operands, attributes=replace(attributes, tf32=True))
 
 
-@rule(*_JUMPS, *_SEARCHES, "fmod", "cast")
+@rule(*_JUMPS)
 def round_before_jump(r: Rewriter) -> Outcome:
     """lt(a + b, c) ⇒ lt(cast(a + b, half), c), where a + b is of a half type"""
     if not any(_is_unrounded(r, v) for v in r.operands) or _is_plain_cast(r.op):
@@ -90,7 +88,7 @@ def _is_unrounded(r: Rewriter, value: Value) -> bool:
             return True
         if made.name == "cast" or made.definition.kind in ("create", "extern"):
             continue
-        if made.name not in _EXACT and made.definition.kind in ("elementwise", "dot", "composite"):
+        if not made.definition.exact and made.definition.kind in ("elementwise", "dot", "composite"):
             return True
         waiting += made.operands
     return False

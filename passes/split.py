@@ -8,6 +8,7 @@ from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.ops import OPS
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Partition
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
@@ -47,14 +48,7 @@ NARROW = 32
 
 WIDE = 256
 
-_COMBINE = {
-    "reduce_sum": "add",
-    "reduce_prod": "mul",
-    "reduce_max": "maximum",
-    "reduce_min": "minimum",
-    "reduce_any": "logical_or",
-    "reduce_all": "logical_and",
-}
+_COMBINE = {name: op.reduction.combine for name, op in OPS.items() if op.kind == "reduce"}
 
 
 @dataclass(frozen=True)

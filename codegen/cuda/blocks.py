@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from math import inf
 from typing import assert_never
 
 from fusec.codegen.cuda.indices import spell_index
@@ -19,7 +18,8 @@ from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, symbol
 from fusec.ir.indexing import substitute
-from fusec.ir.types import DType, fixed
+from fusec.ir.monoid import MONOIDS
+from fusec.ir.types import fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
@@ -223,7 +223,7 @@ class BlockEmitter:
         if not s.fresh:
             self.writer.line(f"{kind} {part}{''.join(f'[{n}]' for n in self._tile_sizes(kept))};")
         with self._registers(kept) as place:
-            self.writer.line(f"{part}{place} = {_identity(s.op, s.target.dtype)};")
+            self.writer.line(f"{part}{place} = {literal(MONOIDS[s.op].identity(s.target.dtype), s.target.dtype)};")
         self._add_up(s, part)
         self._across_threads(s, part, kept)
 
@@ -487,14 +487,3 @@ def _tight(e: Index, domain: tuple[Iter, ...]) -> Index:
             base = sub(last, i.limit)
             changes[i.var] = sub(symbol(f"{i.var.name}_all", 0, max(last - 1, 0)), base)
     return substitute(e, changes)
-
-
-def _identity(op: str, dtype: DType) -> str:
-    """What a reduction starts from."""
-    if op in ("max", "min") and dtype.is_float:
-        return literal(-inf if op == "max" else inf, dtype)
-    if op in ("max", "min") and dtype.is_integer:
-        signed = dtype.kind == "int"
-        low, high = (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1) if signed else (0, 2**dtype.bits - 1)
-        return literal(low if op == "max" else high, dtype)
-    return literal({"sum": 0, "prod": 1, "any": 0, "all": 1, "max": 0, "min": 1}[op], dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isinf
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
@@ -14,6 +15,7 @@ from fusec.codegen.triton.spelling import (
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, mul, product
 from fusec.ir.indexing import most
+from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import DType
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Buffer, Load, loads
@@ -40,7 +42,6 @@ _NAN_COMBINE = {
     "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
 }
 _BOOL_COMBINE = {"any": "{0} | {1}", "all": "{0} & {1}"}
-_IDENTITY = {"sum": "0", "prod": "1", "max": "float('-inf')", "min": "float('inf')", "any": "0", "all": "1"}
 
 
 LaunchGrid = tuple[Index, Index, Index]
@@ -283,7 +284,7 @@ class _Emitter(Scalars):
         text = f"tl.broadcast_to({value}, [{shape}]).to({wide})"
         mask = self.mask(tuple(i for i in s.domain if lanes or i.var not in s.index))
         if mask:
-            text = f"tl.where({mask}, {text}, {self._identity(s.op, s.target.dtype)})"
+            text = f"tl.where({mask}, {text}, {_constant(MONOIDS[s.op].identity(s.target.dtype))})"
         propagates = s.op in _NAN_REDUCE and s.target.dtype.is_float and self.kernel.kind != "attention"
         spelling = _NAN_REDUCE[s.op] if propagates else _REDUCE[s.op]
         for axis in reversed(range(len(s.domain))):
@@ -295,16 +296,6 @@ class _Emitter(Scalars):
             text = table[s.op].format(name, text)
         self.line(f"{name} = {text}")
         self._forget(name)
-
-    def _identity(self, op: str, dtype: DType) -> str:
-        if dtype.name == "bool":
-            return str(op == "all")
-        if dtype.is_float or op not in ("max", "min"):
-            return _IDENTITY[op]
-        low, high = (
-            (0, 2**dtype.bits - 1) if dtype.kind == "uint" else (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1)
-        )
-        return str(low if op == "max" else high)
 
     def _dot(self, s: Dot) -> None:
         half = [x.dtype for x in (s.a, s.b) if x.dtype.is_float and x.dtype.bits < 32]
@@ -362,3 +353,10 @@ def _changed(block: Block) -> Iterator[Buffer]:
                 yield s.accumulator.buffer
             case Loop():
                 yield from _changed(s.body)
+
+
+def _constant(value: bool | int | float) -> str:
+    """A constant as Python spells it; an infinity is a call."""
+    if isinstance(value, bool | int):
+        return str(value)
+    return f"float('{value}')" if isinf(value) else f"{value:g}"

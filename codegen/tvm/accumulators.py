@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -10,9 +9,9 @@ from tvm import tirx
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import register_type
 from fusec.codegen.tvm.tir import Node, Value
-from fusec.codegen.tvm.vector import Code, bits_of, is_float, is_signed
+from fusec.codegen.tvm.vector import Code, is_float
+from fusec.ir.monoid import MONOIDS, ReduceOp
 from fusec.ir.types import DType
-from fusec.tile.nodes import ReduceOp
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +31,8 @@ class Monoid:
         return tir.constant(self.start(), self.type, lanes)
 
     def start(self) -> int | float:
-        match self.op:
-            case "sum" | "any":
-                return 0
-            case "prod" | "all":
-                return 1
-            case "max" | "min":
-                return _extreme(self.type, lowest=self.op == "max")
-        raise AssertionError(self.op)
+        found = MONOIDS[self.op].identity(self.dtype)
+        return int(found) if isinstance(found, bool) else found
 
     def combine(self, code: Code, a: Value, b: Value) -> Value:
         """``b`` is the running result: what waits for it is kept short."""
@@ -63,15 +56,6 @@ class Monoid:
     @property
     def two_levels(self) -> bool:
         return self.op == "sum" and is_float(self.type)
-
-
-def _extreme(element: str, *, lowest: bool) -> int | float:
-    if is_float(element):
-        return -math.inf if lowest else math.inf
-    bits = bits_of(element)
-    if is_signed(element):
-        return -(1 << (bits - 1)) if lowest else (1 << (bits - 1)) - 1
-    return 0 if lowest else (1 << bits) - 1
 
 
 class Registers:

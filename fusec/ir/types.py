@@ -17,6 +17,16 @@ from fusec.ir.indexing import most
 
 DTypeKind = Literal["float", "int", "uint", "bool", "complex"]
 
+NUMBER: tuple[DTypeKind, ...] = ("float", "int", "uint", "complex")
+REAL: tuple[DTypeKind, ...] = ("float", "int", "uint")
+ORDERED: tuple[DTypeKind, ...] = ("float", "int", "uint", "bool")
+FLOAT: tuple[DTypeKind, ...] = ("float",)
+INEXACT: tuple[DTypeKind, ...] = ("float", "complex")
+INTEGER: tuple[DTypeKind, ...] = ("int", "uint")
+BITS: tuple[DTypeKind, ...] = ("int", "uint", "bool")
+BOOL: tuple[DTypeKind, ...] = ("bool",)
+ANY: tuple[DTypeKind, ...] = ("float", "int", "uint", "bool", "complex")
+
 Dim = int | Expr
 """A dimension: a plain integer, or an index expression over symbols such as ``B``."""
 

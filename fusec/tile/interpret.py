@@ -17,6 +17,7 @@ import numpy as np
 from fusec.errors import VerifyError
 from fusec.ir.attributes import NO_ATTRIBUTES
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, symbols_of
+from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops import OPS
 from fusec.ir.ops.definition import Array
 from fusec.ir.types import DType, f32, fixed
@@ -152,14 +153,14 @@ class _Interpreter:
             kept = _domain(_kept_iters(statement, used), at)
             if 0 not in kept.shape:
                 place = tuple(np.broadcast_to(_index(i, kept.symbols), kept.shape) for i in statement.index)
-                self._write(target, place, np.full(kept.shape, identity(statement.op, target.dtype)))
+                self._write(target, place, np.full(kept.shape, MONOIDS[statement.op].identity(target.dtype)))
         domain = _domain(statement.domain, at)
         if 0 in domain.shape:
             return
         accumulated = f32.numpy if target.dtype.bits == 16 and target.dtype.is_float else target.dtype.numpy
         value = np.broadcast_to(self._value(statement.value, domain), domain.shape).astype(accumulated)
         axes = _reduced_axes(statement, domain, used)
-        ufunc = _UFUNCS[statement.op]
+        ufunc = MONOIDS[statement.op].ufunc
         if axes:
             value = ufunc.reduce(value, axis=axes, keepdims=True)
         place = tuple(np.broadcast_to(_index(i, domain.symbols), domain.shape) for i in statement.index)
@@ -417,29 +418,3 @@ def undefined_value(dtype: DType) -> Any:
 
 def _undefined(buffer: Buffer) -> Array:
     return np.full(fixed(buffer.shape), undefined_value(buffer.dtype), buffer.dtype.numpy)
-
-
-def identity(op: str, dtype: DType) -> Any:
-    """The value that a reduction starts from."""
-    match op:
-        case "sum" | "any":
-            return dtype.numpy.type(0)
-        case "prod" | "all":
-            return dtype.numpy.type(1)
-    lowest = op == "max"
-    if dtype.is_float:
-        return dtype.numpy.type(-np.inf if lowest else np.inf)
-    if dtype.kind == "bool":
-        return np.bool_(not lowest)
-    limits: Any = np.iinfo(dtype.long_name)
-    return dtype.numpy.type(limits.min if lowest else limits.max)
-
-
-_UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "any": np.logical_or,
-    "all": np.logical_and,
-}

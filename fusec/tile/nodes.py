@@ -13,11 +13,9 @@ from typing import Literal, assert_never
 
 from fusec.ir.index import Index, Symbol
 from fusec.ir.indexing import most
+from fusec.ir.monoid import ReduceOp
 from fusec.ir.types import Dim, DType, bf16
 from fusec.tile.scalar import Buffer, Load, ScalarExpr
-
-ReduceOp = Literal["sum", "prod", "max", "min", "any", "all"]
-"""max and min propagate NaN, as the graph's reductions do."""
 
 
 @dataclass(frozen=True)

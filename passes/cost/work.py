@@ -9,9 +9,10 @@ from typing import assert_never
 
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.indexing import coefficient, most, substitute
+from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import bf16
 from fusec.passes.cost.copies import copying
-from fusec.passes.cost.instructions import instructions, lanes_of, row_instructions
+from fusec.passes.cost.instructions import INSTRUCTIONS, instructions, lanes_of, row_instructions
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
@@ -136,7 +137,7 @@ class Counter:
         lane = s.domain[-1]
         kept = {v for i in s.index for v in symbols_of(i)}
         across = lane.var in kept
-        combine = 2.0 if s.op in ("max", "min") and not s.loose else 1.0
+        combine = 1.0 if s.loose else INSTRUCTIONS.get(MONOIDS[s.op].combine, 1)
         computed = instructions(s.value, lane.var, self.target, s.target.dtype, halves=self.halves) - 1
         each = computed + combine + TURN / 4
         inner = _vectors(counts[-1], lanes)

@@ -17,17 +17,9 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_i
 from fusec.passes.lower.overlap import rows_in_turn
 from fusec.passes.lower.widened import widen_once
 from fusec.passes.schedule.row import RowSchedule
-from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, ReduceOp, Statement, Store
+from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, Subscript, loads, reindex, symbols_in, walk
 
-REDUCTIONS: dict[str, ReduceOp] = {
-    "reduce_sum": "sum",
-    "reduce_prod": "prod",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_any": "any",
-    "reduce_all": "all",
-}
 SHORT_ROW = 24
 """Rows of at most so many elements fill vectors badly; from a vector and a half on they do."""
 
@@ -231,7 +223,7 @@ class _Phases:
         target = Buffer(f"{self.frame.name_of(op.result)}", dtype, (width,), (1,), "tile")
         element = self._at(space, op.operands[0], space.point)
         self.statements.append(Alloc(target))
-        name = REDUCTIONS[op.name]
+        name = op.definition.reduction.name
         branches = name == "sum" and _is_worth_branching(element, space.whole[-1])
         self.statements.append(Reduce(space.whole, target, space.row_index, name, element, branches=branches))
         where = place(self.group.position[op.result], self.group, space.point)

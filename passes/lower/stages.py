@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import substitute
+from fusec.ir.monoid import MONOIDS, ReduceOp
 from fusec.tile.nodes import Alloc, Block, Iter, Loop, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, reindex, rewrite
 
@@ -20,7 +20,7 @@ BLOCK = 2 * LANES
 LONGEST = 64 * LANES
 """Elements of a row from which so few sums would add up too many numbers one by one."""
 
-_IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf}
+_KNOWN: tuple[ReduceOp, ...] = ("sum", "max", "min")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ def find_stages(row: Symbol, statements: Sequence[Statement], along: Iter) -> St
 
 def _is_whole(s: Reduce, along: Iter) -> bool:
     """Whether all of the row is reduced to one float."""
-    return s.domain == (along,) and s.op in _IDENTITY and s.fresh and not s.loose and s.target.dtype.is_float
+    return s.domain == (along,) and s.op in _KNOWN and s.fresh and not s.loose and s.target.dtype.is_float
 
 
 def in_stages(stages: Stages, rows: tuple[Index, Index]) -> Block:
@@ -103,7 +103,7 @@ class _Writer:
     def cleared(self) -> Block:
         lane = _iter("lane", LANES)
         pairs = zip(self.stages.reduces, self.partial, strict=True)
-        return tuple(Map((lane,), b, (lane.var,), Const(_IDENTITY[s.op], b.dtype)) for s, b in pairs)
+        return tuple(Map((lane,), b, (lane.var,), Const(MONOIDS[s.op].identity(b.dtype), b.dtype)) for s, b in pairs)
 
     def blocks(self) -> Block:
         """A block of each row behind, each in its stage, then one of the row that is stored: what is loaded at an

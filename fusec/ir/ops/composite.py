@@ -21,8 +21,6 @@ from fusec.ir.attributes import (
     VarAttributes,
 )
 from fusec.ir.ops.definition import (
-    FLOAT,
-    REAL,
     A,
     Array,
     Arrays,
@@ -37,7 +35,7 @@ from fusec.ir.ops.definition import (
 )
 from fusec.ir.ops.elementwise import erf
 from fusec.ir.ops.shapes import broadcast_shapes, without_axes
-from fusec.ir.types import Dim, DTypeKind, bool_
+from fusec.ir.types import FLOAT, REAL, Dim, DTypeKind, bool_
 
 
 def _composite(

@@ -6,8 +6,8 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import Attributes, DotAttributes, EinsumAttributes
+from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops.definition import (
-    NUMBER,
     Array,
     Arrays,
     OpDef,
@@ -21,7 +21,7 @@ from fusec.ir.ops.definition import (
     widened,
 )
 from fusec.ir.ops.shapes import broadcast_shapes
-from fusec.ir.types import Dim, TensorType
+from fusec.ir.types import NUMBER, Dim, TensorType
 
 
 def _dot_rule(types: Types, attributes: DotAttributes) -> Types:
@@ -140,7 +140,7 @@ def _einsum(arrays: Arrays, attributes: EinsumAttributes) -> Array:
     return np.asarray(result).astype(arrays[0].dtype, copy=False)
 
 
-DOT_OPS: tuple[OpDef, ...] = (define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot),)
+DOT_OPS: tuple[OpDef, ...] = (define("dot", "dot", DotAttributes, (2, 2), _dot_rule, _dot, monoid=MONOIDS["sum"]),)
 
 CONTRACTION_COMPOSITES: tuple[OpDef, ...] = (
     define("linear", "composite", Attributes, (2, 3), _linear_rule, _linear),

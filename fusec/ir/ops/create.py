@@ -18,7 +18,6 @@ from fusec.ir.attributes import (
     IotaAttributes,
 )
 from fusec.ir.ops.definition import (
-    NUMBER,
     A,
     Array,
     Arrays,
@@ -30,7 +29,7 @@ from fusec.ir.ops.definition import (
     require_kind,
     show,
 )
-from fusec.ir.types import TensorType
+from fusec.ir.types import NUMBER, TensorType
 
 Refusal = Callable[[Arrays, Attributes], tuple[Array, ...]]
 

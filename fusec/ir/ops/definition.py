@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import Attributes
+from fusec.ir.monoid import Monoid
 from fusec.ir.types import DTypeKind, TensorType
 
 OpKind = Literal[
@@ -36,16 +37,6 @@ Arrays = Sequence[Array]
 Types = tuple[TensorType, ...]
 A = TypeVar("A", bound=Attributes)
 
-NUMBER: tuple[DTypeKind, ...] = ("float", "int", "uint", "complex")
-REAL: tuple[DTypeKind, ...] = ("float", "int", "uint")
-ORDERED: tuple[DTypeKind, ...] = ("float", "int", "uint", "bool")
-FLOAT: tuple[DTypeKind, ...] = ("float",)
-INEXACT: tuple[DTypeKind, ...] = ("float", "complex")
-INTEGER: tuple[DTypeKind, ...] = ("int", "uint")
-BITS: tuple[DTypeKind, ...] = ("int", "uint", "bool")
-BOOL: tuple[DTypeKind, ...] = ("bool",)
-ANY: tuple[DTypeKind, ...] = ("float", "int", "uint", "bool", "complex")
-
 
 @dataclass(frozen=True, eq=False)
 class OpDef:
@@ -57,6 +48,10 @@ class OpDef:
     reference: results from NumPy arrays with static attributes. Half types compute in f32 and round once.
         Where every float array is float64 (the oracle), nothing is rounded to a narrower type.
     flops: operations per result element of an elementwise op, a hint for the cost model.
+    monoid: what a reduction, a scan or a dot adds up with.
+    commutative: two operands may be swapped without a change of any bit, a NaN's payload aside.
+    exact: an elementwise op whose result needs no rounding when its operands are rounded.
+    jumps: an op whose result may change by much when an operand changes by a rounding, as a comparison's does.
     """
 
     name: str
@@ -66,6 +61,10 @@ class OpDef:
     rule: Callable[[Types, Attributes], Types]
     reference: Callable[[Arrays, Attributes], tuple[Array, ...]]
     flops: int = 1
+    monoid: Monoid | None = None
+    commutative: bool = False
+    exact: bool = False
+    jumps: bool = False
 
     def infer(self, types: Types, attributes: Attributes) -> Types:
         """The result types. TypeRuleError, with shapes, dtypes and what to do, when the operands don't fit."""
@@ -81,9 +80,24 @@ class OpDef:
         return self.rule(types, attributes)
 
     @property
+    def reduction(self) -> Monoid:
+        """The monoid of an op that has one: a reduction, a scan, a dot."""
+        assert self.monoid is not None, self.name
+        return self.monoid
+
+    @property
     def is_scalar(self) -> bool:
         """True for an op whose every result element depends on one element of each operand: it fuses anywhere."""
         return self.kind == "elementwise"
+
+
+class Facts(TypedDict, total=False):
+    """The fields of :class:`OpDef` that most ops leave as they are."""
+
+    monoid: Monoid
+    commutative: bool
+    exact: bool
+    jumps: bool
 
 
 def _count(least: int, most: int | None) -> str:
@@ -102,6 +116,7 @@ def define(
     rule: Callable[[Types, A], Types],
     reference: Callable[[Arrays, A], Array],
     flops: int = 1,
+    **facts: Unpack[Facts],
 ) -> OpDef:
     """An OpDef with one result. The casts are sound: ``infer`` checks the record's type."""
 
@@ -109,7 +124,8 @@ def define(
         with np.errstate(all="ignore"):
             return (np.asarray(reference(arrays, cast(A, record))),)
 
-    return OpDef(name, kind, attributes, arity, cast(Callable[[Types, Attributes], Types], rule), run, flops)
+    typed_rule = cast(Callable[[Types, Attributes], Types], rule)
+    return OpDef(name, kind, attributes, arity, typed_rule, run, flops, **facts)
 
 
 def show(types: Sequence[TensorType]) -> str:

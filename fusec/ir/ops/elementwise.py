@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Unpack
 
 import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import Attributes, CastAttributes, CopyAtAttributes
 from fusec.ir.ops.definition import (
-    ANY,
-    BITS,
-    BOOL,
-    FLOAT,
-    INEXACT,
-    INTEGER,
-    NUMBER,
-    ORDERED,
-    REAL,
     Array,
     Arrays,
+    Facts,
     OpDef,
     Types,
     define,
@@ -31,13 +24,19 @@ from fusec.ir.ops.definition import (
     widened,
 )
 from fusec.ir.ops.shapes import broadcast_shapes
-from fusec.ir.types import DTypeKind, TensorType, bool_
+from fusec.ir.types import ANY, BITS, BOOL, FLOAT, INEXACT, INTEGER, NUMBER, ORDERED, REAL, DTypeKind, TensorType, bool_
 
 Kinds = tuple[DTypeKind, ...]
 
 
 def _elementwise(
-    name: str, arity: int, function: Callable[..., Array], kinds: Kinds, flops: int = 1, predicate: bool = False
+    name: str,
+    arity: int,
+    function: Callable[..., Array],
+    kinds: Kinds,
+    flops: int = 1,
+    predicate: bool = False,
+    **facts: Unpack[Facts],
 ) -> OpDef:
     """An op whose result has the operands' dtype, or bool for a predicate."""
 
@@ -51,7 +50,7 @@ def _elementwise(
         result = np.asarray(function(*widened(arrays)))
         return result if predicate else result.astype(arrays[0].dtype, copy=False)
 
-    return define(name, "elementwise", Attributes, (arity, arity), rule, reference, flops)
+    return define(name, "elementwise", Attributes, (arity, arity), rule, reference, flops, **facts)
 
 
 def each(function: Callable[[float], float]) -> Callable[[Array], Array]:
@@ -114,24 +113,26 @@ def _copy_at(arrays: Arrays, attributes: CopyAtAttributes) -> Array:
     return arrays[0].copy()
 
 
-def _unary(name: str, function: Callable[..., Array], kinds: Kinds = FLOAT, flops: int = 1) -> OpDef:
-    return _elementwise(name, 1, function, kinds, flops)
+def _unary(
+    name: str, function: Callable[..., Array], kinds: Kinds = FLOAT, flops: int = 1, **facts: Unpack[Facts]
+) -> OpDef:
+    return _elementwise(name, 1, function, kinds, flops, **facts)
 
 
-def _binary(name: str, function: Callable[..., Array], kinds: Kinds, flops: int = 1) -> OpDef:
-    return _elementwise(name, 2, function, kinds, flops)
+def _binary(name: str, function: Callable[..., Array], kinds: Kinds, flops: int = 1, **facts: Unpack[Facts]) -> OpDef:
+    return _elementwise(name, 2, function, kinds, flops, **facts)
 
 
-def _predicate(name: str, arity: int, function: Callable[..., Array], kinds: Kinds) -> OpDef:
-    return _elementwise(name, arity, function, kinds, predicate=True)
+def _predicate(name: str, arity: int, function: Callable[..., Array], kinds: Kinds, **facts: Unpack[Facts]) -> OpDef:
+    return _elementwise(name, arity, function, kinds, predicate=True, **facts)
 
 
 ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     # A copy is not a view: it gives its operand a new place in memory.
-    _unary("copy", np.array, ANY, flops=0),
-    _unary("neg", np.negative, NUMBER),
-    _unary("abs", np.abs, REAL),
-    _unary("sign", np.sign, REAL),  # of NaN: NaN, as NumPy has it
+    _unary("copy", np.array, ANY, flops=0, exact=True),
+    _unary("neg", np.negative, NUMBER, exact=True),
+    _unary("abs", np.abs, REAL, exact=True),
+    _unary("sign", np.sign, REAL, jumps=True),  # of NaN: NaN, as NumPy has it
     _unary("exp", np.exp, INEXACT, 10),
     _unary("exp2", np.exp2, FLOAT, 8),
     _unary("expm1", np.expm1, FLOAT, 14),
@@ -155,10 +156,10 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     _unary("atanh", np.arctanh, FLOAT, 20),
     _unary("erf", erf, FLOAT, 18),
     _unary("erfc", each(math.erfc), FLOAT, 20),
-    _unary("floor", np.floor),
-    _unary("ceil", np.ceil),
-    _unary("round", np.rint),  # half to even
-    _unary("trunc", np.trunc),
+    _unary("floor", np.floor, jumps=True),
+    _unary("ceil", np.ceil, jumps=True),
+    _unary("round", np.rint, jumps=True),  # half to even
+    _unary("trunc", np.trunc, jumps=True),
     _unary("bitwise_not", np.invert, BITS),
     _predicate("isnan", 1, np.isnan, FLOAT),
     _predicate("isinf", 1, np.isinf, FLOAT),
@@ -166,36 +167,36 @@ ELEMENTWISE_OPS: tuple[OpDef, ...] = (
     _predicate("logical_not", 1, np.logical_not, BOOL),
     # Whoever has the result lets it lie in an array, after so many of its elements along an axis.
     define("copy_at", "elementwise", CopyAtAttributes, (2, 2), _copy_at_rule, _copy_at, 0),
-    define("cast", "elementwise", CastAttributes, (1, 1), _cast_rule, _cast),
-    _binary("add", np.add, NUMBER),
+    define("cast", "elementwise", CastAttributes, (1, 1), _cast_rule, _cast, exact=True, jumps=True),
+    _binary("add", np.add, NUMBER, commutative=True),
     _binary("sub", np.subtract, NUMBER),
-    _binary("mul", np.multiply, NUMBER),
+    _binary("mul", np.multiply, NUMBER, commutative=True),
     _binary("div", np.true_divide, INEXACT, 4),
-    _binary("floordiv", np.floor_divide, REAL, 8),  # an integer by 0 gives 0
-    _binary("remainder", np.remainder, REAL, 8),  # has the divisor's sign; an integer by 0 gives 0
-    _binary("fmod", np.fmod, REAL, 8),  # has the dividend's sign; an integer by 0 gives 0
+    _binary("floordiv", np.floor_divide, REAL, 8, jumps=True),  # an integer by 0 gives 0
+    _binary("remainder", np.remainder, REAL, 8, jumps=True),  # has the divisor's sign; an integer by 0 gives 0
+    _binary("fmod", np.fmod, REAL, 8, jumps=True),  # has the dividend's sign; an integer by 0 gives 0
     _binary("pow", _pow, NUMBER, 20),
-    _binary("maximum", np.maximum, ORDERED),  # NaN wins
-    _binary("minimum", np.minimum, ORDERED),  # NaN wins
-    _binary("fmax", np.fmax, ORDERED),  # a number wins against NaN
-    _binary("fmin", np.fmin, ORDERED),  # a number wins against NaN
+    _binary("maximum", np.maximum, ORDERED, commutative=True, exact=True),  # NaN wins
+    _binary("minimum", np.minimum, ORDERED, commutative=True, exact=True),  # NaN wins
+    _binary("fmax", np.fmax, ORDERED, commutative=True, exact=True),  # a number wins against NaN
+    _binary("fmin", np.fmin, ORDERED, commutative=True, exact=True),  # a number wins against NaN
     _binary("atan2", np.arctan2, FLOAT, 20),
-    _binary("copysign", np.copysign, FLOAT),
-    _binary("hypot", np.hypot, FLOAT, 8),
-    _predicate("eq", 2, np.equal, ANY),
-    _predicate("ne", 2, np.not_equal, ANY),
-    _predicate("lt", 2, np.less, ORDERED),
-    _predicate("le", 2, np.less_equal, ORDERED),
-    _predicate("gt", 2, np.greater, ORDERED),
-    _predicate("ge", 2, np.greater_equal, ORDERED),
-    _predicate("logical_and", 2, np.logical_and, BOOL),
-    _predicate("logical_or", 2, np.logical_or, BOOL),
-    _predicate("logical_xor", 2, np.logical_xor, BOOL),
-    _binary("bitwise_and", np.bitwise_and, BITS),
-    _binary("bitwise_or", np.bitwise_or, BITS),
-    _binary("bitwise_xor", np.bitwise_xor, BITS),
+    _binary("copysign", np.copysign, FLOAT, exact=True),
+    _binary("hypot", np.hypot, FLOAT, 8, commutative=True),
+    _predicate("eq", 2, np.equal, ANY, commutative=True, jumps=True),
+    _predicate("ne", 2, np.not_equal, ANY, commutative=True, jumps=True),
+    _predicate("lt", 2, np.less, ORDERED, jumps=True),
+    _predicate("le", 2, np.less_equal, ORDERED, jumps=True),
+    _predicate("gt", 2, np.greater, ORDERED, jumps=True),
+    _predicate("ge", 2, np.greater_equal, ORDERED, jumps=True),
+    _predicate("logical_and", 2, np.logical_and, BOOL, commutative=True),
+    _predicate("logical_or", 2, np.logical_or, BOOL, commutative=True),
+    _predicate("logical_xor", 2, np.logical_xor, BOOL, commutative=True),
+    _binary("bitwise_and", np.bitwise_and, BITS, commutative=True),
+    _binary("bitwise_or", np.bitwise_or, BITS, commutative=True),
+    _binary("bitwise_xor", np.bitwise_xor, BITS, commutative=True),
     # A shift by the width or more gives what shifting one bit at a time would: 0, or -1 for a negative shifted right.
     _binary("shift_left", np.left_shift, INTEGER),
     _binary("shift_right", np.right_shift, INTEGER),
-    define("select", "elementwise", Attributes, (3, 3), _select_rule, lambda xs, _: _select(*xs)),
+    define("select", "elementwise", Attributes, (3, 3), _select_rule, lambda xs, _: _select(*xs), exact=True),
 )

@@ -8,10 +8,8 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes
+from fusec.ir.monoid import MONOIDS, Monoid
 from fusec.ir.ops.definition import (
-    BOOL,
-    NUMBER,
-    ORDERED,
     Array,
     Arrays,
     OpDef,
@@ -22,25 +20,25 @@ from fusec.ir.ops.definition import (
     widened,
 )
 from fusec.ir.ops.shapes import without_axes
-from fusec.ir.types import DTypeKind, i64
+from fusec.ir.types import NUMBER, ORDERED, i64
 
 
-def _reduction(
-    name: str, function: Callable[..., Array], kinds: tuple[DTypeKind, ...], *, has_identity: bool = True
-) -> OpDef:
+def _reduction(monoid: Monoid) -> OpDef:
+    name = f"reduce_{monoid.name}"
+
     def rule(types: Types, attributes: ReduceAttributes) -> Types:
         (t,) = types
-        require_kind(types, kinds)
+        require_kind(types, monoid.kinds)
         require_axes(attributes.axes, t, ascending=True)
-        if not has_identity and any(t.shape[a] == 0 for a in attributes.axes):
+        if not monoid.of_nothing and any(t.shape[a] == 0 for a in attributes.axes):
             raise TypeRuleError(f"{t} is empty along axes {list(attributes.axes)}: {name} of nothing is undefined")
         return (t.with_shape(without_axes(t, attributes.axes)),)
 
     def reference(arrays: Arrays, attributes: ReduceAttributes) -> Array:
         (x,) = widened(arrays)
-        return np.asarray(function(x, axis=attributes.axes)).astype(arrays[0].dtype, copy=False)
+        return np.asarray(monoid.over_axes(x, attributes.axes)).astype(arrays[0].dtype, copy=False)
 
-    return define(name, "reduce", ReduceAttributes, (1, 1), rule, reference)
+    return define(name, "reduce", ReduceAttributes, (1, 1), rule, reference, monoid=monoid)
 
 
 def _search(name: str, function: Callable[..., Array]) -> OpDef:
@@ -56,10 +54,10 @@ def _search(name: str, function: Callable[..., Array]) -> OpDef:
         (x,) = widened(arrays)
         return np.asarray(function(x, axis=attributes.axis)).astype(np.int64)
 
-    return define(name, "argreduce", ArgReduceAttributes, (1, 1), rule, reference)
+    return define(name, "argreduce", ArgReduceAttributes, (1, 1), rule, reference, jumps=True)
 
 
-def _scan(name: str, function: Callable[..., Array]) -> OpDef:
+def _scan(name: str, monoid: Monoid) -> OpDef:
     def rule(types: Types, attributes: ScanAttributes) -> Types:
         require_kind(types, NUMBER)
         require_axes((attributes.axis,), types[0])
@@ -67,28 +65,15 @@ def _scan(name: str, function: Callable[..., Array]) -> OpDef:
 
     def reference(arrays: Arrays, attributes: ScanAttributes) -> Array:
         (x,) = widened(arrays)
-        return np.asarray(function(x, axis=attributes.axis, dtype=x.dtype)).astype(arrays[0].dtype, copy=False)
+        return monoid.ufunc.accumulate(x, axis=attributes.axis, dtype=x.dtype).astype(arrays[0].dtype, copy=False)
 
-    return define(name, "scan", ScanAttributes, (1, 1), rule, reference)
-
-
-def _sum(x: Array, axis: tuple[int, ...]) -> Array:
-    return np.asarray(np.sum(x, axis=axis, dtype=x.dtype))
-
-
-def _prod(x: Array, axis: tuple[int, ...]) -> Array:
-    return np.asarray(np.prod(x, axis=axis, dtype=x.dtype))
+    return define(name, "scan", ScanAttributes, (1, 1), rule, reference, monoid=monoid)
 
 
 REDUCE_OPS: tuple[OpDef, ...] = (
-    _reduction("reduce_sum", _sum, NUMBER),
-    _reduction("reduce_prod", _prod, NUMBER),
-    _reduction("reduce_max", np.max, ORDERED, has_identity=False),
-    _reduction("reduce_min", np.min, ORDERED, has_identity=False),
-    _reduction("reduce_any", np.any, BOOL),
-    _reduction("reduce_all", np.all, BOOL),
+    *(_reduction(monoid) for monoid in MONOIDS.values()),
     _search("argmax", np.argmax),
     _search("argmin", np.argmin),
-    _scan("cumsum", np.cumsum),
-    _scan("cumprod", np.cumprod),
+    _scan("cumsum", MONOIDS["sum"]),
+    _scan("cumprod", MONOIDS["prod"]),
 )

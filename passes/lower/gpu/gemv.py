@@ -10,7 +10,6 @@ from fusec.ir.types import DType, bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.hoist import hoist
 from fusec.passes.lower.gpu.product import Products
-from fusec.passes.lower.row import REDUCTIONS
 from fusec.passes.schedule.gpu import GpuGemvSchedule
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
@@ -108,7 +107,7 @@ class _Gemv:
         for op, found in self.products.statistics.items():
             element = reindex(self.products.row_of(op, 1 - self.side), {self.products.k: at})
             domain = (Iter(at, block, None if block == axes.k else axes.k),)
-            code += [Alloc(found.buffer), Reduce(domain, found.buffer, (), REDUCTIONS[op.name], element)]
+            code += [Alloc(found.buffer), Reduce(domain, found.buffer, (), op.definition.reduction.name, element)]
         return code
 
     def _matrix(self, op: Op, code: list[Statement]) -> ScalarExpr:

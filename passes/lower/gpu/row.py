@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusec.ir.graph import Op, Value
 from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, place
 from fusec.passes.lower.gpu.rows import Rows
-from fusec.passes.lower.row import REDUCTIONS, accumulator_of
+from fusec.passes.lower.row import accumulator_of
 from fusec.passes.schedule.gpu import GpuRowSchedule
 from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Buffer, Load
@@ -46,5 +46,5 @@ class _WholeRows(Rows):
         target = Buffer(self.frame.name_of(op.result), dtype, (self.schedule.rows,), (1,), "tile")
         self.code.append(Alloc(target))
         element = self.element(op.operands[0])
-        self.code.append(Reduce(self.tile, target, (self.row.var,), REDUCTIONS[op.name], element))
+        self.code.append(Reduce(self.tile, target, (self.row.var,), op.definition.reduction.name, element))
         self.settle(op, target)

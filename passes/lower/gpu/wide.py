@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.attributes import Scalar
 from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
 from fusec.ir.indexing import last
@@ -18,7 +17,7 @@ from fusec.passes.inline import broadcast_index, pure
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.online import Online, online_sum
 from fusec.passes.lower.gpu.rows import Rows
-from fusec.passes.lower.row import REDUCTIONS, accumulator_of
+from fusec.passes.lower.row import accumulator_of
 from fusec.passes.schedule.gpu import GpuRowSchedule
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
@@ -149,15 +148,15 @@ class _WideRows(Rows):
 
     def _in_lanes(self, op: Op, parts: _Parts) -> None:
         """A total for each place of a chunk; they are put together after the last."""
-        dtype, name = accumulator_of(op.result.type.dtype), REDUCTIONS[op.name]
+        dtype, monoid = accumulator_of(op.result.type.dtype), op.definition.reduction
         shape = (self.schedule.rows, self.schedule.columns)
         lanes = Buffer(self.frame.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")
         whole = (self.row, Iter(self.column.var, shape[1]))
-        parts.before += [Alloc(lanes), Map(whole, lanes, self.place, Const(identity_of(name, dtype), dtype))]
+        parts.before += [Alloc(lanes), Map(whole, lanes, self.place, Const(monoid.identity(dtype), dtype))]
         element = self.element(op.operands[0])
-        parts.body.append(Reduce(self.tile, lanes, self.place, name, element, fresh=False))
+        parts.body.append(Reduce(self.tile, lanes, self.place, monoid.name, element, fresh=False))
         total = self._of_rows(op.result)
-        parts.after += [Alloc(total), Reduce(whole, total, (self.row.var,), name, Load(lanes, self.place))]
+        parts.after += [Alloc(total), Reduce(whole, total, (self.row.var,), monoid.name, Load(lanes, self.place))]
         self.settle(op, total)
 
     def _running_maximum(self, op: Op, parts: _Parts) -> None:
@@ -278,16 +277,3 @@ def _number(index: Index, dtype: DType) -> ScalarExpr:
     if isinstance(index, int):
         return Const(float(index), dtype)
     return Apply("cast", (IndexValue(index, i64),), dtype)
-
-
-def identity_of(op: str, dtype: DType) -> Scalar:
-    """What a reduction of nothing gives."""
-    if op in ("sum", "prod"):
-        return float(op == "prod") if dtype.is_float else int(op == "prod")
-    if op in ("any", "all"):
-        return op == "all"
-    if dtype.is_float:
-        return float("-inf") if op == "max" else float("inf")
-    low = 0 if dtype.kind in ("uint", "bool") else -(2 ** (dtype.bits - 1))
-    high = 1 if dtype.kind == "bool" else 2 ** (dtype.bits - (dtype.kind == "int")) - 1
-    return low if op == "max" else high
