@@ -15,7 +15,7 @@ from typing import Any
 from fusec.errors import DimensionError
 from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
-from fusec.frontend.guards import same_array
+from fusec.frontend.plain import same_array
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.indexing import most

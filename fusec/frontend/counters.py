@@ -14,6 +14,8 @@ from typing import Any
 
 from fusec.errors import DimensionError
 from fusec.frontend.followed import FollowedInt
+from fusec.frontend.held import State
+from fusec.frontend.raw import attributes_of
 from fusec.ir.graph import Op
 
 
@@ -28,12 +30,13 @@ class IntegerAttribute:
     def value(self) -> Any:
         """What it is now; None where it is gone."""
         owner = self.owner()
-        return None if owner is None else owner.__dict__.get(self.name)
+        return None if owner is None else (attributes_of(owner) or {}).get(self.name)
 
     def set(self, value: object) -> None:
         owner = self.owner()
-        if owner is not None:
-            owner.__dict__[self.name] = value
+        own = None if owner is None else attributes_of(owner)
+        if own is not None:
+            own[self.name] = value
 
 
 class Counting:
@@ -89,13 +92,14 @@ def is_counter(owner: object, name: object) -> bool:
     return counting is not None and counting.is_counter(owner, name)
 
 
-def counters_in(owner: object, names: Iterable[str], before: Any) -> tuple[IntegerAttribute, ...]:
+def counters_in(owner: object, names: Iterable[str], before: State) -> tuple[IntegerAttribute, ...]:
     """The attributes of an object that have changed as counters, if they are plain integers as they were before."""
-    own = getattr(owner, "__dict__", None)
+    own = attributes_of(owner)
     names = tuple(names)
-    if type(own) is not dict or list(own) != list(before):
+    then = dict(before.attributes)
+    if type(own) is not dict or list(own) != list(then) or not own.keys() >= set(names):
         return ()
-    if not all(type(own[name]) is int and type(before[name]) is int for name in names):
+    if not all(type(own[name]) is int and type(then[name]) is int for name in names):
         return ()
     try:
         reference = weakref.ref(owner)

@@ -22,7 +22,9 @@ from typing import Any
 
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
-from fusec.frontend.guards import GuardWriter, Names, is_plain
+from fusec.frontend.guards import GuardWriter, Names
+from fusec.frontend.plain import is_plain
+from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
 from fusec.frontend.side_effects import Snapshots, StateChangedError
 from fusec.frontend.source import code_location, is_user_file
@@ -202,7 +204,7 @@ class Recorder:
             if key[0] in writer.functions_visited or key[0] in inner or not loads[key].cells - {"__class__"}:
                 continue
             for candidate in gc.get_referrers(code):
-                if not isinstance(candidate, FunctionType) or hasattr(candidate.__globals__, "original"):
+                if not is_a(candidate, FunctionType) or hasattr(candidate.__globals__, "original"):
                     continue  # the copy that a frontend ran
                 if candidate.__code__ is code:
                     writer.visit_held(candidate, candidate.__qualname__)
@@ -219,7 +221,7 @@ class Recorder:
         value = None
         for reference in references:
             value = reference()
-            if value is not None and not isinstance(value, FunctionType | type):
+            if value is not None and not is_a(value, FunctionType, type):
                 writer.visit_object(value, type(value).__qualname__)
 
 

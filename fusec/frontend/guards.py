@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import enum
 import functools
-import inspect
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import is_
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from fusec.frontend import raw
 from fusec.frontend.capture import FAILED, Guards
 from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
 from fusec.frontend.held import is_torch_tensor
+from fusec.frontend.plain import SCALARS, SINGLETONS, brief, is_plain, plain_copy, same_array, same_plain, same_settings
+from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
 
-_SINGLETONS = (None, True, False, Ellipsis, NotImplemented)
-_SCALARS = (int, float, complex, str, bytes)
 _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -90,7 +88,7 @@ class GuardWriter:
         """Guards the attributes of an object that the call itself identifies, such as ``self``."""
         if is_plain(value) or id(value) in self._visited or self.is_tensor(value):
             return
-        if isinstance(value, tuple | list | dict | set | frozenset | np.ndarray):
+        if is_a(value, tuple, list, dict, set, frozenset, np.ndarray):
             return
         self._visit(self._bind_weakly(value) or self._bind(value), value, path)
 
@@ -114,12 +112,12 @@ class GuardWriter:
 
     # The walk
 
-    def _visit(self, expression: str, value: object, path: str) -> None:
+    def _visit(self, expression: str, value: Any, path: str) -> None:
         kind = type(value)
         self.paths.setdefault(id(value), path)
-        if any(value is s for s in _SINGLETONS):
+        if any(value is s for s in SINGLETONS):
             self._check(expression, "{v} is not " + repr(value), path, value)
-        elif kind in _SCALARS:
+        elif kind in SCALARS:
             self._scalar(expression, value, path)
         elif self.is_tensor(value):
             return
@@ -131,19 +129,19 @@ class GuardWriter:
                 path,
                 value,
             )
-        elif isinstance(value, tuple | list | dict | set | frozenset):
+        elif is_a(value, tuple, list, dict, set, frozenset):
             self._container(expression, value, path)
-        elif isinstance(value, FunctionType):
+        elif is_a(value, FunctionType):
             self._function(expression, value, path)
-        elif isinstance(value, types.MethodType):
+        elif is_a(value, types.MethodType):
             v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
             self._visit(f"{v}.__func__", value.__func__, path)
             self._visit(f"{v}.__self__", value.__self__, f"{path}.__self__")
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
             for part in ("func", "args", "keywords"):
                 self._visit(f"{v}.{part}", getattr(value, part), f"{path}.{part}")
-        elif isinstance(value, np.ndarray) or is_torch_tensor(value):
+        elif is_a(value, np.ndarray) or is_torch_tensor(value):
             self._snapshot(expression, value, path)
         else:
             self._object(expression, value, path)
@@ -158,26 +156,34 @@ class GuardWriter:
 
     def _container(self, expression: str, value: Any, path: str) -> None:
         kind = self._bind(type(value))
-        parts = list(value.values()) if isinstance(value, dict) else list(value)
-        if isinstance(value, set | frozenset) or all(is_plain(p) for p in parts):
-            shallow = self._bind(_copy_plain(value))
-            same = self._bind(_same_plain)
-            test = f"type({{v}}) is not {kind} or not {same}({{v}}, {shallow})"
-            self._check(expression, test, path, value)
+        held = plain_copy(value)
+        parts = list(held.values()) if type(held) is dict else list(held)
+        is_own = type(value) is type(held)
+        if type(held) in (set, frozenset) or all(is_plain(p) for p in parts):
+            now = "{v}" if is_own else f"{self._bind(plain_copy)}({{v}})"
+            test = f"type({{v}}) is not {kind} or not {self._bind(same_plain)}({now}, {self._bind(held)})"
+            self._check(expression, test, path, held)
             return
-        test = f"type({{v}}) is not {kind} or len({{v}}) != {len(parts)}"
-        if isinstance(value, dict):
-            keys = self._bind(list(value))
-            test += f" or list({{v}}) != {keys}"
-        v = self._check(expression, test, path, value)
-        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
-        if not isinstance(value, tuple):
+        test = f"type({{v}}) is not {kind} or {self._length(held, is_own)} != {len(parts)}"
+        if type(held) is dict:
+            listed = "list({v})" if is_own else f"{self._bind(raw.keys_of)}({{v}})"
+            test += f" or {listed} != {self._bind(list(held))}"
+        v = self._check(expression, test, path, held)
+        items: Iterable[tuple[Any, Any]] = held.items() if type(held) is dict else enumerate(parts)
+        if type(held) is not tuple:
             if id(value) in self._visited:
                 return
             self._visited.add(id(value))
+        taken = v + "[{}]" if is_own else f"{self._bind(type(held).__getitem__)}({v}, {{}})"
         for key, part in items:
-            accessor = repr(key) if isinstance(key, int | str) and type(key) in (int, str) else self._bind(key)
-            self._visit(f"{v}[{accessor}]", part, f"{path}[{key!r}]")
+            accessor = repr(key) if type(key) in (int, str) else self._bind(key)
+            shown = repr(key) if is_plain(key) else type(key).__name__
+            self._visit(taken.replace("{}", accessor), part, f"{path}[{shown}]")
+        if not is_own:
+            self._attributes(v, value, self.names.attributes, path)
+
+    def _length(self, held: Any, is_own: bool) -> str:
+        return "len({v})" if is_own else f"{self._bind(type(held).__len__)}({{v}})"
 
     def _snapshot(self, expression: str, value: Any, path: str) -> None:
         """An array used as a constant: its contents count."""
@@ -229,7 +235,7 @@ class GuardWriter:
             self._visit(f"{self._bind(cell)}.cell_contents", contents, f"closure {name}")
 
     def _wrapped(self, expression: str, value: object, path: str) -> None:
-        inner = getattr(value, "__dict__", {}).get("__wrapped__")
+        inner = (raw.attributes_of(value) or {}).get("__wrapped__")
         if inner is not None and id(inner) not in self._visited:
             self._visit(f"{expression}.__wrapped__", inner, path)
 
@@ -238,11 +244,11 @@ class GuardWriter:
         if id(value) in self._visited:
             return
         self._visited.add(id(value))
-        if isinstance(value, ModuleType):
+        if is_a(value, ModuleType):
             if is_user_file(getattr(value, "__file__", None) or "<frozen"):
                 for name in sorted(self.names.attributes & value.__dict__.keys()):
                     self._visit(f"{v}.{name}", value.__dict__[name], f"{path}.{name}")
-        elif isinstance(value, type):
+        elif is_a(value, type):
             self._class_attributes(v, value, value, path)
         elif _is_nn_module(value):
             self._module(v, value, path)
@@ -252,42 +258,60 @@ class GuardWriter:
 
     def _attributes(self, v: str, value: Any, wanted: Iterable[str], path: str) -> None:
         """Attributes of the instance itself, then those of its class and slots."""
-        own = getattr(value, "__dict__", {})
+        own = raw.attributes_of(value) or {}
         for name in sorted(wanted):
             if name in own and not is_counter(value, name):
-                found = inspect.getattr_static(type(value), name, None)
-                plain = name.isidentifier() and not hasattr(found, "__set__")
-                access = f"{v}.{name}" if plain else f"{v}.__dict__[{name!r}]"
+                is_set = _has(raw.in_class(type(value), name), "__set__")
+                plain = name.isidentifier() and not is_set and raw.looks_up_plainly(type(value))
+                access = f"{v}.{name}" if plain else f"{self._table(v, value)}[{name!r}]"
                 self._visit(access, own[name], f"{path}.{name}")
         if is_user_class(type(value)):
             self._class_attributes(v, type(value), value, path)
 
+    def _table(self, v: str, value: object) -> str:
+        """The expression for an object's own ``__dict__``."""
+        return f"{v}.__dict__" if raw.looks_up_plainly(type(value)) else f"{self._bind(raw.attributes_of)}({v})"
+
     def _class_attributes(self, v: str, cls: type, value: object, path: str) -> None:
         """What the names that were read mean in a class: constants, methods, properties, slots."""
-        own = getattr(value, "__dict__", {}) if value is not cls else {}
+        table = raw.attributes_of(value) if value is not cls else None
+        own = table or {}
         owner = v if value is cls else self._bind(cls)
         may_be_shadowed = set()
         for name in sorted(self.names.attributes):
-            holder = next((c for c in cls.__mro__ if name in c.__dict__), None)
+            holder = next((c for c in raw.classes_of(cls) if name in raw.table_of(c)), None)
             if holder is None or name in own or not is_user_class(holder):
                 continue
-            found = holder.__dict__[name]
-            if not hasattr(found, "__set__") and not isinstance(found, functools.cached_property):
+            found = raw.table_of(holder)[name]
+            if not _has(found, "__set__") and not is_a(found, functools.cached_property):
                 may_be_shadowed.add(name)
-            if isinstance(found, _CELL_DESCRIPTORS):
-                if value is not cls and hasattr(value, name):
-                    self._visit(f"{v}.{name}", getattr(value, name), f"{path}.{name}")
-            elif isinstance(found, classmethod | staticmethod):
+            if is_a(found, *_CELL_DESCRIPTORS):
+                self._cell_attribute(f"{v}.{name}", found, cls, value, path)
+            elif is_a(found, classmethod, staticmethod):
                 self._visit(f"{self._bind(holder)}.__dict__[{name!r}].__func__", found.__func__, f"{path}.{name}")
-            elif isinstance(found, property | functools.cached_property):
-                getter = "fget" if isinstance(found, property) else "func"
+            elif is_a(found, property, functools.cached_property):
+                getter = "fget" if is_a(found, property) else "func"
                 access = f"{self._bind(holder)}.__dict__[{name!r}].{getter}"
                 self._visit(access, getattr(found, getter), f"{path}.{name}")
-            elif isinstance(found, FunctionType) or not hasattr(found, "__get__"):
+            elif is_a(found, FunctionType) or not _has(found, "__get__"):
                 self._visit(f"{owner}.{name}", found, f"{path}.{name}")
-        if may_be_shadowed and value is not cls and hasattr(value, "__dict__"):
+        if may_be_shadowed and table is not None:
             names = self._bind(frozenset(may_be_shadowed))
-            self._check(f"{v}.__dict__", f"not {names}.isdisjoint({{v}})", f"{path}.__dict__", "without them")
+            test = f"not {names}.isdisjoint({{v}})"
+            self._check(self._table(v, value), test, f"{path}.__dict__", "without them")
+
+    def _cell_attribute(self, expression: str, found: Any, cls: type, value: object, path: str) -> None:
+        """A slot of an object, which may be empty."""
+        if value is cls:
+            return
+        try:
+            held = found.__get__(value)
+        except AttributeError:
+            return
+        name = expression.rpartition(".")[2]
+        if not raw.looks_up_plainly(type(value)):
+            expression = f"{self._bind(found)}.__get__({expression.rpartition('.')[0]})"
+        self._visit(expression, held, f"{path}.{name}")
 
     def _module(self, v: str, module: Any, path: str) -> None:
         """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""
@@ -314,17 +338,17 @@ class GuardWriter:
 
     def _settings(self, expression: str, value: Any, path: str) -> None:
         """An object that a library's module keeps, such as a model's configuration: its plain attributes."""
-        own = getattr(value, "__dict__", None)
-        is_other = isinstance(value, ModuleType | type | FunctionType) or _is_nn_module(value) or self.is_tensor(value)
-        if type(own) is not dict or is_other or isinstance(value, dict | list | tuple | set):
+        own = raw.attributes_of(value)
+        is_other = is_a(value, ModuleType, type, FunctionType) or _is_nn_module(value) or self.is_tensor(value)
+        if type(own) is not dict or is_other or is_a(value, dict, list, tuple, set):
             return
         v = self._identity(expression, value, path)
         known = {name: held for name, held in own.items() if is_plain(held)}
         if id(value) not in self._visited and known:
             self._visited.add(id(value))
             self.paths.setdefault(id(value), path)
-            test = f"not {self._bind(_same_settings)}({{v}}, {self._bind(known)})"
-            self._check(f"{v}.__dict__", test, f"{path}.__dict__", known)
+            test = f"not {self._bind(same_settings)}({{v}}, {self._bind(known)})"
+            self._check(self._table(v, value), test, f"{path}.__dict__", known)
 
     def _own_forward(self, v: str, module: Any, path: str) -> None:
         """A ``forward`` that was put into a module itself, as adapters and offloading do, in place of its class's."""
@@ -334,7 +358,7 @@ class GuardWriter:
             self._check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
 
     def _identity(self, expression: str, value: object, path: str) -> str:
-        weak = None if isinstance(value, ModuleType | type) else self._bind_weakly(value)
+        weak = None if is_a(value, ModuleType, type) else self._bind_weakly(value)
         if weak is None:
             return self._check(expression, f"{{v}} is not {self._bind(value)}", path, value)
         if weak == expression:  # reached through the reference itself: alive is enough
@@ -364,7 +388,7 @@ class GuardWriter:
         self._temporaries += 1
         test = failed.replace("{v}", v)
         lines = [f"{v} = {expression}", f"if {test}: return {{fail}}"]
-        self._guards.append(_Guard(lines, v, path, _brief(value)))
+        self._guards.append(_Guard(lines, v, path, brief(value)))
         return v
 
     def _compile(self, body: list[str]) -> Callable[[], Any]:
@@ -401,83 +425,20 @@ class GuardWriter:
         guard = self._guards[position]
         if isinstance(now, Exception):
             return f"{guard.path}: was {guard.was}, now gone"
-        return f"{guard.path}: was {guard.was}, now {_brief(now)}"
+        return f"{guard.path}: was {guard.was}, now {brief(now)}"
 
 
 def _always() -> bool:
     return True
 
 
-def _brief(value: object) -> str:
-    if isinstance(value, FunctionType):
-        code = value.__code__
-        return f"function {value.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
-    if isinstance(value, type | ModuleType):
-        return f"{type(value).__name__} {value.__name__}"
-    if is_plain(value) or isinstance(value, list | dict | tuple | set | frozenset):
-        text = repr(value)
-        return text if len(text) <= 80 else text[:77] + "..."
-    return f"{type(value).__qualname__} at {id(value):#x}"
-
-
-def is_plain(value: object) -> bool:
-    """An immutable value that compares by value: number, string, dtype, device, enum member, slice, range."""
-    kind = type(value)
-    if kind in _SCALARS or any(value is s for s in _SINGLETONS):
-        return True
-    if isinstance(value, np.dtype | np.generic | enum.Enum | range | slice):
-        return True
-    if kind.__module__ == "torch":
-        return kind.__name__ in ("dtype", "device", "layout", "memory_format", "Size")
-    return kind is tuple and all(is_plain(part) for part in value)  # type: ignore[attr-defined]
-
-
-def _copy_plain(value: Any) -> Any:
-    return value if isinstance(value, tuple | frozenset) else value.copy()
-
-
-def _same_plain(now: Any, then: Any) -> bool:
-    """Equal, with equal types and signs of zero, part by part. Sets compare as sets."""
-    if now is then:
-        return True
-    if isinstance(then, set | frozenset):
-        return bool(now == then)
-    if now != then:
-        return False
-    if isinstance(then, dict):
-        return list(now) == list(then) and all(map(_same_part, now.values(), then.values()))
-    return all(map(_same_part, now, then))
-
-
-def _same_settings(now: dict[str, Any], then: dict[str, Any]) -> bool:
-    """Whether the attributes ``then`` are as they were; there may be others."""
-    if all(map(is_, map(now.get, then), then.values())):
-        return True
-    return all(name in now and _same_part(now[name], held) for name, held in then.items())
-
-
-def _same_part(now: Any, then: Any) -> bool:
-    if now is then:
-        return True
-    if type(now) is not type(then):
-        return False
-    if isinstance(then, tuple):
-        return len(now) == len(then) and all(map(_same_part, now, then))
-    return repr(now) == repr(then) if isinstance(then, float | complex) else bool(now == then)
-
-
-def same_array(now: Any, then: Any) -> bool:
-    """Whether two arrays of one library have equal elements of one type; NaN equals NaN."""
-    if type(now) is not type(then) or now.shape != then.shape or now.dtype != then.dtype:
-        return False
-    if isinstance(then, np.ndarray):
-        return bool(np.array_equal(now, then, equal_nan=then.dtype.kind in "fc"))
-    return bool(((now == then) | ((now != now) & (then != then))).all())
+def _has(value: object, method: str) -> bool:
+    return raw.in_class(type(value), method) is not None
 
 
 def _is_nn_module(value: object) -> bool:
     nn = sys.modules.get("torch.nn")
-    return nn is not None and isinstance(value, nn.Module)
+    return nn is not None and is_a(value, nn.Module)
 
 
 def is_user_class(cls: type) -> bool:

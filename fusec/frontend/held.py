@@ -4,108 +4,170 @@ from __future__ import annotations
 
 import functools
 import sys
+from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import is_
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from fusec.frontend import raw
+from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
 
 MISSING = object()
 
+Same = Callable[[Any, Any], bool]
 
-def contents(value: Any) -> Any:
+
+@dataclass(frozen=True)
+class State:
+    """What a value held at one moment.
+
+    keys: of a dict. parts: of a container, in order; a dict's values, the elements of an array. table: the object's own
+    ``__dict__``, and attributes: what was in it. slots: what was in them.
+    """
+
+    kind: type
+    keys: list[Any]
+    parts: Any
+    table: dict[str, Any] | None
+    attributes: list[tuple[str, Any]]
+    slots: dict[MemberDescriptorType, Any]
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """Of a dict."""
+        return list(zip(self.keys, self.parts, strict=True))
+
+    def names(self) -> dict[str, Any]:
+        """Attributes and slots by name."""
+        return {**dict(self.attributes), **{slot.__name__: held for slot, held in self.slots.items()}}
+
+
+def contents(value: Any) -> State | None:
     """A shallow copy of what a value holds: a container's parts, an object's, a class's or a function's attributes.
 
-    None where it holds nothing that a function may change, or is not the user's to change (a library's module).
+    None where it holds nothing that a function may change, or is not the user's to change (a library's module). No
+    code of the value's class runs.
     """
     kind = type(value)
-    if kind in (list, set, deque, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return dict.copy(value)  # its own methods may do anything
-    if isinstance(value, ModuleType):
+    if is_a(value, ModuleType):
         return None
-    if isinstance(value, type):
-        return dict(vars(value)) if _is_users(value.__module__) else None
-    own = getattr(value, "__dict__", None)
-    slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
-    if type(own) is not dict:
-        return slots or None
-    return {**own, **slots}
+    if is_a(value, type):
+        own = raw.table_of(value)
+        return State(kind, [], None, None, list(own.items()), {}) if _is_users(own.get("__module__")) else None
+    keys, parts = _parts(value)
+    table = raw.attributes_of(value)
+    slots = raw.slots_of(value)
+    if parts is None and table is None and not slots:
+        return None
+    return State(kind, keys, parts, table, [] if table is None else raw.items_of(table), slots)
 
 
-def put_back(value: Any, before: Any) -> None:
-    """Makes a value hold what it held; one that still does is not touched."""
-    if isinstance(value, list | np.ndarray):
-        value[:] = before
-    elif isinstance(value, deque):
-        value.clear()
-        value.extend(before)
-    elif isinstance(value, set):
-        value.clear()
-        value.update(before)
-    elif isinstance(value, dict):
-        if not _is_untouched(value, before):
-            value.clear()
-            value.update(before)
-    elif type(getattr(value, "__dict__", None)) is dict and not _slots(type(value)):
-        put_back(value.__dict__, before)
+def _parts(value: Any) -> tuple[list[Any], Any]:
+    """The keys and parts of a container; ``[], None`` for another value."""
+    if is_a(value, dict):
+        items = raw.items_of(value)
+        return [key for key, _ in items], [part for _, part in items]
+    if is_a(value, list, set, deque):
+        return [], raw.values_of(value)
+    if type(value) is np.ndarray:
+        return [], value.copy()
+    if is_a(value, bytearray):
+        return [], bytes(bytearray.__getitem__(value, slice(None)))
+    return [], array.tobytes(value) if is_a(value, array) else None
+
+
+def put_back(value: Any, before: State) -> None:
+    """Makes a value hold what it held; what it still does is not touched."""
+    if is_a(value, type):
+        _put_back_class(value, before)
+        return
+    if type(value) is not before.kind:
+        object.__setattr__(value, "__class__", before.kind)
+    if before.parts is not None:
+        keys, parts = _parts(value)
+        if not same_parts(keys, before.keys, is_) or not same_parts(parts, before.parts, is_):
+            _put_back_parts(value, before)
+    if before.table is not None:
+        if raw.attributes_of(value) is not before.table:
+            raw.set_attributes(value, before.table)
+        _put_back_table(before.table, before.attributes)
+    now = raw.slots_of(value)
+    for slot in now.keys() - before.slots.keys():
+        slot.__delete__(value)
+    for slot, held in before.slots.items():
+        if now.get(slot, MISSING) is not held:
+            slot.__set__(value, held)
+
+
+def _put_back_parts(value: Any, before: State) -> None:
+    if is_a(value, dict):
+        raw.set_items(value, before.items())
+    elif is_a(value, list, set, deque):
+        raw.set_values(value, before.parts)
+    elif type(value) is np.ndarray:
+        value[...] = before.parts
+    elif is_a(value, bytearray):
+        bytearray.__setitem__(value, slice(None), before.parts)
     else:
-        _put_back_attributes(value, before)
+        array.__delitem__(value, slice(None))
+        array.frombytes(value, before.parts)
 
 
-def parts(value: Any, state: Any) -> Iterator[tuple[str, Any]]:
+def _put_back_table(table: dict[str, Any], before: list[tuple[str, Any]]) -> None:
+    now = raw.items_of(table)
+    if [name for name, _ in now] != [name for name, _ in before]:
+        raw.set_items(table, before)
+        return
+    for (name, held), (_, then) in zip(now, before, strict=True):
+        if held is not then:
+            dict.__setitem__(table, name, then)
+
+
+def _put_back_class(cls: type, before: State) -> None:
+    now, then = dict(raw.table_of(cls)), dict(before.attributes)
+    for name in now.keys() - then.keys():
+        type.__delattr__(cls, name)
+    for name, held in then.items():
+        if now.get(name, MISSING) is not held:
+            type.__setattr__(cls, name, held)
+
+
+def same_parts(now: Any, then: Any, same: Same) -> bool:
+    """Whether a container's parts are those that it had, compared by ``same``."""
+    if now is None or is_a(then, bytes):
+        return bool(now == then)
+    if is_a(then, np.ndarray):
+        return bool(now.dtype == then.dtype and now.shape == then.shape and now.tobytes() == then.tobytes())
+    return len(now) == len(then) and all(x is y or same(x, y) for x, y in zip(now, then, strict=True))
+
+
+def parts(value: Any, state: State | None) -> Iterator[tuple[str, Any]]:
     """What a value holds, with the names of attributes."""
-    if isinstance(value, tuple | frozenset | list | set | deque):
-        yield from (("", part) for part in value)
-    elif isinstance(value, dict):
-        yield from (("", part) for part in state.values())
-    elif isinstance(value, MethodType):
+    if is_a(value, tuple, frozenset):
+        yield from (("", part) for part in raw.values_of(value))
+    elif is_a(value, list, set, deque, dict) and state is not None:
+        yield from (("", part) for part in state.parts)
+    elif is_a(value, MethodType):
         yield "", value.__self__
-    elif isinstance(value, functools.partial):
-        yield from (("", part) for part in (value.func, value.args, value.keywords))
-    elif not isinstance(value, type | FunctionType | np.ndarray) and state is not None:
-        yield from state.items()
+    elif is_a(value, functools.partial):
+        own = functools.partial.__dict__
+        yield from (("", own[name].__get__(value)) for name in ("func", "args", "keywords"))
+    if state is not None and not is_a(value, type, FunctionType, np.ndarray):
+        yield from state.names().items()
 
 
 def is_torch_tensor(value: object) -> bool:
     """Whether it is one of PyTorch's, if that is there."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    return torch is not None and is_a(value, torch.Tensor)
 
 
-def _is_users(module: str) -> bool:
-    found = sys.modules.get(module)
+def _is_users(module: object) -> bool:
+    found = sys.modules.get(module) if type(module) is str else None
     file = getattr(found, "__file__", None)
     return found is None or module == "__main__" or (file is not None and is_user_file(file))
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    """The names of the slots of a class of the user's."""
-    if kind not in _known_slots:
-        classes = kind.__mro__ if _is_users(kind.__module__) else ()
-        found = [name for cls in classes for name, held in vars(cls).items() if type(held) is MemberDescriptorType]
-        _known_slots[kind] = tuple(dict.fromkeys(found))
-    return _known_slots[kind]
-
-
-_known_slots: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
-
-
-def _put_back_attributes(value: Any, before: Mapping[str, Any]) -> None:
-    now = contents(value) or {}
-    for name in now.keys() - before.keys():
-        delattr(value, name)
-    for name, held in before.items():
-        if now.get(name, MISSING) is not held:
-            setattr(value, name, held)
-
-
-def _is_untouched(container: Mapping[Any, object], before: Mapping[Any, object]) -> bool:
-    same = len(container) == len(before) and all(map(is_, container.values(), before.values()))
-    return same and all(map(is_, container, before))

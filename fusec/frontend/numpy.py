@@ -109,7 +109,7 @@ def _environment(trace: Trace, scope: Scope, recorder: Recorder) -> Any:
     lifted = {*scope.fetched, *scope.stand_ins}  # not the scope itself: the guards outlive it
 
     def is_tensor(value: object) -> bool:
-        return isinstance(value, Traced) or id(value) in lifted
+        return issubclass(type(value), Traced) or id(value) in lifted
 
     return recorder.finish(is_tensor=is_tensor)
 

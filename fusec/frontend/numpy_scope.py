@@ -23,6 +23,7 @@ from fusec.errors import CaptureError
 from fusec.frontend.guards import is_user_class
 from fusec.frontend.numpy_substitutes import substitutes
 from fusec.frontend.numpy_trace import Trace, Traced
+from fusec.frontend.raw import attributes_of, in_class, is_a, items_of
 from fusec.frontend.source import code_location, is_user_file
 from fusec.ir.graph import Location
 
@@ -128,7 +129,7 @@ class Scope:
     def patch(self, value: Any, path: str, fetch: Fetch, *, library: bool = False) -> Any:
         """What stands for ``value`` in the traced function. ``fetch`` gives it again at a later call."""
         kind = type(value)
-        if isinstance(value, Traced):
+        if is_a(value, Traced):
             return value
         if kind is np.ndarray:
             if value.dtype.kind not in "biufc":
@@ -146,20 +147,20 @@ class Scope:
         return self._patch_object(value, path, fetch, library)
 
     def _patch_object(self, value: Any, path: str, fetch: Fetch, library: bool) -> Any:
-        if isinstance(value, FunctionType):
+        if is_a(value, FunctionType):
             file = value.__code__.co_filename
             if is_user_file(file) or (library and value.__module__.startswith("numpy")):
                 return self.copy_function(value, library=library)
-        elif isinstance(value, MethodType):
+        elif is_a(value, MethodType):
             owner = self.patch(value.__self__, f"{path}.__self__", lambda: fetch().__self__)
             return MethodType(self.patch(value.__func__, path, lambda: fetch().__func__), owner)
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             return self._partial(value, path, fetch)
-        elif isinstance(value, ModuleType):
+        elif is_a(value, ModuleType):
             return self._module(value)
-        elif isinstance(value, np.random.Generator | np.random.RandomState):
+        elif is_a(value, np.random.Generator, np.random.RandomState):
             return self._remember(value, RandomView(self, path), library)
-        elif type(value).__module__.startswith("fusec.") and hasattr(value, "__wrapped__"):
+        elif type(value).__module__.startswith("fusec.") and in_class(type(value), "dispatcher") is not None:
             return self.patch(value.__wrapped__, path, lambda: fetch().__wrapped__)
         elif _has_user_state(value):
             return self._shadow(value, path)
@@ -249,9 +250,10 @@ class Scope:
             reference: Callable[[], Any] = weakref.ref(value)
         except TypeError:
             reference = lambda: value  # noqa: E731
-        for name, part in value.__dict__.items():
-            made.__dict__[name] = self.patch(part, f"{path}.{name}", _attribute_of(reference, name))
-        self._shadows.append((made, dict(made.__dict__)))
+        own = attributes_of(made) or {}
+        for name, part in items_of(attributes_of(value) or {}):
+            own[name] = self.patch(part, f"{path}.{name}", _attribute_of(reference, name))
+        self._shadows.append((made, dict(own)))
         return made
 
     def _shadow_class(self, cls: type) -> type:
@@ -297,7 +299,7 @@ class Scope:
             if not same:
                 raise CaptureError(f"the function assigns the outer variable {name}; {_ADVICE}", where)
         for shadow, before in self._shadows:
-            now = shadow.__dict__
+            now = attributes_of(shadow) or {}
             changed = [k for k in {**before, **now} if now.get(k, _MISSING) is not before.get(k, _MISSING)]
             if changed:
                 kind = type(shadow).__name__
@@ -310,7 +312,7 @@ def _item_of(fetch: Fetch, key: Any) -> Fetch:
 
 
 def _attribute_of(reference: Fetch, name: str) -> Fetch:
-    return lambda: reference().__dict__[name]
+    return lambda: (attributes_of(reference()) or {})[name]
 
 
 def _is_member(member: Any) -> bool:
@@ -322,9 +324,9 @@ def _is_member(member: Any) -> bool:
 def _has_user_state(value: Any) -> bool:
     """An instance of a plain class of the user's, whose attributes are in its ``__dict__``."""
     cls = type(value)
-    if isinstance(value, type | enum.Enum | BaseException | types.ModuleType) or type(cls) is not type:
+    if is_a(value, type, enum.Enum, BaseException, types.ModuleType) or type(cls) is not type:
         return False
-    if not is_user_class(cls) or not hasattr(value, "__dict__"):
+    if not is_user_class(cls) or attributes_of(value) is None:
         return False
     bases = [c for c in cls.__mro__ if c is not object]
     if not all(c.__flags__ & _HEAP_TYPE for c in bases):

@@ -26,7 +26,8 @@ import numpy as np
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import CallSpec, flatten
 from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
-from fusec.frontend.held import MISSING, contents, is_torch_tensor, parts, put_back
+from fusec.frontend.held import MISSING, State, contents, is_torch_tensor, parts, put_back, same_parts
+from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
 from fusec.ir.graph import Builder, Location
 
@@ -106,7 +107,7 @@ class _Held:
     """
 
     value: object
-    before: Any
+    before: State
     path: str = ""
     is_private: bool = False
 
@@ -160,7 +161,7 @@ class Snapshots:
     def _hold_cells(self, code: CodeType) -> None:
         """The cells that code may assign to, of each function that has the code."""
         assigned = assigned_cells(code)
-        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType)] if assigned else []
+        functions = [f for f in gc.get_referrers(code) if is_a(f, FunctionType)] if assigned else []
         for function in functions:
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 if name in assigned and function.__code__ is code:
@@ -173,7 +174,7 @@ class Snapshots:
 
     def _meet(self, value: object, names: frozenset[str], code: CodeType, path: str) -> None:
         """A value that code has a name for; ``names`` are those of attributes that the code may read."""
-        if isinstance(value, ModuleType):
+        if is_a(value, ModuleType):
             file = getattr(value, "__file__", None)
             if file is None or is_user_file(file):
                 self._hold_names(vars(value), names)
@@ -181,14 +182,15 @@ class Snapshots:
         if value is None or self._is_plain(value) or is_torch_tensor(value):
             return
         self.hold(value, path)
-        own = getattr(value, "__dict__", None)
-        found = [own[name] for name in names & own.keys()] if type(own) is dict else []
-        known_to_class = [held for cls in type(value).__mro__ for name, held in vars(cls).items() if name in names]
+        own = attributes_of(value) or {}
+        found = [held for name, held in items_of(own) if name in names]
+        classes = classes_of(type(value))
+        known_to_class = [held for cls in classes for name, held in table_of(cls).items() if name in names]
         for part in (value, *found, *known_to_class):
-            if isinstance(part, _MEMO):
+            if is_a(part, _MEMO):
                 self._memos.setdefault(id(part), (part, part.cache_info().misses))
         for part in (value, *found):
-            if path and isinstance(part, Iterator) and not isinstance(part, IOBase):
+            if path and issubclass(type(part), Iterator) and not is_a(part, IOBase):
                 raise UnsupportedOpError(
                     f"the function may take from {path} ({type(part).__name__}), which outlives the call; "
                     "take from it outside, and pass what it gave",
@@ -196,11 +198,11 @@ class Snapshots:
                 )
             self._note_generator(part, path)
 
-    def _note_generator(self, value: object, path: str) -> None:
+    def _note_generator(self, value: Any, path: str) -> None:
         """``path``: how it is reached from outside the run; empty for one that the run may have made."""
-        if isinstance(value, Random):
+        if is_a(value, Random):
             self._generators.setdefault(id(value), _Generator(value, value.getstate, value.setstate))
-        elif isinstance(value, np.random.Generator) and self._holds_arrays:
+        elif is_a(value, np.random.Generator) and self._holds_arrays:
             bits = value.bit_generator
             write = partial(setattr, bits, "state")
             self._generators.setdefault(id(value), _Generator(value, lambda: bits.state, write))
@@ -224,26 +226,26 @@ class Snapshots:
                 known.path, known.is_private = path, is_private
             elif state is not None:
                 self._held[id(value)] = _Held(value, state, path, is_private)
-            elif not isinstance(value, tuple | frozenset):
+            elif not is_a(value, tuple, frozenset):
                 continue
             for name, part in islice(parts(value, state), _MOST_PARTS):
                 inner = is_private or (name.startswith("_") and name != "_modules")
                 if name.endswith("_hooks") or (not path and (inner or type(part) not in (dict, list, set, deque))):
                     continue
                 waiting.append((part, path, inner))
-            if path and not isinstance(value, type):
+            if path and not is_a(value, type):
                 waiting.append((type(value), path, is_private))
 
     def _is_holder(self, value: object) -> bool:
-        if isinstance(value, np.ndarray):
-            return self._holds_arrays and value.nbytes <= _MOST_BYTES and type(value) is np.ndarray
-        return not is_torch_tensor(value) and type(value).__module__.partition(".")[0] not in _OPAQUE
+        if is_a(value, np.ndarray):
+            return self._holds_arrays and type(value) is np.ndarray and value.nbytes <= _MOST_BYTES
+        module = table_of(type(value)).get("__module__")
+        return not is_torch_tensor(value) and not (type(module) is str and module.partition(".")[0] in _OPAQUE)
 
     def take_all_back(self) -> None:
         """Puts everything back, after a run that failed."""
         for held in self._held.values():
-            if not self._equal(contents(held.value), held.before):
-                put_back(held.value, held.before)
+            put_back(held.value, held.before)
         for namespace, before in self._globals.values():
             for name, then in before.items():
                 _assign(namespace, name, then)
@@ -304,9 +306,9 @@ class Snapshots:
             if not path:
                 continue
             now = contents(held.value)
-            if self._equal(now, held.before) or (held.is_private and not _has_new(now, held.before, is_array)):
+            if now is None or (held.is_private and not _has_new(now, held.before, is_array)):
                 continue
-            if isinstance(held.value, dict | list | set | deque | np.ndarray):
+            if self._has_other_parts(now, held.before):
                 put_back(held.value, held.before)
                 yield path, ()
             elif names := self._changed_attributes(held, now):
@@ -314,13 +316,18 @@ class Snapshots:
                 put_back(held.value, held.before)
                 yield f"attributes of {path}", counters
 
-    def _changed_attributes(self, held: _Held, now: dict[str, Any]) -> list[str]:
+    def _has_other_parts(self, now: State, then: State) -> bool:
+        same = self._equal
+        return not (same_parts(now.keys, then.keys, same) and same_parts(now.parts, then.parts, same))
+
+    def _changed_attributes(self, held: _Held, now: State) -> list[str]:
         """Those of an object that differ, but for the counters of this capture."""
-        return [
+        own, before = now.names(), held.before.names()
+        found = ["__class__"] if now.kind is not held.before.kind else []
+        return found + [
             name
-            for name in dict.fromkeys((*now, *held.before))
-            if not is_counter(held.value, name)
-            and not self._equal(now.get(name, MISSING), held.before.get(name, MISSING))
+            for name in dict.fromkeys((*own, *before))
+            if not is_counter(held.value, name) and not self._equal(own.get(name, MISSING), before.get(name, MISSING))
         ]
 
     def _changed_generators(self, paths: Mapping[int, str]) -> Iterator[str]:
@@ -334,13 +341,17 @@ class Snapshots:
             return True
         if type(now) is not type(then):
             return False
-        if isinstance(then, list | tuple | deque):
-            return len(now) == len(then) and all(map(self._equal, now, then))
-        if isinstance(then, dict):
-            return list(now) == list(then) and all(map(self._equal, now.values(), then.values()))
-        if isinstance(then, np.ndarray):
-            return bool(now.dtype == then.dtype and now.shape == then.shape and now.tobytes() == then.tobytes())
-        return (isinstance(then, set) or self._is_plain(then)) and bool(now == then)
+        if type(then) in (list, deque) or is_a(then, tuple):
+            return same_parts(values_of(now), values_of(then), self._equal)
+        if type(then) is dict:
+            return same_parts(list(now), list(then), self._equal) and same_parts(
+                list(now.values()), list(then.values()), self._equal
+            )
+        if type(then) is np.ndarray:
+            return same_parts(now, then, self._equal)
+        if type(then) is set:
+            return set(map(id, now)) == set(map(id, then)) or (all(map(self._is_plain, then)) and bool(now == then))
+        return self._is_plain(then) and bool(now == then)
 
 
 class _Generator:
@@ -382,11 +393,15 @@ def _refill(cell: CellType, content: object) -> None:
         cell.cell_contents = content
 
 
-def _has_new(now: Any, then: Any, is_array: Callable[[object], bool]) -> bool:
+def _has_new(now: State, then: State, is_array: Callable[[object], bool]) -> bool:
     """Whether there is an array that was not there before."""
-    one, other = (list(state.values()) if isinstance(state, dict) else list(state) for state in (now, then))
-    known = set(map(id, other))
-    return any(id(part) not in known and is_array(part) for part in one)
+    known = set(map(id, _all_parts(then)))
+    return any(id(part) not in known and is_array(part) for part in _all_parts(now))
+
+
+def _all_parts(state: State) -> list[Any]:
+    parts = state.parts if type(state.parts) is list else []
+    return [*parts, *state.names().values()]
 
 
 def _assign(namespace: dict[str, object], name: str, value: object) -> None:

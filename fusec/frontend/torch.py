@@ -44,7 +44,7 @@ Ambient = tuple[object, ...]
 
 def is_tensor(value: object) -> bool:
     """True for a torch tensor."""
-    return isinstance(value, torch.Tensor)
+    return issubclass(type(value), torch.Tensor)
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], CallSpec]:

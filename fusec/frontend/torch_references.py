@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,10 @@ from typing import Any
 
 import torch
 
+from fusec.frontend import raw
 from fusec.frontend.capture import TableEntry
+from fusec.frontend.plain import is_plain
+from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
 
 _DEPTH = 4
@@ -65,11 +69,11 @@ class _Walk:
         self._seen: dict[int, object] = {}
         self._queue: deque[tuple[str, Fetch, Any, int]] = deque()
 
-    def enter(self, path: str, fetch: Fetch, value: object, depth: int) -> None:
+    def enter(self, path: str, fetch: Fetch, value: Any, depth: int) -> None:
         """Notes a tensor, or queues what may hold tensors."""
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             self._note(value, Reference(path, fetch, isinstance(value, torch.nn.Parameter)))
-        elif depth <= _DEPTH and id(value) not in self._seen and not isinstance(value, int | float | str | bytes):
+        elif depth <= _DEPTH and id(value) not in self._seen and not is_a(value, int, float, str, bytes):
             self._seen[id(value)] = value
             self._queue.append((path, fetch, value, depth))
 
@@ -94,32 +98,36 @@ class _Walk:
             self._code_of(function, 0)
 
     def _open(self, path: str, fetch: Fetch, value: Any, depth: int) -> None:
-        if isinstance(value, torch.nn.Module):
+        if is_a(value, torch.nn.Module):
             self._module(path, value)
-        elif isinstance(value, dict):
-            for key, part in list(value.items()):
-                self.enter(f"{path}[{key!r}]", partial(_item, fetch, key), part, depth + 1)
-        elif isinstance(value, list | tuple):
-            for index, part in enumerate(value):
-                self.enter(f"{path}[{index}]", partial(_item, fetch, index), part, depth + 1)
-        elif isinstance(value, partial):
+        elif is_a(value, dict):
+            for key, part in raw.items_of(value):
+                shown = repr(key) if is_plain(key) else type(key).__name__
+                self.enter(f"{path}[{shown}]", partial(_item, fetch, _getter(value), key), part, depth + 1)
+        elif is_a(value, list, tuple):
+            for index, part in enumerate(raw.values_of(value)):
+                self.enter(f"{path}[{index}]", partial(_item, fetch, _getter(value), index), part, depth + 1)
+        elif is_a(value, partial):
             self.enter(f"{path}.args", partial(_attribute, fetch, "args"), value.args, depth + 1)
             self.enter(f"{path}.keywords", partial(_attribute, fetch, "keywords"), value.keywords, depth + 1)
             self._code_of(value.func, depth)
-        elif isinstance(value, FunctionType | MethodType):
+        elif is_a(value, FunctionType, MethodType):
             self._code_of(value, depth + 1)
-        elif not isinstance(value, type | ModuleType):
-            for name, part in list(getattr(value, "__dict__", {}).items()):
-                self.enter(f"{path}.{name}", partial(_attribute, fetch, name), part, depth + 1)
+        elif not is_a(value, type, ModuleType):
+            attribute = _attribute if raw.looks_up_plainly(type(value)) else _own_attribute
+            for name, part in raw.items_of(raw.attributes_of(value) or {}):
+                self.enter(f"{path}.{name}", partial(attribute, fetch, name), part, depth + 1)
             self._class(path, fetch, type(value), depth)
 
     def _class(self, path: str, fetch: Fetch, cls: type, depth: int) -> None:
         """Tensors kept by the user's classes."""
-        for holder in cls.__mro__:
-            file = getattr(sys.modules.get(holder.__module__), "__file__", None)
+        for holder in raw.classes_of(cls):
+            table = raw.table_of(holder)
+            module = table.get("__module__")
+            file = getattr(sys.modules.get(module), "__file__", None) if type(module) is str else None
             if file is not None and is_user_file(file):
-                for name, part in list(vars(holder).items()):
-                    if isinstance(part, torch.Tensor | list | dict | tuple):
+                for name, part in list(table.items()):
+                    if is_a(part, torch.Tensor, list, dict, tuple):
                         self.enter(f"{path}.{name}", partial(_attribute, fetch, name), part, depth + 1)
 
     def _module(self, path: str, root: torch.nn.Module) -> None:
@@ -195,8 +203,18 @@ def _constant(value: object) -> Fetch:
     return lambda: value
 
 
-def _item(fetch: Fetch, key: object) -> Any:
-    return fetch()[key]
+def _item(fetch: Fetch, get: Callable[[Any, Any], Any], key: object) -> Any:
+    return get(fetch(), key)
+
+
+def _getter(container: Any) -> Callable[[Any, Any], Any]:
+    """What takes an entry out of a container like this one; ``__getitem__`` of a class of the user's may do more."""
+    kind = next(k for k in (dict, list, tuple) if is_a(container, k))
+    return operator.getitem if type(container) is kind else kind.__getitem__
+
+
+def _own_attribute(fetch: Fetch, name: str) -> Any:
+    return (raw.attributes_of(fetch()) or {})[name]
 
 
 def _attribute(fetch: Fetch, name: str) -> Any:
