@@ -250,7 +250,8 @@ class Scope:
             reference: Callable[[], Any] = weakref.ref(value)
         except TypeError:
             reference = lambda: value  # noqa: E731
-        own = attributes_of(made) or {}
+        own = attributes_of(made)
+        assert own is not None
         for name, part in items_of(attributes_of(value) or {}):
             own[name] = self.patch(part, f"{path}.{name}", _attribute_of(reference, name))
         self._shadows.append((made, dict(own)))
