@@ -10,7 +10,7 @@ from functools import partial
 from typing import cast, get_args
 
 from fusec.errors import ParseError, TypeRuleError
-from fusec.ir.attributes import Attributes, ConstantAttributes, FusedAttributes, FusedKind, Scalar
+from fusec.ir.attributes import AttentionGroup, Attributes, ConstantAttributes, FusedAttributes, FusedKind, Scalar
 from fusec.ir.graph import Graph, InputRole, Op, Port, Value
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.index_text import parse_index
@@ -76,6 +76,10 @@ class _Parser:
 
     def graph(self) -> Graph:
         """A graph from its ``@name`` to its closing brace."""
+        return self.region()[0]
+
+    def region(self) -> tuple[Graph, _Body]:
+        """A graph, and what reads names of its values."""
         scanner = self.scanner
         name = scanner.name("@", "the graph")
         if scanner.accept("<"):
@@ -92,14 +96,8 @@ class _Parser:
             body.op()
         body.outputs()
         scanner.expect("}")
-        return Graph(
-            name,
-            tuple(body.inputs),
-            tuple(body.returned),
-            tuple(body.ops),
-            tuple(body.input_ports),
-            tuple(body.output_ports),
-        )
+        ports = tuple(body.input_ports), tuple(body.output_ports)
+        return Graph(name, tuple(body.inputs), tuple(body.returned), tuple(body.ops), *ports), body
 
     def index(self, text: str, position: int) -> Index:
         plain = text.strip()
@@ -322,7 +320,13 @@ class _Body:
         kind = self.scanner.word("the kind of fused op")
         if kind not in FUSED_KINDS:
             raise self.scanner.error(f"'{kind}' is not a kind of fused op: {', '.join(FUSED_KINDS)}")
-        return FusedAttributes(cast(FusedKind, kind), self.parser.graph())
+        graph, body = self.parser.region()
+        start = self.scanner.position
+        if kind != "attention":
+            return FusedAttributes(cast(FusedKind, kind), graph)
+        roles = self.record(AttentionGroup, body.fields(AttentionGroup), (), start)
+        assert isinstance(roles, AttentionGroup)
+        return FusedAttributes("attention", graph, roles)
 
     def fields(self, record: type[Attributes]) -> dict[str, object]:
         """The fields between braces, those of a pair under their own names."""
@@ -360,6 +364,8 @@ class _Body:
         if annotation.endswith("| None") and scanner.accept("none"):
             return None
         match annotation.removesuffix(" | None"):
+            case "Value":
+                return self.operand()
             case "int":
                 return scanner.integer()
             case "float":

@@ -47,10 +47,7 @@ def print_op(op: Op) -> str:
 
 
 def _graph_lines(graph: Graph, head: str, clause: str, tail: str) -> list[str]:
-    constants: dict[Value, ConstantAttributes] = {}
-    for op in graph.ops:
-        if isinstance(op.attributes, ConstantAttributes):
-            constants[op.result] = op.attributes
+    constants = _constants(graph)
     lines = _signature(graph, f"{head}@{spell_name(graph.name)}", clause)
     for op in graph.ops:
         if not isinstance(op.attributes, ConstantAttributes):
@@ -60,6 +57,10 @@ def _graph_lines(graph: Graph, head: str, clause: str, tail: str) -> list[str]:
     ]
     lines += [f"  return {', '.join(outputs)}".rstrip(), tail]
     return lines
+
+
+def _constants(graph: Graph) -> Constants:
+    return {op.result: op.attributes for op in graph.ops if isinstance(op.attributes, ConstantAttributes)}
 
 
 def _signature(graph: Graph, head: str, clause: str) -> list[str]:
@@ -101,7 +102,9 @@ def _op_lines(op: Op, constants: Constants) -> list[str]:
     types = ", ".join(str(v.type) for v in op.results)
     tail = (f" : {types}" if types else "") + _location(op)
     if isinstance(op.attributes, FusedAttributes):
-        return _graph_lines(op.attributes.body, f"{head} {op.attributes.kind} ", "", f"}}{tail}")
+        body, roles = op.attributes.body, op.attributes.attention
+        written = _attributes(roles, _constants(body)) if roles is not None else ""
+        return _graph_lines(body, f"{head} {op.attributes.kind} ", "", f"}}{written}{tail}")
     if isinstance(op.attributes, ConstantAttributes):
         attributes = op.attributes
         return [f"{results} = {spell_scalar(attributes.value, attributes.dtype, attributes.device)}{tail}"]
@@ -114,7 +117,7 @@ def _location(op: Op) -> str:
     return "" if short.startswith(":") else f"        // {short}"
 
 
-def _attributes(record: Attributes) -> str:
+def _attributes(record: Attributes, constants: Constants | None = None) -> str:
     parts: list[str] = []
     for name, (left, right) in PAIRS.get(type(record), {}).items():
         a, b = getattr(record, left), getattr(record, right)
@@ -123,7 +126,8 @@ def _attributes(record: Attributes) -> str:
     for field in plain_fields(type(record)):
         value = getattr(record, field.name)
         if not has_default(field, value):
-            parts.append(f"{field.name}={_field(value, str(field.type))}")
+            written = _operand(value, constants or {}) if isinstance(value, Value) else _field(value, str(field.type))
+            parts.append(f"{field.name}={written}")
     return f" {{{', '.join(parts)}}}" if parts else ""
 
 

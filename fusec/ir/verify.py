@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import NoReturn
 
 from fusec.errors import TypeRuleError, VerifyError
@@ -61,6 +62,18 @@ class _Verifier:
         self.defined.add(value)
         self.names.add(value.name)
 
+    def roles(self, attributes: FusedAttributes, op: Op) -> None:
+        """An attention says which of its values are what, and no other group does."""
+        roles, body = attributes.attention, attributes.body
+        if (roles is not None) != (attributes.kind == "attention"):
+            has = "lacks the parts of an attention" if roles is None else "has the parts of an attention"
+            self.fail(f"a fused op of kind {attributes.kind} {has}", op)
+        held = {*body.inputs, *(v for inner in body.ops for v in inner.results)}
+        for name in [f.name for f in fields(roles)] if roles is not None else []:
+            value = getattr(roles, name)
+            if isinstance(value, Value) and value not in held:
+                self.fail(f"{name} is {value}, which is not in the body", op)
+
     def op(self, op: Op) -> None:
         if OPS.get(op.name) is not op.definition:
             self.fail(f"op {op.name} is not in the op table", op)
@@ -71,6 +84,7 @@ class _Verifier:
                 self.fail(f"{value} {why}", op)
         if isinstance(op.attributes, FusedAttributes):
             _Verifier(op.attributes.body, self.after, self.path).run()
+            self.roles(op.attributes, op)
         try:
             types = op.definition.infer(tuple(v.type for v in op.operands), op.attributes)
         except TypeRuleError as error:

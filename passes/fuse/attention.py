@@ -12,6 +12,7 @@ from math import inf
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, ReduceAttributes
 from fusec.ir.graph import Op, Value
 from fusec.ir.types import Dim
+from fusec.passes.attention import AttentionParts
 from fusec.passes.fuse.partition import Partition
 from fusec.passes.inline import Subscripts, broadcast_index, fresh_index, settled, view_index
 from fusec.runtime.program import Declined
@@ -22,25 +23,11 @@ _REORDERING = ("permute", "reshape", "broadcast")
 
 @dataclass(frozen=True)
 class AttentionMatch:
-    """The parts of an attention.
+    """The parts of an attention; ``score_ops`` make the scores of the first product, ``ops`` become the kernel."""
 
-    scores: the softmax's argument; score_dot makes it through score_ops. axis: of the scores, that is normalised.
-    sink: a logit beside those of a row's keys, broadcast along the axis, which takes its share of the weights.
-    guarded: weights are 0, not NaN, where all scores of a row are -inf.
-    normalized: the value ``exp(scores - max) / sum``; weights: what the second dot reads, a view or cast of it.
-    weights_side: which operand of value_dot the weights are. ops: everything that becomes the kernel.
-    """
-
-    score_dot: Op
+    parts: AttentionParts
     score_ops: tuple[Op, ...]
-    scores: Value
-    axis: int
-    normalized: Value
-    value_dot: Op
-    weights_side: int
     ops: frozenset[Op]
-    sink: Value | None = None
-    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,9 +87,8 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
         if others:
             return no(f"{op.result} is also read by {others[0].name} ({others[0].location or 'unknown line'})")
     s = softmax
-    return AttentionMatch(
-        score_dot, tuple(between), s.scores, s.axis, normalized, value_dot, side, ops, s.sink, s.guarded
-    )
+    parts = AttentionParts(score_dot, s.scores, s.axis, normalized, value_dot, side, s.sink, s.guarded)
+    return AttentionMatch(parts, tuple(between), ops)
 
 
 def _strip(partition: Partition, value: Value) -> tuple[list[Op], Value]:

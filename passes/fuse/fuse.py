@@ -9,7 +9,7 @@ from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import product
 from fusec.ir.indexing import most
-from fusec.ir.types import contiguous_strides
+from fusec.passes.attention import Elements, find_elements
 from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention
 from fusec.passes.fuse.grow import (
     Log,
@@ -19,10 +19,8 @@ from fusec.passes.fuse.grow import (
     seed,
     seed_reduction,
 )
-from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph, fused_op
+from fusec.passes.fuse.partition import POINTWISE, Group, Partition, build_fused_graph
 from fusec.passes.fuse.prologue import grow_prologues
-from fusec.passes.lower.attention import Elements, attention_in, find_elements
-from fusec.passes.lower.frame import Frame
 from fusec.runtime.program import Declined
 
 CHEAP_FLOPS = 4
@@ -73,11 +71,12 @@ def fuse_attention(partition: Partition, log: Log, *, blocked: bool = False) -> 
         partition.add(group, found.ops)
         group.anchors.append(op)
         group.position[op.result] = group.identity
+        group.attention = found.parts.group
         grow_consumers(partition, group, log)
         scores = [v for inner in found.score_ops for v in inner.operands]
-        scores += [found.sink] if found.sink is not None else []
+        scores += [found.parts.sink] if found.parts.sink is not None else []
         grow_producers(partition, group, lambda p: p.definition.flops <= CHEAP_FLOPS, scores)
-        queries, keys = (found.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
+        queries, keys = (found.parts.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
         if not blocked:
             grow_producers(partition, group, lambda p: _dense(p) and not _ends_product(partition, p), [queries])
         elif _FEW_QUERIES * queries.type.most <= keys.type.most:
@@ -101,13 +100,10 @@ def _is_given(partition: Partition, value: Value) -> bool:
 
 def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:
     """The elements of the match, where the index maps of its parts make one loop over keys of them."""
-    trial = fused_op(partition, Group("attention", match.value_dot.result.type.shape, set(match.ops)))
-    layouts = {v: contiguous_strides(v.type.shape) for v in (*trial.operands, *trial.results)}
-    frame = Frame(trial, layouts, "trial")
     try:
-        return find_elements(frame, attention_in(frame))
+        return find_elements(partition.inliner(match.ops), match.parts)
     except LoweringError as error:
-        return Declined(RULE, str(error), match.value_dot.location)
+        return Declined(RULE, str(error), match.parts.value_dot.location)
 
 
 def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None:

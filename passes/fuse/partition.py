@@ -6,18 +6,20 @@ and are copied into each group that reads through them. All other ops are *compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from sys import maxsize
 
 import networkx as nx
 
-from fusec.ir.attributes import FusedAttributes, FusedKind, PermuteAttributes
+from fusec.ir.attributes import AttentionGroup, FusedAttributes, FusedKind, PermuteAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
-from fusec.ir.types import Dim
+from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.inline import (
+    Inliner,
+    Leaf,
     Subscripts,
     broadcast_index,
     fresh_index,
@@ -27,6 +29,7 @@ from fusec.passes.inline import (
     settled,
     view_index,
 )
+from fusec.tile.scalar import Buffer, Load
 
 Position = tuple[Index, ...]
 
@@ -55,6 +58,7 @@ class Group:
     position: dict[Value, Position] = field(default_factory=dict)
     reduced: tuple[int, ...] | None = None
     anchors: list[Op] = field(default_factory=list)
+    attention: AttentionGroup | None = None
     first: int = maxsize
     last: int = -1
 
@@ -176,6 +180,19 @@ class Partition:
         del self.owner[op]
         places = [self.order[o] for o in group.ops]
         group.first, group.last = min(places, default=maxsize), max(places, default=-1)
+
+    def inliner(self, ops: Set[Op]) -> Inliner:
+        """Expands what these ops make; all else that they read is in memory, through free ops."""
+
+        def leaf(value: Value) -> Leaf:
+            shape = value.type.shape
+            buffer = Buffer(value.name, value.type.dtype, shape, contiguous_strides(shape))
+            return lambda index: Load(buffer, index)
+
+        needed: dict[Value, None] = {}
+        for op in ops:
+            needed.update(dict.fromkeys(v for v in self.sources(op) if self.producers.get(v) not in ops))
+        return Inliner(self.producers, {v: leaf(v) for v in needed})
 
     def would_cycle(self, members: set[Op], added: Op) -> bool:
         """True when ``added`` can't join ``members``: a way from the two of them leads back to them through others."""
@@ -425,8 +442,8 @@ def fused_op(partition: Partition, group: Group) -> Op:
     body_ops = sorted(needed, key=partition.order.__getitem__)
     outputs = [r for op in body_ops if op in group.ops for r in op.results if _is_read_outside(partition, group, r)]
     body = Graph(outputs[0].name if outputs else "body", tuple(inputs), tuple(outputs), tuple(body_ops))
-    last = body_ops[-1]
-    return Op(OPS["fused"], tuple(inputs), FusedAttributes(group.kind, body), tuple(outputs), last.location)
+    attributes = FusedAttributes(group.kind, body, group.attention)
+    return Op(OPS["fused"], tuple(inputs), attributes, tuple(outputs), body_ops[-1].location)
 
 
 def _is_read_outside(partition: Partition, group: Group, value: Value) -> bool:

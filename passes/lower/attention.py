@@ -6,22 +6,21 @@ softmax's maximum and sum are lane by lane and both products read keys and value
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op, Value
+from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
-from fusec.passes.fuse.attention import AttentionMatch, match_attention
-from fusec.passes.fuse.partition import Group, Partition, positions_of
-from fusec.passes.inline import Subscripts, broadcast_index, fresh_index
+from fusec.passes.attention import AttentionParts, Elements, attention_parts, find_elements
+from fusec.passes.contraction import accumulator_dtype, contraction
+from fusec.passes.fuse.partition import Group, positions_of
 from fusec.passes.lower.bounds import KeyTest, key_tests
 from fusec.passes.lower.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_linear, place
-from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of, operand_index
+from fusec.passes.lower.gemm import limit_of
 from fusec.passes.lower.join import LOG2E, Parts, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
@@ -38,7 +37,6 @@ from fusec.tile.scalar import (
     loads,
     reindex,
     rewrite,
-    symbols_in,
     walk,
 )
 
@@ -49,121 +47,34 @@ RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
 
 
-@dataclass(frozen=True)
-class Elements:
-    """One element of each operand, of the score and of the outputs, over tight symbols.
-
-    ``query_side``: which operand of the first product the queries are. sink: the logit beside those of a query's keys.
-    """
-
-    query: ScalarExpr
-    key: ScalarExpr
-    value: ScalarExpr
-    score: ScalarExpr
-    raw_score: Buffer
-    point: tuple[Symbol, ...]
-    query_axis: int
-    value_axis: int
-    key_symbol: Symbol
-    depth: Symbol
-    query_side: int
-    sink: ScalarExpr | None = None
-
-    def start(self, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
-        """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone.
-
-        The maximum is held in powers of two where it is not ``huge``.
-        """
-        dtype = peak.dtype
-        if self.sink is None:
-            return Const(-inf, dtype), Const(0.0, dtype)
-        sink = self.sink if self.sink.dtype == dtype else Apply("cast", (self.sink,), dtype)
-        none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
-        weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
-        return sink if huge else times(sink, LOG2E), weight
-
-
 def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by blocks of queries."""
-    return _Attention(frame, schedule, attention_in(frame)).lower()
+    return _Attention(frame, schedule).lower()
 
 
-def attention_in(frame: Frame) -> AttentionMatch:
-    """The attention that a group was made around. LoweringError if there is none."""
-    partition = Partition(frame.body)
-    matches = (match_attention(partition, op) for op in reversed(frame.anchors("dot")))
-    found = next((m for m in matches if isinstance(m, AttentionMatch)), None)
-    if found is None:
-        raise LoweringError(f"{frame.name} does not hold an attention")
-    return found
+def elements_of(frame: Frame) -> tuple[AttentionParts, Elements]:
+    """The parts of a group's attention, and one element of each."""
+    parts = attention_parts(frame.op)
+    return parts, find_elements(frame.inliner, parts)
 
 
-def find_elements(frame: Frame, match: AttentionMatch) -> Elements:
-    """Follows the index maps from the output through the softmax to the operands of both products."""
-    dot, side = match.value_dot, match.weights_side
-    axes = contraction(dot)
-    shape = dot.result.type.shape
-    point = fresh_index("o", shape)
-    key = symbol("key", 0, last(axes.extents.k))
-    nb, nl = len(axes.batch), len(axes.rows)
-    batch, left, right = point[:nb], point[nb : nb + nl], point[nb + nl :]
-    frees = (left, right)
-    if len(frees[1 - side]) != 1:
-        raise LoweringError("values with more than one free axis")
-    weights_at = _where(
-        frame, match.normalized, dot.operands[side], operand_index(dot, side, batch, frees[side], (key,))
-    )
-    if weights_at[match.axis] != key:
-        raise LoweringError("the product does not contract the softmax's axis")
-    value = frame.inliner.at(dot.operands[1 - side], operand_index(dot, 1 - side, batch, frees[1 - side], (key,)))
-    raw = Buffer("score", accumulator_dtype(match.score_dot), (), (), "tile")
-    seen: set[Subscripts] = set()
+def start_of(e: Elements, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
+    """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone.
 
-    def score_leaf(index: Subscripts) -> ScalarExpr:
-        seen.add(index)
-        return Load(raw, ())
-
-    frame.inliner.add_leaf(match.score_dot.result, score_leaf)
-    score = frame.inliner.at(match.scores, weights_at)
-    if len(seen) != 1:
-        raise LoweringError("the scores read the first product at more than one place")
-    (at,) = seen
-    first = contraction(match.score_dot)
-    mb, ml = len(first.batch), len(first.rows)
-    depth = symbol("depth", 0, last(first.extents.k))
-    if len(first.inner) != 1:
-        raise LoweringError("the first product contracts more than one axis")
-    parts = (at[mb : mb + ml], at[mb + ml :])
-    key_side = 0 if any(i == key for i in parts[0]) else 1
-    operands = [
-        frame.inliner.at(match.score_dot.operands[s], operand_index(match.score_dot, s, at[:mb], parts[s], (depth,)))
-        for s in (0, 1)
-    ]
-    key_element, query_element = operands[key_side], operands[1 - key_side]
-    if key in symbols_in(query_element):
-        raise LoweringError("the queries depend on the key's index")
-    candidates = [
-        a
-        for a in range(nb + nl + len(right))
-        if point[a] in frees[side] and point[a] not in symbols_in(key_element) | symbols_in(value)
-    ]
-    if not candidates:
-        raise LoweringError("every query has keys of its own")
-    query_axis = max(candidates, key=lambda a: most(shape[a]))
-    value_axis = point.index(frees[1 - side][0])
-    sink = None
-    if match.sink is not None:
-        of_row = tuple(0 if a == match.axis else i for a, i in enumerate(weights_at))
-        sink = frame.inliner.at(match.sink, broadcast_index(of_row, match.sink.type.shape))
-    return Elements(
-        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side, sink
-    )
+    The maximum is held in powers of two where it is not ``huge``.
+    """
+    dtype = peak.dtype
+    if e.sink is None:
+        return Const(-inf, dtype), Const(0.0, dtype)
+    sink = e.sink if e.sink.dtype == dtype else Apply("cast", (e.sink,), dtype)
+    none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
+    weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
+    return sink if huge else times(sink, LOG2E), weight
 
 
 def keys_seen(frame: Frame) -> int | None:
     """The most keys that a mask leaves a block of queries; None where extents are not known."""
-    match = attention_in(frame)
-    e = find_elements(frame, match)
+    match, e = elements_of(frame)
     queries, keys = match.value_dot.result.type.shape[e.query_axis], contraction(match.value_dot).extents.k
     if not isinstance(queries, int) or not isinstance(keys, int):
         return None
@@ -177,26 +88,11 @@ _SEEN = 64
 """Queries and keys in a block, to find how many keys a mask leaves."""
 
 
-def _where(frame: Frame, wanted: Value, start: Value, index: Subscripts) -> tuple[Index, ...]:
-    """The index at which ``start`` at ``index`` reads ``wanted``, through views and casts alone."""
-    seen: list[Subscripts] = []
-
-    def leaf(at: Subscripts) -> ScalarExpr:
-        seen.append(at)
-        return Const(0.0, wanted.type.dtype)
-
-    frame.inliner.add_leaf(wanted, leaf)
-    frame.inliner.at(start, index)
-    del frame.inliner.leaves[wanted]
-    if len(set(seen)) != 1:
-        raise LoweringError(f"{start} does not read {wanted} at one place")
-    return seen[0]  # type: ignore[return-value]
-
-
 class _Attention:
-    def __init__(self, frame: Frame, schedule: AttentionSchedule, match: AttentionMatch) -> None:
-        self.frame, self.schedule, self.match = frame, schedule, match
-        self.e = find_elements(frame, match)
+    def __init__(self, frame: Frame, schedule: AttentionSchedule) -> None:
+        self.frame, self.schedule = frame, schedule
+        self.match, self.e = elements_of(frame)
+        match = self.match
         self.dtype: DType = accumulator_dtype(match.score_dot)
         self.huge = may_be_huge(self.e.score)
         shape = match.value_dot.result.type.shape
@@ -399,7 +295,7 @@ def attention_stores(
 
 def first_state(e: Elements, peak: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
     """:meth:`Elements.start`; of parts of the keys only the first has the sink."""
-    sink, total = e.start(peak, huge=huge)
+    sink, total = start_of(e, peak, huge=huge)
     if e.sink is not None and part is not None:
         first = Apply("eq", (IndexValue(part), Const(0, i64)), bool_)
         sink = Apply("select", (first, sink, Const(-inf, peak.dtype)), peak.dtype)
@@ -420,7 +316,7 @@ def part_stores(
 
 def finish_parts(
     frame: Frame,
-    match: AttentionMatch,
+    match: AttentionParts,
     e: Elements,
     parts: Parts,
     grid: Grid,

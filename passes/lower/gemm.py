@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import DotAttributes
 from fusec.ir.graph import Op, Value
-from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, product, sub, symbol, symbols_of
-from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
-from fusec.ir.types import Dim, DType, contiguous_strides, f32
+from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
+from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.types import DType, contiguous_strides
+from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
 from fusec.passes.fuse.partition import Group, positions_of
-from fusec.passes.inline import Leaf, Subscripts
+from fusec.passes.inline import Leaf
 from fusec.passes.lower.frame import (
     Frame,
     LoweredGroup,
@@ -29,96 +28,6 @@ from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, rei
 
 ROW_PADDING = 16
 """Elements added to a packed row, so that rows don't fall on the same cache sets."""
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """A dot's axes by role: extents of batch, M, N and K.
-
-    Flattened, they are integers, the largest that they can be; ``extents`` holds them as they are.
-    """
-
-    op: Op
-    batch: tuple[Dim, ...]
-    rows: tuple[Dim, ...]
-    columns: tuple[Dim, ...]
-    inner: tuple[Dim, ...]
-
-    @property
-    def m(self) -> int:
-        return most(product(self.rows))
-
-    @property
-    def n(self) -> int:
-        return most(product(self.columns))
-
-    @property
-    def k(self) -> int:
-        return most(product(self.inner))
-
-    @property
-    def batches(self) -> int:
-        return most(product(self.batch))
-
-    @property
-    def extents(self) -> Extents:
-        return Extents(*map(product, (self.batch, self.rows, self.columns, self.inner)))
-
-
-@dataclass(frozen=True)
-class Extents:
-    """The extents of a product's loops."""
-
-    batches: Index
-    m: Index
-    n: Index
-    k: Index
-
-
-def contraction(op: Op) -> Contraction:
-    """The extents of a dot op."""
-    attributes = op.attributes
-    assert isinstance(attributes, DotAttributes)
-    left, right = (v.type.shape for v in op.operands)
-    return Contraction(
-        op,
-        tuple(left[a] for a in attributes.lhs_batch),
-        tuple(n for a, n in enumerate(left) if a not in attributes.lhs_batch + attributes.lhs_contract),
-        tuple(n for a, n in enumerate(right) if a not in attributes.rhs_batch + attributes.rhs_contract),
-        tuple(left[a] for a in attributes.lhs_contract),
-    )
-
-
-def operand_index(op: Op, side: int, batch: Subscripts, free: Subscripts, inner: Subscripts) -> Subscripts:
-    """The index of a dot's operand from the indices of its axes by role."""
-    attributes = op.attributes
-    assert isinstance(attributes, DotAttributes)
-    batch_axes = (attributes.lhs_batch, attributes.rhs_batch)[side]
-    inner_axes = (attributes.lhs_contract, attributes.rhs_contract)[side]
-    free_left = iter(free)
-    result: list[object] = []
-    for axis in range(op.operands[side].type.rank):
-        if axis in batch_axes:
-            result.append(batch[batch_axes.index(axis)])
-        elif axis in inner_axes:
-            result.append(inner[inner_axes.index(axis)])
-        else:
-            result.append(next(free_left))
-    return tuple(result)  # type: ignore[arg-type]
-
-
-def accumulator_dtype(op: Op) -> DType:
-    """Half types are multiplied and added in f32, integers in the result's type."""
-    dtype = op.operands[0].type.dtype
-    if not dtype.is_float:
-        return op.result.type.dtype
-    return f32 if dtype.bits < 32 else dtype
-
-
-def allows_tf32(op: Op) -> bool:
-    """Whether a dot's operands may be rounded to TF32."""
-    assert isinstance(op.attributes, DotAttributes)
-    return op.attributes.tf32
 
 
 def lower_gemm(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:

@@ -16,14 +16,14 @@ from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, 
 from fusec.ir.indexing import ceildiv, last
 from fusec.ir.indexing import substitute as replace_in
 from fusec.ir.types import DType, bf16, bool_, contiguous_strides, f32, fixed, i64
-from fusec.passes.fuse.attention import AttentionMatch
+from fusec.passes.attention import AttentionParts
+from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.lower.attention import (
     MANY_QUERIES,
     RECOMPUTE_FLOPS,
-    attention_in,
     attention_stores,
     cost_of,
-    find_elements,
+    elements_of,
     find_keys,
     finish_parts,
     first_state,
@@ -31,7 +31,7 @@ from fusec.passes.lower.attention import (
 )
 from fusec.passes.lower.found_keys import FoundKeys
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
-from fusec.passes.lower.gemm import accumulator_dtype, contraction, limit_of
+from fusec.passes.lower.gemm import limit_of
 from fusec.passes.lower.join import Parts
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
@@ -48,7 +48,7 @@ TILE_DEPTH = 32
 """Of k in one row of an AMX tile of bf16."""
 
 
-def multiplies_narrow(match: AttentionMatch, target: CpuTarget) -> bool:
+def multiplies_narrow(match: AttentionParts, target: CpuTarget) -> bool:
     """Whether both products are of bf16, known in size, and the target multiplies that as it is."""
     products = (match.score_dot, match.value_dot)
     sizes = [n for e in (contraction(op).extents for op in products) for n in (e.m, e.n, e.k)]
@@ -63,14 +63,14 @@ def multiplies_narrow(match: AttentionMatch, target: CpuTarget) -> bool:
 
 def lower_narrow_attention(frame: Frame, schedule: NarrowAttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by tasks of queries."""
-    return _NarrowAttention(frame, schedule, attention_in(frame)).lower()
+    return _NarrowAttention(frame, schedule).lower()
 
 
 class _NarrowAttention:
-    def __init__(self, frame: Frame, schedule: NarrowAttentionSchedule, match: AttentionMatch) -> None:
-        self.frame, self.match = frame, match
-        self.s = s = schedule
-        self.e = e = find_elements(frame, match)
+    def __init__(self, frame: Frame, schedule: NarrowAttentionSchedule) -> None:
+        self.frame, self.s = frame, schedule
+        self.match, self.e = match, e = elements_of(frame)
+        s = schedule
         self.shape = match.value_dot.result.type.shape
         self.queries, self.values = fixed((self.shape[e.query_axis], self.shape[e.value_axis]))
         self.keys, self.size = contraction(match.value_dot).k, contraction(match.score_dot).k

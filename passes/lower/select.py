@@ -11,9 +11,11 @@ from fusec.ir.graph import Location, Op
 from fusec.ir.index import product
 from fusec.ir.indexing import most
 from fusec.ir.types import DType
-from fusec.passes.lower.attention import attention_in, keys_seen, lower_attention
+from fusec.passes.attention import attention_parts
+from fusec.passes.contraction import accumulator_dtype, contraction
+from fusec.passes.lower.attention import keys_seen, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
-from fusec.passes.lower.gemm import accumulator_dtype, contraction, lower_gemm
+from fusec.passes.lower.gemm import lower_gemm
 from fusec.passes.lower.map import lower_map
 from fusec.passes.lower.narrow_attention import lower_narrow_attention, multiplies_narrow
 from fusec.passes.lower.row import lower_row
@@ -67,7 +69,7 @@ class Selector:
             problem = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
             return list(gemm_candidates(problem, self.target, self.threads))
         if kind == "attention":
-            match = attention_in(frame)
+            match = attention_parts(frame.op)
             dot, first = contraction(match.value_dot), contraction(match.score_dot)
             sides = (dot.m, dot.n)
             dtype = accumulator_dtype(match.score_dot)

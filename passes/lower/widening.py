@@ -14,8 +14,9 @@ from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.types import bool_, contiguous_strides, i64
+from fusec.passes.contraction import contraction, operand_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, is_linear
-from fusec.passes.lower.gemm import apart, contraction, epilogue_stores, limit_of, operand_index
+from fusec.passes.lower.gemm import apart, epilogue_stores, limit_of
 from fusec.passes.schedule.widening import SUMS, WideningSchedule, depth_step
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex

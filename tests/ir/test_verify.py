@@ -10,6 +10,7 @@ from op_samples import CASES, SAMPLES, t
 from fusec.errors import VerifyError
 from fusec.ir.attributes import (
     NO_ATTRIBUTES,
+    AttentionGroup,
     ConstantAttributes,
     FusedAttributes,
     GeluAttributes,
@@ -149,6 +150,23 @@ def test_a_body_that_reads_the_graph_around_it() -> None:
     body = inner.finish([op.result])
     y = b.emit("fused", x, attributes=FusedAttributes("map", body), as_name="y")
     _fails(b.finish([y]), "@f in @outer: %x is not defined in this graph")
+
+
+def test_an_attention_says_which_values_are_its_parts() -> None:
+    b = Builder("outer")
+    x = b.input(t(f32, 2, 3), "x")
+    y = b.emit("fused", x, attributes=FusedAttributes("attention", _graph()), as_name="y")
+    _fails(b.finish([y]), "a fused op of kind attention lacks the parts of an attention")
+
+
+def test_parts_of_an_attention_are_in_its_body() -> None:
+    body = _graph()
+    (h, y), elsewhere = (op.result for op in body.ops), Value(t(f32, 2, 3), "elsewhere")
+    parts = AttentionGroup(h, elsewhere, 1, h, y, 0)
+    b = Builder("outer")
+    x = b.input(t(f32, 2, 3), "x")
+    out = b.emit("fused", x, attributes=FusedAttributes("attention", body, parts), as_name="out")
+    _fails(b.finish([out]), "scores is %elsewhere, which is not in the body")
 
 
 def test_operands_of_a_fused_op_are_what_the_body_takes() -> None:

@@ -15,12 +15,12 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import bool_, f32, i64
-from fusec.passes.fuse.attention import AttentionMatch
-from fusec.passes.lower.attention import Elements, attention_in, attention_stores, data_tests, find_elements
+from fusec.passes.attention import Elements
+from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
+from fusec.passes.lower.attention import attention_stores, data_tests, elements_of, start_of
 from fusec.passes.lower.bounds import KeyTest
 from fusec.passes.lower.found_keys import FoundKeys, KeyFinder
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.lower.gpu.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import (
@@ -49,13 +49,13 @@ def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bo
     With ``schedule.split`` parts of the keys, the kernel leaves a maximum, a sum and a weighted sum of values for each
     part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
     """
-    return _Attention(frame, schedule, attention_in(frame), bounded).lower()
+    return _Attention(frame, schedule, bounded).lower()
 
 
 def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> AttentionSize:
     """What its schedule depends on; ``usual`` gives the number to take for an extent that is symbolic."""
-    match = attention_in(frame)
-    e, shape = find_elements(frame, match), match.value_dot.result.type.shape
+    match, e = elements_of(frame)
+    shape = match.value_dot.result.type.shape
     keys, depth = usual(contraction(match.value_dot).extents.k), contraction(match.score_dot).k
     rows = rows_of(e, shape, depth)
     heads = prod(i.extent if i.limit is None else usual(i.limit) for i in other_axes(e, rows, shape))
@@ -74,9 +74,10 @@ def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
 
 
 class _Attention:
-    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, match: AttentionMatch, bounded: bool) -> None:
-        self.frame, self.schedule, self.match, self.bounded = frame, schedule, match, bounded
-        self.e = find_elements(frame, match)
+    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, bounded: bool) -> None:
+        self.frame, self.schedule, self.bounded = frame, schedule, bounded
+        self.match, self.e = elements_of(frame)
+        match = self.match
         self.dtype = accumulator_dtype(match.score_dot)
         self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
         if self.dtype is not f32:
@@ -192,7 +193,7 @@ class _Attention:
 
     def _start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
         """Of the parts of the keys only the first has the sink."""
-        sink, total = (reindex(x, self.shift) for x in self.e.start(peak))
+        sink, total = (reindex(x, self.shift) for x in start_of(self.e, peak))
         if self.e.sink is not None and self.schedule.split > 1:
             first = Apply("eq", (IndexValue(self.part), Const(0, i64)), bool_)
             sink = Apply("select", (first, sink, Const(-inf, f32)), f32)

@@ -11,9 +11,10 @@ from fusec.ir.index import Index, Symbol, add, sub, symbol
 from fusec.ir.indexing import substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
-from fusec.passes.lower.attention import Elements, attention_in, find_elements
+from fusec.passes.attention import Elements
+from fusec.passes.contraction import contraction
+from fusec.passes.lower.attention import elements_of
 from fusec.passes.lower.frame import Frame, address_step
-from fusec.passes.lower.gemm import contraction
 from fusec.passes.lower.gpu.library import joined
 from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
@@ -46,10 +47,9 @@ def attention_alternatives(frame: Frame) -> list[Alternative]:
 
 
 def _match(frame: Frame) -> tuple[Attention, tuple[Value, ...], Value] | None:
-    match = attention_in(frame)
+    match, e = elements_of(frame)
     if match.sink is not None:
         return None
-    e = find_elements(frame, match)
     shape = match.value_dot.result.type.static_shape
     result = _only_result(frame, match.value_dot)
     rank = len(shape)

@@ -9,8 +9,9 @@ from fusec.ir.index import Index, Symbol, product, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
+from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import accumulator_dtype, allows_tf32, contraction, epilogue_stores, operand_index
+from fusec.passes.lower.gemm import epilogue_stores
 from fusec.passes.lower.row import accumulator_of
 from fusec.passes.schedule.gpu_gemm import Making
 from fusec.tile.nodes import Grid, Iter, Store

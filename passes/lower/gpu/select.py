@@ -13,8 +13,8 @@ from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, product, symbols_of
 from fusec.ir.indexing import evaluate, most
 from fusec.ir.types import fixed
+from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
-from fusec.passes.lower.gemm import Contraction, allows_tf32, contraction
 from fusec.passes.lower.gpu.apart import operands_first
 from fusec.passes.lower.gpu.attention import attention_size, lower_attention
 from fusec.passes.lower.gpu.gemm import lower_gemm

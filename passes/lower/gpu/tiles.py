@@ -8,8 +8,8 @@ from fusec.errors import LoweringError
 from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
 from fusec.ir.types import DType
+from fusec.passes.contraction import allows_tf32
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gemm import allows_tf32
 from fusec.passes.lower.gpu.product import Products
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
 from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, loads, reindex

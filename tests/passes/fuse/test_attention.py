@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attentions import beside_a_sink
 from programs import Run, check, group_kinds, random_inputs, reasons
 
 from fusec.ir.parse import parse
+from fusec.passes.attention import attention_parts
 
 INPUTS = "%q: f32[2, 3, 9, 6], %k: f32[2, 3, 11, 6], %v: f32[2, 3, 11, 5]"
 SCORES = "%s = dot(%q, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 9, 11]"
@@ -66,6 +68,18 @@ def change(*lines: str) -> str:
 )
 def test_changes_of_the_scores(text: str) -> None:
     fused(text)
+
+
+@pytest.mark.parametrize("text", [attention(), beside_a_sink()], ids=["plain", "sink"])
+def test_a_fused_attention_says_which_values_are_its_parts(text: str) -> None:
+    stage = fused(text).lowered.stages["fuse"]
+    assert "} {product=%" in stage
+    again = parse(stage)
+    assert str(again) == stage
+    (op,) = (op for op in again.ops if op.name == "fused")
+    parts = attention_parts(op)
+    assert parts.score_dot.name == parts.value_dot.name == "dot"
+    assert (parts.sink is not None) == ("sink=" in stage)
 
 
 def test_alibi_slopes_times_distance() -> None:

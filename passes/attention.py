@@ -1,0 +1,154 @@
+"""Attention as one loop over keys: its parts, as fusion found them, and one element of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import AttentionGroup, FusedAttributes
+from fusec.ir.graph import Op, Value
+from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.indexing import last, most
+from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
+from fusec.passes.inline import Inliner, Subscripts, broadcast_index, fresh_index
+from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, symbols_in
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """The parts of an attention: :class:`AttentionGroup` with the ops that make its products."""
+
+    score_dot: Op
+    scores: Value
+    axis: int
+    normalized: Value
+    value_dot: Op
+    weights_side: int
+    sink: Value | None = None
+    guarded: bool = False
+
+    @property
+    def group(self) -> AttentionGroup:
+        """The values, as a fused op carries them."""
+        return AttentionGroup(
+            self.score_dot.result,
+            self.scores,
+            self.axis,
+            self.normalized,
+            self.value_dot.result,
+            self.weights_side,
+            self.sink,
+            self.guarded,
+        )
+
+
+def attention_parts(op: Op) -> AttentionParts:
+    """The parts of a fused op's attention. LoweringError if it has none."""
+    assert isinstance(op.attributes, FusedAttributes)
+    g, producers = op.attributes.attention, op.attributes.body.producers()
+    if g is None:
+        raise LoweringError(f"{op.attributes.body.name} does not hold an attention")
+    products = producers[g.product], producers[g.result]
+    return AttentionParts(products[0], g.scores, g.axis, g.normalized, products[1], g.weights_side, g.sink, g.guarded)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """One element of each operand, of the score and of the outputs, over tight symbols.
+
+    ``query_side``: which operand of the first product the queries are. sink: the logit beside those of a query's keys.
+    """
+
+    query: ScalarExpr
+    key: ScalarExpr
+    value: ScalarExpr
+    score: ScalarExpr
+    raw_score: Buffer
+    point: tuple[Symbol, ...]
+    query_axis: int
+    value_axis: int
+    key_symbol: Symbol
+    depth: Symbol
+    query_side: int
+    sink: ScalarExpr | None = None
+
+
+def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
+    """Follows the index maps from the output through the softmax to the operands of both products.
+
+    LoweringError where they don't make one loop over keys.
+    """
+    dot, side = parts.value_dot, parts.weights_side
+    axes = contraction(dot)
+    shape = dot.result.type.shape
+    point = fresh_index("o", shape)
+    key = symbol("key", 0, last(axes.extents.k))
+    nb, nl = len(axes.batch), len(axes.rows)
+    batch, left, right = point[:nb], point[nb : nb + nl], point[nb + nl :]
+    frees = (left, right)
+    if len(frees[1 - side]) != 1:
+        raise LoweringError("values with more than one free axis")
+    weights_at = _where(
+        inliner, parts.normalized, dot.operands[side], operand_index(dot, side, batch, frees[side], (key,))
+    )
+    if weights_at[parts.axis] != key:
+        raise LoweringError("the product does not contract the softmax's axis")
+    value = inliner.at(dot.operands[1 - side], operand_index(dot, 1 - side, batch, frees[1 - side], (key,)))
+    raw = Buffer("score", accumulator_dtype(parts.score_dot), (), (), "tile")
+    seen: set[Subscripts] = set()
+
+    def score_leaf(index: Subscripts) -> ScalarExpr:
+        seen.add(index)
+        return Load(raw, ())
+
+    inliner.add_leaf(parts.score_dot.result, score_leaf)
+    score = inliner.at(parts.scores, weights_at)
+    if len(seen) != 1:
+        raise LoweringError("the scores read the first product at more than one place")
+    (at,) = seen
+    first = contraction(parts.score_dot)
+    mb, ml = len(first.batch), len(first.rows)
+    depth = symbol("depth", 0, last(first.extents.k))
+    if len(first.inner) != 1:
+        raise LoweringError("the first product contracts more than one axis")
+    sides = (at[mb : mb + ml], at[mb + ml :])
+    key_side = 0 if any(i == key for i in sides[0]) else 1
+    operands = [
+        inliner.at(parts.score_dot.operands[s], operand_index(parts.score_dot, s, at[:mb], sides[s], (depth,)))
+        for s in (0, 1)
+    ]
+    key_element, query_element = operands[key_side], operands[1 - key_side]
+    if key in symbols_in(query_element):
+        raise LoweringError("the queries depend on the key's index")
+    candidates = [
+        a
+        for a in range(nb + nl + len(right))
+        if point[a] in frees[side] and point[a] not in symbols_in(key_element) | symbols_in(value)
+    ]
+    if not candidates:
+        raise LoweringError("every query has keys of its own")
+    query_axis = max(candidates, key=lambda a: most(shape[a]))
+    value_axis = point.index(frees[1 - side][0])
+    sink = None
+    if parts.sink is not None:
+        of_row = tuple(0 if a == parts.axis else i for a, i in enumerate(weights_at))
+        sink = inliner.at(parts.sink, broadcast_index(of_row, parts.sink.type.shape))
+    return Elements(
+        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side, sink
+    )
+
+
+def _where(inliner: Inliner, wanted: Value, start: Value, index: Subscripts) -> tuple[Index, ...]:
+    """The index at which ``start`` at ``index`` reads ``wanted``, through views and casts alone."""
+    seen: list[Subscripts] = []
+
+    def leaf(at: Subscripts) -> ScalarExpr:
+        seen.append(at)
+        return Const(0.0, wanted.type.dtype)
+
+    inliner.add_leaf(wanted, leaf)
+    inliner.at(start, index)
+    del inliner.leaves[wanted]
+    if len(set(seen)) != 1:
+        raise LoweringError(f"{start} does not read {wanted} at one place")
+    return seen[0]  # type: ignore[return-value]

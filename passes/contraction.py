@@ -1,0 +1,102 @@
+"""A dot's axes by role, and where its operands are read for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.attributes import DotAttributes
+from fusec.ir.graph import Op
+from fusec.ir.index import Index, product
+from fusec.ir.indexing import most
+from fusec.ir.types import Dim, DType, f32
+from fusec.passes.inline import Subscripts
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A dot's axes by role: extents of batch, M, N and K.
+
+    Flattened, they are integers, the largest that they can be; ``extents`` holds them as they are.
+    """
+
+    op: Op
+    batch: tuple[Dim, ...]
+    rows: tuple[Dim, ...]
+    columns: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+
+    @property
+    def m(self) -> int:
+        return most(product(self.rows))
+
+    @property
+    def n(self) -> int:
+        return most(product(self.columns))
+
+    @property
+    def k(self) -> int:
+        return most(product(self.inner))
+
+    @property
+    def batches(self) -> int:
+        return most(product(self.batch))
+
+    @property
+    def extents(self) -> Extents:
+        return Extents(*map(product, (self.batch, self.rows, self.columns, self.inner)))
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The extents of a product's loops."""
+
+    batches: Index
+    m: Index
+    n: Index
+    k: Index
+
+
+def contraction(op: Op) -> Contraction:
+    """The extents of a dot op."""
+    attributes = op.attributes
+    assert isinstance(attributes, DotAttributes)
+    left, right = (v.type.shape for v in op.operands)
+    return Contraction(
+        op,
+        tuple(left[a] for a in attributes.lhs_batch),
+        tuple(n for a, n in enumerate(left) if a not in attributes.lhs_batch + attributes.lhs_contract),
+        tuple(n for a, n in enumerate(right) if a not in attributes.rhs_batch + attributes.rhs_contract),
+        tuple(left[a] for a in attributes.lhs_contract),
+    )
+
+
+def operand_index(op: Op, side: int, batch: Subscripts, free: Subscripts, inner: Subscripts) -> Subscripts:
+    """The index of a dot's operand from the indices of its axes by role."""
+    attributes = op.attributes
+    assert isinstance(attributes, DotAttributes)
+    batch_axes = (attributes.lhs_batch, attributes.rhs_batch)[side]
+    inner_axes = (attributes.lhs_contract, attributes.rhs_contract)[side]
+    free_left = iter(free)
+    result: list[object] = []
+    for axis in range(op.operands[side].type.rank):
+        if axis in batch_axes:
+            result.append(batch[batch_axes.index(axis)])
+        elif axis in inner_axes:
+            result.append(inner[inner_axes.index(axis)])
+        else:
+            result.append(next(free_left))
+    return tuple(result)  # type: ignore[arg-type]
+
+
+def accumulator_dtype(op: Op) -> DType:
+    """Half types are multiplied and added in f32, integers in the result's type."""
+    dtype = op.operands[0].type.dtype
+    if not dtype.is_float:
+        return op.result.type.dtype
+    return f32 if dtype.bits < 32 else dtype
+
+
+def allows_tf32(op: Op) -> bool:
+    """Whether a dot's operands may be rounded to TF32."""
+    assert isinstance(op.attributes, DotAttributes)
+    return op.attributes.tf32
