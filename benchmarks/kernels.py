@@ -13,7 +13,7 @@ from benchmarks.peers import THREADS
 from benchmarks.report import KernelTime
 from fusec.build import Options, run_passes
 from fusec.compiled import Variant
-from fusec.frontend.capture import flatten
+from fusec.frontend.structures import flatten
 from fusec.ir.parse import parse
 from fusec.passes.cost.program import predict, seconds_after
 from fusec.runtime.machines import Calls, known_rates

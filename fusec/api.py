@@ -15,7 +15,8 @@ from fusec.ahead import for_range, ranges_of
 from fusec.build import Options, Precision, Tune, build, checked, kernel_source, run_passes, target_of
 from fusec.compiled import Compiled, argument_of
 from fusec.errors import CaptureError, FusecError
-from fusec.frontend.capture import Capture, Fallback, Library, flatten
+from fusec.frontend.capture import Capture, Fallback, Library
+from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.loading import Weights

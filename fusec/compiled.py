@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import ArtifactError, SignatureError
-from fusec.frontend.capture import ArgumentSource, CallSpec, Library, Rebuild, flatten
+from fusec.frontend.capture import ArgumentSource, Library, Rebuild
+from fusec.frontend.structures import CallSpec, flatten
 from fusec.ir.types import Dim, TensorType, contiguous_strides
 from fusec.runtime.arrays import Layout, load_arrays
 from fusec.runtime.entry import MISS, variant_entry

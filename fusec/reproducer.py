@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fusec.errors import ArtifactError, FusecError, ParseError
-from fusec.frontend.capture import ArgumentSource, Capture, IntegerSource, Library, flatten
+from fusec.frontend.capture import ArgumentSource, Capture, IntegerSource, Library
+from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.types import dtype_of

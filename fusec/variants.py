@@ -13,8 +13,9 @@ from fusec.ahead import Conditions, Piece, Ranges, in_sizes, pieces
 from fusec.build import Options, build
 from fusec.compiled import Variant, WeightNames, argument_of
 from fusec.errors import TargetError
-from fusec.frontend.capture import CallSpec, Capture, Library, ReferenceSource
+from fusec.frontend.capture import Capture, Library, ReferenceSource
 from fusec.frontend.generalise import Bindings
+from fusec.frontend.structures import CallSpec
 from fusec.ir.index import symbol
 from fusec.ir.types import Dim, dtype_of
 from fusec.passes.place import place

@@ -13,7 +13,7 @@ import numpy as np
 
 from fusec.build import Tune
 from fusec.errors import FusecError
-from fusec.frontend.capture import flatten
+from fusec.frontend.structures import flatten
 from fusec.loading import load
 from fusec.runtime.arrays import load_arrays
 from fusec.specs import named_specs

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from fusec.cli.ahead import find_function
 from fusec.errors import FusecError
-from fusec.frontend.capture import Library, flatten
+from fusec.frontend.capture import Library
+from fusec.frontend.structures import flatten
 from fusec.measuring import random_array
 from fusec.progress import bar
 from fusec.report import render

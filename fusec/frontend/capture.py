@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from fusec.frontend.structures import structure_of
 from fusec.ir.graph import Graph
 
 Library = Literal["torch", "numpy", "cupy"]
@@ -117,101 +117,6 @@ class Capture:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Static:
-    """A leaf that is not a tensor: equal only to the same value of the same type.
-
-    Plain values compare by value (floats by their digits, so ``-0.0`` is not ``0.0`` and NaN is NaN),
-    all other objects by identity.
-    """
-
-    value: Any
-    key: tuple[object, ...] = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", _static_key(self.value))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-_BY_VALUE = (bool, int, str, bytes, type(None), type(...), range)
-
-
-def _static_key(value: Any) -> tuple[object, ...]:
-    kind = type(value)
-    if kind in _BY_VALUE:
-        return (kind, value)
-    if kind in (float, complex):
-        return (kind, repr(value))
-    if kind is slice:
-        return (kind, *(_static_key(part) for part in (value.start, value.stop, value.step)))
-    if kind.__module__ in ("numpy", "torch") and kind.__hash__ is not None:
-        return (kind, repr(value), value)
-    return (kind, id(value))
-
-
-class _Tensor:
-    """Stands for a tensor leaf in a structure."""
-
-    def __repr__(self) -> str:
-        return "*"
-
-
-TENSOR = _Tensor()
-
-
-@dataclass(frozen=True)
-class Node:
-    """A container in a structure: its type, the keys of a dict or the fields of a dataclass, its parts."""
-
-    kind: type
-    keys: tuple[object, ...]
-    parts: tuple[Structure, ...]
-
-
-@dataclass(frozen=True)
-class Integer:
-    """A plain integer from ``least`` to ``most``; those of one name are equal."""
-
-    name: str
-    least: int
-    most: int
-
-
-Structure = Node | Static | Integer | _Tensor
-
-
-@dataclass(frozen=True)
-class CallSpec:
-    """The structure of a call without its tensors; hashable, so it can be part of a call's key."""
-
-    args: tuple[Structure, ...]
-    kwargs: tuple[tuple[str, Structure], ...]
-
-    def restore(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The ``(args, kwargs)`` of this structure with these tensor leaves."""
-        left = iter(leaves)
-        args = tuple(rebuild(part, left) for part in self.args)
-        return args, {name: rebuild(part, left) for name, part in self.kwargs}
-
-
-def flatten(
-    args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
-) -> tuple[list[Any], CallSpec]:
-    """Splits a call into its tensor leaves, in order, and its structure with the static values.
-
-    Opens tuples (named ones too), lists, dicts and dataclass instances; all else is a leaf.
-    """
-    leaves: list[Any] = []
-    structure = tuple(structure_of(a, is_tensor, leaves) for a in args)
-    named = tuple((name, structure_of(a, is_tensor, leaves)) for name, a in kwargs.items())
-    return leaves, CallSpec(structure, named)
-
-
 def with_static(capture: Capture, leaves: frozenset[int]) -> Capture:
     """The capture with the array leaves of these numbers taken for weights: what is packed from them is kept."""
     ports = tuple(
@@ -253,59 +158,6 @@ def _add_leaves(
     structure_of(value, is_tensor, leaves)
     if name in names:
         found.update(range(before, len(leaves)))
-
-
-def structure_of(value: Any, is_tensor: Callable[[Any], bool], leaves: list[Any]) -> Structure:
-    """The structure of ``value``; its tensors are appended to ``leaves``."""
-    if is_tensor(value):
-        leaves.append(value)
-        return TENSOR
-    kind = type(value)
-    if isinstance(value, tuple) and (kind is tuple or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
-        return Node(kind, (), tuple(structure_of(part, is_tensor, leaves) for part in value))
-    if kind is list:
-        return Node(kind, (), tuple(structure_of(part, is_tensor, leaves) for part in value))
-    if isinstance(value, dict):
-        parts = tuple(structure_of(part, is_tensor, leaves) for part in value.values())
-        return Node(kind, tuple(value), parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in dataclasses.fields(value))
-        parts = tuple(structure_of(getattr(value, name), is_tensor, leaves) for name in names)
-        return Node(kind, names, parts)
-    return Static(value)
-
-
-def rebuild(structure: Structure, leaves: Any) -> Any:
-    """The value of this structure, its tensors taken from the iterator ``leaves``."""
-    if isinstance(structure, Static):
-        return structure.value
-    if isinstance(structure, _Tensor):
-        return next(leaves)
-    assert isinstance(structure, Node), f"{structure} has no value"
-    parts = [rebuild(part, leaves) for part in structure.parts]
-    kind = structure.kind
-    if kind is list:
-        return parts
-    if issubclass(kind, tuple):
-        if hasattr(kind, "n_sequence_fields"):  # a struct sequence, such as the result of torch.max
-            return kind(parts)
-        return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
-    if issubclass(kind, dict):
-        return _make_dict(kind, dict(zip(structure.keys, parts, strict=True)))
-    made = object.__new__(kind)
-    for name, part in zip(structure.keys, parts, strict=True):
-        object.__setattr__(made, str(name), part)
-    return made
-
-
-def _make_dict(kind: type, items: dict[object, Any]) -> Any:
-    if kind is dict:
-        return items
-    if dataclasses.is_dataclass(kind):  # such as a Hugging Face ModelOutput: a dict whose entries are fields
-        return kind(**{str(name): value for name, value in items.items()})
-    made = kind()
-    made.update(items)
-    return made
 
 
 def format_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> str:

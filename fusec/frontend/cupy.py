@@ -15,10 +15,11 @@ import cupy
 import numpy as np
 
 from fusec.errors import CaptureError, FusecError
-from fusec.frontend.capture import Capture, Fallback, flatten, rebuild, structure_of
+from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.numpy import Flavour, capture_as
 from fusec.frontend.numpy_scope import Fetch, ModuleView, Scope
 from fusec.frontend.numpy_trace import Trace
+from fusec.frontend.structures import flatten, rebuild, structure_of
 from fusec.passes.place import place
 
 

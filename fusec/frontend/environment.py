@@ -148,6 +148,10 @@ class Recorder:
         """Guards the dtype, shape and strides of an array that is fetched anew at each call."""
         self._layouts.append((path, read, value))
 
+    def outlasting(self) -> set[int]:
+        """The ids of what is known to have been there before the run, or to stay after it."""
+        return self._before.outlasting() | set(map(id, self._args))
+
     def finish(self, *, is_tensor: Callable[[object], bool]) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead."""
         if self._refusal is not None:
@@ -219,6 +223,9 @@ class Recorder:
                 continue
         self._seen.clear()
         value = None
+        if any((value := reference()) is not None and not writer.has_met(value) for reference in references):
+            value = None
+            gc.collect()  # what the run made may hold itself in a circle
         for reference in references:
             value = reference()
             if value is not None and not is_a(value, FunctionType, type):

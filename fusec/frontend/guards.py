@@ -70,6 +70,11 @@ class GuardWriter:
     def count(self) -> int:
         return len(self._guards)
 
+    def has_met(self, value: object) -> bool:
+        """Whether the walk has come to a value, or would not guard it."""
+        kinds = (tuple, list, dict, set, frozenset, np.ndarray, FunctionType, type)
+        return id(value) in self._visited or is_plain(value) or self.is_tensor(value) or is_a(value, *kinds)
+
     # Roots
 
     def visit_global(self, namespace: dict[str, object], name: str) -> None:

@@ -10,17 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontend.capture import (
-    Capture,
-    Fallback,
-    Library,
-    Node,
-    Static,
-    Structure,
-    flatten,
-    rebuild,
-    structure_of,
-)
+from fusec.frontend.capture import Capture, Fallback, Library
 from fusec.frontend.environment import Recorder, record_environment, unwrap
 from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_buffer import Buffer
@@ -31,6 +21,7 @@ from fusec.frontend.results import check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.steps import Step
+from fusec.frontend.structures import TENSOR, Node, Static, Structure, flatten, names_in, rebuild, structure_of
 from fusec.ir.graph import Graph, Location, Port, Value
 from fusec.ir.ops import OPS
 
@@ -158,19 +149,12 @@ def _parameter_names(f: Any, count: int) -> list[str]:
 
 
 def _paths(structure: Structure, path: str) -> Iterator[str]:
-    if isinstance(structure, Static):
-        return
-    if not isinstance(structure, Node):
+    if structure is TENSOR:
         yield path
+    if not isinstance(structure, Node):
         return
-    is_dict = issubclass(structure.kind, dict)
-    for position, part in enumerate(structure.parts):
-        if not structure.keys:
-            yield from _paths(part, f"{path}[{position}]")
-        elif is_dict:
-            yield from _paths(part, f"{path}[{structure.keys[position]!r}]")
-        else:
-            yield from _paths(part, f"{path}.{structure.keys[position]}")
+    for name, part in names_in(structure):
+        yield from _paths(part, f"{path}{name}")
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,15 @@ def slots_of(value: object) -> dict[MemberDescriptorType, Any]:
     return found
 
 
+def has_slots(kind: type) -> bool:
+    return bool(_layout(kind).slots)
+
+
+def slot_of(kind: type, name: object) -> MemberDescriptorType | None:
+    """The slot of this name."""
+    return next((slot for slot in _layout(kind).slots if slot.__name__ == name), None)
+
+
 def is_object(value: object) -> bool:
     """Whether an instance of a class written in Python, with nothing in it but attributes."""
     kind = type(value)

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import UnsupportedOpError
-from fusec.frontend.capture import CallSpec, flatten
 from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
 from fusec.frontend.held import MISSING, State, contents, is_torch_tensor, parts, put_back, same_parts
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
+from fusec.frontend.structures import CallSpec, flatten
 from fusec.ir.graph import Builder, Location
 
 _MOST_PARTS = 256
@@ -235,6 +235,10 @@ class Snapshots:
                 waiting.append((part, path, inner))
             if path and not is_a(value, type):
                 waiting.append((type(value), path, is_private))
+
+    def outlasting(self) -> set[int]:
+        """The ids of values that are reached from outside the run."""
+        return {key for key, held in self._held.items() if held.path}
 
     def _is_holder(self, value: object) -> bool:
         if is_a(value, np.ndarray):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,25 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fusec.errors import CaptureError, UnsupportedOpError
-from fusec.frontend.capture import (
-    CallSpec,
-    Capture,
-    Conditions,
-    Environment,
-    Fallback,
-    Rebuild,
-    ReferenceSource,
-    Source,
-    Static,
-    Structure,
-    structure_of,
-)
-from fusec.frontend.capture import flatten as _flatten
-from fusec.frontend.capture import rebuild as _rebuild
+from fusec.frontend.capture import Capture, Conditions, Environment, Fallback, Rebuild, ReferenceSource, Source
 from fusec.frontend.environment import record_environment
-from fusec.frontend.results import check_result
+from fusec.frontend.results import MadeObjects, check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
+from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Static, Structure, names_in, structure_of
+from fusec.frontend.structures import flatten as _flatten
+from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_followed import reading_tensors
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_modes import dispatch_modes
@@ -97,13 +86,14 @@ def capture(
     given = ArgumentContainers(*fakes, is_tensor)
     with recorder:
         result = _run(f, trace, fakes)
-        kept = Result(trace, result)
+        kept = Result(trace, result, recorder.outlasting())
         given.check()
         _refuse_changes(before, f)
         refuse_late_errors(trace.builder, _location(f))
     del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
     graph, sources = kept.finish()
     guards = recorder.finish(is_tensor=is_tensor)
+    kept.settle()
     environment = _Guards(guards, ambient, tuple(trace.ties))
     return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
 
@@ -209,13 +199,11 @@ def _paths(name: str, value: Any) -> list[str]:
 
 
 def _structure_paths(name: str, structure: Structure) -> list[str]:
-    if isinstance(structure, Static):
-        return []
-    parts = getattr(structure, "parts", None)
-    if parts is None:
+    if structure is TENSOR:
         return [name]
-    keys = getattr(structure, "keys", ()) or range(len(parts))
-    return [path for key, part in zip(keys, parts) for path in _structure_paths(f"{name}[{key}]", part)]
+    if not isinstance(structure, Node):
+        return []
+    return [path for step, part in names_in(structure) for path in _structure_paths(f"{name}{step}", part)]
 
 
 def _statics(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -332,12 +320,19 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 class Result:
-    """The user's result: its structure, and the graph outputs that its tensors come from."""
+    """The user's result: its structure, and the graph outputs that its tensors come from.
 
-    def __init__(self, trace: Trace, result: Any) -> None:
+    ``outlasting``: the ids of objects that were there before the run, and are returned themselves.
+    """
+
+    def __init__(self, trace: Trace, result: Any, outlasting: Set[int] = frozenset()) -> None:
         self._trace = trace
         leaves: list[Any] = []
-        self._structure = structure_of(result, is_tensor, leaves)
+        made = MadeObjects(outlasting)
+        opener = Opener(is_tensor, leaves, made.opens)
+        self._structure = opener.open(result)
+        made.note(opener.containers)
+        self._made = made
         check_result(self._structure, lambda v: isinstance(v, FakeTensor), trace.emitter.location)
         _check_structure(self._structure, trace)
         self._outputs: list[Value] = []
@@ -357,6 +352,10 @@ class Result:
                     if trace.handle(leaf).memory.source is None and leaf.is_inference() != self._inference:
                         self._other_mode.add(known[id(leaf)])
                 self._slots.append(known[id(leaf)])
+
+    def settle(self) -> None:
+        """Once nothing of the run is left: what is still there was not made by it, and is returned itself."""
+        self._structure = self._made.settled(self._structure)
 
     def _slot(self, leaf: torch.Tensor, mutated: Mapping[int, int]) -> int:
         trace = self._trace

@@ -20,17 +20,10 @@ from fusec.errors import (
     LoweringError,
     is_internal,
 )
-from fusec.frontend.capture import (
-    CallSpec,
-    Capture,
-    Fallback,
-    Library,
-    flatten,
-    leaves_of_parameters,
-    with_static,
-)
+from fusec.frontend.capture import Capture, Fallback, Library, leaves_of_parameters, with_static
 from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
+from fusec.frontend.structures import CallSpec, flatten
 from fusec.ir.indexing import evaluate
 from fusec.ir.types import contiguous_strides
 from fusec.runtime.arrays import Arrays, Layout, load_arrays

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fusec.frontend.capture import (
     FAILED,
     ArgumentSource,
-    CallSpec,
     Capture,
     Conditions,
-    Integer,
     IntegerSource,
-    Node,
     Rebuild,
     ReferenceSource,
     Source,
-    Static,
-    Structure,
     TableEntry,
 )
+from fusec.frontend.raw import has_slots, items_of, looks_up_plainly
+from fusec.frontend.structures import Again, CallSpec, Integer, Node, Static, Structure, own_attributes
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope, make_function
 from fusec.runtime.dynamic import Opening, is_open, opening_tests
@@ -43,6 +41,7 @@ class _EntryWriter:
         self.lines: list[str] = []
         self.leaves: list[str] = []
         self.integers: dict[str, str] = {}
+        self.containers: dict[int, str] = {}
         self._count = 0
         self.miss = scope.bind(MISS, "MISS")
 
@@ -83,6 +82,9 @@ class _EntryWriter:
             self._integer(variable, part)
         elif isinstance(part, Node):
             self._container(variable, part)
+        elif isinstance(part, Again):
+            known = self.leaves[part.number] if part.is_leaf else self.containers[part.number]
+            self.unless(f"{variable} is {known}")
         else:
             self.leaves.append(variable)
 
@@ -108,15 +110,35 @@ class _EntryWriter:
     def _container(self, variable: str, part: Node) -> None:
         kind = self.scope.bind(part.kind, part.kind.__name__)
         self.unless(f"type({variable}) is {kind}")
-        if issubclass(part.kind, dict):
-            self.unless(f"tuple({variable}) == {self.scope.bind(part.keys, 'keys')}")
-            self._unpack(f"{variable}.values()", part.parts)
-        elif part.keys:
-            parts = ", ".join(f"{variable}.{name}" for name in part.keys)
-            self._unpack(f"({parts},)", part.parts)
+        if part.number >= 0:
+            self.containers[part.number] = variable
+        if part.kind is dict:
+            self._entries(variable, part)
+        elif issubclass(part.kind, dict):
+            inner = self._variable()
+            self.lines.append(f"{inner} = dict({self.scope.bind(items_of, 'items_of')}({variable}))")
+            self._entries(inner, replace(part, parts=part.parts[: len(part.keys)]))
+            for attributes in part.parts[len(part.keys) :]:
+                assert isinstance(attributes, Node), "attributes are a node"
+                self._attributes(variable, part.kind, attributes)
         elif issubclass(part.kind, tuple | list):
             self.unless(f"len({variable}) == {len(part.parts)}")
             self._unpack(variable, part.parts)
+        else:
+            self._attributes(variable, part.kind, part)
+
+    def _entries(self, variable: str, part: Node) -> None:
+        self.unless(f"tuple({variable}) == {self.scope.bind(part.keys, 'keys')}")
+        self._unpack(f"{variable}.values()", part.parts)
+
+    def _attributes(self, variable: str, kind: type, part: Node) -> None:
+        """The attributes of an object, and its slots."""
+        inner = self._variable()
+        if has_slots(kind) or not looks_up_plainly(kind):
+            self.lines.append(f"{inner} = dict({self.scope.bind(own_attributes, 'attributes')}({variable}))")
+        else:
+            self.lines.append(f"{inner} = {variable}.__dict__")
+        self._entries(inner, part)
 
 
 def compiled_entry(

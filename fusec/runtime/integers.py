@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.errors import DimensionError
-from fusec.frontend.capture import CallSpec, Capture, Integer, IntegerSource, Library, Node, Static, Structure
+from fusec.frontend.capture import Capture, IntegerSource, Library
 from fusec.frontend.followed import FollowedInt
 from fusec.frontend.readings import Number, Readings, over_range, requested
+from fusec.frontend.structures import CallSpec, Integer, Node, Static, Structure
 from fusec.ir.graph import Graph, Port, Value
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.types import TensorType, u8

@@ -7,7 +7,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fusec.frontend import raw
 from fusec.frontend.capture import Capture, Library
+from fusec.frontend.structures import is_data, own_attributes
 
 CaptureFunction = Callable[..., Capture]
 
@@ -67,25 +69,22 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _libraries_in(value: object, found: set[Library]) -> None:
+def _libraries_in(value: Any, found: set[Library]) -> None:
     kind = type(value)
-    if isinstance(value, tuple | list):
-        for part in value:
-            _libraries_in(part, found)
-    elif isinstance(value, dict):
-        for part in value.values():
+    if issubclass(kind, tuple | list | dict):
+        for part in raw.values_of(value):
             _libraries_in(part, found)
     elif kind.__module__ != "builtins":
         torch, cupy, numpy = map(sys.modules.get, LIBRARIES)
-        if torch is not None and isinstance(value, torch.Tensor):
+        if torch is not None and issubclass(kind, torch.Tensor):
             found.add("torch")
-        elif cupy is not None and isinstance(value, cupy.ndarray):
+        elif cupy is not None and issubclass(kind, cupy.ndarray):
             found.add("cupy")
-        elif numpy is not None and isinstance(value, numpy.ndarray):
+        elif numpy is not None and issubclass(kind, numpy.ndarray):
             found.add("numpy")
         else:
-            for name in getattr(kind, "__dataclass_fields__", ()):
-                _libraries_in(getattr(value, name, None), found)
+            for _, part in own_attributes(value) if is_data(value) else ():
+                _libraries_in(part, found)
 
 
 def is_torch_module(value: object) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontend.capture import CallSpec, Library, Node, Static, Structure
+from fusec.frontend.capture import Library
+from fusec.frontend.structures import CallSpec, Node, Static, Structure
 from fusec.runtime.libraries import is_torch_module
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ArtifactError
-from fusec.frontend.capture import TENSOR, CallSpec, Library, Node, Rebuild, Static, Structure, rebuild, structure_of
+from fusec.frontend.capture import Library, Rebuild
+from fusec.frontend.structures import TENSOR, CallSpec, Node, Static, Structure, rebuild, structure_of
 from fusec.runtime.numpy_arrays import view
 from fusec.runtime.serial import Json, scalar_from_json, scalar_to_json
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontend.capture import ArgumentSource, Capture, flatten
+from fusec.frontend.capture import ArgumentSource, Capture
 from fusec.frontend.numpy import capture, is_array
+from fusec.frontend.structures import flatten
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.interpret import interpret
 

@@ -109,7 +109,7 @@ def test_nested_arguments_have_paths():
         return batch["ids"][0] + rest[0] + scale
 
     ports = capture(f, ({"ids": [X]}, X), {"scale": X}).graph.input_ports
-    assert [p.path for p in ports] == ["batch[ids][0]", "rest_0", "scale"]
+    assert [p.path for p in ports] == ["batch['ids'][0]", "rest_0", "scale"]
 
 
 def test_module_parameters_have_paths_and_the_user_line():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fusec
-from fusec.frontend.capture import CallSpec, Static
+from fusec.frontend.structures import CallSpec, Static
 from fusec.runtime.integers import IntegersSeen, integers_in
 
 torch = pytest.importorskip("torch")
