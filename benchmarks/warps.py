@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fusec
 from fusec.codegen.cuda.build import compile_kernels as compile_cuda
 from fusec.codegen.triton.build import compile_kernels as compile_triton
-from fusec.codegen.triton.module import Binary, TritonModule
+from fusec.codegen.triton.compile import Binary
+from fusec.codegen.triton.module import TritonModule
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph
 from fusec.passes.lower.frame import Frame

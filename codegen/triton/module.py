@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fusec.codegen.launches import Launched
+from fusec.codegen.triton.compile import Binary, compile_one
 from fusec.codegen.triton.describe import Descriptor
-from fusec.codegen.triton.source import KernelSource, ModuleSource
+from fusec.codegen.triton.source import KernelSource, ModuleSource, load_source
 from fusec.errors import ArtifactError, CodegenError
 from fusec.ir.index import product, symbol
 from fusec.ir.index_text import parse_index
@@ -21,15 +22,6 @@ from fusec.runtime.launch import DeviceKernel, Parameter, TensorMap
 from fusec.target.gpu import GpuTarget
 
 MAGIC = b"fusec-gpu\n"
-
-
-@dataclass(frozen=True, eq=False)
-class Binary:
-    """One kernel's machine code, what its launcher must know, and its assembly."""
-
-    code: bytes
-    metadata: dict[str, Any]
-    assembly: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +130,6 @@ def _kernel_to(kernel: KernelSource) -> dict[str, Any]:
 
 def _compile_again(source: ModuleSource, target: GpuTarget) -> Callable[[str], Binary]:
     def compile_unaligned(name: str) -> Binary:
-        from fusec.codegen.triton.build import compile_one, load_source
-
         return compile_one(load_source(source), source[name].unaligned or source[name], target, aligned=False)
 
     return compile_unaligned

@@ -20,7 +20,7 @@ from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, Ro
 from fusec.runtime.isa import can_run
 from fusec.runtime.packing import Packer, Packings
 from fusec.runtime.program import Call, Launch, Pack, Program, root_of
-from fusec.runtime.watch import watch_test, watched_runner
+from fusec.runtime.watch import Watcher, indented, watch_test
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
 
@@ -164,7 +164,14 @@ class Executable:
     @cached_property
     def watched(self) -> Callable[..., list[Any]]:
         """The function from free inputs to outputs for calls that a trace or a profiler looks at."""
-        return watched_runner(self)
+        watcher = Watcher(self.program, self.library, self.device)
+        scope = Scope()
+        step = scope.bind(watcher.step, "step")
+        names = [f"i{k}" for k in self.free_inputs]
+        written = self.write(scope, names, lambda k, lines: [f"with {step}({k}):", *indented(lines)])
+        lines = [*written.lines, f"return [{', '.join(written.results)}]"]
+        head = f"with {scope.bind(watcher.call, 'call')}():"
+        return make_function(f"watched_{self.program.name}", names, [head, *indented(lines)], scope)
 
     def watch_test(self, scope: Scope) -> str:
         """The condition under which :attr:`watched` is to be called in place of the program's lines."""

@@ -1,7 +1,7 @@
 """Calls as traces and profilers see them: a range around each call and each of its steps, with the user's lines.
 
 A program's code has a test before its first step: whether a trace is recorded, NVTX ranges are asked for, or the
-library's own profiler is on. Where it is, the call goes to :func:`watched_runner`'s function instead, which does the
+library's own profiler is on. Where it is, the call goes to :attr:`Executable.watched` instead, which does the
 same, step by step.
 """
 
@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusec import config, tracing
 from fusec.frontend.capture import Library
 from fusec.ir.graph import Location
 from fusec.runtime.clocks import DeviceClock, device_clock, is_capturing
-from fusec.runtime.code import Scope, make_function
+from fusec.runtime.code import Scope
 from fusec.runtime.program import Call, KernelReport, Launch, Pack, Program, Step
-
-if TYPE_CHECKING:
-    from fusec.runtime.executable import Executable
 
 _LINES_SHOWN = 8
 
@@ -171,17 +168,6 @@ def watch_test(scope: Scope, profiler: Any) -> str:
     return test if profiler is None else f"{test} or {scope.bind(profiler, 'profiler')}._is_profiler_enabled"
 
 
-def watched_runner(executable: Executable) -> Callable[..., list[Any]]:
-    """The function from free inputs to outputs, with ranges around the call and its steps."""
-    watcher = Watcher(executable.program, executable.library, executable.device)
-    scope = Scope()
-    step = scope.bind(watcher.step, "step")
-    names = [f"i{k}" for k in executable.free_inputs]
-    written = executable.write(scope, names, lambda k, lines: [f"with {step}({k}):", *_indented(lines)])
-    lines = [*written.lines, f"return [{', '.join(written.results)}]"]
-    head = f"with {scope.bind(watcher.call, 'call')}():"
-    return make_function(f"watched_{executable.program.name}", names, [head, *_indented(lines)], scope)
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
+def indented(lines: Sequence[str]) -> list[str]:
+    """The lines as a block's."""
     return [f"    {line}" for line in lines] or ["    pass"]
