@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from fusec.frontend.structures import structure_of
 from fusec.ir.graph import Graph
@@ -91,6 +91,13 @@ class TableEntry:
         for step in self.steps:
             module = module._modules[step]
         return getattr(module, self.table)[self.name]
+
+
+class AsWritten(NamedTuple):
+    """Why a call runs as written. ``is_part``: something larger is captured, of which the call becomes a part."""
+
+    reason: str
+    is_part: bool = False
 
 
 Source = ArgumentSource | ReferenceSource | IntegerSource

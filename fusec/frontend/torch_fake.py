@@ -16,6 +16,7 @@ from fusec.errors import UnsupportedOpError
 from fusec.frontend.steps import Step
 from fusec.frontend.torch_emit import Declined
 from fusec.frontend.torch_memory import Memory
+from fusec.frontend.torch_modes import why_not_plain
 from fusec.ir.attributes import PermuteAttributes, StridedAttributes
 from fusec.ir.types import contiguous_strides
 
@@ -39,13 +40,9 @@ def fake_like(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
 
 def check_plain(tensor: torch.Tensor, path: str) -> None:
     """UnsupportedOpError for a tensor that is not a plain dense one, such as a sparse or a quantized tensor."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain and not isinstance(tensor, torch.nn.Parameter | torch.nn.Buffer):
-        raise UnsupportedOpError(f"{path} is a {type(tensor).__name__}; fusec takes plain torch tensors")
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise UnsupportedOpError(f"{path} has layout {tensor.layout}; fusec takes dense tensors: call to_dense() first")
-    if tensor.is_conj() or tensor.is_neg():
-        raise UnsupportedOpError(f"{path} is a lazily conjugated view; call resolve_conj() first")
+    reason = why_not_plain(tensor)
+    if reason:
+        raise UnsupportedOpError(f"{path} is not a plain dense tensor: {reason}")
 
 
 def is_held(tensor: torch.Tensor) -> bool:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fusec.frontend.capture import Library
+from fusec.frontend.capture import AsWritten, Library
 from fusec.ir.types import Dim, DType, TensorType
+from fusec.runtime import dynamo
 from fusec.runtime.code import Scope
 
 
@@ -63,6 +64,9 @@ class Arrays(Protocol):
 
     def mode(self) -> Hashable:
         """The library's global state that a plan depends on."""
+
+    def why_as_written(self) -> AsWritten | None:
+        """Why no plan serves a call now, whatever its arguments; None where one may."""
 
     def needs_autograd(self, arrays: Sequence[Any]) -> bool:
         """True when a gradient may be asked for through these arrays."""
@@ -142,6 +146,7 @@ def load_arrays(library: Library) -> Arrays:
     if library == "torch":
         from fusec.runtime import torch_arrays
 
+        dynamo.notice_torch()
         return torch_arrays.ARRAYS
     if library == "cupy":
         from fusec.runtime import cupy_arrays

@@ -41,6 +41,9 @@ class CupyArrays:
     def mode(self) -> Hashable:
         return int(cupy.cuda.runtime.getDevice())
 
+    def why_as_written(self) -> None:
+        return None
+
     def needs_autograd(self, arrays: Sequence[Any]) -> bool:
         return False
 

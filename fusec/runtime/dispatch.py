@@ -139,6 +139,9 @@ class Dispatcher:
         if library is None:
             return self._as_written("no array of a known library is among its arguments", args, kwargs)
         arrays = load_arrays(library)
+        mode = arrays.why_as_written()
+        if mode is not None:
+            return self._as_written(mode.reason, args, kwargs, is_part=mode.is_part)
         leaves, spec = flatten(args, kwargs, arrays.is_array)
         reason = unfit(spec, library)
         try:
@@ -418,10 +421,12 @@ class Dispatcher:
             return Plan(eager_entry(arrays, spec, leaves, eager), None, None, reason)
         return Plan(eager_entry(arrays, spec, leaves, eager, capture.sources), capture, None, reason)
 
-    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.fallback == "error":
-            raise CaptureError(f"{self._name} can't be compiled: {reason}")
-        self.eager_calls[reason] += 1
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Any:
+        """``is_part``: the call becomes a part of what is captured from outside, so nothing is lost by it."""
+        if not is_part:
+            if self.fallback == "error":
+                raise CaptureError(f"{self._name} can't be compiled: {reason}")
+            self.eager_calls[reason] += 1
         return self.function(*args, **kwargs)
 
 
@@ -486,8 +491,8 @@ class _Counting(Dispatcher):
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._bind(self._split(args)[0], kwargs)
 
-    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super()._as_written(reason, self._split(args)[0], kwargs), ()
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Any:
+        return super()._as_written(reason, self._split(args)[0], kwargs, is_part=is_part), ()
 
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         place = len(args) - len(self.counters)

@@ -59,6 +59,10 @@ class _EntryWriter:
         if condition != "True":
             self.lines.append(f"if not ({condition}): return {self.miss}")
 
+    def unless_arrays(self, condition: str) -> None:
+        """The same where the condition may raise, for arguments that are no arrays at all."""
+        self.attempt([f"if not ({condition}): return {self.miss}"])
+
     def attempt(self, lines: Sequence[str]) -> None:
         """Runs lines, and leaves with a miss where one raises."""
         self.lines += ["try:", *("    " + line for line in lines), f"except Exception: return {self.miss}"]
@@ -228,7 +232,7 @@ def variant_entry(
     writer = _EntryWriter(scope)
     writer.call(spec)
     if leaves:
-        writer.unless(executable.arrays.check(scope, leaves, writer.leaves))
+        writer.unless_arrays(executable.arrays.check(scope, leaves, writer.leaves))
     inputs = [writer.leaves[a] if isinstance(a, int) else f"{scope.bind(a, 'fetch')}()" for a in arguments]
     made = f"{scope.bind(executable, 'program')}({', '.join(inputs)})"
     lines = [*writer.lines, f"return {scope.bind(rebuild, 'rebuild')}({made})"]
@@ -289,7 +293,7 @@ def _check_arrays(
         if is_open(shape):
             assert opening is not None
             symbolic = [not isinstance(n, int) for n in shape]
-            writer.unless(arrays.check_kind(scope, leaf, variable, symbolic, number not in opening.steps))
+            writer.unless_arrays(arrays.check_kind(scope, leaf, variable, symbolic, number not in opening.steps))
     for test in opening_tests(opening, writer.leaves) if opening is not None else ():
         writer.unless(test)
     inputs: list[str] = []
@@ -309,7 +313,7 @@ def _check_arrays(
                 examples.append(source.fetch())
     if fetches:
         writer.attempt(fetches)
-    writer.unless(arrays.check(scope, examples, variables))
+    writer.unless_arrays(arrays.check(scope, examples, variables))
     return inputs
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusec.frontend.capture import Fallback
+from fusec.runtime import dynamo
 from fusec.runtime.captures import captures
 from fusec.runtime.dispatch import Compile, Dispatcher
 from fusec.runtime.dynamic import Generality
@@ -31,10 +32,13 @@ class JitFunction:
         static: frozenset[str] = frozenset(),
     ) -> None:
         functools.update_wrapper(self, function)
+        dynamo.notice_torch()
         self.dispatcher = Dispatcher(function, compile, fallback=fallback, general=general, static=static)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self.dispatcher
+        if dynamo.is_tracing():
+            return dispatcher.function(*args, **kwargs)
         if captures.running:
             return dispatcher(args, kwargs)
         result = dispatcher.entry(args, kwargs)  # here and not in the dispatcher: a frame less
@@ -44,6 +48,8 @@ class JitFunction:
         """A method: each instance has plans of its own, which live as long as it does."""
         if instance is None:
             return self
+        if dynamo.is_tracing():
+            return functools.partial(self.dispatcher.function, instance)
         table = getattr(instance, "__dict__", None)
         if not isinstance(table, dict):  # a class, or an instance with slots only
             return types.MethodType(self, instance)
@@ -107,6 +113,8 @@ class JitModule:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self._fusec.dispatcher
+        if dynamo.is_tracing():
+            return dispatcher.function(*args, **kwargs)
         if captures.running:
             return dispatcher(args, kwargs)
         result = dispatcher.entry(args, kwargs)

@@ -110,7 +110,7 @@ class Calls:
         if find_spec("torch"):
             import torch
 
-            self._arrays["tensors"] = [torch.zeros(8)]
+            self._arrays["tensors"] = [torch.zeros(8, device="cpu")]
         # A function each: one that has seen other kinds of arguments looks longer for what it compiled for these.
         self._compiled = {name: jit(fallback="error", cache=False)(_total) for name in self._arrays}
 

@@ -95,6 +95,9 @@ class NumpyArrays:
     def mode(self) -> Hashable:
         return None
 
+    def why_as_written(self) -> None:
+        return None
+
     def needs_autograd(self, arrays: Sequence[Any]) -> bool:
         return False
 

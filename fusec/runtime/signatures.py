@@ -53,6 +53,8 @@ def unfit(spec: CallSpec, library: Library) -> str:
         for value in _statics(part):
             if library != "numpy" and isinstance(value, np.ndarray):
                 return f"{'torch tensors' if library == 'torch' else 'CuPy arrays'} and NumPy arrays are mixed"
+            if type(value).__module__ == "torch.fx.proxy":
+                return "it is traced by torch.fx"
             if isinstance(value, set | bytearray):
                 return f"an argument is a {type(value).__name__}"
     return ""

@@ -11,9 +11,20 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
 
 from fusec.errors import FusecError
-from fusec.frontend.capture import Library
+from fusec.frontend.capture import AsWritten, Library
+from fusec.frontend.torch_modes import (
+    PLAIN_CLASSES,
+    default_devices,
+    function_modes,
+    in_dispatch_mode,
+    why_as_written,
+    why_not_plain,
+)
+from fusec.frontend.torch_modes import mode as torch_mode
 from fusec.ir.types import Dim, DType, TensorType, dtype_of
 from fusec.runtime.arrays import Layout, Stopwatch, Watch, span
 from fusec.runtime.code import Scope, spell, spell_tuple
@@ -82,14 +93,9 @@ class TorchArrays:
         return isinstance(value, torch.Tensor)
 
     def layout(self, array: torch.Tensor) -> Layout:
-        if type(array) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise TypeError(f"a tensor of class {type(array).__name__} may redefine what operators do")
-        if array.layout is not torch.strided:
-            raise TypeError(f"its layout is {array.layout}")
-        if array.is_quantized:
-            raise TypeError("it is quantized")
-        if array.is_neg() or array.is_conj():
-            raise TypeError("its negation or conjugation is still to be done; call resolve_neg() or resolve_conj()")
+        reason = why_not_plain(array)
+        if reason or type(array) not in PLAIN_CLASSES:
+            raise TypeError(reason or f"its class is {type(array).__name__}")
         try:
             address = array.data_ptr()
         except RuntimeError:
@@ -102,7 +108,10 @@ class TorchArrays:
         return Layout(kind, array.stride(), flags)
 
     def mode(self) -> Hashable:
-        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        return torch_mode()
+
+    def why_as_written(self) -> AsWritten | None:
+        return why_as_written()
 
     def needs_autograd(self, arrays: Sequence[torch.Tensor]) -> bool:
         return torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
@@ -115,8 +124,7 @@ class TorchArrays:
         return start, start + storage.nbytes()
 
     def check(self, scope: Scope, arrays: Sequence[torch.Tensor], variables: Sequence[str]) -> str:
-        graded = "is_grad_enabled()" if torch.is_grad_enabled() else "not is_grad_enabled()"
-        mode = graded.replace("is_grad_enabled", scope.bind(torch.is_grad_enabled, "is_grad_enabled"))
+        mode = _mode_test(scope)
         if not arrays:
             return f"{mode} and {scope.bind(self.mode, 'mode')}() == {self.mode()!r}"
         first = {id(array): v for array, v in reversed(list(zip(arrays, variables, strict=True)))}
@@ -124,6 +132,9 @@ class TorchArrays:
         if again:  # the guards refuse a tensor that comes twice
             distinct = {v: array for array, v in zip(arrays, variables) if first[id(array)] == v}
             return f"{' and '.join(again)} and {self.check(scope, list(distinct.values()), list(distinct))}"
+        mode = " and ".join(
+            [mode, *(f"not {v}.is_nested" for v in variables)]
+        )  # one would end the process in the guards
         if _TensorGuards is None:
             return f"{mode} and {scope.bind(_Check(self, arrays), 'check')}({', '.join(variables)})"
         guards = _TensorGuards(
@@ -146,7 +157,7 @@ class TorchArrays:
             dynamic_dims_strides=[[None if s else n for n, s in zip(array.stride(), open_strides, strict=True)]],
         )
         scope.bind(guards, "guards")
-        same = f"{scope.bind(guards.check, 'same_kind')}({variable})"
+        same = f"not {variable}.is_nested and {scope.bind(guards.check, 'same_kind')}({variable})"
         return f"{same} and {variable}.is_contiguous()" if row_major else same
 
     address_field = None
@@ -318,6 +329,17 @@ class _Check:
             return False
 
 
+def _mode_test(scope: Scope) -> str:
+    """The test of what the guards of arrays don't see: the gradient mode, other modes, and forward-mode derivatives."""
+    graded = f"{'' if torch.is_grad_enabled() else 'not '}{scope.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"
+    devices = f"not {scope.bind(function_modes, 'function_modes')}()"
+    if function_modes():
+        devices = f"{scope.bind(default_devices, 'default_devices')}() == {default_devices()!r}"
+    level = f"{scope.bind(forward_ad, 'forward_ad')}._current_level < 0"
+    anywhere = f"{scope.bind(_python_dispatch, 'python_dispatch')}._is_in_torch_dispatch_mode"  # on some thread
+    return f"{graded} and {devices} and {level} and not ({anywhere} and {scope.bind(in_dispatch_mode, 'in_mode')}())"
+
+
 def _dispatch_keys(array: torch.Tensor) -> str:
     """Which of PyTorch's layers see a call on this tensor: vmap, grad, a mode, ..."""
     return str(torch._C._dispatch_keys(array))
@@ -339,7 +361,7 @@ def _reach(array: torch.Tensor) -> int:
 def _tensor_over(
     block: np.ndarray[Any, Any], dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(torch.from_numpy(block).untyped_storage(), 0, shape, strides)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(torch.from_numpy(block).untyped_storage(), 0, shape, strides)
 
 
 ARRAYS = TorchArrays()
