@@ -46,9 +46,14 @@ class _EntryWriter:
         self.miss = scope.bind(MISS, "MISS")
 
     def call(self, spec: CallSpec) -> None:
-        self.unless(f"len(args) == {len(spec.args)}")
         self.unless(f"len(kwargs) == {len(spec.kwargs)}" if spec.kwargs else "not kwargs")
-        self._unpack("args", spec.args)
+        variables = [self._variable() for _ in spec.args]
+        if variables:
+            self.attempt([f"{', '.join(variables)}, = args"])
+        else:
+            self.unless("not args")
+        for variable, part in zip(variables, spec.args, strict=True):
+            self._part(variable, part)
         for name, part in spec.kwargs:
             variable = self._variable()
             self.lines.append(f"{variable} = kwargs.get({name!r}, {self.miss})")
