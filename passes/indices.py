@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import trunc
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import (
@@ -17,6 +18,7 @@ from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.indexing import most
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_
+from fusec.passes.float_ranges import Interval, float_range
 from fusec.runtime.library import CHECK_INDEX
 
 Range = tuple[int, int]
@@ -98,16 +100,24 @@ class _Facts:
     graph: Graph
     producers: dict[Value, Op] = field(init=False)
     ranges: dict[Value, Range] = field(default_factory=dict)
+    floats: dict[Value, Interval] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.producers = self.graph.producers()
         for op in self.graph.ops:
+            if len(op.results) == 1 and (found := float_range(op, [self._interval(v) for v in op.operands])):
+                self.floats[op.result] = found
             for result in op.results:
                 if result.type.dtype.is_integer or result.type.dtype == bool_:
                     self.ranges[result] = _within(result.type.dtype, self._range(op))
 
     def range(self, value: Value) -> Range:
         return self.ranges.get(value) or _of_dtype(value.type.dtype)
+
+    def _interval(self, value: Value) -> Interval | None:
+        """The bounds of a value as a float; None where none are known but its dtype's."""
+        known = self.ranges.get(value)
+        return (float(known[0]), float(known[1])) if known is not None else self.floats.get(value)
 
     def _range(self, op: Op) -> Range | None:
         of = [self.range(v) for v in op.operands if v.type.dtype.is_integer or v.type.dtype == bool_]
@@ -144,6 +154,9 @@ class _Facts:
                 return min(r[0] for r in of), max(r[1] for r in of)
             case "pad":
                 return min(of[0][0], of[1][0]), max(of[0][1], of[1][1])
+            case "cast" if op.operands[0] in self.floats and op.result.type.dtype.is_integer:
+                low, high = self.floats[op.operands[0]]
+                return trunc(low), trunc(high)
             case "cast" | "copy" | "reduce_max" | "reduce_min" | "gather" | "gather_elements" if of:
                 return of[0]
             case _:

@@ -38,8 +38,7 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
         return bind_product(attributes.arguments)
     if attributes.target == ATTENTION:
         return bind_attention(attributes.arguments)
-    run = prepare(attributes)
-    return lambda *operands: run(operands)
+    return prepare(attributes)
 
 
 def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., Sequence[Any]]:

@@ -1,7 +1,8 @@
 """Runs ``extern`` ops: library calls that a graph keeps as they are.
 
 An extern names its function (``aten.sort.stable``, ``numpy.sort``) and carries its arguments as text. The text is
-read by a small evaluator of literals, never by ``eval``, so a graph from a file can't run code of its own here.
+read by a small evaluator of literals, never by ``eval``, and what it read goes into the code of the call as objects: a
+graph from a file can't run code of its own here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.types import TensorType
+from fusec.runtime.code import Scope, make_function
 
 _OPERAND = re.compile(r"\$(\d+)")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
@@ -27,31 +30,81 @@ CHECK_INDEX = "fusec.check_index"
 _FEW = 64
 """Elements of an index up to which Python compares them."""
 
-Prepared = Callable[[Sequence[Any]], list[Any]]
+Prepared = Callable[..., Sequence[Any]]
 
 
 @lru_cache(maxsize=4096)
 def prepare(attributes: ExternAttributes) -> Prepared:
-    """A function from operands to results for one extern. UnsupportedOpError when its target does not exist."""
+    """A function from operands to results for one extern. UnsupportedOpError when its target does not exist.
+
+    It is written as code, as a call in the user's own is: interpreting arguments takes longer than small calls do.
+    """
     function, kind = _resolve(attributes.target)
     args, kwargs = parse_arguments(attributes.arguments)
     if attributes.target == CHECK_INDEX:
         return _index_check(attributes.types[0], *args[1:])
     count = len(attributes.types)
 
-    def call(operands: Sequence[Any]) -> list[Any]:
-        result = function(*_fill(args, operands), **_fill(kwargs, operands))
-        results = _results(result, kind)
-        if len(results) != count:
-            raise FusecError(f"{attributes.target} gave {len(results)} results, {count} were captured")
-        return results
+    def results(result: Any) -> list[Any]:
+        found = _results(result, kind)
+        if len(found) != count:
+            raise FusecError(f"{attributes.target} gave {len(found)} results, {count} were captured")
+        return found
 
-    return call
+    if kind == "torch" and args and not kwargs:
+        function = _bound(attributes.target) or function
+    scope = Scope()
+    given = [*(_spelled(value, scope) for value in args), *(f"{k}={_spelled(v, scope)}" for k, v in kwargs.items())]
+    call = f"{scope.bind(function, 'function')}({', '.join(given)})"
+    lines = [f"result = {call}"]
+    if kind == "torch":
+        lines = _without_grad(call, scope, alone=count == 1)
+    return make_function("call", ["*operands"], [*lines, f"return {scope.bind(results, 'results')}(result)"], scope)
 
 
-def run_extern(attributes: ExternAttributes, operands: Sequence[Any]) -> list[Any]:
+def run_extern(attributes: ExternAttributes, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of the library call, as the library gives them (strides too), for torch tensors or arrays."""
-    return prepare(attributes)(operands)
+    return prepare(attributes)(*operands)
+
+
+def _spelled(value: Any, scope: Scope) -> str:
+    """An argument as an expression: operands by place, literals as they are."""
+    if isinstance(value, Operand):
+        return f"operands[{value.index}]"
+    if type(value) is tuple:
+        return f"({''.join(f'{_spelled(part, scope)}, ' for part in value)})"
+    if type(value) is list:
+        return f"[{', '.join(_spelled(part, scope) for part in value)}]"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_spelled(k, scope)}: {_spelled(v, scope)}' for k, v in value.items())}}}"
+    return repr(value) if type(value) in (int, bool, type(None)) else scope.bind(value, "value")
+
+
+def _without_grad(call: str, scope: Scope, *, alone: bool) -> list[str]:
+    """A call of PyTorch's that notes nothing for gradients; ``alone``: one tensor is all that it gives."""
+    import torch
+
+    lines = [
+        f"if {scope.bind(torch.is_grad_enabled, 'is_grad_enabled')}():",
+        f"    with {scope.bind(torch.no_grad, 'no_grad')}(): result = {call}",
+        f"else: result = {call}",
+    ]
+    tensor = f"if type(result) is {scope.bind(torch.Tensor, 'Tensor')}: return (result,)"
+    return [*lines, tensor] if alone else lines
+
+
+def _bound(target: str) -> Callable[..., Any] | None:
+    """PyTorch's binding of an operation of one signature, which starts in half the time; None where there is none."""
+    import torch
+
+    namespace, name, overload = target.split(".")
+    if namespace != "aten":
+        return None
+    if [each for each in getattr(torch.ops.aten, name).overloads() if "out" not in each] != [overload]:
+        return None
+    places: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._nn)
+    found: Callable[..., Any] | None = next((getattr(p, name) for p in places if hasattr(p, name)), None)
+    return found
 
 
 class Operand:
@@ -153,24 +206,24 @@ def _resolve(target: str) -> tuple[Callable[..., Any], str]:
         packet = getattr(getattr(torch.ops, namespace), path[0], None)
         overload = getattr(packet, path[1], None)
         if overload is not None:
-            return _without_grad(overload), "torch"
+            return overload, "torch"
     raise UnsupportedOpError(f"there is no library function {target!r} in this installation")
 
 
 def _index_check(type: TensorType, low: int, high: int) -> Prepared:
     """The check of an index of this type, with as little code as can be: most of its time is waiting for its own code,
     which products of large matrices have driven from the caches."""
-    few = type.device == "cpu" and isinstance(type.count, int) and type.count <= _FEW
+    few = type.device == "cpu" and isinstance(type.count, int) and 0 < type.count <= _FEW
+    inner = range(type.rank - 1)
 
-    def call(operands: Sequence[Any]) -> list[Any]:
-        (index,) = operands
-        if not few:
-            _check_index(index, low, high)
-            return [index]
-        for n in _numbers(index.tolist()):
-            if not low <= n <= high:
-                _check_index(index, low, high)
-        return [index]
+    def call(index: Any) -> Sequence[Any]:
+        if few:
+            numbers = index.tolist() if type.rank else [index.item()]
+            for _ in inner:
+                numbers = list(chain.from_iterable(numbers))
+            if min(numbers) >= low and max(numbers) <= high:
+                return (index,)
+        return (_check_index(index, low, high),)
 
     return call
 
@@ -191,21 +244,6 @@ def _check_index(index: Any, low: int, high: int) -> Any:
             wrong = least if least < low else most
             raise IndexError(f"index {wrong} is out of bounds for an axis of size {high + 1}")
     return index
-
-
-def _numbers(listed: Any) -> list[int]:
-    """What ``tolist()`` gave, flat."""
-    return [n for part in listed for n in _numbers(part)] if isinstance(listed, list) else [listed]
-
-
-def _without_grad(overload: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return overload(*args, **kwargs)
-
-    return call
 
 
 def _resolve_numpy(target: str, path: list[str]) -> Callable[..., Any]:
@@ -229,16 +267,6 @@ _NOT_ARRAY_FUNCTIONS = frozenset(
 
 def _is_forbidden(path: list[str]) -> bool:
     return path[0] in _NOT_ARRAY_FUNCTIONS or (path[0] == "lib" and path[1:2] != ["stride_tricks"])
-
-
-def _fill(value: Any, operands: Sequence[Any]) -> Any:
-    if isinstance(value, Operand):
-        return operands[value.index]
-    if type(value) in (tuple, list):
-        return type(value)(_fill(part, operands) for part in value)
-    if isinstance(value, dict):
-        return {key: _fill(part, operands) for key, part in value.items()}
-    return value
 
 
 def _results(result: Any, kind: str) -> list[Any]:

@@ -106,12 +106,46 @@ def test_a_flat_index_of_the_user_s_own_is_checked_whole() -> None:
         ("%h = remainder(%i, i64(3)) : i64[3]\n%w = concat(%h) {axis=0} : i64[3]", []),
         ("%h = remainder(%i, i64(3)) : i64[3]\n%d = mul(%h, i64(2)) : i64[3]\n%w = sub(i64(4), %d) : i64[3]", []),
         ("%h = remainder(%i, i64(9)) : i64[3]\n%w = floordiv(%h, i64(2)) : i64[3]", []),
+        (
+            "%o = iota() {axis=0} : i64[3]\n%f = cast(%o) : f32[3]\n"
+            "%m = mul(%f, f32(2.2)) : f32[3]\n%w = cast(%m) : i64[3]",
+            [],
+        ),
+        (
+            "%f = iota() {axis=0} : f32[3]\n%m = add(%f, f32(0.5)) : f32[3]\n%b = cast(%m) : bool[3]\n"
+            "%n = cast(%b) : i64[3]\n%w = mul(%n, i64(4)) : i64[3]",
+            [],
+        ),
+        (
+            "%f = iota() {axis=0} : f32[3]\n%m = add(%f, f32(0.5)) : f32[3]\n%b = cast(%m) : bool[3]\n"
+            "%n = cast(%b) : i64[3]\n%w = mul(%n, i64(5)) : i64[3]",
+            ["w in [0, 4]"],
+        ),
+        (
+            "%f = iota() {axis=0} : f32[3]\n%m = mul(%f, f32(2.5)) : f32[3]\n%w = cast(%m) : i64[3]",
+            ["w in [0, 4]"],
+        ),
+        ("%f = cast(%i) : f32[3]\n%m = minimum(%f, f32(4.0)) : f32[3]\n%w = cast(%m) : i64[3]", ["w in [0, 4]"]),
         ("%a = argmax(%x) {axis=1} : i64[5]\n%w = slice(%a) {starts=[0], stops=[3], steps=[1]} : i64[3]", []),
     ],
 )
 def test_what_is_proved_is_not_checked(body: str, expected: list[str]) -> None:
     assert checks(graph(body)) == expected
-    check(graph(body), [TABLE, indices(1, 0, 2)]) if "i64(3)) : i64[3]" not in body else None
+    reaches_out = "i64(3)) : i64[3]" in body or "f32(2.5)" in body or "i64(5)) : i64[3]" in body
+    check(graph(body), [TABLE, indices(1, 0, 2)]) if not reaches_out else None
+
+
+@pytest.mark.parametrize("scale", [4 / 2, 4.9999990 / 2, 5.0 / 2])
+def test_a_float_that_comes_near_an_axis_s_end_is_checked(scale: float) -> None:
+    """A kernel may round it to the other side of a whole number."""
+    body = f"%f = iota() {{axis=0}} : f32[3]\n%m = mul(%f, f32({scale})) : f32[3]\n%w = cast(%m) : i64[3]"
+    assert checks(graph(body)) == ([] if scale == 2.0 else ["w in [0, 4]"])
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "1e30"])
+def test_floats_without_bounds_are_checked(number: str) -> None:
+    body = f"%f = iota() {{axis=0}} : f32[3]\n%m = mul(%f, f32({number})) : f32[3]\n%w = cast(%m) : i64[3]"
+    assert checks(graph(body)) == ["w in [0, 4]"]
 
 
 def test_u8_indices_reach_no_further_than_255() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fusec.errors import FusecError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.types import TensorType, f32, i64
-from fusec.runtime.library import Operand, parse_arguments, run_extern
+from fusec.runtime.library import Operand, parse_arguments, prepare, run_extern
 
 T = TensorType(f32, (3,))
 
@@ -102,7 +103,7 @@ def test_wrong_number_of_results():
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3), (8, 8), (5, 13), (200,)])
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3), (2, 0), (2, 3, 4), (8, 8), (5, 13), (200,)])
 def test_indices_out_of_range_are_refused(library, shape):
     values = np.asarray(np.arange(math.prod(shape)).reshape(shape) % 7 - 3)
     check = ExternAttributes("fusec.check_index", "(($0, -3, 3), {})", (TensorType(i64, shape),))
@@ -113,3 +114,28 @@ def test_indices_out_of_range_are_refused(library, shape):
             values.flat[values.size // 2] = wrong
             with pytest.raises(IndexError, match=f"^index {wrong} is out of bounds for an axis of size 4$"):
                 run_extern(check, [given])
+
+
+def test_operands_stand_within_lists_beside_literals_of_any_kind():
+    two = TensorType(f32, (4,))
+    joined = ExternAttributes("aten.cat.default", "(([$1, $0, $1], 0), {})", (two,))
+    a, b = torch.tensor([1.0]), torch.tensor([2.0, 3.0])
+    assert run_extern(joined, [b[:1], a])[0].tolist() == [1.0, 2.0, 1.0]
+    rounded = ExternAttributes("aten.div.Tensor_mode", "(($0, $1), {'rounding_mode': 'floor'})", (two,))
+    assert run_extern(rounded, [b, a * 2])[0].tolist() == [1.0, 1.0]
+    double = ExternAttributes("aten._to_copy.default", "(($0,), {'dtype': torch.float64})", (two,))
+    assert run_extern(double, [a])[0].dtype == torch.float64
+
+
+def test_a_call_runs_next_to_no_python():
+    """Interpreting the arguments of a small convolution took ten times as long as computing it."""
+    x, w, b = torch.randn(1, 4, 4, 4), torch.randn(4, 4, 1, 1), torch.randn(4)
+    text = "(($0, $1, $2, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {})"
+    call = prepare(ExternAttributes("aten.convolution.default", text, (TensorType(f32, (1, 4, 4, 4)),)))
+    frames = []
+    with torch.no_grad():
+        sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
+        (result,) = call(x, w, b)
+        sys.setprofile(None)
+    assert frames == ["call"]
+    assert torch.equal(result, torch.conv2d(x, w, b))

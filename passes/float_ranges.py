@@ -1,0 +1,68 @@
+"""Bounds of floats that are made of numbers and places alone: where each pixel of a resized image is read, for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusec.ir.attributes import ConstantAttributes, IotaAttributes
+from fusec.ir.graph import Op
+from fusec.ir.indexing import most
+from fusec.ir.types import f32, f64
+
+Interval = tuple[float, float]
+"""Inclusive bounds; never NaN."""
+
+_SLACK = 2.0**-20
+"""More than a rounding of f32, whichever way a kernel orders and contracts the arithmetic around it."""
+
+_LARGEST = 2.0**60
+"""Bounds beyond are not followed: nothing here may overflow."""
+
+
+def float_range(op: Op, of: Sequence[Interval | None]) -> Interval | None:
+    """Bounds of an op's float result from bounds of its operands; None where they are not known."""
+    if op.result.type.dtype not in (f32, f64) or any(each is None for each in of):
+        return None
+    found = _range(op, [each for each in of if each is not None])
+    if found is None or not (-_LARGEST < found[0] <= found[1] < _LARGEST):
+        return None
+    low, high = found
+    return low - abs(low) * _SLACK, high + abs(high) * _SLACK
+
+
+def _range(op: Op, of: Sequence[Interval]) -> Interval | None:
+    match op.name:
+        case "constant":
+            assert isinstance(op.attributes, ConstantAttributes)
+            value = op.attributes.value
+            return None if isinstance(value, complex) or value != value else (float(value), float(value))
+        case "iota":
+            assert isinstance(op.attributes, IotaAttributes)
+            return 0.0, float(max(most(op.result.type.shape[op.attributes.axis]) - 1, 0))
+        case "add":
+            return of[0][0] + of[1][0], of[0][1] + of[1][1]
+        case "sub":
+            return of[0][0] - of[1][1], of[0][1] - of[1][0]
+        case "mul":
+            return _ends(a * b for a in of[0] for b in of[1])
+        case "div" if of[1][0] > 0 or of[1][1] < 0:
+            return _ends(a / b for a in of[0] for b in of[1])
+        case "neg":
+            return -of[0][1], -of[0][0]
+        case "maximum":
+            return max(of[0][0], of[1][0]), max(of[0][1], of[1][1])
+        case "minimum":
+            return min(of[0][0], of[1][0]), min(of[0][1], of[1][1])
+        case "floor":
+            return of[0][0] - 1, of[0][1]
+        case "ceil":
+            return of[0][0], of[0][1] + 1
+        case "cast" | "copy" if of:
+            return of[0]
+        case _:
+            return of[0] if op.definition.kind == "view" and len(of) == 1 else None
+
+
+def _ends(numbers: Iterable[float]) -> Interval:
+    found = list(numbers)
+    return min(found), max(found)
