@@ -10,10 +10,9 @@ from functools import lru_cache
 from itertools import pairwise
 from types import CodeType, FrameType
 
-import fusec
 from fusec.ir.graph import Location
 
-_FUSEC = os.path.dirname(os.path.abspath(fusec.__file__)) + os.sep
+_FUSEC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")
 RETURNED = ""
 """What :func:`stored_name` gives for a result that the function returns at once."""
