@@ -47,8 +47,8 @@ from benchmarks.workloads import (
     rowwise,
     windows,
 )
+from fusec.probing import measure_machine as measure_rates
 from fusec.runtime.machines import known_rates
-from fusec.runtime.machines import measure_machine as measure_rates
 from fusec.target.cpu import cpu_target
 
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {

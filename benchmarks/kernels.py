@@ -16,7 +16,8 @@ from fusec.compiled import Variant
 from fusec.frontend.structures import flatten
 from fusec.ir.parse import parse
 from fusec.passes.cost.program import predict, seconds_after
-from fusec.runtime.machines import Calls, known_rates
+from fusec.probing import Calls
+from fusec.runtime.machines import known_rates
 from fusec.runtime.probe import Prober
 from fusec.runtime.program import KernelReport, Launch, Program
 from fusec.target.cpu import cpu_target

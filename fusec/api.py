@@ -13,8 +13,9 @@ from typing import Any, TypeVar, overload
 from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
 from fusec.build import Options, Precision, Tune, build, checked, kernel_source, run_passes, target_of
-from fusec.compiled import Compiled, argument_of
+from fusec.compiled import argument_of
 from fusec.errors import CaptureError, FusecError
+from fusec.exporting import Compiled
 from fusec.frontend.capture import Capture, Fallback, Library
 from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph

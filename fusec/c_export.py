@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.compiled import Compiled, Variant
+from fusec.compiled import CompiledFunction, Variant
 from fusec.errors import ArtifactError
 from fusec.ir.index import Expr, Index, Sum, Symbol, symbol
 from fusec.ir.index_text import IndexSpeller
@@ -44,7 +44,7 @@ _ALIGNMENT = 64
 _SHARED = b"fusec-so"
 
 
-def export_c(compiled: Compiled, folder: Path) -> Path:
+def export_c(compiled: CompiledFunction, folder: Path) -> Path:
     """Writes ``NAME.h``, ``NAME.weights`` and the shared objects ``NAME_0.so``, ... into a folder; gives the header.
 
     ArtifactError for a function that C can't call: one for a GPU, with named dimensions without ranges, that calls the
@@ -88,7 +88,7 @@ class _Weights:
 class _Piece:
     """The C code of one variant."""
 
-    def __init__(self, compiled: Compiled, variant: Variant, name: str, number: int, weights: _Weights) -> None:
+    def __init__(self, compiled: CompiledFunction, variant: Variant, name: str, number: int, weights: _Weights) -> None:
         self.number = number
         self.variant = variant
         self.program = variant.executable.program
@@ -214,7 +214,7 @@ class _Piece:
         )
 
 
-def _shared_object(compiled: Compiled, variant: Variant) -> bytes:
+def _shared_object(compiled: CompiledFunction, variant: Variant) -> bytes:
     data = variant.executable.module.to_bytes()
     if not data.startswith(_SHARED):
         raise ArtifactError(f"{compiled.name} has no shared object: it launches nothing, or no linker is installed")
@@ -367,7 +367,7 @@ static inline int fusec_allow_tiles(void) { return syscall(158L, 0x1023L, 18L) =
 """
 
 
-def _header(compiled: Compiled, name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
+def _header(compiled: CompiledFunction, name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
     dims = list(compiled.ranges)
     inputs = [spec.type(_symbols(compiled)) for spec in compiled.specs]
     last = pieces[-1].program
@@ -386,11 +386,13 @@ def _header(compiled: Compiled, name: str, pieces: Sequence[_Piece], weights: _W
     return "\n".join(parts)
 
 
-def _symbols(compiled: Compiled) -> Mapping[str, Index]:
+def _symbols(compiled: CompiledFunction) -> Mapping[str, Index]:
     return {name: symbol(name, *ends) for name, ends in compiled.ranges.items()}
 
 
-def _comment(compiled: Compiled, inputs: Sequence[TensorType], outputs: Sequence[Slot], program: Program) -> str:
+def _comment(
+    compiled: CompiledFunction, inputs: Sequence[TensorType], outputs: Sequence[Slot], program: Program
+) -> str:
     lines = [f"{compiled.name}, compiled by fusec for {program.target}. Written by a program: don't edit."]
     lines += [f"{name}: {low} to {high}" for name, (low, high) in compiled.ranges.items()]
     lines += [f"input{k}: {t}, row-major" for k, t in enumerate(inputs)]
@@ -446,7 +448,11 @@ def _open(name: str, pieces: Sequence[_Piece], weights: _Weights) -> str:
 
 
 def _run(
-    compiled: Compiled, name: str, pieces: Sequence[_Piece], inputs: Sequence[TensorType], outputs: Sequence[Slot]
+    compiled: CompiledFunction,
+    name: str,
+    pieces: Sequence[_Piece],
+    inputs: Sequence[TensorType],
+    outputs: Sequence[Slot],
 ) -> str:
     dims = list(compiled.ranges)
     given = [f"const {_c_type(t.dtype)} *input{k}" for k, t in enumerate(inputs)]

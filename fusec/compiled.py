@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from fusec.errors import ArtifactError, SignatureError
@@ -60,7 +58,7 @@ class Variant:
         return all(low <= bindings[name] <= high for name, (low, high) in self.ranges.items())
 
 
-class Compiled:
+class CompiledFunction:
     """A function for given shapes and dtypes. Call it like the function; safe to call from many threads.
 
     Named dimensions that have ranges take the extents in them. Others take any extent: each new set of extents is
@@ -202,52 +200,6 @@ class Compiled:
                 f"compile it with dims={{{self._names[0]!r}: (1, 64)}}, or give integers"
             )
         return (self.specialised({}),)
-
-    def save(self, path: str | PathLike[str], *, weights: bool = True) -> None:
-        """Writes the compiled function to a file for :func:`fusec.load`. ArtifactError where it can't be saved.
-
-        Without ``weights`` those that have names (a module's state, arrays in variables and attributes) are left out,
-        and given to :func:`fusec.load`.
-        """
-        from fusec.saving import save  # needs the passes, for the texts
-
-        save(self, path, weights=weights)
-
-    def export_c(self, folder: str | PathLike[str]) -> Path:
-        """Writes a C header, weights and shared objects into a folder; gives the header's path.
-
-        ArtifactError for a function that C can't call, such as one that calls the library.
-        """
-        from fusec.c_export import export_c
-
-        return export_c(self, Path(folder))
-
-    def explain(self) -> str:
-        """What was fused into which kernels, and why not more."""
-        from fusec.report import explain_program
-
-        texts = []
-        for variant in self._ranged:
-            head = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in variant.ranges.items())
-            head += f", {variant.upto} in all at most" if variant.upto is not None else ""
-            texts.append(f"for {head}\n" + explain_program(variant.executable.program, variant.notes))
-        for key, variant in sorted(self._variants.items()) if not self._ranged else ():
-            extents = ", ".join(f"{name} = {n}" for name, n in zip(self._names, key, strict=True))
-            head = f"for {extents}\n" if extents else ""
-            texts.append(head + explain_program(variant.executable.program, variant.notes))
-        return "\n".join(texts)
-
-    def write_report(self, path: str | PathLike[str], *, measure: bool = False) -> None:
-        """Writes one HTML page that needs no network: the graph before and after fusion, what each pass changed, each
-        kernel's source beside the user's lines, a roofline plot, and what was not fused and why. With ``measure`` it is
-        run on random arguments, and the page has each kernel's time.
-
-        ArtifactError where a named dimension has no range, or the page can't be written.
-        """
-        from fusec.page.gather import gather_compiled  # needs the passes, for the texts
-        from fusec.page.write import write_page
-
-        write_page(gather_compiled(self, measure), path)
 
     def __repr__(self) -> str:
         return f"<fusec compiled {self.name}({', '.join(map(str, self.specs))})>"

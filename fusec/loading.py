@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from fusec import tracing
-from fusec.compiled import Compiled, Variant
+from fusec.compiled import Variant
 from fusec.errors import ArtifactError, FusecError, SignatureError
+from fusec.exporting import Compiled
 from fusec.frontend.capture import Library
 from fusec.ir.index import symbol
 from fusec.ir.types import Dim, DType, dtype_of, fixed, u8

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusec.compiled import Compiled, Variant
+from fusec.compiled import CompiledFunction, Variant
 from fusec.frontend.capture import Library
 from fusec.ir.types import DType, dtype_of
-from fusec.loading import load
-from fusec.runtime import artifact
 from fusec.runtime.arrays import load_arrays
 from fusec.runtime.code import Scope
 from fusec.specs import TensorSpec, example
@@ -27,20 +24,7 @@ class Times:
     reason: str = ""
 
 
-def measure_file(path: Path) -> Times:
-    """Runs the file's code on random arguments. ArtifactError for a file that is damaged."""
-    missing = artifact.read(path).verify().requirements.missing()
-    if missing:
-        return Times(reason=f"not measured: {missing}")
-    try:
-        return Times(measure_steps(load(path)))
-    except (
-        Exception
-    ) as error:  # weights may be missing, random arguments none that the function takes, devices may fail
-        return Times(reason=f"not measured: {type(error).__name__}: {error}")
-
-
-def measure_steps(compiled: Compiled) -> list[list[float]]:
+def measure_steps(compiled: CompiledFunction) -> list[list[float]]:
     """The median seconds of each step of each of its programs, extents being the largest that a program serves.
 
     Raises what calls raise, and ArtifactError where a named dimension has no range.
@@ -48,7 +32,7 @@ def measure_steps(compiled: Compiled) -> list[list[float]]:
     return [_measure(compiled, variant) for variant in compiled.complete]
 
 
-def _measure(compiled: Compiled, variant: Variant) -> list[float]:
+def _measure(compiled: CompiledFunction, variant: Variant) -> list[float]:
     extents = {name: high for name, (_, high) in variant.ranges.items()}
     random = np.random.default_rng(0)
     leaves = [random_array(random, spec, extents, compiled.library) for spec in compiled.specs]

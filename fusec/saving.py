@@ -12,7 +12,7 @@ from typing import Any
 
 from fusec.ahead import usual_extents
 from fusec.build import Options, kernel_digests, kernel_source, run_passes
-from fusec.compiled import Compiled, Variant
+from fusec.compiled import CompiledFunction, Variant
 from fusec.errors import ArtifactError
 from fusec.ir.graph import Location
 from fusec.ir.index import Index, Symbol, symbol, symbols_of
@@ -61,7 +61,7 @@ class _Store:
         return artifact.encode_weights(dict(ordered))
 
 
-def save(compiled: Compiled, path: str | PathLike[str], *, weights: bool = True) -> None:
+def save(compiled: CompiledFunction, path: str | PathLike[str], *, weights: bool = True) -> None:
     """Writes a compiled function of fixed shapes or of ranges. ArtifactError where it can't be written.
 
     Without ``weights`` those that have names are left out.
@@ -98,7 +98,7 @@ def save(compiled: Compiled, path: str | PathLike[str], *, weights: bool = True)
     artifact.write(path, manifest, members)
 
 
-def _given(compiled: Compiled, variant: Variant) -> Mapping[int, str]:
+def _given(compiled: CompiledFunction, variant: Variant) -> Mapping[int, str]:
     """The names of the weights that are left out, by graph input. ArtifactError where there is none."""
     fixed = variant.executable.fixed
     given = {k: names[0] for k, names in variant.names.of.items() if k in fixed}
@@ -121,7 +121,7 @@ def _weights_needed(variants: Sequence[Variant]) -> Json:
 
 
 def _piece(
-    compiled: Compiled, variant: Variant, store: _Store, given: Mapping[int, str]
+    compiled: CompiledFunction, variant: Variant, store: _Store, given: Mapping[int, str]
 ) -> tuple[Json, dict[str, bytes]]:
     """The record of one variant, and its members. ``given``: the weights that are left out, by graph input."""
     executable = variant.executable

@@ -10,8 +10,8 @@ import typer
 from fusec.cli.ahead import compile_to_file, run_file
 from fusec.cli.doctor import diagnose
 from fusec.cli.inspect import describe_file
+from fusec.cli.measure import measure_file
 from fusec.errors import FusecError
-from fusec.measuring import measure_file
 from fusec.page.gather import gather_file
 from fusec.page.write import write_page
 from fusec.runtime.cache import default_cache
@@ -161,7 +161,7 @@ def doctor(
 ) -> None:
     """Says what this machine and installation can do; exit status 1 if something needed is missing."""
     if measure:
-        from fusec.runtime.machines import measure_machine
+        from fusec.probing import measure_machine
 
         try:
             measure_machine()

@@ -7,17 +7,14 @@ import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fusec.compiled import CompiledFunction
 from fusec.errors import ArtifactError
 from fusec.ir.graph import Location
 from fusec.measuring import Times, measure_steps
 from fusec.runtime import artifact
 from fusec.runtime.program import Program
 from fusec.runtime.serial import program_from_json
-
-if TYPE_CHECKING:
-    from fusec.compiled import Compiled
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,9 @@ def gather_file(path: Path, source: Path | None = None, times: Times | None = No
         raise ArtifactError(f"{path}: the manifest is damaged: {error}") from None
 
 
-def gather_compiled(compiled: Compiled, measure: bool = False) -> Gathered:
+def gather_compiled(compiled: CompiledFunction, measure: bool = False) -> Gathered:
     """From a compiled function, which is run if ``measure``. ArtifactError where a named dimension has no range."""
-    from fusec.saving import texts_of  # needs the passes
+    from fusec.saving import texts_of  # needs the passes, which reading a file does not
 
     parts = []
     measured = measure_steps(compiled) if measure else [None] * len(compiled.complete)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fusec
+from fusec import probing
 from fusec.runtime import machines, probe
 from fusec.target import cpu
 from fusec.target.cpu import cpu_target, host_cpu
@@ -22,7 +23,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in (("ROUNDS", 1), ("REPEATS", 1), ("SECONDS", 1e-4), ("LARGEST", 8 << 20), ("CALLS", 5)):
         monkeypatch.setattr(probe, name, value)
     for name, value in (("_CALLS", 5), ("_PAUSE", 0.0)):
-        monkeypatch.setattr(machines, name, value)
+        monkeypatch.setattr(probing, name, value)
     return tmp_path
 
 
@@ -59,7 +60,7 @@ def test_the_run_in_the_middle_counts_and_rounds_but_the_slowest(monkeypatch: py
 def test_a_profile_is_kept_for_this_machine_alone(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = host_cpu()
     assert machines.known_rates(target) is None
-    measured = machines.measure_machine(2)
+    measured = probing.measure_machine(2)
     assert 1e-8 < measured.call < 1e-2
     assert machines.known_rates(target) == measured
     assert len(list((quick / "machines").iterdir())) == 1
@@ -69,23 +70,8 @@ def test_a_profile_is_kept_for_this_machine_alone(quick: Path, monkeypatch: pyte
     assert machines.known_rates(target) is None
 
 
-def test_calls_are_measured_in_typical_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of calls takes 1 µs and 0.2 µs for each further input; every fourth is disturbed."""
-    rows = iter(range(1000))
-    monkeypatch.setattr(machines, "_PAUSE", 0.0)
-    calls = machines.Calls()
-    monkeypatch.setattr(
-        calls,
-        "_seconds",
-        lambda count, name: (9e-6 if next(rows) % 4 == 0 else 1e-6) + 2e-7 * (machines._INPUTS - 1) * (name == "many"),
-    )
-    found = calls.measure(replace(usual_rates(host_cpu(), 2), tensors=1.0))
-    assert (found.call, found.argument) == pytest.approx((1e-6, 2e-7))
-    assert found.tensors < 1e-5
-
-
 def test_a_damaged_profile_counts_for_nothing(quick: Path) -> None:
-    machines.measure_machine(2)
+    probing.measure_machine(2)
     (path,) = (quick / "machines").iterdir()
     path.write_text("{}")
     assert machines.known_rates(host_cpu()) is None
@@ -97,7 +83,7 @@ def test_programs_are_predicted_with_it(quick: Path) -> None:
 
     x = np.zeros(100_000, np.float32)
     before = fusec.compile(twice, x).only.executable.program
-    path = machines._path(host_cpu())
+    path = machines.profile_path(host_cpu())
     path.parent.mkdir()
     slow = replace(usual_rates(host_cpu(), 2), region=1.0, measured=True)
     path.write_text(slow.to_json())
