@@ -156,6 +156,7 @@ class Recorder:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead."""
         if self._refusal is not None:
             raise self._refusal
+        self._before.forget_stand_ins()
         loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)
         if isinstance(root_function, FunctionType):

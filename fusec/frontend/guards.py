@@ -322,8 +322,9 @@ class GuardWriter:
         """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""
         self._check(f"{v}.training", f"{{v}} is not {module.training}", f"{path}.training", module.training)
         for hooks in _HOOKS:
-            held = getattr(module, hooks)
-            self._check(f"{v}.{hooks}", f"len({{v}}) != {len(held)}", f"{path}.{hooks}", len(held))
+            held = list(module.__dict__[hooks].values())
+            test = f"list({{v}}.values()) != {self._bind(held)}" if held else "{v}"
+            self._check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))
         self._own_forward(v, module, path)
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
         if is_user_class(type(module)):

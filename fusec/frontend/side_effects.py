@@ -59,6 +59,10 @@ _OPAQUE = frozenset(
 """Modules whose objects are no state of the user's; what a traced function sees in place of a library is ours."""
 
 
+_STAND_INS = ("fusec.frontend.", "torch._subclasses.fake_tensor")
+"""Modules of types that stand in for a library's arrays while a function is traced."""
+
+
 class StateChangedError(UnsupportedOpError):
     """A traced run changed state that outlives it; it is as it was before. Another run may find it settled.
 
@@ -230,7 +234,7 @@ class Snapshots:
                 continue
             for name, part in islice(parts(value, state), _MOST_PARTS):
                 inner = is_private or (name.startswith("_") and name != "_modules")
-                if name.endswith("_hooks") or (not path and (inner or type(part) not in (dict, list, set, deque))):
+                if not path and (inner or type(part) not in (dict, list, set, deque)):
                     continue
                 waiting.append((part, path, inner))
             if path and not is_a(value, type):
@@ -265,6 +269,14 @@ class Snapshots:
         for generator in self._generators.values():
             generator.put_back()
 
+    def forget_stand_ins(self) -> None:
+        """Takes out of tables what a library noted about the types that stood in for arrays' own."""
+        for held in self._held.values():
+            if is_a(held.value, dict):
+                now = contents(held.value)
+                if now is not None and len(now.keys) > len(held.before.keys) and _adds_stand_ins(now, held.before):
+                    put_back(held.value, held.before)
+
     def take_back(
         self,
         paths: Mapping[int, str],
@@ -285,8 +297,11 @@ class Snapshots:
             found.append(what)
             counters += counted
             only_counts = only_counts and bool(counted)
-        self._clear()
-        return (found[0], tuple(counters) if only_counts else ()) if found else ("", ())
+        if not found:
+            self._clear()
+            return "", ()
+        self.take_all_back()  # what a library noted for itself goes with what it is about
+        return found[0], tuple(counters) if only_counts else ()
 
     def _changed_names(self) -> Iterator[str]:
         for namespace, before in self._globals.values():
@@ -395,6 +410,22 @@ def _refill(cell: CellType, content: object) -> None:
         del cell.cell_contents
     else:
         cell.cell_contents = content
+
+
+def _adds_stand_ins(now: State, then: State) -> bool:
+    """Whether a dict has only got, for types of arrays that stand in for a library's while a function is traced, what
+    it had for the library's own: a compiled call would find that."""
+    before, after = ({id(key): part for key, part in state.items()} for state in (then, now))
+    if not issubclass(then.kind, dict) or any(after.get(key, MISSING) is not part for key, part in before.items()):
+        return False
+    known = [part for key, part in then.items() if is_a(key, type)]
+    added = [(key, part) for key, part in now.items() if id(key) not in before]
+    return all(_is_stand_in(key) and any(part is own for own in known) for key, part in added)
+
+
+def _is_stand_in(key: object) -> bool:
+    module = table_of(key).get("__module__") if isinstance(key, type) else None
+    return type(module) is str and module.startswith(_STAND_INS)
 
 
 def _has_new(now: State, then: State, is_array: Callable[[object], bool]) -> bool:

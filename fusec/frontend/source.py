@@ -14,6 +14,7 @@ from fusec.ir.graph import Location
 
 _FUSEC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
 RETURNED = ""
 """What :func:`stored_name` gives for a result that the function returns at once."""
 
@@ -49,6 +50,8 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith("<frozen") or filename == "<__array_function__ internals>":
         return False
     full = os.path.abspath(filename) if not filename.startswith("<") else filename
+    if not _INSTALLED.isdisjoint(full.split(os.sep)):  # of whatever environment, a user's own too
+        return False
     return not full.startswith((_FUSEC, *_standard_library(), *_site_packages(), *_array_libraries()))
 
 

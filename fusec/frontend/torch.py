@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import Capture, Conditions, Environment, Fallback, Rebuild, ReferenceSource, Source
 from fusec.frontend.environment import record_environment
+from fusec.frontend.raw import in_class
 from fusec.frontend.results import MadeObjects, check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
-from fusec.frontend.source import code_location
+from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Static, Structure, names_in, structure_of
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
@@ -237,10 +238,20 @@ def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict
 
 
 def _refuse_hooks(references: References) -> None:
-    """A hook may do anything at each call; a graph would do it never."""
+    """A hook of the user's may do anything at each call; a graph would do it never. A library's is a part of its
+    module: transformers' models put some into themselves, which give what was asked for besides."""
     for path, module in references.modules:
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise UnsupportedOpError(f"{path} ({type(module).__name__}) has forward hooks; remove them first")
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            if is_user_file(_file_of(hook)):
+                raise UnsupportedOpError(f"{path} ({type(module).__name__}) has forward hooks; remove them first")
+
+
+def _file_of(hook: Any) -> str:
+    """Where a hook's code is; a user's file for one that can't be told."""
+    hook = hook.func if isinstance(hook, partial) else hook
+    function = getattr(hook, "__func__", hook)
+    code = getattr(function, "__code__", None) or getattr(in_class(type(function), "__call__"), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
 
 
 Table = dict[Any, Any] | list[Any]

@@ -475,3 +475,41 @@ def test_generators_made_in_the_call_are_no_state_and_others_are() -> None:
     one, other = Sampler(), Sampler()
     written = fusec.jit(one.scaled)
     assert [written(x)[0] for _ in range(5)] == [other.scaled(x)[0] for _ in range(5)]
+
+
+BY_TYPE: dict[type, Callable[[Any], Any]] = {}
+
+
+def noted_by_type(x: Any) -> Any:
+    """As einops finds the library of an array."""
+    found = BY_TYPE.get(type(x))
+    if found is None:
+        found = BY_TYPE[type(x)] = doubled
+    return found(x) + 1
+
+
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+@LIBRARIES
+def test_what_is_noted_about_a_type_is_noted_once_and_no_stand_in_stays(make: Any) -> None:
+    BY_TYPE.clear()
+    compiled: Any = fusec.jit(noted_by_type)
+    for _ in range(3):
+        assert float(compiled(make(3))[0]) == float(noted_by_type(make(3))[0])
+        assert list(BY_TYPE) == [type(make(3))]
+    assert sum(compiled.dispatcher.eager_calls.values()) == 1
+
+
+@LIBRARIES
+def test_a_note_about_a_type_that_calls_would_not_find_is_state(make: Any) -> None:
+    seen: dict[type, list[int]] = {}
+
+    def lists(x: Any) -> Any:
+        seen.setdefault(type(x), []).append(len(seen))
+        return x * len(seen[type(x)])
+
+    compiled: Any = fusec.jit(lists)
+    assert [float(compiled(make(3))[0] / make(3)[0]) for _ in range(4)] == [1, 2, 3, 4]
+    assert list(seen) == [type(make(3))]
