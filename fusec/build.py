@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -16,9 +16,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fusec import config, tracing
-from fusec.errors import ArtifactError, CodegenError, FusecError, LoweringError, TargetError
-from fusec.frontend.capture import Library
+from fusec import config, toolchain, tracing
+from fusec.checks import check_cache, check_choice, check_environment, check_switch, check_target
+from fusec.errors import (
+    ArtifactError,
+    CaptureError,
+    CodegenError,
+    FusecError,
+    HostArraysError,
+    LoweringError,
+    TargetError,
+)
+from fusec.frontend.capture import Capture, Library
 from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
@@ -60,11 +69,12 @@ class Options:
 
 
 def checked(options: Options) -> Options:
-    """The options. ValueError for one that can't be."""
-    if options.tune not in (False, "quick", "full"):
-        raise ValueError(f"tune={options.tune!r}; it is False, 'quick' or 'full'")
-    if options.precision not in ("ieee", "tf32"):
-        raise ValueError(f"precision={options.precision!r}; it is 'ieee' or 'tf32'")
+    """The options. OptionError for one that can't be, TargetError for a target that is not known."""
+    check_environment()
+    check_target(options.target)
+    check_choice("tune", options.tune, (False, "quick", "full"))
+    check_choice("precision", options.precision, ("ieee", "tf32"))
+    check_switch("cache", options.cache)
     return options
 
 
@@ -88,6 +98,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
 
     Raises what the passes and the backend raise: LoweringError, CodegenError, TargetError.
     """
+    check_environment()
     target = options.target or target_of(graph)
     if library == "numpy" and is_gpu(target):
         return _build_for_host(graph, target, options)
@@ -123,6 +134,11 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     return known
 
 
+def compile_with(options: Options, graph: bool = False) -> Callable[[Capture], Executable]:
+    """What compiles captures with these options. ``graph``: kernels are replayed as one CUDA graph."""
+    return lambda capture: replace(build(capture.graph, capture.library, options).executable, graph=graph)
+
+
 def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     """A program on a GPU for arrays in host memory: chunk by chunk where the graph treats a batch's elements alike."""
     from fusec.passes.batch import batch_axes, with_batch
@@ -131,7 +147,7 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     from fusec.runtime.host import HostExecutable, chunk_of
 
     if any(not isinstance(n, int) for v in graph.inputs for n in v.type.shape):
-        raise LoweringError("arrays in host memory go to a GPU with fixed extents only")
+        raise HostArraysError("arrays in host memory go to a GPU with fixed extents only")
     graph = open_writes(graph, in_place=False)
     device = target if target.removeprefix("cuda:").isdigit() else "cuda:0"
     reason, batch, axes = "", 0, dict[Value, int]()
@@ -148,7 +164,7 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
         while (op := producers.get(value)) is not None and op.definition.kind == "view":
             value = op.operands[0]
         if op is None and port.mutates is None:
-            raise LoweringError("a result is a view of an argument in host memory; return a copy of it")
+            raise HostArraysError("a result is a view of an argument in host memory; return a copy of it")
 
     def built(count: int) -> Built:
         on_device = place(with_batch(graph, axes if count else {}, count), device)
@@ -197,6 +213,8 @@ def _build(
     found = _from_disk(disk, key, library, locations)
     if found is not None:
         return found
+    if not check_cache(disk):
+        return _compile(graph, library, target, options)
     with disk.lock(key):
         found = _from_disk(disk, key, library, locations)
         if found is not None:
@@ -330,6 +348,7 @@ def compile_module(program: Program) -> Module:
     if not program.kernels:
         return NoKernels()
     if is_gpu(program.target):
+        toolchain.require_gpu_compiler(program.target, config.gpu_language())
         with tracing.span("import compilers", "compile"):
             from fusec.codegen.gpu import compile_kernels as compile_for_gpu
 
@@ -338,7 +357,8 @@ def compile_module(program: Program) -> Module:
         except CodegenError as error:
             raise CodegenError(str(error), _line_of(program, str(error))) from error
         return on_gpu
-    with tracing.span("import TVM", "compile"):
+    toolchain.require(toolchain.TVM)
+    with tracing.span("import TVM", "compile"), toolchain.importing(toolchain.TVM):
         from fusec.codegen.tvm.build import compile_kernels
 
     module: Module = compile_kernels(program.kernels, cpu_target(program.target))
@@ -358,7 +378,9 @@ def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:
 
         ending, text = source_for_gpu(kernel, gpu_target(target))
         return str(ending), str(text)
-    from fusec.codegen.tvm.emit import emit_kernel
+    toolchain.require(toolchain.TVM)
+    with toolchain.importing(toolchain.TVM):
+        from fusec.codegen.tvm.emit import emit_kernel
 
     return "tvm.py", str(emit_kernel(kernel, cpu_target(target)).script())
 
@@ -376,10 +398,10 @@ def target_of(graph: Graph) -> str:
     if devices <= {"cpu"}:
         return "cpu"
     if len(devices - {"cpu"}) > 1 or "cpu" in {v.type.device for v in graph.inputs if v.type.shape}:
-        raise FusecError(f"arrays on {', '.join(sorted(devices))} in one function; move them to one device")
+        raise CaptureError(f"arrays on {', '.join(sorted(devices))} in one function; move them to one device")
     (device,) = devices - {"cpu"}
     if not is_gpu(device):
-        raise FusecError(f"arrays on {device} can't be compiled for; move them to a CPU or a CUDA device")
+        raise CaptureError(f"arrays on {device} can't be compiled for; move them to a CPU or a CUDA device")
     return device
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontend.capture import Capture, Fallback, Library
+from fusec.frontend.capture import Capture, Fallback, Library, run_user
 from fusec.frontend.environment import Recorder, record_environment, unwrap
 from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_buffer import Buffer
@@ -70,7 +70,7 @@ def capture_as(
     with record_environment(f, statics) as recorder:
         given = ArgumentContainers(new_args, new_kwargs, lambda value: issubclass(type(value), Traced | np.ndarray))
         with reading():
-            result = function(*new_args, **new_kwargs)
+            result = run_user(function, new_args, new_kwargs)
         given.check()
         scope.check_no_side_effects()
         refuse_late_errors(trace.builder, _definition(f))
