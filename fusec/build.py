@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -30,16 +30,16 @@ from fusec.errors import (
 from fusec.frontend.capture import Capture, Library
 from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
+from fusec.modules import NoKernels, load_module
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
-from fusec.runtime.machines import known_rates, machine_facts
-from fusec.runtime.modules import NoKernels, load_module
 from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
 from fusec.target.rates import Rates, usual_rates
 from fusec.tile.nodes import Kernel
+from fusec.tuning.machines import known_rates, machine_facts
 
 if TYPE_CHECKING:
     from fusec.passes.lower.gpu.select import GpuSelector
@@ -141,8 +141,8 @@ def compile_with(options: Options, graph: bool = False) -> Callable[[Capture], E
 
 def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     """A program on a GPU for arrays in host memory: chunk by chunk where the graph treats a batch's elements alike."""
+    from fusec.ir.place import place
     from fusec.passes.batch import batch_axes, with_batch
-    from fusec.passes.place import place
     from fusec.passes.writes import open_writes
     from fusec.runtime.host import HostExecutable, chunk_of
 
@@ -237,7 +237,8 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
     with tracing.span("build kernels", "compile", kernels=len(lowered.program.kernels)):
         module = compile_module(lowered.program)
     seconds = {**lowered.seconds, "codegen": time.perf_counter() - start}
-    executable = Executable(lowered.program, module, library, kernel_digests(lowered.program))
+    digests = kernel_digests(lowered.program)
+    executable = Executable(lowered.program, module, library, digests, compile_here=_compile_here)
     _log_fusion(lowered.program)
     folder = config.dump_dir()
     if folder is not None:
@@ -245,6 +246,13 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
 
         dump(folder, lowered, module, executable)
     return Built(executable, False, seconds, lowered.stopped)
+
+
+def _compile_here(kernels: Sequence[Kernel]) -> Module:
+    from fusec.codegen.tvm.build import compile_kernels
+
+    compiled: Module = compile_kernels(kernels, cpu_target())
+    return compiled
 
 
 def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
@@ -296,9 +304,9 @@ def _languages(target: str) -> tuple[bool, bool]:
 
 def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
     """A selector that measures on the device of the graph. TargetError where it can't run code for the target."""
-    from fusec.passes.schedule.tune_gpu import GpuTuningSelector
+    from fusec.passes.tune_gpu import GpuTuningSelector
     from fusec.progress import tuning_bar
-    from fusec.runtime.tuning_gpu import GpuMeasure
+    from fusec.tuning.measure_gpu import GpuMeasure
 
     target, device = gpu_target(name), target_of(graph)
     try:
@@ -323,9 +331,9 @@ def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
 
 def _tuning_selector(name: str, effort: Literal["quick", "full"]) -> Selector:
     """A selector that measures. TargetError where the target is not this machine."""
-    from fusec.passes.schedule.tune import TuningSelector  # with the compiler, which a cached program does without
+    from fusec.passes.tune import TuningSelector  # with the compiler, which a cached program does without
     from fusec.progress import tuning_bar
-    from fusec.runtime.tuning import CpuMeasure
+    from fusec.tuning.measure import CpuMeasure
 
     target = cpu_target(name)
     if not target.runs_here:
@@ -424,7 +432,8 @@ def _loaded(disk: DiskCache, key: str, library: Library, locations: list[Locatio
     try:
         record = json.loads(entry.record)
         program = program_from_json(record["program"], locations)
-        executable = Executable(program, load_module(entry.module), library, dict(record["digests"]))
+        module, digests = load_module(entry.module), dict(record["digests"])
+        executable = Executable(program, module, library, digests, compile_here=_compile_here)
     except (ArtifactError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: does not load (%s), built again", key[:12], error)
         disk.discard(key)
