@@ -105,12 +105,22 @@ class CompiledFunction:
             )
         layouts, variant = self._variant(leaves)
         inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
+        self._check_writeable(variant, inputs)
         result = variant.rebuild(variant.executable(*inputs))
         if layouts == self._latest:
             made = variant_entry(variant.executable, variant.arguments, variant.rebuild, spec, leaves)
             self._entries = (made, *self._entries[: ENTRIES - 1])
         self._latest = layouts
         return result
+
+    def _check_writeable(self, variant: Variant, inputs: Sequence[Any]) -> None:
+        """ValueError, as NumPy's, where the function changes an array that is read-only."""
+        if self.library != "numpy":
+            return
+        given = dict(zip(variant.executable.free_inputs, inputs, strict=True))
+        for port in variant.executable.program.output_ports:
+            if port.mutates in given and not given[port.mutates].flags.writeable:
+                raise ValueError(f"{self.name}: assignment destination is read-only")
 
     def _variant(self, leaves: Sequence[Any]) -> tuple[tuple[Layout, ...], Variant]:
         """The layouts of the arrays, and what serves them. SignatureError where nothing does."""

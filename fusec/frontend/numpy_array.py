@@ -15,8 +15,10 @@ from fusec.frontend import numpy_contract as contract
 from fusec.frontend import numpy_function as function
 from fusec.frontend import numpy_index as index
 from fusec.frontend.followed import by_value, value_of
-from fusec.frontend.numpy_create import copy, full_like
+from fusec.frontend.numpy_create import copy, fits_order, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
+from fusec.frontend.numpy_flags import TracedFlags
+from fusec.frontend.numpy_flat import FlatView
 from fusec.frontend.numpy_reductions import Reductions
 from fusec.frontend.numpy_trace import ShapeRuleError, Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call
@@ -33,10 +35,10 @@ def _binary(ufunc: np.ufunc) -> tuple[Any, Any, Any]:
     """The operator, its reflection and its in-place form."""
 
     def plain(self: TracedArray, other: Any) -> Any:
-        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, value_of(other)))
+        return NotImplemented if _defers(self, other) else call_ufunc(ufunc, (self, value_of(other)))
 
     def reflected(self: TracedArray, other: Any) -> Any:
-        return NotImplemented if _defers(other) else call_ufunc(ufunc, (value_of(other), self))
+        return NotImplemented if _defers(self, other) else call_ufunc(ufunc, (value_of(other), self))
 
     def in_place(self: TracedArray, other: Any) -> Any:
         if self.is_scalar:
@@ -46,9 +48,16 @@ def _binary(ufunc: np.ufunc) -> tuple[Any, Any, Any]:
     return plain, reflected, in_place
 
 
-def _defers(other: Any) -> bool:
-    known = (bool, int, float, complex, np.ndarray, np.generic, Traced, list, tuple)
-    return not isinstance(other, known)
+_KNOWN = (bool, int, float, complex, np.ndarray, np.generic, Traced, list, tuple)
+
+
+def _defers(self: TracedArray, other: Any) -> bool:
+    """Whether NumPy leaves an operator to the other operand. UnsupportedOpError for one that it makes an array of."""
+    if isinstance(other, _KNOWN):
+        return False
+    if getattr(type(other), "__array_ufunc__", self) is None:
+        return True
+    raise self.tracer.unsupported(f"an operator of an array and {type(other).__name__} is not compiled")
 
 
 _LIBRARY = ("fusec.", "numpy.")
@@ -64,7 +73,7 @@ def _told(number: Any) -> Any:
 
 def _compare(ufunc: np.ufunc) -> Any:
     def compare(self: TracedArray, other: Any) -> Any:
-        return NotImplemented if _defers(other) else call_ufunc(ufunc, (self, value_of(other)))
+        return NotImplemented if _defers(self, other) else call_ufunc(ufunc, (self, value_of(other)))
 
     return compare
 
@@ -88,6 +97,8 @@ class TracedArray(Reductions):
 
     @shape.setter
     def shape(self, shape: Any) -> None:
+        if self.is_root and self.buffer.is_input:
+            raise self.tracer.unsupported("setting the shape of an array that outlives the call is not compiled")
         made = self.reshape(shape)
         if made.buffer is not self.buffer:
             message = (
@@ -122,11 +133,13 @@ class TracedArray(Reductions):
 
     @property
     def flags(self) -> Any:
-        return self.meta.dtype.type().flags if self.is_scalar else self.meta.flags
+        return self.meta.dtype.type().flags if self.is_scalar else TracedFlags(self)
 
     @property
     def base(self) -> Any:
-        return self if self.steps else None
+        if self.buffer.is_input or not self.is_root:
+            raise self.tracer.unsupported("x.base of an argument, or of a view, is not compiled")
+        return None
 
     @property
     def device(self) -> str:
@@ -221,7 +234,8 @@ class TracedArray(Reductions):
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         fast = _FAST_POWERS.get(other) if type(other) in (int, float) else None
         is_square = type(other) is int and other == 2
-        if fast is not None and (self.dtype.kind == "f" or (is_square and self.dtype.kind in "iu")):
+        kinds = "fiu" if self.is_scalar else "fiub"
+        if fast is not None and (self.dtype.kind == "f" or (is_square and self.dtype.kind in kinds)):
             return call_ufunc(fast, (self,))
         return self._power(other)
 
@@ -280,10 +294,8 @@ class TracedArray(Reductions):
         if not np.can_cast(self.dtype, kind, casting):
             message = f"Cannot cast array data from {self.dtype!r} to {kind!r} according to the rule {casting!r}"
             raise TypeRuleError(message, self.tracer.location())
-        if not copy and kind == self.dtype and order == "K":
+        if not copy and kind == self.dtype and fits_order(self.meta, order):
             return self
-        if self.dtype.kind == "c" and kind.kind not in "cb":
-            raise self.tracer.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
         made = _copy(self.tracer, self, kind, order)
         made.is_scalar = self.is_scalar
         return made
@@ -329,14 +341,19 @@ class TracedArray(Reductions):
         given = shape[0] if len(shape) == 1 else shape
         wanted = (given,) if isinstance(given, int | np.integer) or not np.iterable(given) else tuple(given)
         extents = self._resolved(tuple(operator.index(n) for n in wanted))
+        if order not in ("C", "F", "A"):
+            raise self.tracer.unsupported(f"reshape(order={order!r}) is not compiled")
         if self.is_scalar and not extents:
             return self
-        if order == "F" or (order == "A" and self.flags.f_contiguous and not self.flags.c_contiguous):
-            return self.transpose().reshape(extents[::-1]).transpose()
+        flags = self.meta.flags
+        if order == "F" or (order == "A" and flags.f_contiguous and not flags.c_contiguous):
+            return self.transpose().reshape(extents[::-1], copy=copy).transpose()
         step = Step("reshape", ShapeAttributes(extents))
         try:
-            meta = np.reshape(self.meta, extents, copy=False)
+            meta = np.reshape(self.meta, tuple(operator.index(n) for n in wanted), copy=False)
         except ValueError:
+            if copy is False:
+                raise ShapeRuleError("Unable to avoid creating a copy while reshaping.") from None
             return self.tracer.fresh(self.tracer.reshape(self.value, extents))
         if copy:
             return self.tracer.fresh(self.tracer.reshape(self.value, extents))
@@ -353,26 +370,29 @@ class TracedArray(Reductions):
         return tuple(self.size // known if n == -1 else n for n in shape)
 
     def ravel(self, order: str = "C") -> Any:
-        if order == "K":
-            order = "A"
-            if not self.flags.c_contiguous and not self.flags.f_contiguous:
-                raise self.tracer.unsupported("ravel(order='K') of an array that is not contiguous is not compiled")
-        flat = self.reshape(-1, order=order)
-        return flat if flat.flags.c_contiguous else self.tracer.fresh(flat.value)
+        flat = self._in_memory_order().reshape(-1) if order == "K" else self.reshape(-1, order=order)
+        return flat if flat.meta.flags.c_contiguous else self.tracer.fresh(flat.value)
 
     def flatten(self, order: str = "C") -> Any:
-        flat = self.reshape(-1, order=order)
+        flat = self._in_memory_order().reshape(-1) if order == "K" else self.reshape(-1, order=order)
         return self.tracer.fresh(flat.value)
+
+    def _in_memory_order(self) -> Any:
+        """The array with its axes in the order in which they lie in memory."""
+        steps = [s for n, s in zip(self.meta.shape, self.meta.strides) if n > 1]
+        if any(s <= 0 for s in steps) or len(set(steps)) < len(steps):
+            raise self.tracer.unsupported("order='K' of an array that runs backwards or overlaps is not compiled")
+        axes = [a for a, n in enumerate(self.meta.shape) if n > 1]
+        ordered = iter(sorted(axes, key=lambda a: -self.meta.strides[a]))
+        return self.transpose([next(ordered) if n > 1 else a for a, n in enumerate(self.meta.shape)])
 
     @property
     def flat(self) -> Any:
-        if not self.flags.c_contiguous:
-            raise self.tracer.unsupported("x.flat of an array that is not contiguous is not compiled; use x.ravel()")
-        return self.reshape(-1)
+        return FlatView(self)
 
     @flat.setter
     def flat(self, new: Any) -> None:
-        index.write(self.tracer, self.flat, new)
+        FlatView(self)[...] = new
 
     def squeeze(self, axis: Any = None) -> Any:
         if axis is None:
@@ -382,7 +402,7 @@ class TracedArray(Reductions):
         if any(self.shape[a] != 1 for a in axes):
             message = "cannot select an axis to squeeze out which has size not equal to one"
             raise ShapeRuleError(message, self.tracer.location())
-        if self.is_scalar:
+        if self.is_scalar or (axis is None and not axes):
             return self
         return self[(*(0 if i in axes else slice(None) for i in range(self.ndim)), ...)]
 
@@ -424,6 +444,7 @@ class TracedArray(Reductions):
             raise self.tracer.unsupported("the imaginary part of complex numbers is not compiled")
         made = full_like(self.tracer, self, 0)
         made.is_scalar = self.is_scalar
+        made.meta.flags.writeable = False
         return made
 
     def conj(self) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import opt_einsum
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from fusec.errors import TypeRuleError
 from fusec.frontend.numpy_create import as_array
 from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype, laid_out_as, twin
 from fusec.frontend.numpy_ufunc import call
@@ -104,7 +105,9 @@ def tensordot(trace: Trace, a: Any, b: Any, axes: Any = 2) -> Any:
     rhs = normalize_axis_tuple(rhs, right.ndim)
     if len(lhs) != len(rhs) or any(left.shape[i] != right.shape[j] for i, j in zip(lhs, rhs)):
         raise ShapeRuleError("tensordot: shape-mismatch for sum", trace.location())
-    return _emit(trace, "dot", arrays, dtype, DotAttributes(lhs, rhs))
+    made = _emit(trace, "dot", arrays, dtype, DotAttributes(lhs, rhs))
+    made.is_scalar = False
+    return made
 
 
 def vecdot(trace: Trace, a: Any, b: Any) -> Any:
@@ -125,7 +128,7 @@ def vecmat(trace: Trace, a: Any, b: Any) -> Any:
     return einsum(trace, "...i,...ij->...j", a, b)
 
 
-def einsum(trace: Trace, *operands: Any, dtype: Any = None) -> Any:
+def einsum(trace: Trace, *operands: Any, dtype: Any = None, casting: Any = "safe") -> Any:
     """``np.einsum``; three operands or more are contracted pair by pair along opt_einsum's path."""
     equation, given = _parse(trace, operands)
     arrays, kind = _operands(trace, *given)
@@ -134,6 +137,7 @@ def einsum(trace: Trace, *operands: Any, dtype: Any = None) -> Any:
         return seen
     if dtype is not None:
         kind = ir_dtype(np.dtype(dtype))
+        _check_casts(trace, arrays, kind, casting)
     inside = i64 if kind is bool_ else kind
     left, _, output = equation.partition("->")
     terms = left.split(",")
@@ -148,6 +152,15 @@ def einsum(trace: Trace, *operands: Any, dtype: Any = None) -> Any:
         value = trace.binary("ne", value, 0)
     sample = np.asarray(np.einsum(equation, *(twin(_meta(x)) for x in arrays)))
     return trace.result(value, laid_out_as(sample, value.type.static_shape, value.type.dtype.numpy))
+
+
+def _check_casts(trace: Trace, arrays: Sequence[Any], dtype: DType, casting: Any) -> None:
+    for x in arrays:
+        if not np.can_cast(_meta(x).dtype, dtype.numpy, casting):
+            message = (
+                f"einsum: an operand of {_meta(x).dtype} could not be cast to {dtype.numpy} by the rule {casting!r}"
+            )
+            raise TypeRuleError(message, trace.location())
 
 
 def _view(trace: Trace, equation: str, x: Any) -> Any:

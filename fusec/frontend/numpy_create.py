@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
+from numpy.lib.stride_tricks import as_strided
 
 from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe, ir_dtype, laid_out_as, like_layout, twin
 from fusec.frontend.steps import Step
@@ -62,6 +63,39 @@ def copy(trace: Trace, x: Traced, dtype: Any = None, order: str | None = "K") ->
     return trace.fresh(trace.cast(x.value, ir_dtype(kind)), laid_out(x.meta, kind, order))
 
 
+def fits_order(meta: np.ndarray[Any, Any], order: str | None) -> bool:
+    """Whether an array lies as NumPy's ``order`` asks for, so that no copy is needed."""
+    return not ((order == "C" and not meta.flags.c_contiguous) or (order == "F" and not meta.flags.f_contiguous))
+
+
+def convert(trace: Trace, x: Any, dtype: Any = None, order: str | None = None, may_copy: bool | None = None) -> Any:
+    """``np.asarray(x, dtype, order, copy=may_copy)`` of what :func:`contains_traced` is true for."""
+    order = order or "K"
+    if order not in ("C", "F", "A", "K"):
+        raise trace.unsupported(f"order={order!r} is not compiled")
+    is_array = isinstance(x, Traced) and not x.is_scalar
+    made = x if is_array else as_array(trace, x, dtype)
+    kind = made.meta.dtype if dtype is None else np.dtype(dtype)
+    fits = kind == made.meta.dtype and fits_order(made.meta, order)
+    if may_copy is False and not (is_array and fits):
+        raise ShapeRuleError("Unable to avoid copy while creating an array as requested.", trace.location())
+    return made if fits and not (may_copy and is_array) else copy(trace, made, kind, order)
+
+
+def with_axes(trace: Trace, x: Traced, rank: int, order: str | None) -> Any:
+    """The array with axes of one element before its own, whose strides are those that ``np.array(ndmin=)`` gives."""
+    meta = x.meta
+    ones = rank - meta.ndim
+    flags = meta.flags
+    backwards = order == "F" or (flags.f_contiguous and not flags.c_contiguous)
+    stride = meta.itemsize if backwards or not meta.ndim else meta.shape[0] * meta.strides[0]
+    shape = (*(1,) * ones, *meta.shape)
+    laid = as_strided(meta, shape, (*(stride,) * ones, *meta.strides))
+    if not meta.flags.writeable:
+        laid.flags.writeable = False
+    return trace.view(x, (Step("reshape", ShapeAttributes(shape)),), laid)
+
+
 def contains_traced(x: Any) -> bool:
     """True for a traced array, or a list or tuple with one inside."""
     return isinstance(x, Traced) or (isinstance(x, list | tuple) and any(map(contains_traced, x)))
@@ -72,7 +106,7 @@ def as_array(trace: Trace, x: Any, dtype: Any = None) -> Any:
     if isinstance(x, Traced):
         if dtype is not None and np.dtype(dtype) != x.meta.dtype:
             return copy(trace, x, dtype)
-        return trace.view(x, (), x.meta) if not x.is_scalar else trace.fresh(x.value, x.meta)
+        return x if not x.is_scalar else trace.fresh(x.value, x.meta)
     if not contains_traced(x):
         return np.asarray(x, dtype=dtype)
     parts = [as_array(trace, part) for part in x]
@@ -88,7 +122,9 @@ def as_array(trace: Trace, x: Any, dtype: Any = None) -> Any:
     return trace.fresh(joined)
 
 
-def concatenate(trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None) -> Any:
+def concatenate(
+    trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
+) -> Any:
     """``np.concatenate``; of the flattened arrays where ``axis`` is None."""
     if isinstance(arrays, Traced):
         arrays = list(arrays)
@@ -96,7 +132,7 @@ def concatenate(trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype
     if not parts:
         raise ShapeRuleError("need at least one array to concatenate", trace.location())
     metas = [p.meta if isinstance(p, Traced) else p for p in parts]
-    kind = np.concatenate([np.empty((0,), m.dtype) for m in metas], dtype=dtype).dtype
+    kind = np.concatenate([np.empty((0,), m.dtype) for m in metas], dtype=dtype, casting=casting).dtype
     values = [trace.operand(p, ir_dtype(kind)) for p in parts]
     if axis is None:
         values = [trace.reshape(v, (m.size,)) for v, m in zip(values, metas)]
@@ -118,8 +154,8 @@ def concatenate(trace: Trace, arrays: Sequence[Any], axis: int | None = 0, dtype
     return trace.fresh(value, laid_out_as(np.concatenate([twin(m) for m in metas], axis=along), shape, kind))
 
 
-def broadcast_to(trace: Trace, x: Any, shape: Shape) -> Any:
-    """A read-only view of a larger shape."""
+def broadcast_to(trace: Trace, x: Any, shape: Shape, writeable: bool = False) -> Any:
+    """A view of a larger shape, read-only unless asked for otherwise."""
     array = x if isinstance(x, Traced) else as_array(trace, x)
     if not isinstance(array, Traced):
         return np.broadcast_to(array, shape)
@@ -128,5 +164,7 @@ def broadcast_to(trace: Trace, x: Any, shape: Shape) -> Any:
         meta = np.broadcast_to(array.meta, extents)
     except ValueError as error:
         raise ShapeRuleError(str(error), trace.location()) from None
+    if writeable and array.meta.flags.writeable:
+        meta = as_strided(array.meta, meta.shape, meta.strides)
     step = () if extents == array.meta.shape else (Step("broadcast", ShapeAttributes(extents)),)
     return trace.view(array, step, meta)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from fusec.errors import DataDependentError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
-from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype
+from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype, laid_out_as
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.types import TensorType
 
@@ -36,8 +37,12 @@ def extern(
         text = format_arguments(args, kwargs, operands)
     except TypeError as error:
         raise trace.unsupported(f"{target} is not compiled, and can't be kept as a call: {error}") from None
-    first = _run(trace, target, function, args, kwargs, operands, _random_sample)
+    samples = {id(x): _random_sample(x) for x in operands}
+    first = _run(trace, target, function, args, kwargs, operands, samples)
     leaves = _leaves(trace, target, first)
+    arrays = [*samples.values(), *(leaf for leaf in leaves if isinstance(leaf, np.ndarray))]
+    if any(np.may_share_memory(a, b) for a, b in combinations(arrays, 2)):
+        raise trace.unsupported(f"{target} gives views, and is not compiled")
     if _shape_varies(trace, target, function, args, kwargs, operands, leaves):
         message = f"the shape of {target}'s result depends on the elements; it can't be part of a compiled function"
         raise DataDependentError(message, trace.location())
@@ -84,9 +89,8 @@ def _run(
     args: Any,
     kwargs: Any,
     operands: Sequence[Traced],
-    sample: Callable[[Traced], np.ndarray[Any, Any]],
+    samples: Mapping[int, np.ndarray[Any, Any]],
 ) -> Any:
-    samples = {id(x): sample(x) for x in operands}
     try:
         with np.errstate(all="ignore"):
             return function(*_filled(args, samples), **_filled(kwargs, samples))
@@ -100,21 +104,26 @@ def _shape_varies(
 ) -> bool:
     """True when arrays of equal elements give results of another shape than random ones."""
     try:
-        other = _run(trace, target, function, args, kwargs, operands, lambda x: np.ones(x.meta.shape, x.meta.dtype))
+        ones = {id(x): np.ones(x.meta.shape, x.meta.dtype) for x in operands}
+        other = _run(trace, target, function, args, kwargs, operands, ones)
     except UnsupportedOpError:  # such as the inverse of a singular matrix
         return False
     return [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in _leaves(trace, target, other)]
 
 
 def _random_sample(x: Traced) -> np.ndarray[Any, Any]:
-    """Random elements; a square matrix is symmetric and positive definite, which suits linear algebra too."""
+    """Random elements in the array's order; a square matrix is symmetric and positive definite, for linear algebra."""
     shape, dtype = x.meta.shape, x.meta.dtype
     made = np.asarray(np.random.default_rng(1).random(shape))
     if len(shape) > 1 and shape[-1] == shape[-2]:
         made = made + np.swapaxes(made, -1, -2) + 2 * shape[-1] * np.eye(shape[-1])
     if dtype.kind in "biu":
         made = np.floor(made * 2)
-    return np.asarray(made.astype(dtype))
+    laid: np.ndarray[Any, Any] = np.ndarray(
+        shape, dtype, np.empty(made.size, dtype), 0, laid_out_as(x.meta, shape, dtype).strides
+    )
+    laid[...] = made
+    return laid
 
 
 def _filled(x: Any, samples: Mapping[int, Any]) -> Any:

@@ -145,7 +145,7 @@ def _full_like(
 def _concatenate(
     trace: Trace, arrays: Any, axis: int | None = 0, out: Any = None, *, dtype: Any = None, casting: Any = "same_kind"
 ) -> Any:
-    return store(trace, create.concatenate(trace, arrays, axis, dtype), out)
+    return store(trace, create.concatenate(trace, arrays, axis, dtype, casting), out)
 
 
 def _pad(trace: Trace, array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
@@ -173,7 +173,9 @@ def _broadcast_to(trace: Trace, array: Any, shape: Any, subok: bool = False) -> 
 def _broadcast_arrays(trace: Trace, *args: Any, subok: bool = False) -> Any:
     arrays = [create.as_array(trace, x) for x in args]
     shape, _ = broadcast_metas(trace, "broadcast_arrays", arrays)
-    return tuple(create.broadcast_to(trace, x, shape) for x in arrays)
+    if all((x.meta if isinstance(x, Traced) else x).shape == shape for x in arrays):
+        return tuple(arrays)
+    return tuple(create.broadcast_to(trace, x, shape, writeable=True) for x in arrays)
 
 
 def _result_type(trace: Trace, *args: Any) -> Any:
@@ -192,9 +194,17 @@ def _count_nonzero(trace: Trace, a: Any, axis: Any = None, *, keepdims: Any = Fa
 
 
 def _einsum(
-    trace: Trace, *operands: Any, out: Any = None, optimize: Any = False, dtype: Any = None, **kwargs: Any
+    trace: Trace,
+    *operands: Any,
+    out: Any = None,
+    optimize: Any = False,
+    dtype: Any = None,
+    casting: Any = "safe",
+    order: Any = "K",
 ) -> Any:
-    return store(trace, contract.einsum(trace, *operands, dtype=dtype), out)
+    if order != "K":
+        raise trace.unsupported(f"np.einsum with order={order!r} is not compiled")
+    return store(trace, contract.einsum(trace, *operands, dtype=dtype, casting=casting), out)
 
 
 def _with_out(product: Function) -> Function:
@@ -207,7 +217,7 @@ def _with_out(product: Function) -> Function:
 def _windows(
     trace: Trace, x: Any, window_shape: Any, axis: Any = None, *, subok: bool = False, writeable: bool = False
 ) -> Any:
-    return strides.sliding_window_view(trace, create.as_array(trace, x), window_shape, axis)
+    return strides.sliding_window_view(trace, create.as_array(trace, x), window_shape, axis, writeable)
 
 
 def _nonzero(trace: Trace, a: Any) -> Any:

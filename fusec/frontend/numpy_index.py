@@ -304,6 +304,9 @@ def set_item(trace: Trace, x: Traced, index: Any, new: Any) -> None:
         raise TypeError(
             f"'{x.meta.dtype.type.__module__}.{x.meta.dtype.type.__name__}' object does not support item assignment"
         )
+    _check_writeable(trace, x)
+    if isinstance(new, bool | int | float | complex):
+        _check_number(trace, new, x.meta.dtype)
     mask = _mask_of(trace, index)
     if mask is not None:
         _set_masked(trace, x, mask, new)
@@ -318,10 +321,9 @@ def set_item(trace: Trace, x: Traced, index: Any, new: Any) -> None:
 
 def write(trace: Trace, target: Traced, new: Any) -> None:
     """Stores ``new`` in a traced array in place, cast and broadcast to it."""
+    _check_writeable(trace, target)
     if isinstance(new, Traced) and new.buffer is target.buffer and new.steps == target.steps:
         return
-    if target.is_scalar or not target.meta.flags.writeable:
-        raise ShapeRuleError("assignment destination is read-only", trace.location())
     if not isinstance(new, Traced | np.ndarray) and not np.isscalar(new):
         new = as_array(trace, new)
     if isinstance(new, bool | int | float | complex):
@@ -338,6 +340,11 @@ def write(trace: Trace, target: Traced, new: Any) -> None:
         message = f"could not broadcast input array from shape {shape} into shape {target.meta.shape}"
         raise ShapeRuleError(message, trace.location()) from None
     target.buffer.write(target.steps, value)
+
+
+def _check_writeable(trace: Trace, target: Traced) -> None:
+    if target.is_scalar or not target.meta.flags.writeable:
+        raise ShapeRuleError("assignment destination is read-only", trace.location())
 
 
 def _check_number(trace: Trace, number: complex, dtype: np.dtype[Any]) -> None:

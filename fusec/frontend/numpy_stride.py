@@ -22,7 +22,7 @@ from fusec.ir.attributes import (
 )
 
 
-def sliding_window_view(trace: Trace, x: Traced, window_shape: Any, axis: Any = None) -> Any:
+def sliding_window_view(trace: Trace, x: Traced, window_shape: Any, axis: Any = None, writeable: bool = False) -> Any:
     """``np.lib.stride_tricks.sliding_window_view``: one windows step an axis."""
     sizes = tuple(window_shape) if np.iterable(window_shape) else (int(window_shape),)
     axes = tuple(range(x.meta.ndim)) if axis is None else normalize_axis_tuple(axis, x.meta.ndim, allow_duplicate=True)
@@ -42,7 +42,8 @@ def sliding_window_view(trace: Trace, x: Traced, window_shape: Any, axis: Any = 
         steps.append(Step("windows", WindowsAttributes(along, int(size))))
         shape = [n - size + 1 if i == along else n for i, n in enumerate(shape)] + [int(size)]
         strides.append(x.meta.strides[along])
-    return trace.view(x, steps, _read_only(describe(shape, x.meta.dtype, strides)))
+    made = numpy_as_strided(x.meta, shape, strides)
+    return trace.view(x, steps, made if writeable else _read_only(made))
 
 
 def _read_only(meta: Any) -> Any:
@@ -51,7 +52,11 @@ def _read_only(meta: Any) -> Any:
 
 
 def as_strided(
-    trace: Trace, x: Traced, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None
+    trace: Trace,
+    x: Traced,
+    shape: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    writeable: bool = True,
 ) -> Any:
     """``np.lib.stride_tricks.as_strided`` with strides in bytes, over the memory that ``x`` is a view of.
 
@@ -84,7 +89,7 @@ def as_strided(
             )
         strided = StridedAttributes(extents, tuple(s for _, s in wanted), offset)
         moves = [Step("strided", strided)]
-    made = numpy_as_strided(meta, extents, steps_in_bytes)
+    made = numpy_as_strided(meta, extents, steps_in_bytes, writeable=writeable)
     return trace.make(trace, x.buffer, (*base.steps, *moves), made)
 
 

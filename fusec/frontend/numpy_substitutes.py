@@ -23,35 +23,39 @@ def substitutes(trace: Trace) -> Functions:
 
 def _conversions(trace: Trace) -> Functions:
     def array(
-        object: Any, dtype: Any = None, *, copy: Any = True, order: str = "K", ndmin: int = 0, **kwargs: Any
+        object: Any,
+        dtype: Any = None,
+        *,
+        copy: Any = True,
+        order: Any = "K",
+        subok: Any = False,
+        ndmin: int = 0,
+        like: Any = None,
+        **kwargs: Any,
     ) -> Any:
         if not create.contains_traced(object):
-            return np.array(object, dtype, copy=copy, order=order, ndmin=ndmin, **kwargs)  # type: ignore[call-overload]
-        made = create.as_array(trace, object, dtype)
-        if isinstance(object, Traced) and copy and made.buffer is object.buffer:
-            made = create.copy(trace, object, dtype, order)
-        while made.meta.ndim < ndmin:
-            made = made[None]
-        return made
+            given = {**kwargs, "subok": subok, "ndmin": ndmin, "like": like}
+            return np.array(object, dtype, copy=copy, order=order, **given)
+        made = create.convert(trace, object, dtype, order, None if copy is None else bool(copy))
+        return create.with_axes(trace, made, ndmin, order) if made.meta.ndim < ndmin else made
 
     def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, **kwargs: Any) -> Any:
         if not create.contains_traced(a):
-            return np.asarray(a, dtype, order, copy=copy)
-        return array(a, dtype, order=order or "K") if copy else create.as_array(trace, a, dtype)
+            return np.asarray(a, dtype, order, copy=copy, **kwargs)
+        return create.convert(trace, a, dtype, order, copy)
 
-    def contiguous(a: Any, dtype: Any = None, **kwargs: Any) -> Any:
-        if not create.contains_traced(a):
-            return np.ascontiguousarray(a, dtype)
-        made = create.as_array(trace, a, dtype)
-        made = made if made.meta.ndim else made.reshape(1)
-        return made if made.meta.flags.c_contiguous else create.copy(trace, made, dtype, "C")
+    def in_order(order: Any) -> Callable[..., Any]:
+        numpys = np.ascontiguousarray if order == "C" else np.asfortranarray
 
-    def fortran(a: Any, dtype: Any = None, **kwargs: Any) -> Any:
-        if not create.contains_traced(a):
-            return np.asfortranarray(a, dtype)
-        made = create.as_array(trace, a, dtype)
-        return made if made.meta.flags.f_contiguous else create.copy(trace, made, dtype, "F")
+        def convert(a: Any, dtype: Any = None, **kwargs: Any) -> Any:
+            if not create.contains_traced(a):
+                return numpys(a, dtype, **kwargs)
+            made = create.convert(trace, a, dtype, order)
+            return made if made.meta.ndim else made.reshape(1)
 
+        return convert
+
+    contiguous, fortran = in_order("C"), in_order("F")
     return {
         np.array: array,
         np.asarray: asarray,
@@ -82,7 +86,7 @@ def _views(trace: Trace) -> Functions:
         wanted = kwargs.get("strides", strides_)
         if not isinstance(x, Traced):
             return as_strided(x, shape, wanted, subok, writeable)
-        return strides.as_strided(trace, x, shape, wanted)
+        return strides.as_strided(trace, x, shape, wanted, writeable)
 
     def broadcast(*args: Any) -> Any:
         return np.broadcast(*(x.meta if isinstance(x, Traced) else x for x in args))

@@ -70,18 +70,23 @@ def like_layout(shape: Sequence[int], dtype: np.dtype[Any], inputs: Sequence[Met
 
 def twin(meta: Meta) -> Meta:
     """A small real array whose axes lie in memory in the same order, for NumPy to show the order of a result."""
-    order = sorted(range(meta.ndim), key=lambda a: -abs(meta.strides[a]))
+    order = memory_order(meta)
     extents = [1 if meta.strides[a] == 0 else min(meta.shape[a], 2) for a in order]
     dense = np.zeros(extents, meta.dtype).transpose(np.argsort(order))
     signed = dense[tuple(slice(None, None, -1 if s < 0 else 1) for s in meta.strides)]
     return np.broadcast_to(signed, [min(n, 2) for n in meta.shape])
 
 
+def memory_order(meta: Meta) -> list[int]:
+    """The axes from the outermost in memory to the innermost; of equal strides one of a single element lies within."""
+    return sorted(range(meta.ndim), key=lambda a: (-abs(meta.strides[a]), meta.shape[a] == 1))
+
+
 def laid_out_as(sample: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Meta:
     """A dense layout of this shape whose axes lie in the sample's order."""
     if sample.ndim != len(shape) or not shape or 0 in shape:
         return describe(shape, dtype)
-    order = sorted(range(sample.ndim), key=lambda a: -abs(sample.strides[a]))
+    order = memory_order(sample)
     return describe([shape[a] for a in order], dtype).transpose(np.argsort(order))
 
 
@@ -114,19 +119,27 @@ class State:
 class Traced:
     """A traced array or NumPy scalar: a chain of views over a buffer.
 
-    ``is_scalar`` marks what NumPy would give as a scalar object (``np.float32``) and not as a 0-d array.
+    ``is_scalar`` marks what NumPy would give as a scalar object (``np.float32``) and not as a 0-d array; ``is_root``
+    the array that owns the buffer, or the very array that was given.
     """
 
-    __slots__ = ("__weakref__", "_cached", "_meta", "buffer", "is_scalar", "steps", "tracer")
+    __slots__ = ("__weakref__", "_cached", "_meta", "buffer", "is_root", "is_scalar", "steps", "tracer")
 
     def __init__(
-        self, trace: Trace, buffer: Buffer, steps: tuple[Step, ...], meta: Meta, is_scalar: bool = False
+        self,
+        trace: Trace,
+        buffer: Buffer,
+        steps: tuple[Step, ...],
+        meta: Meta,
+        is_scalar: bool = False,
+        is_root: bool = False,
     ) -> None:
         self.tracer = trace
         self.buffer = buffer
         self.steps = steps
         self._meta = meta
         self.is_scalar = is_scalar
+        self.is_root = is_root
         self._cached: tuple[int, Value] | None = None
 
     @property
@@ -188,6 +201,8 @@ class Trace:
 
     def constant(self, value: Any, dtype: DType) -> Value:
         """A 0-d constant; the number is converted to the dtype as NumPy does."""
+        if isinstance(value, complex | np.complexfloating) and dtype.kind not in ("complex", "bool"):
+            raise self.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
         if dtype.kind == "float":
             number: Scalar = float(np.asarray(value).astype(dtype.numpy))
         elif dtype.kind == "complex":
@@ -207,6 +222,8 @@ class Trace:
     def cast(self, value: Value, dtype: DType) -> Value:
         if value.type.dtype is dtype:
             return value
+        if value.type.dtype.kind == "complex" and dtype.kind not in ("complex", "bool"):
+            raise self.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
         return self.emit("cast", value, attributes=CastAttributes(dtype))
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
@@ -270,7 +287,7 @@ class Trace:
         self.name_value(value)
         buffer = Buffer(self, value)
         buffer.layout = meta
-        return self.make(self, buffer, (), meta, scalar)
+        return self.make(self, buffer, (), meta, scalar, True)
 
     def result(self, value: Value, meta: Meta | None = None) -> Any:
         """A new array, or a scalar where there are no axes, as ufuncs and reductions give."""
@@ -302,7 +319,7 @@ class Trace:
         buffer = Buffer(self, None, array=array, name=name, role="argument", path=path)
         buffer.source = ArgumentSource(index)
         self.add_input(buffer)
-        return self.make(self, buffer, (), array)
+        return self.make(self, buffer, (), array, is_root=True)
 
     def state(self, array: np.ndarray[Any, Any], path: str, fetch: Callable[[], Any]) -> Any:
         """The traced array that stands for an array fetched at each call; a graph input once it is read."""
@@ -311,7 +328,7 @@ class Trace:
         buffer.state = State(path, fetch, array)
         buffer.source = ReferenceSource(path, fetch)
         self.states.append(buffer.state)
-        return self.make(self, buffer, (), array)
+        return self.make(self, buffer, (), array, is_root=True)
 
     def add_input(self, buffer: Buffer) -> Value:
         array = buffer.array

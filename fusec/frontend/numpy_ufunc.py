@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import TypeRuleError
-from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, ir_dtype, like_layout
+from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
 from fusec.ir.graph import Value
 from fusec.ir.types import bool_
 
@@ -219,7 +219,21 @@ def is_known(ufunc: np.ufunc) -> bool:
     return (name in _SAME or name in _SPECIAL) and getattr(_UMATH, name, None) is ufunc
 
 
-def resolve(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], dtype: Any = None) -> tuple[DTypeLike, ...]:
+def may_raise(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any]) -> bool:
+    """Whether NumPy looks at elements for errors: it refuses powers of integers to negative ones."""
+    if ufunc is not np.power or len(inputs) != 2:
+        return False
+    exponent = inputs[1]
+    if isinstance(exponent, Traced):
+        known = trace.known(exponent) if exponent.meta.dtype.kind == "i" else np.zeros(1)
+        exponent = np.full(1, -1) if known is None else known
+    kinds = [x.meta.dtype.kind if isinstance(x, Traced) else np.asarray(x).dtype.kind for x in inputs]
+    return all(kind in "biu" for kind in kinds) and bool(np.any(np.asarray(exponent) < 0))
+
+
+def resolve(
+    trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], dtype: Any = None, casting: Any = "same_kind"
+) -> tuple[DTypeLike, ...]:
     """The dtypes of the loop that NumPy would run, operands then results. Python numbers are weak (NEP 50)."""
     kinds: list[Any] = []
     for x in inputs:
@@ -229,7 +243,7 @@ def resolve(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], dtype: Any = N
             kinds.append(type(x))
         else:
             kinds.append(np.asarray(x).dtype)
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"casting": casting}
     if dtype is not None:
         chosen["signature"] = (*(None,) * ufunc.nin, *(np.dtype(dtype),) * ufunc.nout)
     try:
@@ -253,15 +267,23 @@ def broadcast_metas(trace: Trace, name: str, inputs: Sequence[Any]) -> tuple[tup
     return shape, [m for m in metas if m.ndim]
 
 
-def call(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], *, dtype: Any = None) -> Any:
+def call(
+    trace: Trace,
+    ufunc: np.ufunc,
+    inputs: Sequence[Any],
+    *,
+    dtype: Any = None,
+    casting: Any = "same_kind",
+    order: str | None = "K",
+) -> Any:
     """``ufunc(*inputs)`` for numbers, ndarrays and traced arrays: a new array, or a scalar."""
     name = ufunc.__name__
     shape, metas = broadcast_metas(trace, name, inputs)
     if name in _COMPARISONS and dtype is None:
         decided = _compare_beyond(trace, name, inputs)
         if decided is not None:
-            return trace.result(trace.broadcast(decided, shape), like_layout(shape, np.dtype(bool), metas))
-    loop = resolve(trace, ufunc, inputs, dtype)
+            return trace.result(trace.broadcast(decided, shape), _layout(trace, shape, np.dtype(bool), metas, order))
+    loop = resolve(trace, ufunc, inputs, dtype, casting)
     if name in ("left_shift", "right_shift", "floor_divide") and loop[0].kind == "b":
         raise trace.unsupported(f"np.{name} of bool is not compiled; cast it to an integer first")
     if any(d.kind == "c" for d in loop) and name not in _COMPLEX_NAMES:
@@ -273,7 +295,18 @@ def call(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], *, dtype: Any = N
         value = apply(trace, name, values)
     value = trace.cast(value, ir_dtype(loop[-1]))
     value = trace.broadcast(value, shape)
-    return trace.result(value, like_layout(shape, loop[-1], metas))
+    return trace.result(value, _layout(trace, shape, loop[-1], metas, order))
+
+
+def _layout(trace: Trace, shape: tuple[int, ...], dtype: DTypeLike, metas: Sequence[Meta], order: str | None) -> Meta:
+    """The layout of a new result that is asked for by NumPy's ``order``."""
+    if order in (None, "K"):
+        return like_layout(shape, dtype, metas)
+    if order == "C":
+        return describe(shape, dtype)
+    if order == "F":
+        return describe(shape[::-1], dtype).T
+    raise trace.unsupported(f"a ufunc with order={order!r} is not compiled")
 
 
 def apply(trace: Trace, name: str, values: list[Value]) -> Value:

@@ -12,16 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fusec.errors import CaptureError, UnsupportedOpError
-from fusec.frontend.capture import (
-    Capture,
-    Conditions,
-    Environment,
-    Fallback,
-    Rebuild,
-    ReferenceSource,
-    Source,
-    run_user,
-)
+from fusec.frontend.capture import Capture, Conditions, Environment, Fallback, Rebuild, ReferenceSource, Source
 from fusec.frontend.environment import record_environment
 from fusec.frontend.raw import in_class
 from fusec.frontend.results import MadeObjects, check_result
@@ -236,7 +227,7 @@ def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict
     args, kwargs = fakes
     with tracing(trace), reading_tensors():
         try:
-            return run_user(f, args, kwargs)
+            return f(*args, **kwargs)
         except RuntimeError as error:
             if "tensor subclasses" in str(error) or "Cannot access data pointer" in str(error):
                 raise CaptureError(

@@ -61,15 +61,6 @@ _LIBRARY_ONLY = frozenset(
 )
 """Calls whose decomposition is worse than the library's kernel."""
 
-_LIBRARY_ON_CPU = frozenset(
-    {
-        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("upsample_nearest", "_upsample_nearest_exact")),
-    }
-)
-"""Calls that the library computes faster on a CPU, axis by axis. They are decomposed where it may not run."""
-
 _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
 """In-place calls that change how a tensor looks at its memory, not the memory."""
 
@@ -153,8 +144,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return drawn()
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
-        known = name in VALUES or name in VIEWS or self._is_whole(name, tensors_in(args))
-        if not known and func.namespace == "aten" and func._can_decompose():
+        if name not in VALUES and name not in VIEWS and func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
         result = self._run_fake(func, args, kwargs)
@@ -226,14 +216,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnsupportedOpError("the function seeds the generator itself", self.emitter.location)
             self._random_calls += 1  # in the reason, so that no pass takes two calls for one
             reason = f"{reason if random else 'it draws random numbers'} (call {self._random_calls})"
-        elif shared is None and not final and self._decomposed(func, name, args, kwargs, outs):
+        elif shared is None and not final and name not in _LIBRARY_ONLY and self._decomposed(func, args, kwargs, outs):
             return
         self._extern(func, args, kwargs, outs, reason, shared)
-
-    def _is_whole(self, name: str, tensors: list[torch.Tensor]) -> bool:
-        """Whether a call goes to the library although PyTorch has a decomposition of it."""
-        on_cpu = self._fallback != "error" and all(tensor.is_cpu for tensor in tensors)
-        return name in _LIBRARY_ONLY or (name in _LIBRARY_ON_CPU and on_cpu)
 
     def _lowered(self, name: str, args: Arguments, kwargs: Keywords) -> list[Value] | None:
         if name in VIEWS:  # a view that had to copy, such as a reshape of transposed memory
@@ -252,12 +237,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = lowering(self.emitter, *listed, **named)
         return [result] if isinstance(result, Value) else list(result)
 
-    def _decomposed(
-        self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]
-    ) -> bool:
+    def _decomposed(self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> bool:
         """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
-        if self._is_whole(name, outs):
-            return False
         decomposition = func.decompose if func._can_decompose() else decompositions().get(func)
         if decomposition is None:
             return False

@@ -245,7 +245,8 @@ def variant_entry(
 
 
 class _Mark:
-    """Stands for an output while a rebuild is looked at; ``[()]`` takes the element out of a 0-d array."""
+    """Stands for an output while a rebuild is looked at; ``[()]`` takes the element out of a 0-d array, and ``view()``
+    makes another array object of the same memory."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
@@ -253,6 +254,9 @@ class _Mark:
     def __getitem__(self, key: tuple[()]) -> _Mark:
         assert key == ()
         return _Mark(f"{self.expression}[()]")
+
+    def view(self) -> _Mark:
+        return _Mark(f"{self.expression}.view()")
 
 
 def _plain_result(rebuild: Rebuild, results: Sequence[str]) -> str | None:
@@ -264,6 +268,9 @@ def _plain_result(rebuild: Rebuild, results: Sequence[str]) -> str | None:
     if isinstance(made, _Mark):
         return made.expression
     if type(made) in (tuple, list) and all(isinstance(part, _Mark) for part in made):
+        views = [id(part) for part in made if part.expression.endswith(".view()")]
+        if len(set(views)) < len(views):  # one object twice
+            return None
         inner = "".join(f"{part.expression}, " for part in made)
         return f"({inner})" if type(made) is tuple else f"[{inner}]"
     return None

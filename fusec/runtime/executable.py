@@ -23,7 +23,6 @@ from fusec.runtime.program import Call, Launch, Pack, Program, root_of
 from fusec.runtime.watch import Watcher, indented, watch_test
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
-from fusec.tile.nodes import Kernel
 
 BRIEF_WORK = 32 * 1024
 """Operations and bytes up to which a call keeps the interpreter's lock; giving it up and taking it again costs 25 to 50
@@ -52,7 +51,7 @@ class Executable:
     digests: contents of kernels by name, so that equal packings are shared. fixed: graph inputs (their numbers) that
     are part of the executable and not given at a call; weights: the arrays of those that a call reads, by input slot;
     packed: packed memory that only fixed inputs went into, by slot. graph: on a GPU, kernels between library calls are
-    replayed as one CUDA graph. compile_here: makes kernels for this machine's CPU, where the module's are for another.
+    replayed as one CUDA graph.
     """
 
     program: Program
@@ -63,7 +62,6 @@ class Executable:
     weights: Mapping[int, Any] = field(default_factory=dict)
     packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     graph: bool = False
-    compile_here: Callable[[Sequence[Kernel]], Module] | None = None
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -150,9 +148,11 @@ class Executable:
         CPU."""
         if self.device is not None or is_gpu(self.program.target) or can_run(cpu_target(self.program.target)):
             return self.module
-        assert self.compile_here is not None, "only what was compiled here is for another machine"
+        from fusec.codegen.tvm.build import compile_kernels  # only what was compiled here is for another machine
+
         names = {step.kernel for step in self.program.steps if isinstance(step, Pack)}
-        return self.compile_here([k for k in self.program.kernels if k.name in names])
+        here: Module = compile_kernels([k for k in self.program.kernels if k.name in names], cpu_target())
+        return here
 
     def _call(self, step: Call) -> Callable[..., Sequence[Any]]:
         return bind_call(step.attributes, self.library)
@@ -258,8 +258,7 @@ class Executable:
                     made["copy", id(value)] = eval(copy, dict(scope.objects), {"value": value})
                 weights[slot] = made["copy", id(value)]
         fixed = self.fixed | frozenset(values)
-        kept = self.graph, self.compile_here
-        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, *kept)
+        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, self.graph)
 
 
 def _slots_read(program: Program, packed: set[int]) -> set[int]:

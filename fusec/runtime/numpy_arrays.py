@@ -10,36 +10,12 @@ from typing import Any
 import numpy as np
 
 from fusec.frontend.capture import Library
+from fusec.frontend.numpy_views import view
 from fusec.ir.types import Dim, DType, TensorType, contiguous_strides, dtype_of, fixed
 from fusec.runtime.arrays import Layout, Stopwatch, Watch
 from fusec.runtime.code import Scope, spell, spell_tuple
 
 Array = np.ndarray[Any, Any]
-
-
-class _Interface:
-    """Carries NumPy's array interface, and keeps the memory's owner alive."""
-
-    def __init__(self, interface: dict[str, Any], owner: Array) -> None:
-        self.__array_interface__ = interface
-        self.owner = owner
-
-
-def view(base: Array, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
-    """An array in the memory of ``base``, ``offset`` bytes after its first element. Strides are in bytes."""
-    if base.flags.c_contiguous and offset >= 0:
-        try:
-            return np.ndarray(shape, dtype, base, offset, strides)
-        except (ValueError, TypeError, BufferError):  # it reaches out of base (which may be a view), or bfloat16
-            pass
-    interface = {
-        "version": 3,
-        "data": (base.ctypes.data + offset, not base.flags.writeable),
-        "shape": shape,
-        "strides": strides,
-        "typestr": f"|V{dtype.itemsize}",
-    }
-    return np.asarray(_Interface(interface, base)).view(dtype)
 
 
 def _read_only_view(*args: Any) -> Array:
@@ -64,6 +40,28 @@ def _reads_data_field() -> bool:
 
 
 _FAST_ADDRESS = _reads_data_field()
+
+
+_ERRORS: Any = getattr(np._core.umath, "_extobj_contextvar", None)  # type: ignore[attr-defined]
+"""What ``np.errstate`` sets; unset where nobody has."""
+
+
+def heeds_errors() -> bool:
+    """Whether floating-point errors are to be more than warned of (``np.errstate(all="raise")``)."""
+    return any(action not in ("ignore", "warn") for action in np.geterr().values())
+
+
+def _mode_test(scope: Scope) -> str:
+    heeds = f"{scope.bind(heeds_errors, 'heeds_errors')}()"
+    if heeds_errors() or _ERRORS is None:
+        return heeds if heeds_errors() else f"not {heeds}"
+    return f"({scope.bind(_ERRORS.get, 'errors')}(None) is None or not {heeds})"
+
+
+def _flag_tests(array: Array, variable: str) -> list[str]:
+    if array.flags.writeable:
+        return [f"{variable}.flags.behaved"]  # aligned and writeable
+    return [f"{variable}.flags.aligned", f"not {variable}.flags.writeable"]
 
 
 class NumpyArrays:
@@ -93,7 +91,7 @@ class NumpyArrays:
         return Layout(kind, tuple(s // size for s in array.strides), (array.flags.writeable,))
 
     def mode(self) -> Hashable:
-        return None
+        return heeds_errors()
 
     def why_as_written(self) -> None:
         return None
@@ -106,7 +104,7 @@ class NumpyArrays:
 
     def check(self, scope: Scope, arrays: Sequence[Array], variables: Sequence[str]) -> str:
         kind = scope.bind(np.ndarray, "ndarray")
-        tests = []
+        tests = [_mode_test(scope)]
         for array, v in zip(arrays, variables, strict=True):
             dtype = scope.bind(array.dtype, f"dtype_{array.dtype.name}")
             tests += [
@@ -114,11 +112,9 @@ class NumpyArrays:
                 f"({v}.dtype is {dtype} or {v}.dtype == {dtype})",  # an unpickled array brings a dtype of its own
                 f"{v}.shape == {array.shape}",
                 f"{v}.strides == {array.strides}",
-                f"{v}.flags.aligned",
+                *_flag_tests(array, v),
             ]
-            if not array.flags.writeable:
-                tests.append(f"not {v}.flags.writeable")
-        return " and ".join(tests) or "True"
+        return " and ".join(tests)
 
     def stream(self, scope: Scope, device: int) -> str:
         return "0"  # NumPy has no streams: the default one
@@ -131,12 +127,10 @@ class NumpyArrays:
             f"type({variable}) is {kind}",
             f"{variable}.dtype == {dtype}",
             f"{variable}.ndim == {array.ndim}",
-            f"{variable}.flags.aligned",
+            *_flag_tests(array, variable),
         ]
         if row_major:
             tests.append(f"{variable}.flags.c_contiguous")
-        if not array.flags.writeable:
-            tests.append(f"not {variable}.flags.writeable")
         return " and ".join(tests)
 
     @property

@@ -10,8 +10,8 @@ import numpy as np
 
 from fusec.errors import ArtifactError
 from fusec.frontend.capture import Library, Rebuild
+from fusec.frontend.numpy_views import view
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Static, Structure, rebuild, structure_of
-from fusec.runtime.numpy_arrays import view
 from fusec.runtime.serial import Json, scalar_from_json, scalar_to_json
 
 _CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
@@ -72,7 +72,8 @@ def _plain(data: Json) -> Any:
 class Leaf:
     """One array of a result: output ``output`` itself, or (NumPy) its one element, or a view of it.
 
-    A view has a shape, and strides and an offset in bytes. ``constant`` is an array that no output holds.
+    A view has a shape, strides and an offset in bytes, and may be read-only. ``constant`` is an array that no output
+    holds.
     """
 
     output: int = -1
@@ -81,6 +82,7 @@ class Leaf:
     strides: tuple[int, ...] = ()
     offset: int = 0
     constant: str = ""
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,15 @@ def _maker(leaf: Leaf, constants: dict[str, Any]) -> Callable[[Sequence[Any]], A
         return lambda outputs: outputs[k][()]
     shape, strides, offset = leaf.shape, leaf.strides, leaf.offset
     if shape is not None:
+        if leaf.read_only:
+            return lambda outputs: _read_only(view(outputs[k], outputs[k].dtype, shape, strides, offset))
         return lambda outputs: view(outputs[k], outputs[k].dtype, shape, strides, offset)
     return lambda outputs: outputs[k]
+
+
+def _read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
 
 
 class _Probe(np.ndarray[Any, Any]):
@@ -151,14 +160,17 @@ def _leaf(value: Any, probes: Sequence[Any], constants: dict[str, Any]) -> Leaf:
             return Leaf(k)
     for k, probe in enumerate(probes):
         if isinstance(value, np.ndarray) and np.may_share_memory(value, probe):
-            return Leaf(k, False, value.shape, value.strides, value.ctypes.data - probe.ctypes.data)
+            offset = value.ctypes.data - probe.ctypes.data
+            return Leaf(k, False, value.shape, value.strides, offset, read_only=not value.flags.writeable)
     name = f"constant_{len(constants)}"
     constants[name] = np.asarray(value)
     return Leaf(constant=name)
 
 
 def result_to_json(result: Result) -> Json:
-    leaves = [[e.output, e.is_scalar, e.shape, list(e.strides), e.offset, e.constant] for e in result.leaves]
+    leaves = [
+        [e.output, e.is_scalar, e.shape, list(e.strides), e.offset, e.constant, e.read_only] for e in result.leaves
+    ]
     return {"structure": _to_json(result.structure), "leaves": leaves}
 
 
@@ -166,10 +178,10 @@ def result_from_json(data: Json, outputs: int) -> Result:
     """ArtifactError where it names an output that is not there."""
     try:
         leaves = []
-        for output, is_scalar, shape, strides, offset, constant in data["leaves"]:
+        for output, is_scalar, shape, strides, offset, constant, *read_only in data["leaves"]:
             laid = tuple(int(n) for n in shape) if shape is not None else None
-            leaf = Leaf(int(output), bool(is_scalar), laid, tuple(map(int, strides)), int(offset), str(constant))
-            leaves.append(leaf)
+            numbers = (int(output), bool(is_scalar), laid, tuple(map(int, strides)), int(offset))
+            leaves.append(Leaf(*numbers, str(constant), bool(read_only and read_only[0])))
         result = Result(_from_json(data["structure"]), tuple(leaves))
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"the record of the result is damaged: {error}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusec import toolchain
 from fusec.errors import FusecError
 from fusec.runtime.executable import Module
 
@@ -21,8 +20,7 @@ def load_module(data: bytes) -> Module:
 
         on_gpu: Module = module_from_bytes(data)
         return on_gpu
-    with toolchain.importing(toolchain.TVM_RUNTIME):
-        from fusec.codegen.tvm.module import CompiledModule
+    from fusec.codegen.tvm.module import CompiledModule
 
     module: Module = CompiledModule.from_bytes(data)
     return module

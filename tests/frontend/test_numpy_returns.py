@@ -1,0 +1,88 @@
+"""Results are the arrays that NumPy gives: scalars or 0-d, strides, writeable flags, and whose memory they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_parity import agree
+
+A = np.arange(24.0).reshape(4, 6)
+F = np.asfortranarray(A)
+Z = A * (1 + 2j)
+
+
+def program(text: str) -> Any:
+    """A function of ``x`` of these statements."""
+    names: dict[str, Any] = {"np": np}
+    exec(compile("def f(x):\n" + "".join(f"    {line}\n" for line in text.split("; ")), "<program>", "exec"), names)
+    return names["f"]
+
+
+PROGRAMS = [
+    ("y = x + 1; y[0] = 3; return y[:, ::2], y", A),
+    ("return (x + 1)[:, ::2]", A),
+    ("return (x + 1)[:, 2:3]", A),
+    ("return (x + 1)[::-1]", A),
+    ("return (x + 1)[:, ::-1][0]", A),
+    ("return x.T.T, x.view(), x, x[...], x.T", A),
+    ("y = x + 1; return y, y.view(), y.T, y", A),
+    ("x += 1; return x.diagonal(), x[1:], x, x.view()", F),
+    ("return x.diagonal(), np.diagonal(x, 1), np.diag(x)", A),
+    ("return np.diagonal(x[:, :4]), np.einsum('ii->i', x[:, :4])", A),
+    ("y = np.einsum('ii->i', x[:, :4]); y += 1; return x", A),
+    ("return np.broadcast_to(x[0], (3, 6)), np.broadcast_to(x, x.shape)", A),
+    ("return np.broadcast_arrays(x, x)[0]", A),
+    ("return np.atleast_2d(x), np.asarray(x), x.squeeze(), x.reshape(x.shape), x.swapaxes(0, 0)", A),
+    ("return np.lib.stride_tricks.as_strided(x, (3, 4), (0, 8))", A),
+    ("return np.lib.stride_tricks.as_strided(x, (3, 4), (0, 8), writeable=False)", A),
+    ("y = x + 1; return np.lib.stride_tricks.sliding_window_view(y, 3, axis=1), y", A),
+    ("return np.full(3, 2.0), np.arange(4), x.sum()", A),
+    ("return x + 1, x + 1, (x + 1)[1:], (x + 1).T", A),
+    ("return x.copy(), x.copy(), np.zeros(3), np.zeros(3)", A),
+    ("return x.imag, x.real, x.conj(), np.real(x), np.imag(x)", A),
+    ("return np.real(x), np.imag(x)", Z),
+    ("return np.tensordot(x, x), np.dot(x[0], x[1]), np.inner(x[0], x[0]), x[0] @ x[0]", A),
+    ("return np.moveaxis(x, 0, 1), np.flip(x), np.rot90(x), np.expand_dims(x, 0)", A),
+    ("return np.meshgrid(x[0], x[0], copy=False)", A),
+    ("y = x + 1; y.flags.writeable = False; return y", A),
+    ("return np.array(x, ndmin=3), np.array(x, ndmin=3, copy=None), np.array(x, ndmin=3, order='F')", A),
+    ("return x.ravel('K'), x.flatten('K'), x.ravel(), x.flatten('A'), x.ravel('F')", F),
+    ("return x.ravel('K'), x.flatten('K'), x.ravel(), x.flatten('A'), x.ravel('F')", A[:, ::2]),
+    ("return x[0].ravel('K'), x.T.flatten('K')", np.arange(24.0).reshape(2, 3, 4).transpose(1, 2, 0)),
+    ("return np.sort(x), np.sort(x, axis=0)", np.asfortranarray(A[::-1])),
+    ("return np.asfortranarray(x), np.ascontiguousarray(x)", np.array(3.0)),
+    ("return np.asfortranarray(x.sum()), np.ascontiguousarray(x.sum())", A),
+]
+
+
+@pytest.mark.parametrize(("text", "x"), PROGRAMS, ids=[text for text, _ in PROGRAMS])
+def test_results_lie_where_numpys_do(text: str, x: Any) -> None:
+    agree(program(text), x)
+
+
+def test_what_is_read_only_stays_so() -> None:
+    frozen = A.copy()
+    frozen.flags.writeable = False
+    agree(program("return x[1:], x, x + 1"), frozen)
+
+
+def test_a_program_that_writes_is_not_for_a_read_only_array() -> None:
+    import fusec
+
+    def f(x: Any) -> Any:
+        x[1] = 2 * x[0]
+        return x
+
+    jitted = fusec.jit(f)
+    jitted(A.copy())
+    frozen = A.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        jitted(frozen)
+    assert np.array_equal(frozen, A)
+    compiled = fusec.compile(f, A.copy())
+    with pytest.raises(ValueError, match="read-only"):
+        compiled(frozen)
+    assert np.array_equal(frozen, A)
