@@ -279,7 +279,7 @@ class Dispatcher:
                 return self._eager_plan(arrays, spec, leaves, autograd, capture)
             executable = self._compiled(capture)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-            entry = compiled_entry(executable, capture, spec, leaves, eager)
+            entry = compiled_entry(executable, capture, spec, leaves, eager, self._again)
             return Plan(entry, capture, executable)
         except InternalErrorWarning:  # where warnings are errors
             raise
@@ -361,7 +361,7 @@ class Dispatcher:
             raise CaptureError("a gradient is needed")
         executable = self._compiled(capture, refuses=True)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, spec, leaves, eager, opening)
+        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
         log.info("%s: compiled for %s", self._name, ranges)
         return Plan(entry, capture, executable)
@@ -400,7 +400,7 @@ class Dispatcher:
             raise CaptureError("a gradient is needed")
         executable = self._compiled(capture, refuses=True)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, opened.structure, leaves, eager)
+        entry = compiled_entry(executable, capture, opened.structure, leaves, eager, self._again)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opened.distinct)
         log.info("%s: compiled for integers %s", self._name, ranges)
         return Plan(entry, capture, executable)
@@ -428,6 +428,21 @@ class Dispatcher:
                 raise CaptureError(f"{self._name} can't be compiled: {reason}")
             self.eager_calls[reason] += 1
         return self.function(*args, **kwargs)
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        """A call whose program raised before it changed anything, as written: that raises as the code does.
+
+        What it does not raise is a mistake of ours.
+        """
+        result = self.function(*args, **kwargs)
+        self._note_mistake(error)
+        return result
+
+    def _note_mistake(self, error: Exception) -> None:
+        if verifies():
+            raise error
+        log.warning("%s ran as written: its program raised %s: %s", self._name, type(error).__name__, error)
+        self.eager_calls[f"its program raised {type(error).__name__}: {error}"] += 1
 
 
 class _Counting(Dispatcher):
@@ -493,6 +508,9 @@ class _Counting(Dispatcher):
 
     def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Any:
         return super()._as_written(reason, self._split(args)[0], kwargs, is_part=is_part), ()
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        return super()._again(self._split(args)[0], kwargs, error), ()
 
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         place = len(args) - len(self.counters)
