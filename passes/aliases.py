@@ -40,9 +40,10 @@ def hold_aliases(graph: Graph) -> Graph:
     for number, attributes in found.items():
         value = graph.outputs[number]
         chain: list[Op] = []
-        while (op := producers.get(value)) is not None and op.definition.kind == "view":
-            chain.append(op)
-            value = op.operands[0]
+        root = _owner(graph, attributes)
+        while value is not root:
+            chain.append(producers[value])
+            value = chain[-1].operands[0]
         shown = Value(value.type, unique(value.name))
         made.append(Op(OPS["alias"], (value,), attributes, (shown,)))
         for op in reversed(chain):
@@ -68,7 +69,7 @@ def _shared(graph: Graph) -> dict[int, AliasAttributes]:
             owners.setdefault(value, number)
     found: dict[int, AliasAttributes] = {}
     for number, (value, port) in enumerate(zip(graph.outputs, graph.output_ports, strict=True)):
-        root = _root(value, producers)
+        root = _root(value, producers, owners)
         if port.mutates is not None or owners.get(root) == number:
             continue
         if root in owners:
@@ -77,15 +78,22 @@ def _shared(graph: Graph) -> dict[int, AliasAttributes]:
             attributes = AliasAttributes("input", inputs[root], itself=value is root)
         else:
             continue
-        view = strided_view(value, producers, {root: shown_strides(graph, attributes)})
+        above = {v: op for v, op in producers.items() if v is not root}
+        view = strided_view(value, above, {root: shown_strides(graph, attributes)})
         wanted = port.strides if port.strides is not None else contiguous_strides(value.type.shape)
         if view is not None and same_layout(value.type.shape, view.strides, wanted):
             found[number] = attributes
     return found
 
 
-def _root(value: Value, producers: Mapping[Value, Op]) -> Value:
-    while (op := producers.get(value)) is not None and op.definition.kind == "view":
+def _owner(graph: Graph, whose: AliasAttributes) -> Value:
+    """The value of the memory that is shown."""
+    return (graph.inputs if whose.of == "input" else graph.outputs)[whose.index]
+
+
+def _root(value: Value, producers: Mapping[Value, Op], owners: Mapping[Value, int]) -> Value:
+    """What the value is a view of: an output, or else what no view makes."""
+    while value not in owners and (op := producers.get(value)) is not None and op.definition.kind == "view":
         value = op.operands[0]
     return value
 

@@ -370,8 +370,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "places_not_checked",
         "fusec.passes.indices",
-        "case GatherAttributes(axis=axis) if",
-        'case GatherAttributes(axis=axis) if op.name == "gather" and',
+        "case GatherAttributes(axis=axis) if 0 not in",
+        'case GatherAttributes(axis=axis) if op.name == "gather" and 0 not in',
         ("tests/passes/test_indices.py",),
     ),
     Mutant(

@@ -53,6 +53,11 @@ SHARED = [
     ("%e = exp(%x) : f32[2, 3]\n%y = permute(%e) {permutation=[1, 0]} : f32[3, 2]", "%e strides=[1, 2], %y"),
     ("%e = exp(%x) : f32[2, 3]\n%f = exp(%x) : f32[2, 3]\n%y = reshape(%f) : f32[6]", "%f, %y, %e"),
     ("%e = add(%x, %z) : f32[2, 3]\n%y = reshape(%e) : f32[6]", "%e mutates=0, %y"),
+    (
+        "%a = exp(%x) : f32[2, 3]\n%f = reshape(%a) : f32[6]\n"
+        "%e = reshape(%f) : f32[2, 3]\n%y = reshape(%e) : f32[3, 2]",
+        "%e mutates=0, %y",
+    ),
     ("%y = reshape(%z) : f32[6]\n%e = copy(%z) : f32[2, 3]\n%v = reshape(%e) : f32[3, 2]", "%e mutates=0, %v, %y"),
 ]
 
