@@ -106,9 +106,9 @@ MUTANTS: tuple[Mutant, ...] = (
     # The passes
     Mutant(
         "differences_merged_whichever_way",
-        "fusec.passes.cse",
-        '        "hypot",\n',
-        '        "hypot",\n        "sub",\n',
+        "fusec.ir.ops.elementwise",
+        '_binary("sub", np.subtract, NUMBER)',
+        '_binary("sub", np.subtract, NUMBER, commutative=True)',
         ("tests/passes/test_cse.py",),
     ),
     Mutant(
