@@ -28,7 +28,6 @@ from fusec.build import Options, build, checked
 from fusec.errors import DimensionError, FusecError
 from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
-from fusec.frontend.torch_modes import without_onlookers
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
@@ -187,8 +186,7 @@ class CompiledGraph:
         with self._lock:
             if self._run == self._first_call:
                 self._run = self._cut(self.module, args)
-        with without_onlookers():  # AOTAutograd's first call is under one
-            return self._run(*args)
+        return self._run(*args)
 
     def _cut(self, module: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
         """The graph as one compiled part, or as parts around nodes that can't be captured."""

@@ -21,7 +21,6 @@ from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.structures import TENSOR, Node, Static, Structure, flatten, names_in
 from fusec.ir.graph import Graph, Location
-from fusec.ir.raising import is_effect, is_lookup
 
 
 def capture(
@@ -159,7 +158,7 @@ def _without_dead_ops(graph: Graph) -> Graph:
     needed = set(graph.outputs)
     kept = []
     for op in reversed(graph.ops):
-        if is_effect(op) or is_lookup(op) or any(result in needed for result in op.results):
+        if any(result in needed for result in op.results):
             needed.update(op.operands)
             kept.append(op)
     return graph.with_ops(reversed(kept))

@@ -54,9 +54,13 @@ _OPAQUE = frozenset(
         "os",
         "re",
         "weakref",
+        "torch._ops",  # operations note how they are dispatched
     )
 )
-"""Modules whose objects are no state of the user's; what a traced function sees in place of a library is ours."""
+"""Modules and packages whose objects are no state of the user's.
+
+What a traced function sees in place of a library is ours.
+"""
 
 
 _STAND_INS = ("fusec.frontend.", "torch._subclasses.fake_tensor")
@@ -248,7 +252,8 @@ class Snapshots:
         if is_a(value, np.ndarray):
             return self._holds_arrays and type(value) is np.ndarray and value.nbytes <= _MOST_BYTES
         module = table_of(type(value)).get("__module__")
-        return not is_torch_tensor(value) and not (type(module) is str and module.partition(".")[0] in _OPAQUE)
+        is_opaque = type(module) is str and (module in _OPAQUE or module.partition(".")[0] in _OPAQUE)
+        return not is_torch_tensor(value) and not is_opaque
 
     def take_all_back(self) -> None:
         """Puts everything back, after a run that failed."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -90,15 +90,6 @@ def why_as_written() -> AsWritten | None:
     if default_devices() is None:
         return AsWritten("a TorchFunctionMode is on")
     return None
-
-
-def without_onlookers() -> AbstractContextManager[Any]:
-    """Turns off modes that PyTorch has on to look at custom operations, and that pass by what compilers do."""
-    modes = _python_dispatch._get_current_dispatch_mode_stack()
-    if modes and all(getattr(type(mode), "ignore_compile_internals", bool)() for mode in modes):
-        off: AbstractContextManager[Any] = _python_dispatch._disable_current_modes()
-        return off
-    return nullcontext()
 
 
 def why_not_plain(tensor: torch.Tensor) -> str:

@@ -40,11 +40,11 @@ from fusec.frontend.torch_fake import (
 )
 from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
+from fusec.frontend.torch_networks import OPENED, as_called, stays_whole
 from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_references import References
-from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Value
@@ -55,16 +55,12 @@ Keywords = Mapping[str, Any]
 _LIBRARY_ONLY = frozenset(
     {
         *("convolution", "grid_sampler_2d", "col2im"),
-        "binary_cross_entropy",  # decomposed, it takes what is no probability
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
         *("adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
         *("index_copy", "index_add", "index_fill"),  # decomposed, other indices than theirs are errors
     }
 )
 """Calls whose decomposition is worse than the library's kernel."""
-
-_OF_TYPES = frozenset({"_assert_tensor_metadata"})
-"""Calls without a result that look at shapes and dtypes alone."""
 
 _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
 """In-place calls that change how a tensor looks at its memory, not the memory."""
@@ -90,11 +86,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
         self.notes: list[str] = []
-        self.abandoned: list[range] = []
+        self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
         self._fallback = fallback
         self._depth = 0
         self._random_calls = 0
-        self._decomposing = 0
         self._random_state = torch.get_rng_state()
 
     # Calls
@@ -142,8 +137,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
             with self:
                 return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]
-        if name == "nansum":
-            args = _all_dimensions(args)
         if name == "dropout" and (args[1] == 0 or not args[2] or not args[0].numel()):
             return args[0]  # as PyTorch's does: the tensor itself, and no copy
         drawn = drawn_apart(name, args, kwargs)
@@ -152,15 +145,14 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return drawn()
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
-        if name not in VALUES and name not in VIEWS and func.namespace == "aten" and func._can_decompose():
+        known = name in VALUES or name in VIEWS or stays_whole(func, args, kwargs)
+        if not known and func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
-        result = self._run_fake(func, args, kwargs)
+        result = as_called(func, args, kwargs, self._run_fake(func, args, kwargs))
         outs = tensors_in(result)
         if outs:
             self._lower(func, name, args, kwargs, outs)
-        elif not func._schema.returns and name not in _OF_TYPES and tensors_in((args, list(kwargs.values()))):
-            self._extern(func, args, kwargs, [], "it looks at what a tensor holds", None)
         return result
 
     def _run_fake(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -204,13 +196,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Finds a value or a place in memory for each result."""
         if func.namespace == "prims" and self._depth > 1:
             raise Declined("it is made of a primitive of PyTorch's own")  # the call that it is part of goes whole
-        started = len(self.builder)
         shared = self._shared_memory(args, kwargs, outs)
         if shared is not None and self._alias(name, args, kwargs, outs, shared):
             return
         self.emitter.results = tuple(tensor_type(out) for out in outs)
-        if not self._decomposing:
-            check_dtypes(func, args, kwargs)
         reason, final = "no lowering for it", False
         if shared is None:
             try:
@@ -223,7 +212,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reason, final = str(declined), declined.final
             except TypeRuleError as error:
                 reason = f"its operands do not fit ({error})"
-        self.abandoned.append(range(started, len(self.builder)))
         random = "random numbers" in reason
         if random or torch.Tag.nondeterministic_seeded in func.tags:
             if not torch.equal(torch.get_rng_state(), self._random_state):
@@ -253,23 +241,24 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _decomposed(self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> bool:
         """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
-        decomposition = func.decompose if func._can_decompose() else decompositions().get(func)
+        if stays_whole(func, args, kwargs):
+            return False
+        own = OPENED.get(func.overloadpacket.__name__) if func.namespace == "aten" else None
+        decomposition = own or (func.decompose if func._can_decompose() else decompositions().get(func))
         if decomposition is None:
             return False
-        before, started = len(self.memories), len(self.builder)
-        self._decomposing += 1
         try:
             with self:
                 made = tensors_in(decomposition(*args, **kwargs))
         except (NotImplementedError, Declined):
-            made = []
-        finally:
-            self._decomposing -= 1
-        if [tensor_type(tensor) for tensor in made] != [tensor_type(out) for out in outs]:
-            self.abandoned.append(range(started, len(self.builder)))
             return False
-        for out, tensor in zip(outs, made, strict=True):
-            self._bind(out, self._taken(tensor, before))
+        if len(made) != len(outs):
+            return False
+        for out, tensor in zip(outs, made):
+            value = self.value(tensor)
+            if value.type != tensor_type(out):
+                return False
+            self._handles[id(out)] = (out, self.handle(tensor))
         return True
 
     def _extern(
@@ -285,7 +274,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         target = f"{func.namespace}.{func.overloadpacket.__name__}.{func._overloadname}"
         if self._fallback == "error":
             raise UnsupportedOpError(f"{target} can't be compiled: {reason}", self.emitter.location)
-        operands = list(dict.fromkeys(self.value(t) for t in tensors_in((args, list(kwargs.values())))))
+        tensors = tensors_in((args, list(kwargs.values())))
+        values = [self.value(t) for t in tensors]
+        operands = list(dict.fromkeys(values))
+        strided = {operands.index(value) for value, t in zip(values, tensors, strict=True) if not t.is_contiguous()}
         listed = map_tensors(self.value, args)
         named = {key: map_tensors(self.value, value) for key, value in kwargs.items()}
         try:
@@ -298,7 +290,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = self.builder.op(
             "extern",
             *operands,
-            attributes=ExternAttributes(target, arguments, types, reason),
+            attributes=ExternAttributes(target, arguments, types, reason, tuple(sorted(strided))),
             names=["."] * len(types),
             location=self.emitter.location,
         )
@@ -345,8 +337,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     # In-place calls
 
     def _mutate(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
-        if not self._decomposing:
-            check_overlap(func, args, kwargs)
         packet = self._functional(name)
         written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:
@@ -420,14 +410,6 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             self._store(target, self._taken(tensor, before))
         return targets[0] if len(targets) == 1 else tuple(targets)
-
-
-def _all_dimensions(args: Arguments) -> Arguments:
-    """The arguments of a reduction with None for an empty list of dimensions: both mean all of them.
-
-    PyTorch's fake tensors take the list for no dimensions where ``nansum`` is called.
-    """
-    return (args[0], None, *args[2:]) if len(args) > 1 and args[1] in ([], ()) else args
 
 
 @contextmanager

@@ -187,12 +187,15 @@ class ExternAttributes(Attributes):
 
     ``target`` names it (``aten.sort.stable``, ``numpy.sort``). ``arguments`` is the text of a Python tuple
     and dict of its arguments, ``$0``, ``$1``, ... standing for the operands. ``reason`` says why it is not compiled.
+    ``strided``: operands of PyTorch's calls (their numbers) that may lie in memory in any way; the others are
+    contiguous, as the function gave them, and what it calls may count on that.
     """
 
     target: str
     arguments: str
     types: tuple[TensorType, ...]
     reason: str = ""
+    strided: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,18 +245,6 @@ class SdpaAttributes(Attributes):
     causal: bool = False
     scale: float | None = None
     grouped: bool = False
-
-
-@dataclass(frozen=True)
-class AliasAttributes(Attributes):
-    """Whose memory: that of the graph's input, or output, ``index``.
-
-    ``itself``: the result is not a view of that array, but the array.
-    """
-
-    of: Literal["input", "output"]
-    index: int
-    itself: bool = False
 
 
 FusedKind = Literal["map", "row", "gemm", "attention", "library"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
+from fusec.ir.types import TensorType
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.attentions import bind_attention
-from fusec.runtime.library import prepare
+from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu
 
@@ -39,6 +40,30 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
     if attributes.target == ATTENTION:
         return bind_attention(attributes.arguments)
     return prepare(attributes)
+
+
+def first_checked(
+    run: Callable[..., Sequence[Any]], target: str, wanted: Mapping[int, TensorType], arrays: Arrays
+) -> list[Callable[..., Sequence[Any]]]:
+    """A list of one function, to be called from there: ``run``, after a first call that looks at its results.
+
+    ResultsDifferError where results, by their numbers, are not of the ``wanted`` types: kernels would read past them.
+    """
+
+    def first(*operands: Any) -> Sequence[Any]:
+        made = run(*operands)
+        for number, type in wanted.items():
+            try:
+                found = arrays.layout(made[number]).type
+            except TypeError as error:
+                raise ResultsDifferError(f"{target} gave a result that can't be read: {error}") from None
+            if type.is_static and found != type:
+                raise ResultsDifferError(f"{target} gave {found} as result {number}, {type} was captured")
+        cell[0] = run
+        return made
+
+    cell: list[Callable[..., Sequence[Any]]] = [first]
+    return cell
 
 
 def _interpreted(attributes: ExternAttributes, arrays: Arrays) -> Callable[..., Sequence[Any]]:

@@ -34,6 +34,7 @@ from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import CaptureFunction, is_torch_module, library_of, load_capture, needs_autograd
+from fusec.runtime.library import ResultsDifferError
 from fusec.runtime.signatures import bind_arguments, unfit, what_differs
 
 RECOMPILE_LIMIT = 64
@@ -192,10 +193,25 @@ class Dispatcher:
             self._count += 1
             self._keys.append(key)
             self._promote(plan)
-        result = plan.entry(args, kwargs)
+        try:
+            result = plan.entry(args, kwargs)
+        except ResultsDifferError as error:
+            if self.fallback == "error" or verifies() or _changes_inputs(plan):
+                raise
+            plan = self._disproved(plan, key, self._declined_plan(arrays, spec, leaves, error))
+            result = plan.entry(args, kwargs)
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
+
+    def _disproved(self, plan: Plan, key: Hashable, instead: Plan) -> Plan:
+        """A plan in the place of one that its first call has shown to be wrong."""
+        with self._lock:
+            self._plans[key] = [instead, *(p for p in self._plans.get(key, ()) if p is not plan)]
+            self._open = tuple(p for p in self._open if p is not plan)
+            self._recent = tuple(p for p in self._recent if p is not plan)
+            self._promote(instead)
+        return instead
 
     def _promote(self, plan: Plan) -> None:
         self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
@@ -279,7 +295,7 @@ class Dispatcher:
                 return self._eager_plan(arrays, spec, leaves, autograd, capture)
             executable = self._compiled(capture)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-            entry = compiled_entry(executable, capture, spec, leaves, eager, self._again)
+            entry = compiled_entry(executable, capture, spec, leaves, eager)
             return Plan(entry, capture, executable)
         except InternalErrorWarning:  # where warnings are errors
             raise
@@ -361,7 +377,7 @@ class Dispatcher:
             raise CaptureError("a gradient is needed")
         executable = self._compiled(capture, refuses=True)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening)
+        entry = compiled_entry(executable, capture, spec, leaves, eager, opening)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
         log.info("%s: compiled for %s", self._name, ranges)
         return Plan(entry, capture, executable)
@@ -400,7 +416,7 @@ class Dispatcher:
             raise CaptureError("a gradient is needed")
         executable = self._compiled(capture, refuses=True)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, opened.structure, leaves, eager, self._again)
+        entry = compiled_entry(executable, capture, opened.structure, leaves, eager)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opened.distinct)
         log.info("%s: compiled for integers %s", self._name, ranges)
         return Plan(entry, capture, executable)
@@ -428,21 +444,6 @@ class Dispatcher:
                 raise CaptureError(f"{self._name} can't be compiled: {reason}")
             self.eager_calls[reason] += 1
         return self.function(*args, **kwargs)
-
-    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
-        """A call whose program raised before it changed anything, as written: that raises as the code does.
-
-        What it does not raise is a mistake of ours.
-        """
-        result = self.function(*args, **kwargs)
-        self._note_mistake(error)
-        return result
-
-    def _note_mistake(self, error: Exception) -> None:
-        if verifies():
-            raise error
-        log.warning("%s ran as written: its program raised %s: %s", self._name, type(error).__name__, error)
-        self.eager_calls[f"its program raised {type(error).__name__}: {error}"] += 1
 
 
 class _Counting(Dispatcher):
@@ -509,12 +510,13 @@ class _Counting(Dispatcher):
     def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Any:
         return super()._as_written(reason, self._split(args)[0], kwargs, is_part=is_part), ()
 
-    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
-        return super()._again(self._split(args)[0], kwargs, error), ()
-
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         place = len(args) - len(self.counters)
         return args[:place], args[place:]
+
+
+def _changes_inputs(plan: Plan) -> bool:
+    return plan.capture is not None and any(p.mutates is not None for p in plan.capture.graph.output_ports)
 
 
 def _is_on_cpu(arrays: Arrays, leaves: list[Any]) -> bool:

@@ -13,8 +13,9 @@ import numpy as np
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol, symbol
 from fusec.ir.indexing import most
-from fusec.ir.types import Dim, TensorType, fixed, u8
+from fusec.ir.types import Dim, TensorType, contiguous_strides, fixed, u8
 from fusec.runtime.arrays import Arrays, span
+from fusec.runtime.calls import first_checked
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
 from fusec.runtime.in_place import calls_in_place
 from fusec.runtime.memory import (
@@ -42,6 +43,10 @@ ChainMaker = Callable[[Chain], tuple[Callable[..., None], int, object]]
 RowMaker = Callable[[Sequence[tuple[str, Sequence[int]]], int], Callable[..., None]]
 """From launches (a kernel, and which of the addresses are its own) and the number of addresses to one function of a
 stream and the addresses."""
+
+
+_OWN = ("numpy.", "fusec.")
+"""How targets of calls begin whose operands and results are known."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,7 @@ class ProgramWriter:
     """Writes the lines of one program into a scope.
 
     ``inputs[k]`` is the variable of graph input ``k``. After :meth:`write`, ``results`` are the variables of the
-    graph's outputs, and the first ``before_writes`` lines those that leave every input as it is. ``mark`` puts more
-    around the lines of each step; kernels are then launched one by one.
+    graph's outputs. ``mark`` puts more around the lines of each step; kernels are then launched one by one.
     """
 
     def __init__(
@@ -117,7 +121,6 @@ class ProgramWriter:
     ) -> None:
         self.lines: list[str] = []
         self.results: list[str] = []
-        self.before_writes: int | None = None
         self._program = program
         self._arrays = arrays
         self._parts = parts
@@ -150,20 +153,7 @@ class ProgramWriter:
                     for step in row:
                         self._write_step(step)
         self._write_results()
-        if self.before_writes is None:
-            self.before_writes = len(self.lines)
         return self
-
-    def _note_write(self) -> None:
-        """From here on an input may be changed."""
-        if self.before_writes is None:
-            self.before_writes = len(self.lines)
-
-    def _changes_input(self, step: Step) -> bool:
-        if isinstance(step, Call):
-            return step.results in self._in_place
-        written = reads_and_writes(self._program, step)[1]
-        return any(self._program.slots[root_of(self._program, slot)[0]].kind == "input" for slot in written)
 
     def _write_marked(self, mark: Mark) -> None:
         for number, step in enumerate(self._program.steps):
@@ -183,8 +173,6 @@ class ProgramWriter:
         return isinstance(step, Launch) or (isinstance(step, Pack) and not self._is_kept(step))
 
     def _write_together(self, steps: Sequence[Step]) -> None:
-        if any(map(self._changes_input, steps)):
-            self._note_write()
         launches = [step for step in steps if isinstance(step, Launch | Pack)]
         if self._parts.row is not None:
             self._write_row(launches)
@@ -284,8 +272,6 @@ class ProgramWriter:
     # Steps
 
     def _write_step(self, step: Step) -> None:
-        if self._changes_input(step):
-            self._note_write()
         match step:
             case Launch() if self._parts.row is not None:
                 self._write_row([step])
@@ -361,14 +347,34 @@ class ProgramWriter:
 
     def _write_call(self, step: Call) -> None:
         step = self._in_place.get(step.results, step)
-        function = self._scope.bind(self._parts.call(step), step.attributes.target.replace(".", "_"))
-        arguments = ", ".join(self._variable(slot) for slot in step.arguments)
+        function = self._call_of(step)
+        arguments = ", ".join(self._operand(step, place) for place in range(len(step.arguments)))
         made = self._fresh("made")
         self.lines.append(f"{made} = {function}({arguments})")
         for place, slot in enumerate(step.results):
             variable = self._name(slot)
             self.lines.append(f"{variable} = {self._arrays.contiguous(self._scope, f'{made}[{place}]')}")
             self._variables[slot] = variable
+
+    def _call_of(self, step: Call) -> str:
+        """The function of a call; what it gives at first is looked at where stand-ins told what it would be."""
+        name, made = step.attributes.target.replace(".", "_"), self._parts.call(step)
+        if step.attributes.target.startswith(_OWN):
+            return self._scope.bind(made, name)
+        read = {slot for later in self._program.steps for slot in reads_and_writes(self._program, later)[0]}
+        read = {root_of(self._program, slot)[0] for slot in (*read, *self._program.outputs)}
+        wanted = {k: self._program.slots[slot].type for k, slot in enumerate(step.results) if slot in read}
+        return f"{self._scope.bind(first_checked(made, step.attributes.target, wanted, self._arrays), name)}[0]"
+
+    def _operand(self, step: Call, place: int) -> str:
+        """The array that a call is given: contiguous where the function gave it such a one."""
+        slot = step.arguments[place]
+        variable = self._variable(slot)
+        record = self._program.slots[slot]
+        as_it_lies = step.attributes.target.startswith(_OWN) or place in step.attributes.strided
+        if as_it_lies or record.strides == contiguous_strides(record.type.shape):
+            return variable
+        return self._arrays.contiguous(self._scope, variable)
 
     # Slots
 
@@ -463,8 +469,6 @@ class ProgramWriter:
                     saved = f"saved{k}"
                     self.lines.append(f"{saved} = {self._arrays.copy(self._scope, self.results[k])}")
                     self.results[k] = saved
-        if changed:
-            self._note_write()
         for k, slot in changed.items():
             into = self._variables[slot]
             if (program.outputs[k],) not in self._in_place:

@@ -15,12 +15,12 @@ from fusec.errors import SignatureError
 from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
-from fusec.runtime.code import Scope, indented, make_function
+from fusec.runtime.code import Scope, make_function
 from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources
 from fusec.runtime.isa import can_run
 from fusec.runtime.packing import Packer, Packings
 from fusec.runtime.program import Call, Launch, Pack, Program, root_of
-from fusec.runtime.watch import Watcher, watch_test
+from fusec.runtime.watch import Watcher, indented, watch_test
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
 

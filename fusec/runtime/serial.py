@@ -287,6 +287,7 @@ def _step_to(step: Step, places: dict[Location, int]) -> Json:
         case Call(attributes, arguments, results, location):
             types = [type_to_json(t) for t in attributes.types]
             record = [attributes.target, attributes.arguments, types, attributes.reason]
+            record += [list(attributes.strided)] if attributes.strided else []
             return ["call", record, list(arguments), list(results), _place(location, places)]
 
 
@@ -296,9 +297,9 @@ def _step_from(data: Json, places: Sequence[Location], symbols: Symbols) -> Step
             return Launch(kernel, _numbers(arguments), group)
         case ["pack", str(kernel), arguments, bool(cacheable)]:
             return Pack(kernel, _numbers(arguments), cacheable)
-        case ["call", [target, text, types, reason], arguments, results, place]:
+        case ["call", [target, text, types, reason, *strided], arguments, results, place]:
             made = tuple(type_from_json(t, symbols) for t in types)
-            record = ExternAttributes(str(target), str(text), made, str(reason))
+            record = ExternAttributes(str(target), str(text), made, str(reason), _numbers(*strided or [[]]))
             return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
 

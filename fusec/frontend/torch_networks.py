@@ -1,0 +1,127 @@
+"""Calls that are whole layers: which stay the library's, which are opened, and what they leave undefined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._ops import OpOverload
+
+UNROLLED = 32
+"""Cells (steps, times layers and directions) of a recurrent network up to which it is opened."""
+
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+
+def stays_whole(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is a recurrent network that the library computes better than its cells one by one."""
+    if func.overloadpacket.__name__ not in _RECURRENT or func._overloadname != "input":
+        return False
+    given = _named(func, args, kwargs)
+    if given["train"] and given["dropout"]:  # it draws random numbers, in an order of its own
+        return True
+    steps = given["input"].shape[1 if given["batch_first"] else 0]
+    cells = steps * given["num_layers"] * (2 if given["bidirectional"] else 1)
+    return bool(given["input"].is_cuda or cells > UNROLLED)
+
+
+def as_called(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """What a call gave for fake tensors, with None where the call of real ones gives no tensor."""
+    test = _UNDEFINED.get(func.overloadpacket.__name__)
+    if test is None or not isinstance(result, tuple | list):
+        return result
+    return (*result[:-1], None) if test(_named(func, args, kwargs)) else result
+
+
+_UNDEFINED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "_native_multi_head_attention": lambda given: not given["need_weights"],
+    "mkldnn_rnn_layer": lambda given: not given["train"],
+}
+"""Calls whose last result is undefined, and when."""
+
+
+def _named(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments by their names in the schema."""
+    parameters = func._schema.arguments
+    given = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    return {**given, **dict(zip((p.name for p in parameters), args)), **kwargs}
+
+
+def native_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """``_native_multi_head_attention`` in calls that fuse. NotImplementedError with a mask: its empty rows differ."""
+    if mask is not None:
+        raise NotImplementedError
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    made = [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+    q, k, v = (x.view(*x.shape[:2], num_head, -1).transpose(1, 2) for x in made)
+    if not need_weights:
+        joined = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return (F.linear(joined, proj_weight, proj_bias),)
+    shares = torch.softmax(q * q.shape[-1] ** -0.5 @ k.mT, -1)
+    result = F.linear((shares @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    return result, shares.mean(1) if average_attn_weights else shares
+
+
+def encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """``_transformer_encoder_layer_fwd`` in calls that fuse; NotImplementedError as for the attention."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return native_attention(x, x, x, embed_dim, num_heads, *weights, mask, need_weights=False)[0]
+
+    def feed(x: torch.Tensor) -> torch.Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    if norm_first:
+        x = src + attend(norm(src, norm_weight_1, norm_bias_1))
+        return x + feed(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(src + attend(src), norm_weight_1, norm_bias_1)
+    return norm(x + feed(x), norm_weight_2, norm_bias_2)
+
+
+OPENED: Mapping[str, Callable[..., Any]] = {
+    "_native_multi_head_attention": native_attention,
+    "_transformer_encoder_layer_fwd": encoder_layer,
+}
+"""Calls for which PyTorch has no decomposition, and ours."""

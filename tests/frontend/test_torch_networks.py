@@ -1,0 +1,148 @@
+"""Recurrent and transformer layers of PyTorch: right, strided as eager's, and compiled or left to the library whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+import fusec  # noqa: E402
+
+STEPS = torch.linspace(-1, 1, 12 * 3 * 8).reshape(12, 3, 8).sin()
+BATCH = torch.linspace(-2, 2, 3 * 12 * 8).reshape(3, 12, 8).cos()
+PADDING = torch.arange(12) > torch.tensor([[11], [5], [8]])
+ENCODER: dict[str, Any] = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "batch_first": True}
+
+
+def causal(n: int) -> torch.Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(n)
+
+
+def compare(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The compiled module, after it gave twice what the module gives."""
+    module = module.eval().requires_grad_(False)
+    jitted: Any = fusec.jit(module)
+    for _ in range(2):
+        found, expected = jitted(*args, **kwargs), module(*args, **kwargs)
+        assert type(found) is type(expected)
+        for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+            if isinstance(b, torch.Tensor):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+                assert a.stride() == b.stride()
+            else:
+                assert a is b
+    assert not jitted._fusec.dispatcher.eager_calls
+    return jitted
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("steps", [3, 12])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_layers": 2, "bidirectional": True},
+        {"batch_first": True},
+        {"batch_first": True, "num_layers": 2, "bidirectional": True},
+        {"bias": False},
+        {"num_layers": 3, "bidirectional": True, "dtype": torch.float64},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_recurrent(kind: Callable[..., nn.Module], steps: int, options: dict[str, Any]) -> None:
+    x = BATCH[:, :steps].contiguous() if options.get("batch_first") else STEPS[:steps]
+    compare(kind(8, 5, **options), x.to(options.get("dtype", torch.float32)))
+
+
+def test_recurrent_with_a_state_and_a_projection() -> None:
+    torch.manual_seed(0)
+    compare(nn.LSTM(8, 5), STEPS, (torch.rand(1, 3, 5), torch.rand(1, 3, 5)))
+    compare(nn.LSTM(8, 5, proj_size=2, bidirectional=True), STEPS)
+    compare(nn.GRU(8, 5), STEPS[:, 0], torch.rand(1, 5))
+    compare(nn.RNN(8, 5, nonlinearity="relu"), STEPS)
+    compare(nn.LSTMCell(8, 5), STEPS[0])
+    compare(nn.GRUCell(8, 5), STEPS[0])
+
+
+def test_what_stands_beside_a_long_network_is_compiled() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent, self.head = nn.GRU(8, 16, bidirectional=True), nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log_softmax(self.head(self.recurrent(torch.tanh(x) * 2)[0].relu()), -1)
+
+    x = torch.linspace(0, 1, 300 * 2 * 8).reshape(300, 2, 8)
+    jitted = compare(Tagger(), x)
+    report = fusec.explain(jitted, x)
+    assert "aten.gru.input" in report
+    assert "gemm" in report
+
+
+def test_dropout_between_recurrent_layers_is_eagers() -> None:
+    module = nn.GRU(8, 5, num_layers=2, dropout=0.5).requires_grad_(False)
+    torch.manual_seed(0)
+    expected = [module(STEPS[:4])[0] for _ in range(2)]
+    torch.manual_seed(0)
+    jitted: Any = fusec.jit(module)
+    for value in expected:
+        torch.testing.assert_close(jitted(STEPS[:4])[0], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [{}, {"need_weights": False}, {"average_attn_weights": False}])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_attention(weights: dict[str, bool], padded: bool, same: bool) -> None:
+    options = {**weights, **({"key_padding_mask": PADDING} if padded else {})}
+    other = BATCH if same else BATCH.roll(1, 0)
+    compare(nn.MultiheadAttention(8, 2, batch_first=True), BATCH, other, other, **options)
+    compare(nn.MultiheadAttention(8, 2), STEPS, STEPS, STEPS, **weights)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_transformer_layers(norm_first: bool, activation: str) -> None:
+    torch.manual_seed(0)
+    options = {**ENCODER, "norm_first": norm_first, "activation": activation}
+    layer = nn.TransformerEncoderLayer(**options)
+    compare(layer, BATCH)
+    compare(layer, BATCH, src_key_padding_mask=PADDING)
+    compare(layer, BATCH, src_mask=causal(12), is_causal=True)
+    compare(nn.TransformerDecoderLayer(**options), BATCH, BATCH.roll(1, 0))
+    compare(nn.TransformerDecoderLayer(**options), BATCH, BATCH, tgt_mask=causal(12), memory_key_padding_mask=PADDING)
+
+
+def test_whole_transformers() -> None:
+    torch.manual_seed(0)
+    compare(nn.TransformerEncoder(nn.TransformerEncoderLayer(**ENCODER), 2), BATCH)
+    compare(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), BATCH, BATCH.roll(1, 0))
+    compare(nn.Transformer(8, 2, 1, 1, 16), STEPS, STEPS, tgt_mask=causal(12), tgt_is_causal=True)
+
+
+def test_padded_texts_through_an_encoder_are_right() -> None:
+    """PyTorch packs them as a nested tensor, which is not captured."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**ENCODER), 2).eval().requires_grad_(False)
+    jitted: Any = fusec.jit(encoder)
+    for _ in range(2):
+        found, expected = (f(BATCH, src_key_padding_mask=PADDING) for f in (jitted, encoder))
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_same_array_twice_is_the_same_object() -> None:
+    def which(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(1)
+        return x * 2 if x is y else x * 3
+
+    jitted = fusec.jit(which)
+    for x, y in [(STEPS.clone(), STEPS.clone())] * 2 + [(same := STEPS.clone(), same)] * 2:
+        a, b = (x.clone(), y.clone()) if x is not y else [x.clone()] * 2
+        torch.testing.assert_close(jitted(x, y), which(a, b))
+        assert torch.equal(x, a)
+    assert not jitted.dispatcher.eager_calls  # type: ignore[attr-defined]

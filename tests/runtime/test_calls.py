@@ -1,0 +1,100 @@
+"""Library calls get operands as the function gave them, and give what was captured, or the call runs as written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fusec  # noqa: E402
+from fusec.runtime.library import ResultsDifferError  # noqa: E402
+
+x = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[Any]:
+    library = torch.library.Library("fusec_test_calls", "FRAGMENT")
+    yield library
+    library._destroy()
+
+
+def define(library: Any, name: str, schema: str, real: Any, fake: Any) -> Any:
+    library.define(f"{name}{schema}")
+    library.impl(name, real, "CPU")
+    torch.library.register_fake(f"fusec_test_calls::{name}", fake, lib=library)
+    return getattr(torch.ops.fusec_test_calls, name).default
+
+
+def in_memory(x: torch.Tensor) -> torch.Tensor:
+    """The elements as they lie, of an operand that is taken to be contiguous."""
+    return x.as_strided((x.numel(),), (1,)).clone().reshape(x.shape)
+
+
+def test_a_call_may_count_on_contiguous_operands(library: Any) -> None:
+    op = define(library, "in_memory", "(Tensor x) -> Tensor", in_memory, torch.empty_like)
+    ways = [
+        lambda x: op(x.mT.contiguous()),
+        lambda x: op((x + 1).mT.contiguous()),
+        lambda x: op(x[:, ::2].clone()),
+        lambda x: op(torch.ones(1, 6).expand(4, 6).contiguous()),
+        lambda x: op(x.reshape(2, 2, 6).transpose(0, 1).reshape(4, 6)),
+        lambda x: op(torch.relu(x).mT.contiguous()) + 1,
+        lambda x: op(torch.zeros(4, 6) + 2),
+    ]
+    for way in ways:
+        jitted: Any = fusec.jit(way)
+        torch.testing.assert_close(jitted(x), way(x))
+        assert not jitted.dispatcher.eager_calls
+
+
+def test_an_operand_that_is_no_contiguous_one_stays_so(library: Any) -> None:
+    def strides(x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(x.stride())
+
+    op = define(library, "strides", "(Tensor x) -> Tensor", strides, lambda x: torch.empty(x.dim(), dtype=torch.int64))
+    for way in (lambda x: op(x.mT), lambda x: op(x[:, ::2]), lambda x: op(x)):
+        jitted: Any = fusec.jit(way)
+        assert torch.equal(jitted(x), way(x))
+        assert not jitted.dispatcher.eager_calls
+
+
+FAKES = {
+    "shape": (lambda x: x[:2].clone(), "Tensor", torch.empty_like),
+    "dtype": (lambda x: x.double(), "Tensor", torch.empty_like),
+    "layout": (lambda x: x.to_sparse(), "Tensor", torch.empty_like),
+    "number of results": (lambda x: [x + 1], "Tensor[]", lambda x: [torch.empty_like(x), torch.empty_like(x)]),
+}
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_other_results_than_the_stand_ins(library: Any, kind: str) -> None:
+    real, result, fake = FAKES[kind]
+    op = define(library, f"wrong_{kind.replace(' ', '_')}", f"(Tensor x) -> {result}", real, fake)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = op(torch.relu(x))
+        return (made[0] if isinstance(made, list) else made).to_dense() * 2
+
+    jitted = fusec.jit(function)
+    for _ in range(3):
+        torch.testing.assert_close(jitted(x), function(x))
+    assert sum(jitted.dispatcher.eager_calls.values()) == 3  # type: ignore[attr-defined]
+    with pytest.raises(ResultsDifferError):
+        fusec.jit(fallback="eager")(lambda x: x.add_(1) + function(x).sum())(x.clone())
+
+
+def test_a_result_that_nobody_reads_may_be_anything(library: Any) -> None:
+    op = define(
+        library,
+        "unread",
+        "(Tensor x) -> (Tensor, Tensor)",
+        lambda x: (x + 1, torch.empty(0)),
+        lambda x: (torch.empty_like(x), torch.empty_like(x)),
+    )
+    jitted = fusec.jit(lambda x: op(x)[0] * 2)
+    torch.testing.assert_close(jitted(x), (x + 1) * 2)
+    assert not jitted.dispatcher.eager_calls  # type: ignore[attr-defined]
