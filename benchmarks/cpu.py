@@ -48,8 +48,8 @@ from benchmarks.workloads import (
     windows,
 )
 from fusec.probing import measure_machine as measure_rates
-from fusec.runtime.machines import known_rates
 from fusec.target.cpu import cpu_target
+from fusec.tuning.machines import known_rates
 
 WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "linear": linear.rows,

@@ -17,11 +17,11 @@ from fusec.frontend.structures import flatten
 from fusec.ir.parse import parse
 from fusec.passes.cost.program import predict, seconds_after
 from fusec.probing import Calls
-from fusec.runtime.machines import known_rates
-from fusec.runtime.probe import Prober
 from fusec.runtime.program import KernelReport, Launch, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.rates import Rates, usual_rates
+from fusec.tuning.machines import known_rates
+from fusec.tuning.probe import Prober
 
 T = TypeVar("T")
 TRIES = 3

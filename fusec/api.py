@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeVar, overload
 
 from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
-from fusec.build import Options, Precision, Tune, build, checked, kernel_source, run_passes, target_of
-from fusec.compiled import argument_of
-from fusec.errors import CaptureError, FusecError
+from fusec.arguments import called, capturing, examples, is_argument, plain
+from fusec.build import Options, Precision, Tune, checked, compile_with, kernel_source, run_passes, target_of
+from fusec.checks import check_choice, check_switch, require_target
+from fusec.errors import OptionError
+from fusec.explaining import explain_function
 from fusec.exporting import Compiled
-from fusec.frontend.capture import Capture, Fallback, Library
+from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
@@ -24,12 +26,11 @@ from fusec.loading import Weights
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
-from fusec.runtime.executable import Executable
 from fusec.runtime.jit import JitFunction, JitModule
-from fusec.runtime.libraries import library_of, needs_autograd
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
-from fusec.specs import TensorSpec, example, spec_of
+from fusec.runtime.telling import Telling
+from fusec.specs import TensorSpec, spec_of
 from fusec.tile.nodes import Kernel
 from fusec.variants import Variants
 
@@ -68,6 +69,7 @@ def jit(
     fallback: Fallback = "eager",
     cache: bool = True,
     graph: bool = False,
+    warn: bool = True,
 ) -> Callable[[F], F]: ...
 
 
@@ -83,6 +85,7 @@ def jit(
     fallback: Fallback = "eager",
     cache: bool = True,
     graph: bool = False,
+    warn: bool = True,
 ) -> Any:
     """Compiles a function of torch tensors or NumPy arrays, or an ``nn.Module``, for each signature it is called with.
 
@@ -92,7 +95,8 @@ def jit(
 
     target: ``cpu``, ``cpu:NAME``, ``cuda:N`` or a GPU's name such as ``cuda:sm_90``; by default where the arguments
     live. tune: ``"quick"`` or ``"full"`` measures schedules at the first call. fallback: ``"eager"`` runs what can't
-    be compiled as written (:func:`explain` says what); ``"error"`` refuses it. cache: keep compiled programs on disk.
+    be compiled as written, with one warning a reason (:class:`fusec.RunsAsWritten`; ``warn=False`` for none), and
+    :func:`explain` says what; ``"error"`` refuses it. cache: keep compiled programs on disk.
     graph: on a GPU, the kernels of a call are replayed as one CUDA graph, which takes less of the host's time; results
     are fresh memory all the same.
 
@@ -103,16 +107,23 @@ def jit(
     ranges of them; where no one graph does, each set of extents has its own, as without.
 
     static: the names of parameters whose PyTorch tensors are weights: what kernels need packed is packed once, and
-    again when a tensor has changed or another one comes. (Arguments that are no arrays are static anyway.) ValueError
-    for a name that is no parameter.
+    again when a tensor has changed or another one comes. (Arguments that are no arrays are static anyway.)
+
+    OptionError for an option or an environment variable that can't be, TargetError for a target that is not known. A
+    call raises them too where ``fallback`` is ``"eager"``: a device, a compiler or a folder that is missing is no
+    matter of the function.
     """
-    general = Generality(for_range, extents=bool(dynamic), integers=True)
-    if fallback not in ("eager", "error"):
-        raise ValueError(f"fallback={fallback!r}; it is 'eager' or 'error'")
     options = checked(Options(target, tune, cache, precision))
-    if function is None:
-        return lambda f: _jit(f, options, fallback, graph, general, static)
-    return _jit(function, options, fallback, graph, general, static)
+    check_choice("fallback", fallback, ("eager", "error"))
+    check_choice("dynamic", dynamic, (True, False, None))
+    check_switch("graph", graph)
+    check_switch("warn", warn)
+    named = _names(static)
+
+    def decorated(f: Any) -> Any:
+        return _jit(f, options, fallback, graph, bool(dynamic), named, warn)
+
+    return decorated if function is None else decorated(function)
 
 
 def _jit(
@@ -120,40 +131,55 @@ def _jit(
     options: Options,
     fallback: Fallback,
     graph: bool,
-    general: Generality,
-    static: str | Iterable[str],
+    dynamic: bool,
+    static: frozenset[str],
+    warn: bool,
 ) -> Any:
     if not callable(function):
-        raise TypeError(f"fusec.jit compiles functions and modules, not {type(function).__name__}")
+        raise OptionError(f"fusec.jit compiles functions and modules, not {type(function).__name__}")
     if isinstance(function, JitFunction):
         function = function.dispatcher.function
     elif isinstance(function, JitModule):
         function = function.__dict__["_module"]
 
-    function = _called(function)
-    compile_capture = _compile_with(options, graph)
+    function = called(function)
     nn = sys.modules.get("torch.nn")
-    if nn is not None and isinstance(function, nn.Module):
-        names = _parameter_names(function.forward, static)
-        return JitModule(function, compile_capture, fallback, general, names)
-    return JitFunction(function, compile_capture, fallback, general, _parameter_names(function, static))
+    module = nn is not None and isinstance(function, nn.Module)
+    make = functools.partial(
+        Dispatcher,
+        compile=compile_with(options, graph),
+        fallback=fallback,
+        general=Generality(for_range, extents=dynamic, integers=True),
+        static=_parameters(function.forward if module else function, static),
+        require=functools.partial(require_target, options.target),
+        telling=Telling(warn=warn),
+    )
+    return JitModule(function, make) if module else JitFunction(function, make)
 
 
-def _parameter_names(function: Callable[..., Any], names: str | Iterable[str]) -> frozenset[str]:
-    """The names, all of them the function's parameters. ValueError for others."""
-    found = frozenset([names] if isinstance(names, str) else names)
-    if not found:
-        return found
-    parameters = inspect.signature(function).parameters
-    unknown = sorted(found - parameters.keys())
+def _names(names: object) -> frozenset[str]:
+    """The names of ``static=``. OptionError for what is neither a name nor an iterable of names."""
+    given = [names] if isinstance(names, str) else names
+    if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
+        found = list(given)
+        if all(isinstance(name, str) for name in found):
+            return frozenset(found)
+    raise OptionError(f"static={names!r:.100}; it is the name of a parameter, or a tuple of names")
+
+
+def _parameters(function: Callable[..., Any], names: frozenset[str]) -> frozenset[str]:
+    """The names, all of them the function's parameters. OptionError for others."""
+    if not names:
+        return names
+    called = getattr(function, "__name__", type(function).__name__)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise OptionError(f"static= names parameters, and Python does not know those of {called}") from None
+    unknown = sorted(names - parameters.keys())
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        name = getattr(function, "__name__", type(function).__name__)
-        raise ValueError(f"static= names {', '.join(unknown)}; {name} takes {', '.join(parameters)}")
-    return found
-
-
-def _compile_with(options: Options, graph: bool = False) -> Callable[[Capture], Executable]:
-    return lambda capture: replace(build(capture.graph, capture.library, options).executable, graph=graph)
+        raise OptionError(f"static= names {', '.join(unknown)}; {called} takes {', '.join(parameters)}")
+    return names
 
 
 def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Graph:
@@ -161,9 +187,9 @@ def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Graph:
 
     Raises what capture raises: DataDependentError, UnsupportedOpError, and eager's own errors for a mistake.
     """
-    function = _plain(function)
-    examples, named, _ = _examples(function, args, kwargs)
-    return _dispatcher(function).capture(examples, named).graph
+    function = plain(function)
+    positional, named, _ = examples(function, args, kwargs)
+    return capturing(function).capture(positional, named).graph
 
 
 @dataclass(frozen=True)
@@ -216,9 +242,12 @@ class LoweredGraph:
 def lower(graph: Graph, target: str | None = None, *, tune: Tune = False) -> LoweredGraph:
     """Runs the passes on a graph: IR after each, and kernels with their tile IR, schedule and source.
 
-    The target need not be this machine. Raises TargetError for one that is not known.
+    The target need not be this machine. Raises TargetError for one that is not known, OptionError for what is no graph.
     """
-    lowered = run_passes(graph, target or target_of(graph), Options(target, tune))
+    if not isinstance(graph, Graph):
+        raise OptionError(f"fusec.lower takes a graph, such as fusec.trace gives, not {type(graph).__name__}")
+    options = checked(Options(target, tune))
+    lowered = run_passes(graph, target or target_of(graph), options)
     return LoweredGraph(lowered.stages, lowered.program, lowered.seconds)
 
 
@@ -247,15 +276,15 @@ def compile(
     them, and refuses others with a SignatureError. A named dimension without a range is compiled for each extent that
     it is called with. Raises what capture and the passes raise; DimensionError for a function that no one graph serves.
     """
-    function = _plain(function)
+    function = plain(function)
     options = checked(Options(target, tune, cache, precision))
     name = getattr(function, "__name__", None) or type(function).__name__
-    _, _, library = _examples(function, args, kwargs)
-    leaves, call = flatten(args, kwargs, _is_argument)
+    _, _, library = examples(function, args, kwargs)
+    leaves, call = flatten(args, kwargs, is_argument)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
 
     def capture(positional: tuple[Any, ...], named: dict[str, Any]) -> Capture:
-        return _dispatcher(function, fallback).capture(positional, named)
+        return capturing(function, fallback).capture(positional, named)
 
     ahead = Variants(function, capture, library, call, specs, options, freeze, graph)
     ranges = ranges_of(specs, dims)
@@ -273,98 +302,12 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
 
 
 def explain(function: Any, /, *args: Any, measure: bool = False, **kwargs: Any) -> str:
-    """What becomes of a function for these arguments: its kernels, what each fused, what was not fused and why.
+    """How calls of a function with these arguments run now, and what becomes of them: the kernels, what each fused,
+    what was not fused and why.
 
-    With ``measure`` the kernels are run on the arguments and timed. For a function that :func:`jit` made, the calls
-    that ran as written are counted too. One that ``torch.compile`` made is compiled and run anew, and the report is on
-    each graph that fusec was given, and on graph breaks.
+    Of a function that :func:`jit` made the plan that such calls have is told, or that there is none yet, and the calls
+    that ran as written; without arguments, all its plans. One that ``torch.compile`` made is compiled and run anew, and
+    the report is on each graph that fusec was given, and on graph breaks. With ``measure`` the kernels are run on the
+    arguments and timed. Raises nothing: what stands against it is in the text.
     """
-    if isinstance(function, Compiled):
-        return function.explain()
-    if "torch._dynamo" in sys.modules:
-        from fusec.torch_compile import explain_compiled, original_of
-
-        original = original_of(function)
-        if original is not None:
-            return explain_compiled(original, args, kwargs)
-    jitted = function if isinstance(function, JitFunction) else getattr(function, "_fusec", None)
-    eager = jitted.dispatcher.eager_calls if isinstance(jitted, JitFunction) else {}
-    plain = _plain(function)
-    static = jitted.dispatcher.static if isinstance(jitted, JitFunction) else frozenset[str]()
-    positional, named, library = _examples(plain, args, kwargs)
-    try:
-        capture = _dispatcher(plain, static=static).capture(positional, named, counting=True)
-    except CaptureError as error:
-        return f"{getattr(plain, '__name__', plain)} runs as written: {error}\n" + _eager_lines(eager)
-    compile_capture = jitted.dispatcher.compile if isinstance(jitted, JitFunction) else _compile_with(Options())
-    executable = compile_capture(capture)
-    notes = list(capture.notes)
-    leaves, _ = flatten(positional, named, _is_argument)
-    if needs_autograd(library, leaves, capture):
-        notes.append("a gradient is needed for these arguments, so the call runs as written; see torch.no_grad()")
-    measured = None
-    if measure:
-        sources = [argument_of(source) for source in capture.sources]
-        measured = executable.profile([leaves[s] if isinstance(s, int) else s() for s in sources])
-    return explain_program(executable.program, notes, eager, measured)
-
-
-def _eager_lines(eager: Mapping[str, int]) -> str:
-    return "".join(f"    {count} × {reason}\n" for reason, count in eager.items())
-
-
-# Helpers
-
-
-def _plain(function: Any) -> Any:
-    """The function under a decorator of ours."""
-    if isinstance(function, JitFunction):
-        return function.dispatcher.function
-    if isinstance(function, JitModule):
-        return function.__dict__["_module"]
-    if not callable(function):
-        raise TypeError(f"{type(function).__name__} is not a function or a module")
-    return _called(function)
-
-
-def _called(function: Any) -> Any:
-    """What a call runs: for an object with a ``__call__`` of its own, that method; a module and a function as it is."""
-    nn = sys.modules.get("torch.nn")
-    method = getattr(type(function), "__call__", None)  # noqa: B004
-    if not isinstance(method, types.FunctionType) or (nn is not None and isinstance(function, nn.Module)):
-        return function
-    return types.MethodType(method, function)
-
-
-def _dispatcher(function: Any, fallback: Fallback = "eager", static: frozenset[str] = frozenset()) -> Dispatcher:
-    def refuse(capture: Capture) -> Any:
-        raise AssertionError("this dispatcher only captures")
-
-    return Dispatcher(function, refuse, fallback=fallback, static=static)
-
-
-def _is_argument(value: object) -> bool:
-    return isinstance(value, TensorSpec) or (library_of(_nothing, (value,), {}) is not None and _is_leaf(value))
-
-
-def _is_leaf(value: object) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def _nothing() -> None:
-    """A function that reads no library."""
-
-
-def _examples(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], Library]:
-    """The arguments with an array in the place of each spec. Named dimensions get an extent of their own."""
-    leaves, call = flatten(args, kwargs, _is_argument)
-    library = library_of(function, tuple(v for v in leaves if not isinstance(v, TensorSpec)), {})
-    if library is None:
-        raise FusecError("can't tell whether torch or NumPy is meant: no array among the arguments; give one")
-    names = sorted(frozenset[str]().union(*(v.names for v in leaves if isinstance(v, TensorSpec))))
-    bindings = {name: 2 + number for number, name in enumerate(names)}
-    made = [example(v, bindings, library) if isinstance(v, TensorSpec) else v for v in leaves]
-    positional, named = call.restore(made)
-    return positional, named, library
+    return explain_function(function, args, kwargs, measure=measure)

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -16,21 +16,30 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fusec import config, tracing
-from fusec.errors import ArtifactError, CodegenError, FusecError, LoweringError, TargetError
-from fusec.frontend.capture import Library
+from fusec import config, toolchain, tracing
+from fusec.checks import check_cache, check_choice, check_environment, check_switch, check_target
+from fusec.errors import (
+    ArtifactError,
+    CaptureError,
+    CodegenError,
+    FusecError,
+    HostArraysError,
+    LoweringError,
+    TargetError,
+)
+from fusec.frontend.capture import Capture, Library
 from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
+from fusec.modules import NoKernels, load_module
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
-from fusec.runtime.machines import known_rates, machine_facts
-from fusec.runtime.modules import NoKernels, load_module
 from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
 from fusec.target.rates import Rates, usual_rates
 from fusec.tile.nodes import Kernel
+from fusec.tuning.machines import known_rates, machine_facts
 
 if TYPE_CHECKING:
     from fusec.passes.lower.gpu.select import GpuSelector
@@ -60,11 +69,12 @@ class Options:
 
 
 def checked(options: Options) -> Options:
-    """The options. ValueError for one that can't be."""
-    if options.tune not in (False, "quick", "full"):
-        raise ValueError(f"tune={options.tune!r}; it is False, 'quick' or 'full'")
-    if options.precision not in ("ieee", "tf32"):
-        raise ValueError(f"precision={options.precision!r}; it is 'ieee' or 'tf32'")
+    """The options. OptionError for one that can't be, TargetError for a target that is not known."""
+    check_environment()
+    check_target(options.target)
+    check_choice("tune", options.tune, (False, "quick", "full"))
+    check_choice("precision", options.precision, ("ieee", "tf32"))
+    check_switch("cache", options.cache)
     return options
 
 
@@ -88,6 +98,7 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
 
     Raises what the passes and the backend raise: LoweringError, CodegenError, TargetError.
     """
+    check_environment()
     target = options.target or target_of(graph)
     if library == "numpy" and is_gpu(target):
         return _build_for_host(graph, target, options)
@@ -123,15 +134,20 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     return known
 
 
+def compile_with(options: Options, graph: bool = False) -> Callable[[Capture], Executable]:
+    """What compiles captures with these options. ``graph``: kernels are replayed as one CUDA graph."""
+    return lambda capture: replace(build(capture.graph, capture.library, options).executable, graph=graph)
+
+
 def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
     """A program on a GPU for arrays in host memory: chunk by chunk where the graph treats a batch's elements alike."""
+    from fusec.ir.place import place
     from fusec.passes.batch import batch_axes, with_batch
-    from fusec.passes.place import place
     from fusec.passes.writes import open_writes
     from fusec.runtime.host import HostExecutable, chunk_of
 
     if any(not isinstance(n, int) for v in graph.inputs for n in v.type.shape):
-        raise LoweringError("arrays in host memory go to a GPU with fixed extents only")
+        raise HostArraysError("arrays in host memory go to a GPU with fixed extents only")
     graph = open_writes(graph, in_place=False)
     device = target if target.removeprefix("cuda:").isdigit() else "cuda:0"
     reason, batch, axes = "", 0, dict[Value, int]()
@@ -148,7 +164,7 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
         while (op := producers.get(value)) is not None and op.definition.kind == "view":
             value = op.operands[0]
         if op is None and port.mutates is None:
-            raise LoweringError("a result is a view of an argument in host memory; return a copy of it")
+            raise HostArraysError("a result is a view of an argument in host memory; return a copy of it")
 
     def built(count: int) -> Built:
         on_device = place(with_batch(graph, axes if count else {}, count), device)
@@ -197,6 +213,8 @@ def _build(
     found = _from_disk(disk, key, library, locations)
     if found is not None:
         return found
+    if not check_cache(disk):
+        return _compile(graph, library, target, options)
     with disk.lock(key):
         found = _from_disk(disk, key, library, locations)
         if found is not None:
@@ -219,7 +237,8 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
     with tracing.span("build kernels", "compile", kernels=len(lowered.program.kernels)):
         module = compile_module(lowered.program)
     seconds = {**lowered.seconds, "codegen": time.perf_counter() - start}
-    executable = Executable(lowered.program, module, library, kernel_digests(lowered.program))
+    digests = kernel_digests(lowered.program)
+    executable = Executable(lowered.program, module, library, digests, compile_here=_compile_here)
     _log_fusion(lowered.program)
     folder = config.dump_dir()
     if folder is not None:
@@ -227,6 +246,13 @@ def _compile(graph: Graph, library: Library, target: str, options: Options) -> B
 
         dump(folder, lowered, module, executable)
     return Built(executable, False, seconds, lowered.stopped)
+
+
+def _compile_here(kernels: Sequence[Kernel]) -> Module:
+    from fusec.codegen.tvm.build import compile_kernels
+
+    compiled: Module = compile_kernels(kernels, cpu_target())
+    return compiled
 
 
 def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
@@ -278,9 +304,9 @@ def _languages(target: str) -> tuple[bool, bool]:
 
 def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
     """A selector that measures on the device of the graph. TargetError where it can't run code for the target."""
-    from fusec.passes.schedule.tune_gpu import GpuTuningSelector
+    from fusec.passes.tune_gpu import GpuTuningSelector
     from fusec.progress import tuning_bar
-    from fusec.runtime.tuning_gpu import GpuMeasure
+    from fusec.tuning.measure_gpu import GpuMeasure
 
     target, device = gpu_target(name), target_of(graph)
     try:
@@ -305,9 +331,9 @@ def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
 
 def _tuning_selector(name: str, effort: Literal["quick", "full"]) -> Selector:
     """A selector that measures. TargetError where the target is not this machine."""
-    from fusec.passes.schedule.tune import TuningSelector  # with the compiler, which a cached program does without
+    from fusec.passes.tune import TuningSelector  # with the compiler, which a cached program does without
     from fusec.progress import tuning_bar
-    from fusec.runtime.tuning import CpuMeasure
+    from fusec.tuning.measure import CpuMeasure
 
     target = cpu_target(name)
     if not target.runs_here:
@@ -330,6 +356,7 @@ def compile_module(program: Program) -> Module:
     if not program.kernels:
         return NoKernels()
     if is_gpu(program.target):
+        toolchain.require_gpu_compiler(program.target, config.gpu_language())
         with tracing.span("import compilers", "compile"):
             from fusec.codegen.gpu import compile_kernels as compile_for_gpu
 
@@ -338,7 +365,8 @@ def compile_module(program: Program) -> Module:
         except CodegenError as error:
             raise CodegenError(str(error), _line_of(program, str(error))) from error
         return on_gpu
-    with tracing.span("import TVM", "compile"):
+    toolchain.require(toolchain.TVM)
+    with tracing.span("import TVM", "compile"), toolchain.importing(toolchain.TVM):
         from fusec.codegen.tvm.build import compile_kernels
 
     module: Module = compile_kernels(program.kernels, cpu_target(program.target))
@@ -358,7 +386,9 @@ def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:
 
         ending, text = source_for_gpu(kernel, gpu_target(target))
         return str(ending), str(text)
-    from fusec.codegen.tvm.emit import emit_kernel
+    toolchain.require(toolchain.TVM)
+    with toolchain.importing(toolchain.TVM):
+        from fusec.codegen.tvm.emit import emit_kernel
 
     return "tvm.py", str(emit_kernel(kernel, cpu_target(target)).script())
 
@@ -376,10 +406,10 @@ def target_of(graph: Graph) -> str:
     if devices <= {"cpu"}:
         return "cpu"
     if len(devices - {"cpu"}) > 1 or "cpu" in {v.type.device for v in graph.inputs if v.type.shape}:
-        raise FusecError(f"arrays on {', '.join(sorted(devices))} in one function; move them to one device")
+        raise CaptureError(f"arrays on {', '.join(sorted(devices))} in one function; move them to one device")
     (device,) = devices - {"cpu"}
     if not is_gpu(device):
-        raise FusecError(f"arrays on {device} can't be compiled for; move them to a CPU or a CUDA device")
+        raise CaptureError(f"arrays on {device} can't be compiled for; move them to a CPU or a CUDA device")
     return device
 
 
@@ -402,7 +432,8 @@ def _loaded(disk: DiskCache, key: str, library: Library, locations: list[Locatio
     try:
         record = json.loads(entry.record)
         program = program_from_json(record["program"], locations)
-        executable = Executable(program, load_module(entry.module), library, dict(record["digests"]))
+        module, digests = load_module(entry.module), dict(record["digests"])
+        executable = Executable(program, module, library, digests, compile_here=_compile_here)
     except (ArtifactError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: does not load (%s), built again", key[:12], error)
         disk.discard(key)

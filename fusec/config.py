@@ -15,9 +15,20 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
+from difflib import get_close_matches
 from pathlib import Path
 
+from fusec.errors import OptionError
+
 LOG_SUBJECTS = ("fuse", "tune", "cache", "compile", "recompile", "code")
+
+VARIABLES = (
+    *("FUSEC_CACHE_DIR", "FUSEC_DUMP", "FUSEC_LOGS", "FUSEC_DISABLE_PASS"),
+    *("FUSEC_GPU_LANGUAGE", "FUSEC_TRACE", "FUSEC_NVTX", "FUSEC_VERIFY"),
+)
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def cache_dir() -> Path:
@@ -43,10 +54,10 @@ def disabled_passes() -> frozenset[str]:
 
 
 def gpu_language() -> str:
-    """``triton``, ``cuda``, or ``both``. ValueError for another."""
+    """``triton``, ``cuda``, or ``both``. OptionError for another."""
     given = os.environ.get("FUSEC_GPU_LANGUAGE") or "both"
     if given not in ("triton", "cuda", "both"):
-        raise ValueError(f"FUSEC_GPU_LANGUAGE={given}; it is triton or cuda")
+        raise OptionError(f"FUSEC_GPU_LANGUAGE={given}; it is triton or cuda, or unset for the better of both")
     return given
 
 
@@ -58,12 +69,49 @@ def trace_file() -> Path | None:
 
 def nvtx() -> bool:
     """Whether calls have NVTX ranges. Nsight's tools name their library in NVTX_INJECTION64_PATH."""
-    given = os.environ.get("FUSEC_NVTX", "")
-    return given != "0" if given else bool(os.environ.get("NVTX_INJECTION64_PATH"))
+    asked = _switch("FUSEC_NVTX")
+    return bool(os.environ.get("NVTX_INJECTION64_PATH")) if asked is None else asked
 
 
 def verifies() -> bool:
-    return os.environ.get("FUSEC_VERIFY", "") not in ("", "0")
+    """Whether the IR is checked after every pass, and an internal error is raised instead of told."""
+    return bool(_switch("FUSEC_VERIFY"))
+
+
+def _switch(name: str) -> bool | None:
+    """A variable that is on or off; None where it is not set. OptionError for another value."""
+    given = os.environ.get(name, "").strip().lower()
+    if given not in ("", *_YES, *_NO):
+        raise OptionError(f"{name}={os.environ[name]}; it is 0 or 1")
+    return None if not given else given in _YES
+
+
+def unknown_variables() -> dict[str, str]:
+    """Variables that are named like fusec's and are none of them, each with the one that may be meant, or ''."""
+    names = [name for name in os.environ if name.upper().startswith("FUSEC_") and name not in VARIABLES]
+    return {name: next(iter(get_close_matches(name.upper(), VARIABLES, 1)), "") for name in sorted(names)}
+
+
+def check_values() -> None:
+    """OptionError where a variable has a value that it can't have, or FUSEC_DUMP a folder that can't be written."""
+    gpu_language()
+    verifies()
+    nvtx()
+    folder = dump_dir()
+    if folder is not None and (reason := why_not_writable(folder)):
+        raise OptionError(f"FUSEC_DUMP={folder}: {reason}; set it to a folder that can be written, or unset it")
+
+
+def why_not_writable(folder: Path, mode: int = 0o777) -> str:
+    """Why no file can be put into a folder, which is made; empty where one can."""
+    try:
+        folder.mkdir(mode, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except FileExistsError:
+        return "a file is in its place"
+    except OSError as error:
+        return f"it can't be written ({error.strerror or error})"
 
 
 def logger(subject: str) -> logging.Logger:

@@ -1,7 +1,7 @@
-"""Every error a user can see: one class for each kind of mistake.
+"""Every error and every warning a user can see: one class for each kind of mistake.
 
-All derive from :class:`FusecError`. A message names the user's file and line where one is known, the
-operation, the shapes and dtypes, and what to do about it.
+All errors derive from :class:`FusecError`, all warnings from :class:`FusecWarning`. A message names the user's file
+and line where one is known, the operation, the shapes and dtypes, and what to do about it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,16 @@ class SignatureError(FusecError, TypeError):
     """Arguments that do not fit what was compiled: rank, shape, dtype, device or count."""
 
 
-class TargetError(FusecError):
+class SetupError(FusecError):
+    """An option, an environment variable, a device or a tool is not right. The function's code has no part in it, so
+    ``fallback="eager"`` never covers it."""
+
+
+class OptionError(SetupError, ValueError, TypeError):
+    """An option or an environment variable with a value that it can't have."""
+
+
+class TargetError(SetupError):
     """The device or toolchain named by a target is missing or can't run this code."""
 
 
@@ -68,6 +77,10 @@ class LoweringError(FusecError):
     """A group that no kernel family can express. The fusion pass must not have made it."""
 
 
+class HostArraysError(CaptureError, LoweringError):
+    """What a function does with arrays in host memory, no program on a GPU does for it."""
+
+
 class CodegenError(FusecError):
     """A generated kernel did not compile."""
 
@@ -76,16 +89,21 @@ class ArtifactError(FusecError):
     """An artefact file that is truncated, tampered with, of another format or for another machine."""
 
 
-class CacheError(FusecError):
+class CacheError(SetupError):
     """The on-disk cache can't be read or written."""
 
 
-class InternalErrorWarning(RuntimeWarning):
-    """fusec itself failed while it compiled a function, which runs as written instead: a bug in fusec."""
+class FusecWarning(UserWarning):
+    """Base of every warning that fusec gives."""
 
 
-def is_internal(error: Exception) -> bool:
-    """Whether what ended a compilation, after the capture, is a bug in fusec: no refusal and no missing tool."""
-    if isinstance(error, FusecError):
-        return isinstance(error, VerifyError | LoweringError | CodegenError)
-    return not isinstance(error, OSError | MemoryError)
+class RunsAsWritten(FusecWarning):
+    """Calls of a function run as written instead of compiled. Told once for a function and a reason."""
+
+
+class InternalErrorWarning(FusecWarning, RuntimeWarning):
+    """fusec itself failed while it captured or compiled a function, which runs as written instead: a bug in fusec."""
+
+
+class SettingWarning(FusecWarning):
+    """An environment variable that fusec does not have, or a folder of its own that it can't use."""

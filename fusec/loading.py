@@ -18,13 +18,13 @@ from fusec.exporting import Compiled
 from fusec.frontend.capture import Library
 from fusec.ir.index import symbol
 from fusec.ir.types import Dim, DType, dtype_of, fixed, u8
+from fusec.modules import load_module
 from fusec.runtime import artifact
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable
 from fusec.runtime.memory import Block, allocate
-from fusec.runtime.modules import load_module
 from fusec.runtime.program import Program
 from fusec.runtime.serial import Json, program_from_json, symbols_from_json, type_from_json
 from fusec.runtime.structure import call_from_json, result_from_json

@@ -12,10 +12,10 @@ import numpy as np
 from fusec.api import jit
 from fusec.errors import CacheError
 from fusec.runtime.cache import write_whole
-from fusec.runtime.machines import profile_path
-from fusec.runtime.probe import measure_rates
 from fusec.target.cpu import CpuTarget, host_cpu
 from fusec.target.rates import Rates
+from fusec.tuning.machines import profile_path
+from fusec.tuning.probe import measure_rates
 
 _ROWS, _PAUSE = 9, 0.02
 """Rows of calls, and seconds between them: another guest of the host slows a core for tenths of a second."""

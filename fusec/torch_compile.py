@@ -25,18 +25,22 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from fusec import config, tracing
 from fusec.ahead import for_range
 from fusec.build import Options, build, checked
+from fusec.checks import check_switch, require_target
 from fusec.errors import DimensionError, FusecError
 from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
+from fusec.frontend.torch_modes import without_onlookers
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
 from fusec.runtime.executable import Executable
+from fusec.runtime.faults import fault_reason, is_capture_fault
+from fusec.runtime.telling import Telling
 from fusec.torch_symbols import SizedGraph, sizes_of
 
 Kind = Literal["inference", "forward", "backward"]
 log = config.logger("compile")
-_OPTIONS = ("tune", "cache", "precision")
+_OPTIONS = ("tune", "cache", "precision", "warn")
 _CUTS = 16
 """Nodes of one graph that may be run by PyTorch between compiled parts; beyond, the whole graph runs so."""
 
@@ -48,16 +52,28 @@ _lock = threading.Lock()
 _listeners: list[list[CompiledGraph]] = []
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The options of one ``torch.compile``."""
+
+    build: Options
+    warn: bool = True
+
+
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """A compiled graph of Dynamo's: called with its inputs it gives the tuple of its outputs.
 
-    Options (``torch.compile(..., options={...})``) are ``tune``, ``cache`` and ``precision``, as for :func:`fusec.jit`.
+    Options (``torch.compile(..., options={...})``) are ``tune``, ``cache``, ``precision`` and ``warn``, as for
+    :func:`fusec.jit`. FusecError for others, OptionError for a value that can't be.
     """
-    unknown = set(options.get("options") or {}) - set(_OPTIONS)
+    given = dict(options.get("options") or {})
+    unknown = sorted(map(str, set(given) - set(_OPTIONS)))
     if unknown:
         known = ", ".join(_OPTIONS)
-        raise FusecError(f"backend 'fusec' has no option {', '.join(sorted(unknown))}; its options are {known}")
-    chosen = checked(Options(**(options.get("options") or {})))
+        raise FusecError(f"backend 'fusec' has no option {', '.join(unknown)}; its options are {known}")
+    warn = given.pop("warn", True)
+    check_switch("warn", warn)
+    chosen = Chosen(checked(Options(**given)), warn)
     kind: Kind = "forward" if _wants_gradient(module) else "inference"
     if kind == "inference":
         reason = _why_not_direct(module, example_inputs)
@@ -101,8 +117,21 @@ def _why_not_direct(module: fx.GraphModule, example_inputs: Sequence[Any]) -> st
         arguments = [_concrete(value) for value in example_inputs]
         capture_graph(module, arguments, {})
     except Exception as error:  # whatever a capture ends with, AOTAutograd is the next way
+        _tell_fault("a graph", "it is made functional first", error)
         return f"{error}"
     return None
+
+
+_telling = Telling()
+
+
+def _tell_fault(name: str, so: str, error: Exception) -> None:
+    """Tells what ended a capture where it is a bug of ours: Dynamo has run the graph on fake tensors before."""
+    own = error.__cause__ if isinstance(error, UnfitNodeError) else error
+    if isinstance(own, Exception) and is_capture_fault(own):
+        if config.verifies():
+            raise own
+        _telling.internal_error(name, so, fault_reason(own))
 
 
 def _concrete(value: Any) -> Any:
@@ -114,7 +143,7 @@ def _concrete(value: Any) -> Any:
     return value
 
 
-def _through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], options: Chosen) -> Callable[..., Any]:
     """AOTAutograd's forward and backward of a graph, each compiled."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -150,8 +179,10 @@ def _mark_static(module: fx.GraphModule) -> None:
 
 # Compiled graphs
 
+_require = partial(require_target, None)
 
-def _add(module: fx.GraphModule, kind: Kind, options: Options) -> CompiledGraph:
+
+def _add(module: fx.GraphModule, kind: Kind, options: Chosen) -> CompiledGraph:
     module.meta["fusec_name"] = name = f"{kind}_{next(_numbers)}"
     graph = CompiledGraph(module, kind, name, options)
     with _lock:
@@ -171,11 +202,12 @@ class CompiledGraph:
     module: fx.GraphModule
     kind: Kind
     name: str
-    options: Options
+    options: Chosen
     cuts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.parts: list[Dispatcher] = []
+        self.telling = Telling(warn=self.options.warn)
         self._run: Callable[..., Any] = self._first_call
         self._lock = threading.Lock()
 
@@ -186,7 +218,8 @@ class CompiledGraph:
         with self._lock:
             if self._run == self._first_call:
                 self._run = self._cut(self.module, args)
-        return self._run(*args)
+        with without_onlookers():  # AOTAutograd's first call is under one
+            return self._run(*args)
 
     def _cut(self, module: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
         """The graph as one compiled part, or as parts around nodes that can't be captured."""
@@ -197,6 +230,7 @@ class CompiledGraph:
                 return self._around(module, error)
             self.cuts.append(f"whole graph: {error}")
         except Exception as error:  # whatever a capture ends with, the graph still has to run
+            _tell_fault(self.name, "the graph runs as written", error)
             self.cuts.append(f"whole graph: {error}")
         return self._part(module)
 
@@ -204,6 +238,7 @@ class CompiledGraph:
         from torch.fx.passes.split_module import split_module
 
         self.cuts.append(f"{error}")
+        _tell_fault(self.name, f"{error.node} runs through PyTorch", error)
         log.info("%s: %s runs through PyTorch: %s", self.name, error.node, error)
         names = [node.name for node in module.graph.nodes]
         place = names.index(error.node)
@@ -217,7 +252,7 @@ class CompiledGraph:
 
     def _part(self, module: fx.GraphModule) -> Callable[..., Any]:
         module.meta["fusec_name"] = self.name if not self.parts else f"{self.name}_{len(self.parts)}"
-        compile_capture = partial(_compile, options=self.options)
+        compile_capture = partial(_compile, options=self.options.build)
         try:
             sizes = sizes_of(module)
         except DimensionError as error:
@@ -226,7 +261,9 @@ class CompiledGraph:
         if sizes is not None:
             return self._sized_part(SizedGraph(module, sizes), compile_capture)
         capture: Any = capture_graph
-        part = Dispatcher(module, compile_capture, name=self.name, capture=capture)
+        part = Dispatcher(
+            module, compile_capture, name=self.name, capture=capture, require=_require, telling=self.telling
+        )
         self.parts.append(part)
         return lambda *args: part(args, {})
 
@@ -240,6 +277,8 @@ class CompiledGraph:
             capture=_capture_sized,
             general=Generality(lambda capture_at, symbols, _: for_range(capture_at, symbols), True, False),
             openings=sizes.openings,
+            require=_require,
+            telling=self.telling,
         )
         self.parts.append(part)
         kept = sizes.kept
@@ -360,6 +399,8 @@ def explain_compiled(original: Callable[..., Any], args: Sequence[Any], kwargs: 
         own: Any = lambda *given, **options: backend(*given, **options)  # noqa: E731 - Dynamo compiles anew for a new backend
         torch.compile(original, backend=own)(*args, **kwargs)
     breaks = [reason for reason, n in counters["graph_break"].items() if n > before.get(reason, 0)]
-    head = f"{len(gathered)} graph{'' if len(gathered) == 1 else 's'} from torch.compile\n"
+    whole = sum(bool(graph.executables) for graph in gathered)
+    head = f"{len(gathered)} graph{'' if len(gathered) == 1 else 's'} from torch.compile: {whole} compiled"
+    head += f", {len(gathered) - whole} not\n" if whole < len(gathered) else "\n"
     lines = "".join(f"    graph break: {reason}\n" for reason in breaks)
     return head + lines + "\n" + "\n".join(graph.report() for graph in gathered)

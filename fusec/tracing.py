@@ -7,6 +7,7 @@ system's monotonic clock, which all processes of a machine share.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec import config
-from fusec.errors import FusecError
+from fusec.errors import FusecError, OptionError
 
 Event = dict[str, Any]
 Pending = Callable[[bool], Event | None]
@@ -214,20 +215,25 @@ class profile:
 
 
 def start_from_environment() -> None:
-    """Does what FUSEC_TRACE and FUSEC_NVTX ask for. A file that is no trace is left as it is, with a warning."""
+    """Does what FUSEC_TRACE and FUSEC_NVTX ask for; nothing while they are wrong, which :func:`check_file` tells."""
     path = config.trace_file()
     if path is not None and not any(recorder.streaming for recorder in _recorders):
-        try:
-            append_events(path, [])
-        except (OSError, FusecError) as error:
-            config.root_logger().warning("FUSEC_TRACE: %s", error)
-        else:
+        with contextlib.suppress(OptionError):
+            check_file(path)
             recorder = Recorder(path, streaming=True)
             _start(recorder)
             atexit.register(recorder.flush, True)
             _note_children(recorder)
             os.register_at_fork(after_in_child=_after_fork)
     _refresh()
+
+
+def check_file(path: Path) -> None:
+    """OptionError where FUSEC_TRACE names a file that is no trace, or that can't be written."""
+    try:
+        append_events(path, [])
+    except (OSError, FusecError) as error:
+        raise OptionError(f"FUSEC_TRACE: {error}; set it to a new file, or unset it") from None
 
 
 def _start(recorder: Recorder) -> None:
@@ -245,7 +251,9 @@ def _stop(recorder: Recorder) -> None:
 def _refresh() -> None:
     global on, watched
     on = bool(_recorders)
-    watched = on or config.nvtx()
+    watched = on
+    with contextlib.suppress(OptionError):  # told where something is compiled
+        watched = on or config.nvtx()
 
 
 def _after_fork() -> None:

@@ -17,8 +17,8 @@ from fusec.frontend.capture import Capture, Library, ReferenceSource
 from fusec.frontend.generalise import Bindings
 from fusec.frontend.structures import CallSpec
 from fusec.ir.index import symbol
+from fusec.ir.place import place
 from fusec.ir.types import Dim, dtype_of
-from fusec.passes.place import place
 from fusec.runtime.executable import Executable
 from fusec.specs import TensorSpec, example, placement
 

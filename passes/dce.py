@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.raising import is_effect
 
 
 def dce(graph: Graph) -> Graph:
-    """The graph without the ops that no output depends on. Ops have no effects, so that goes for library calls too."""
+    """The graph without the ops that no output depends on, but for library calls: these may raise."""
     live: set[Value] = set(graph.outputs)
     kept: list[Op] = []
     for op in reversed(graph.ops):
-        if live.isdisjoint(op.results):
+        if live.isdisjoint(op.results) and not is_effect(op):
             continue
         kept.append(op)
         live.update(op.operands)

@@ -9,7 +9,7 @@ from fusec.ir.types import DType
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 _COMPUTED = tuple(
-    n for n, op in OPS.items() if op.kind not in ("view", "create", "write", "extern", "fused") and n != "copy"
+    n for n, op in OPS.items() if op.kind not in ("view", "create", "write", "alias", "extern", "fused") and n != "copy"
 )
 _SUMMED = tuple(
     n for n, op in OPS.items() if op.kind in ("reduce", "dot") and op.monoid is not None and op.monoid.of_nothing

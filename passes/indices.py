@@ -17,9 +17,10 @@ from fusec.ir.attributes import (
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.indexing import most
 from fusec.ir.ops import OPS
+from fusec.ir.raising import is_lookup
 from fusec.ir.types import DType, bool_
 from fusec.passes.float_ranges import Interval, float_range
-from fusec.runtime.library import CHECK_INDEX
+from fusec.runtime.library import CHECK_INDEX, parse_arguments
 
 Range = tuple[int, int]
 """Inclusive bounds."""
@@ -34,6 +35,29 @@ class Check:
     high: int
 
 
+def note_indices(graph: Graph) -> Graph:
+    """Checks each index that may be out of range, whether what it finds is needed or not: what it finds may be dropped
+    by the passes that follow, its error not. :func:`check_indices` makes one check of several."""
+    facts = _Facts(graph)
+    wanted: dict[Value, dict[tuple[int, int], Op]] = {}
+    for op in graph.ops:
+        if not is_lookup(op) or op.operands[1].type.device != "cpu":
+            continue
+        for index, extent in _indices(op, symbolic=False):
+            for check in facts.checks(index, 0, extent - 1):
+                wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
+    if not wanted:
+        return graph
+    taken = {v.name for v in graph.inputs} | {r.name for op in graph.ops for r in op.results}
+    ops: list[Op] = []
+    for value in graph.inputs:
+        ops += [_call(value, ends, op, taken) for ends, op in wanted.get(value, {}).items()]
+    for made in graph.ops:
+        ops.append(made)
+        ops += [_call(v, ends, op, taken) for v in made.results for ends, op in wanted.get(v, {}).items()]
+    return graph.with_ops(ops)
+
+
 def check_indices(graph: Graph) -> Graph:
     """Puts a call before each op that may reach out of range; it gives back its operand, or raises IndexError.
 
@@ -42,6 +66,12 @@ def check_indices(graph: Graph) -> Graph:
     """
     facts = _Facts(graph)
     wanted: dict[Value, dict[tuple[int, int], Op]] = {}
+    noted = [op for op in graph.ops if is_check(op)]
+    for op in noted:
+        low, high = _ends(op)
+        for check in facts.checks(op.operands[0], low, high):
+            wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
+    graph = graph.with_ops(op for op in graph.ops if not is_check(op)) if noted else graph
     for op in graph.ops:
         for index, extent in _indices(op):
             for check in facts.checks(index, 0, extent - 1):
@@ -49,9 +79,34 @@ def check_indices(graph: Graph) -> Graph:
     return _with_calls(graph, wanted) if wanted else graph
 
 
-def _indices(op: Op) -> Iterator[tuple[Value, int]]:
-    """The indices that an op reads or writes by, each with the extent of the axis it is for."""
+def is_check(op: Op) -> bool:
+    """True for a call that gives back its operand or raises."""
+    return isinstance(op.attributes, ExternAttributes) and op.attributes.target == CHECK_INDEX
+
+
+def _ends(check: Op) -> tuple[int, int]:
+    assert isinstance(check.attributes, ExternAttributes)
+    (_, low, high), _ = parse_arguments(check.attributes.arguments)
+    return int(low), int(high)
+
+
+def _call(value: Value, ends: tuple[int, int], op: Op, taken: set[str]) -> Op:
+    """The check of a value, for an op."""
+    name = f"{value.name}_checked"
+    while name in taken:
+        name += "_again"
+    taken.add(name)
+    text = f"(($0, {ends[0]}, {ends[1]}), {{}})"
+    attributes = ExternAttributes(CHECK_INDEX, text, (value.type,), "an index out of range is an error")
+    return Op(OPS["extern"], (value,), attributes, (Value(value.type, name),), op.location)
+
+
+def _indices(op: Op, symbolic: bool = True) -> Iterator[tuple[Value, int]]:
+    """The indices that an op reads or writes by, each with the extent of the axis it is for; LoweringError for one
+    that is symbolic, or without ``symbolic`` nothing."""
     match op.attributes:
+        case GatherAttributes(axis=axis) if not symbolic and not isinstance(op.operands[0].type.shape[axis], int):
+            return
         case GatherAttributes(axis=axis) if 0 not in op.result.type.shape:
             yield op.operands[1], _extent(op.operands[0], axis, op)
         case UpdateAttributes(axis=int() as axis):
@@ -71,17 +126,10 @@ def _with_calls(graph: Graph, wanted: dict[Value, dict[tuple[int, int], Op]]) ->
     checked: dict[Value, Value] = {}
 
     def call(value: Value) -> None:
-        for (low, high), gather in wanted.get(value, {}).items():
-            current = checked.get(value, value)
-            name = f"{value.name}_checked"
-            while name in taken:
-                name += "_again"
-            taken.add(name)
-            attributes = ExternAttributes(
-                CHECK_INDEX, f"(($0, {low}, {high}), {{}})", (value.type,), "an index out of range is an error"
-            )
-            checked[value] = Value(value.type, name)
-            ops.append(Op(OPS["extern"], (current,), attributes, (checked[value],), gather.location))
+        for ends, op in wanted.get(value, {}).items():
+            made = _call(checked.get(value, value), ends, op, taken)
+            checked[value] = made.result
+            ops.append(made)
 
     for value in graph.inputs:
         call(value)

@@ -6,12 +6,18 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES, CopyAtAttributes, UpdateAttributes
+from fusec.ir.attributes import (
+    NO_ATTRIBUTES,
+    AliasAttributes,
+    CopyAtAttributes,
+    UpdateAttributes,
+)
 from fusec.ir.graph import Graph, Location, Op, Port, Value
 from fusec.ir.index import Index, Symbol, add, mul
 from fusec.ir.indexing import slope, substitute
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, contiguous_strides
+from fusec.passes.indices import is_check
 from fusec.passes.inline import fresh_index, index_only, pure, view_index
 
 Strides = tuple[Dim, ...]
@@ -22,7 +28,7 @@ KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
 
 def is_call(op: Op) -> bool:
     """True for an op that a library, or the interpreter, runs: it reads and makes whole arrays."""
-    return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "write", "fused")
+    return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "write", "alias", "fused")
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ def input_strides(graph: Graph) -> dict[Value, Strides]:
 
 
 def memory_strides(graph: Graph) -> dict[Value, Strides]:
-    """The strides of inputs, what is written in place among them, and of computed outputs whose port asks for some; all
-    else is contiguous."""
+    """The strides of inputs, what is written in place among them, of computed outputs whose port asks for some, and of
+    what is shown of either; all else is contiguous."""
     strides = input_strides(graph)
     producers = graph.producers()
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
@@ -91,7 +97,22 @@ def memory_strides(graph: Graph) -> dict[Value, Strides]:
     for op in graph.ops:
         if op.definition.kind == "write":
             strides[op.result] = strides.get(op.operands[0], contiguous_strides(op.result.type.shape))
+        elif op.definition.kind == "alias":
+            assert isinstance(op.attributes, AliasAttributes)
+            strides[op.result] = shown_strides(graph, op.attributes)
     return strides
+
+
+def shown_strides(graph: Graph, whose: AliasAttributes) -> Strides:
+    """The strides of the memory that an ``alias`` shows."""
+    index = whose.index
+    if whose.of == "output":
+        port = graph.output_ports[index]
+        if port.mutates is None:
+            return made_strides(graph.outputs[index], port)
+        index = port.mutates
+    port = graph.input_ports[index]
+    return port.strides if port.strides is not None else contiguous_strides(graph.inputs[index].type.shape)
 
 
 def made_strides(value: Value, port: Port) -> Strides:
@@ -114,6 +135,8 @@ def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
 def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
     """Inserts a ``copy`` before each output, or operand of a call, that no plain view of memory can be.
 
+    An output that shows no ``alias`` lies in memory that is no input's and no other output's.
+    LoweringError for one that does, and that the memory's strides can't show.
     What an update writes is a copy of its own; two, one after another, for those updates whose names are in ``apart``.
     """
     producers = graph.producers()
@@ -152,11 +175,30 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
             ops.append(replace(op, operands=(base, value, *place)))
         else:
             ops.append(op)
+    given: set[Value] = set()
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
-        outputs.append(
-            value if _is_output_memory(value, port, producers, strides, indices) else copied(value, ops, port.strides)
-        )
+        root = memory_of(value, producers)
+        made = producers.get(root)
+        is_memory = _is_output_memory(value, port, producers, strides, indices)
+        if made is not None and made.definition.kind == "alias":
+            if not is_memory:
+                raise LoweringError(f"{value} shares memory that its strides {port.strides} do not fit", made.location)
+            outputs.append(value)
+        elif port.mutates is not None:
+            outputs.append(value if is_memory else copied(value, ops, port.strides))
+        elif is_memory and made is not None and made.definition.kind != "write" and root not in given:
+            given.add(root)
+            outputs.append(value)
+        else:
+            outputs.append(fresh(value, ops))
     return graph.with_ops(ops, outputs)
+
+
+def memory_of(value: Value, producers: Mapping[Value, Op]) -> Value:
+    """The value in whose memory this one lies if it is in memory: through views, and checks that give it back."""
+    while (op := producers.get(value)) is not None and (op.definition.kind == "view" or is_check(op)):
+        value = op.operands[0]
+    return value
 
 
 def _copy_at(copy: Op, place: Value, update: Op) -> Op:
@@ -197,6 +239,8 @@ def _is_output_memory(
     op = producers.get(value)
     if op is None:
         return True
+    if op.definition.kind == "alias":
+        return same_layout(value.type.shape, strides[value], port.strides or contiguous_strides(value.type.shape))
     if not _in_memory(value, producers, strides, indices):
         return False
     shape = value.type.shape

@@ -12,6 +12,7 @@ from fusec.errors import FusecError
 from fusec.ir.attributes import FusedAttributes
 from fusec.ir.graph import Graph, Op
 from fusec.ir.verify import verify
+from fusec.passes.aliases import hold_aliases
 from fusec.passes.canonicalize import canonicalize
 from fusec.passes.cost.program import predict
 from fusec.passes.cse import cse
@@ -21,7 +22,7 @@ from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.gathers import gather_first
-from fusec.passes.indices import check_indices
+from fusec.passes.indices import check_indices, note_indices
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Pieces
@@ -42,12 +43,12 @@ from fusec.tile.print import print_kernel
 T = TypeVar("T")
 
 PASS_NAMES = (
-    *("writes", "canonicalize", "fold", "cse", "dce", "searches", "precision", "vectors", "empty"),
-    *("split", "indices", "outputs", "fuse"),
+    *("lookups", "aliases", "writes", "canonicalize", "fold", "cse", "dce", "searches", "precision", "vectors"),
+    *("empty", "split", "indices", "outputs", "fuse"),
 )
 """The graph passes in order. ``disable`` takes :data:`OPTIONAL` of them."""
 
-_NEEDED = frozenset({"writes", "empty", "indices", "outputs"})
+_NEEDED = frozenset({"aliases", "lookups", "writes", "empty", "indices", "outputs"})
 
 OPTIONAL = tuple(name for name in PASS_NAMES if name not in _NEEDED)
 """The passes that ``disable`` takes."""
@@ -133,6 +134,10 @@ def graph_passes(
     """
     gpu = is_gpu(target)
     return {
+        # An index that may be out of range is checked though what it finds be dropped; no pass drops a library call.
+        "lookups": lambda g: g if gpu else note_indices(g),
+        # Outputs that show an input's, or another output's, memory say so: no rewrite changes it.
+        "aliases": hold_aliases,
         # What is left of updates is written in an input's memory, by a kernel.
         "writes": lambda g: open_writes(g, in_place=not gpu, but=late),
         # One spelling for each idea: composites opened, views composed, contractions as `dot`.

@@ -61,21 +61,11 @@ def rule(*roots: str) -> Callable[[Callable[[Rewriter], Outcome]], Rule]:
     return make
 
 
-def escaping_values(graph: Graph) -> set[Value]:
-    """Values whose memory the caller sees: outputs, and what an output is a view of."""
-    escaping = set(graph.outputs)
-    for op in reversed(graph.ops):
-        if op.definition.kind == "view" and op.result in escaping:
-            escaping.update(op.operands)
-    return escaping
-
-
 class Sweep:
     """What one forward sweep knows: the ops made so far, who makes each value, the names taken."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.escaping = escaping_values(graph)
         self.ops: list[Op] = []
         self.producers: dict[Value, Op] = {}
         self.replaced: dict[Value, Value] = {}
@@ -95,14 +85,6 @@ class Sweep:
             self.producers[result] = op
         if isinstance(op.attributes, ConstantAttributes):
             self.constants.setdefault(_constant_key(op.attributes), op.result)
-
-    def expose(self, value: Value) -> None:
-        """The caller sees this value's memory."""
-        self.escaping.add(value)
-        made = self.producers.get(value)
-        while made is not None and made.definition.kind == "view":
-            self.escaping.update(made.operands)
-            made = self.producers.get(made.operands[0])
 
     def unique(self, base: str) -> str:
         name, count = base, 0
@@ -145,25 +127,6 @@ class Rewriter:
         """The number that a 0-d constant holds, or None."""
         made = self.producer(value, "constant")
         return made.attributes.value if made and isinstance(made.attributes, ConstantAttributes) else None
-
-    def must_own(self, value: Value) -> bool:
-        """True when the result can't be ``value`` itself, though equal to it, because the caller would see that.
-
-        So it is where the caller gets the result, and ``value`` lies in memory that is an input's, a library
-        call's or another output's.
-        """
-        if self.op.results[0] not in self._sweep.escaping or self._is_new(value):
-            return False
-        made = self.producer(value)
-        while made is not None and made.definition.kind == "view":
-            value = made.operands[0]
-            made = self.producer(value)
-        return made is None or made.definition.kind in ("write", "extern") or value in self._sweep.escaping
-
-    def _is_new(self, value: Value) -> bool:
-        """Whether the rule has just emitted the call, or write, that makes a value: it replaces the op's own."""
-        made = self._made.get(value)
-        return made is not None and made.definition.kind in ("write", "extern")
 
     def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES, hint: str = "") -> Value:
         """Appends an op and returns its only result. VerifyError when the operands don't fit: the rule is wrong."""
@@ -271,8 +234,6 @@ def _commit(sweep: Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> No
     if value.type != result.type:
         raise VerifyError(f"rule {applied.name} changed {op!r} from {result.type} to {value.type}")
     sweep.fired.append(applied.name)
-    if op.definition.kind != "view" and rewriter.must_own(value):
-        value = rewriter.emit("copy", value)
     fresh = any(value in made.results for made in rewriter.emitted)
     if not fresh:
         sweep.replaced[result] = value
@@ -284,5 +245,3 @@ def _commit(sweep: Sweep, applied: Rule, rewriter: Rewriter, value: Value) -> No
                 results=tuple(result if v is value else v for v in made.results),
             )
         sweep.append(made)
-    if result in sweep.escaping:
-        sweep.expose(result if fresh else value)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fusec.ir.attributes import (
     NO_ATTRIBUTES,
+    AliasAttributes,
     ArgReduceAttributes,
     Attributes,
     AxisAttributes,
@@ -196,6 +197,10 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "pad": many(Sample((t(f32, B, 2), t(f32)), PadAttributes((1, 0), (2, 3)))),
     "gather": many(Sample((t(f32, 2, 9, 3), t(i64, B, 4)), GatherAttributes(1), below=9)),
     "gather_elements": many(Sample((t(f32, 4, 9), t(i32, 2, 5)), GatherAttributes(1), below=9)),
+    "alias": many(
+        Sample((t(f32, B, 4),), AliasAttributes("input", 0)),
+        Sample((_X,), AliasAttributes("output", 0, itself=True)),
+    ),
     "update": many(
         Sample((t(f32, B, 4), t(f32, B, 2)), UpdateAttributes((0, 1))),
         Sample((t(f32, 5, 4), t(f32, 2, 4)), UpdateAttributes((3, 0))),

@@ -313,6 +313,17 @@ def test_training_steps() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_the_first_training_step_is_compiled_and_no_later_one_again(made: Made) -> None:
+    """AOTAutograd's first call is under a mode of its own, which looks at custom operations."""
+    x = torch.randn(5, 7, requires_grad=True)
+    step = compiled(lambda x: x.sin().sum())
+    for _ in range(3):
+        step(x).backward()
+    assert sorted(graph.kind for graph in made) == ["backward", "forward"]
+    assert [len(graph.executables) for graph in made] == [1, 1]
+    assert not any(graph.eager_calls for graph in made)
+
+
 def test_attention_with_gradients(made: Made) -> None:
     def attend(q: Any, k: Any, v: Any) -> Any:
         scores = q @ k.transpose(-1, -2) / 4

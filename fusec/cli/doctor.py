@@ -15,11 +15,11 @@ from typing import Any
 from fusec.config import cache_dir
 from fusec.errors import FusecError, TargetError
 from fusec.runtime.launch import extension
-from fusec.runtime.machines import known_rates
 from fusec.target.cpu import NAMED as CPUS
 from fusec.target.cpu import cpu_target, host_cpu
 from fusec.target.gpu import NAMED as GPUS
 from fusec.target.gpu import device_target, gpu_target, has_cuda, is_gpu, require_device
+from fusec.tuning.machines import known_rates
 
 Check = Callable[[], str]
 

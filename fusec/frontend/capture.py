@@ -21,6 +21,11 @@ FAILED = "{fail}"
 """Stands in the lines of a :class:`Guards` for what a failed test returns."""
 
 
+def run_user(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls the user's function for a capture: frames below this one are the user's, the library's, or stand-ins'."""
+    return function(*args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Guards:
     """Tests as lines of a function, and the objects that the lines name. A line may raise: then a test failed."""

@@ -17,6 +17,7 @@ from fusec.frontend.followed import FollowedInt
 from fusec.frontend.held import State
 from fusec.frontend.raw import attributes_of
 from fusec.ir.graph import Op
+from fusec.ir.raising import is_effect, is_lookup
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Counting:
 
     def may_raise_late(self, ops: Sequence[Op]) -> bool:
         """Whether a call may raise after the first counter has changed: as written it would stay changed then."""
-        return self._made is not None and any(map(_may_raise, ops[self._made :]))
+        return self._made is not None and any(is_effect(op) or is_lookup(op) for op in ops[self._made :])
 
     def steps(self) -> tuple[int, ...]:
         """What the run has added to each. DimensionError where that differs from integer to integer of a range."""
@@ -106,10 +107,6 @@ def counters_in(owner: object, names: Iterable[str], before: State) -> tuple[Int
     except TypeError:
         return ()
     return tuple(IntegerAttribute(reference, name) for name in names)
-
-
-def _may_raise(op: Op) -> bool:
-    return op.definition.kind == "extern" or op.name in ("gather", "gather_elements")
 
 
 def _step(now: Any, given: Any) -> int:

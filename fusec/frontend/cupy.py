@@ -20,7 +20,7 @@ from fusec.frontend.numpy import Flavour, capture_as
 from fusec.frontend.numpy_scope import Fetch, ModuleView, Scope
 from fusec.frontend.numpy_trace import Trace
 from fusec.frontend.structures import flatten, rebuild, structure_of
-from fusec.passes.place import place
+from fusec.ir.place import place
 
 
 def capture(

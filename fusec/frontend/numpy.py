@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontend.capture import Capture, Fallback, Library
+from fusec.frontend.capture import Capture, Fallback, Library, run_user
 from fusec.frontend.environment import Recorder, record_environment, unwrap
 from fusec.frontend.numpy_array import TracedArray
 from fusec.frontend.numpy_returns import Returns
@@ -21,6 +21,7 @@ from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.structures import TENSOR, Node, Static, Structure, flatten, names_in
 from fusec.ir.graph import Graph, Location
+from fusec.ir.raising import is_effect, is_lookup
 
 
 def capture(
@@ -67,7 +68,7 @@ def capture_as(
     with record_environment(f, statics) as recorder:
         given = ArgumentContainers(new_args, new_kwargs, lambda value: issubclass(type(value), Traced | np.ndarray))
         with reading():
-            result = function(*new_args, **new_kwargs)
+            result = run_user(function, new_args, new_kwargs)
         given.check()
         scope.check_no_side_effects()
         refuse_late_errors(trace.builder, _definition(f))
@@ -158,7 +159,7 @@ def _without_dead_ops(graph: Graph) -> Graph:
     needed = set(graph.outputs)
     kept = []
     for op in reversed(graph.ops):
-        if any(result in needed for result in op.results):
+        if is_effect(op) or is_lookup(op) or any(result in needed for result in op.results):
             needed.update(op.operands)
             kept.append(op)
     return graph.with_ops(reversed(kept))

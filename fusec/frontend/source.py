@@ -47,7 +47,7 @@ def is_user_file(filename: str) -> bool:
 
     A file typed at a prompt or in a notebook (``<stdin>``, ``/tmp/ipykernel_1/2.py``) is the user's.
     """
-    if filename.startswith("<frozen") or filename == "<__array_function__ internals>":
+    if filename.startswith(("<frozen", "<fusec ")) or filename == "<__array_function__ internals>":
         return False
     full = os.path.abspath(filename) if not filename.startswith("<") else filename
     if not _INSTALLED.isdisjoint(full.split(os.sep)):  # of whatever environment, a user's own too
@@ -58,7 +58,7 @@ def is_user_file(filename: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_machinery(filename: str) -> bool:
     """Files whose lines never help a user: Python, fusec and the array libraries, but not other packages."""
-    if filename.startswith("<frozen"):
+    if filename.startswith(("<frozen", "<fusec ")):
         return True
     full = os.path.abspath(filename)
     if full.startswith((_FUSEC, *_array_libraries())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,21 +13,33 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fusec.errors import CaptureError, UnsupportedOpError
-from fusec.frontend.capture import Capture, Conditions, Environment, Fallback, Rebuild, ReferenceSource, Source
+from fusec.frontend.capture import (
+    Capture,
+    Conditions,
+    Environment,
+    Fallback,
+    Rebuild,
+    ReferenceSource,
+    Source,
+    run_user,
+)
 from fusec.frontend.environment import record_environment
 from fusec.frontend.raw import in_class
 from fusec.frontend.results import MadeObjects, check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
+from fusec.frontend.steps import Step
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Static, Structure, names_in, structure_of
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_followed import reading_tensors
-from fusec.frontend.torch_memory import Handle, Memory
+from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_trace import Trace, tracing
+from fusec.ir.attributes import ShapeAttributes
 from fusec.ir.graph import Graph, Location, Port, Value
+from fusec.ir.raising import is_effect, is_lookup
 from fusec.ir.types import contiguous_strides
 
 Ambient = tuple[object, ...]
@@ -230,7 +243,7 @@ def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict
     args, kwargs = fakes
     with tracing(trace), reading_tensors():
         try:
-            return f(*args, **kwargs)
+            return run_user(f, args, kwargs)
         except RuntimeError as error:
             if "tensor subclasses" in str(error) or "Cannot access data pointer" in str(error):
                 raise CaptureError(
@@ -336,6 +349,9 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 class Result:
     """The user's result: its structure, and the graph outputs that its tensors come from.
 
+    Tensors that share memory are views of one output, which is the input that was changed, or the memory that the
+    function made; this one is among the graph's outputs even where no tensor of the result shows all of it.
+
     ``outlasting``: the ids of objects that were there before the run, and are returned themselves.
     """
 
@@ -354,50 +370,65 @@ class Result:
         self._by_memory: dict[Value, Memory] = {}
         changed = [m for m in trace.memories if m.source is not None and m.version]
         _check_changed([m.tensor for m in changed], trace)
-        slots = {id(m): self._add(m.value, m.tensor, m.source) for m in changed}
-        known: dict[int, int] = {}
-        self._slots: list[int] = []
+        self._bases = {id(m): self._add(m.value, m.tensor.stride(), m.source) for m in changed}
         self._inference = torch.is_inference_mode_enabled()
         self._other_mode: set[int] = set()
         with tracing(trace):
-            for leaf in leaves:
-                if id(leaf) not in known:
-                    known[id(leaf)] = self._slot(leaf, slots)
-                    if trace.handle(leaf).memory.source is None and leaf.is_inference() != self._inference:
-                        self._other_mode.add(known[id(leaf)])
-                self._slots.append(known[id(leaf)])
+            distinct = {id(leaf): leaf for leaf in leaves}
+            shown = Counter(id(trace.handle(leaf).memory) for leaf in distinct.values())
+            known = {number: self._slot(leaf, shown) for number, leaf in distinct.items()}
+            self._slots = [known[id(leaf)] for leaf in leaves]
+            for leaf in distinct.values():
+                if trace.handle(leaf).memory.source is None and leaf.is_inference() != self._inference:
+                    self._other_mode.add(known[id(leaf)])
 
     def settle(self) -> None:
         """Once nothing of the run is left: what is still there was not made by it, and is returned itself."""
         self._structure = self._made.settled(self._structure)
 
-    def _slot(self, leaf: torch.Tensor, mutated: Mapping[int, int]) -> int:
-        trace = self._trace
-        handle = trace.handle(leaf)
-        if handle.memory.sealed and handle.memory.tensor is leaf:
-            raise UnsupportedOpError(f"memory that {handle.memory.sealed} is returned", trace.emitter.location)
-        if id(handle.memory) in mutated:
-            if handle.steps:
-                raise UnsupportedOpError(
-                    "a view of an input that is changed in place is returned; return the input itself or a clone",
-                    trace.emitter.location,
-                )
-            return mutated[id(handle.memory)]
-        return self._add(self._distinct(handle), leaf, None)
+    def _slot(self, leaf: torch.Tensor, shown: Mapping[int, int]) -> int:
+        handle = self._trace.handle(leaf)
+        memory = handle.memory
+        whole = self._trace.fake(leaf) is memory.tensor and not handle.steps
+        if memory.sealed and memory.tensor is leaf:
+            raise UnsupportedOpError(f"memory that {memory.sealed} is returned", self._trace.emitter.location)
+        is_given = memory.source is not None
+        if not is_given and (shown[id(memory)] > 1 or _overlaps_itself(leaf)) and id(memory) not in self._bases:
+            self._bases[id(memory)] = self._add(self._all_of(memory), self._trace.made_strides(memory), None)
+        base = self._bases.get(id(memory))
+        if base is not None and whole:
+            return base
+        if base is None and not is_given:
+            return self._add(self._distinct(handle.read(self._trace.emitter), memory), leaf.stride(), None)
+        value = memory.value if base is None else self._outputs[base]
+        return self._add(value if whole else self._shown(value, handle.steps), leaf.stride(), None)
 
-    def _distinct(self, handle: Handle) -> Value:
-        """The handle's value; a copy where tensors with memory of their own would share it."""
-        value = handle.read(self._trace.emitter)
+    def _shown(self, value: Value, steps: tuple[Step, ...]) -> Value:
+        """A view, another tensor than the one that it shows."""
+        emitter = self._trace.emitter
+        if not steps:
+            return emitter.emit("reshape", value, attributes=ShapeAttributes(value.type.shape))
+        return apply_steps(emitter, value, steps)
+
+    def _all_of(self, memory: Memory) -> Value:
+        """The value of memory that the function has made, as one that is no view of another."""
+        emitter = self._trace.emitter
+        value = memory.value
+        if value in emitter.viewed or emitter.is_constant(value):
+            return emitter.emit("copy", value)
+        return self._distinct(value, memory)
+
+    def _distinct(self, value: Value, memory: Memory) -> Value:
+        """A value that lies in this memory; a copy where tensors with memory of their own would share it."""
         root = self._trace.emitter.root(value)
-        if self._by_memory.setdefault(root, handle.memory) is not handle.memory:
+        if self._by_memory.setdefault(root, memory) is not memory:
             return self._trace.emitter.emit("copy", value)
         return value
 
-    def _add(self, value: Value, tensor: torch.Tensor, mutates: int | None) -> int:
-        strides = tuple(tensor.stride())
-        plain = strides == contiguous_strides(tensor.shape)
+    def _add(self, value: Value, strides: tuple[int, ...], mutates: int | None) -> int:
+        plain = tuple(strides) == contiguous_strides(value.type.shape)
         self._outputs.append(value)
-        self._ports.append(Port(strides=None if plain else strides, mutates=mutates))
+        self._ports.append(Port(strides=None if plain else tuple(strides), mutates=mutates))
         return len(self._outputs) - 1
 
     @property
@@ -417,7 +448,7 @@ class Result:
     def finish(self) -> tuple[Graph, tuple[Source, ...]]:
         """The graph without what no output needs, and the sources of its inputs."""
         trace = self._trace
-        graph = _without_unused(trace.builder.finish(self._outputs, self._ports))
+        graph = _without_unused(trace.builder.finish(self._outputs, self._ports), trace.abandoned)
         sources = tuple(s for s, v in zip(trace.sources, trace.builder.finish([]).inputs) if v in set(graph.inputs))
         trace.namer.finish(trace.builder, graph)
         return graph, sources
@@ -444,12 +475,17 @@ def _check_structure(structure: Structure, trace: Trace) -> None:
         _check_structure(part, trace)
 
 
-def _without_unused(graph: Graph) -> Graph:
-    """Drops ops that no output needs, and tensors lifted by reference that nothing reads."""
+def _without_unused(graph: Graph, abandoned: Sequence[range]) -> Graph:
+    """Drops ops that no output needs and that can't raise, and tensors lifted by reference that nothing reads.
+
+    abandoned: the places of ops that were made in vain.
+    """
     needed = set(graph.outputs)
+    vain = {place for places in abandoned for place in places}
     ops = []
-    for op in reversed(graph.ops):
-        if needed.intersection(op.results):
+    for place, op in reversed(list(enumerate(graph.ops))):
+        raises = (is_effect(op) or is_lookup(op)) and place not in vain
+        if raises or needed.intersection(op.results):
             needed.update(op.operands)
             ops.append(op)
     mutated = {port.mutates for port in graph.output_ports if port.mutates is not None}

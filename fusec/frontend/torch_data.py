@@ -190,6 +190,16 @@ def _repeat_interleave(
     return e.reshape(e.broadcast(e.reshape(flat, one), many), e.out.shape)
 
 
+def _one_hot(e: Emitter, index: Value, num_classes: int = -1) -> Value:
+    """Where an iota equals the index; a class out of range is an error."""
+    if num_classes <= 0 or index.type.size == 0:
+        raise Declined("of as many classes as the index has", final=True)
+    classes = e.iota((num_classes,), 0, i64)
+    flat = e.reshape(index, (index.type.size, 1))
+    e.emit("gather", classes, flat, attributes=GatherAttributes(0))
+    return e.reshape(e.cast(e.emit("eq", flat, classes), i64), e.out.shape)
+
+
 def _take(e: Emitter, x: Value, index: Value) -> Value:
     flat = e.reshape(x, (x.type.size,))
     where = _non_negative(e, e.cast(index, i64), x.type.size)
@@ -213,5 +223,6 @@ DATA: dict[str, Lowering] = {
     "roll": _roll,
     "repeat": _repeat,
     "repeat_interleave": _repeat_interleave,
+    "one_hot": _one_hot,
     "take": _take,
 }

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fusec.errors import CaptureError, UnsupportedOpError
-from fusec.frontend.capture import Capture, Environment, Fallback
+from fusec.frontend.capture import Capture, Environment, Fallback, run_user
 from fusec.frontend.source import is_machinery, is_user_file
 from fusec.frontend.torch import Result, flatten
 from fusec.frontend.torch_modes import dispatch_modes
@@ -124,7 +124,7 @@ def _run(module: fx.GraphModule, trace: Trace, namer: _NodeNamer, fakes: Sequenc
     interpreter = _Nodes(module, namer)
     with tracing(trace):
         try:
-            return interpreter.run(*fakes, enable_io_processing=False)
+            return run_user(interpreter.run, fakes, {"enable_io_processing": False})
         except Exception as error:
             node = namer.node
             if node is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,12 +84,26 @@ def why_as_written() -> AsWritten | None:
         if on.has(_Key.FuncTorchDynamicLayerFrontMode):
             return AsWritten("a transform of torch.func is applied to it")
         modes = _python_dispatch._get_current_dispatch_mode_stack()
-        is_part = all(mode.is_infra_mode() for mode in modes)  # fake tensors, functionalization, make_fx
+        is_part = all(map(_is_torchs_own, modes))
         names = ", ".join(type(mode).__name__ for mode in modes) or f"the layers {on}"
         return AsWritten(f"PyTorch's operations go through {names}", is_part)
     if default_devices() is None:
         return AsWritten("a TorchFunctionMode is on")
     return None
+
+
+def without_onlookers() -> AbstractContextManager[Any]:
+    """Turns off modes that PyTorch has on to look at custom operations, and that pass by what compilers do."""
+    modes = _python_dispatch._get_current_dispatch_mode_stack()
+    if modes and all(getattr(type(mode), "ignore_compile_internals", bool)() for mode in modes):
+        off: AbstractContextManager[Any] = _python_dispatch._disable_current_modes()
+        return off
+    return nullcontext()
+
+
+def _is_torchs_own(mode: _python_dispatch.TorchDispatchMode) -> bool:
+    """Fake tensors, functionalization, make_fx, and what AOTAutograd looks for at its graphs' first call."""
+    return mode.is_infra_mode() or type(mode).__module__.startswith("torch._functorch")
 
 
 def why_not_plain(tensor: torch.Tensor) -> str:

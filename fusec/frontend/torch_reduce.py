@@ -20,6 +20,14 @@ def _sum(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype
     return e.reduce("reduce_sum", e.cast(x, e.out.dtype), axes, keepdim)
 
 
+def _nansum(
+    e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
+    if x.type.dtype.kind == "float":
+        x = e.emit("select", e.emit("isnan", x), e.constant(0, x.type.dtype), x)
+    return _sum(e, x, dim, keepdim)
+
+
 def _prod(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
     axes = axes_of(x.type.rank, dim)
     return e.reduce("reduce_prod", e.cast(x, e.out.dtype), axes, keepdim)
@@ -164,6 +172,8 @@ def _scan(op: str) -> Lowering:
 
 def _logsumexp(e: Emitter, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     """``max + log(sum(exp(x - max)))``, with a max that is infinite taken as 0."""
+    if not isinstance(dim, int) and not dim:
+        raise Declined("over no dimensions, which the library refuses", final=True)
     x = e.cast(x, e.out.dtype)
     axes = axes_of(x.type.rank, dim)
     _require_float(e)
@@ -232,6 +242,7 @@ def _count_nonzero(e: Emitter, x: Value, dim: Dims = None) -> Value:
 
 REDUCTIONS: dict[str, Lowering] = {
     "sum": _sum,
+    "nansum": _nansum,
     "prod": _prod,
     "mean": _mean,
     "var": _var,

@@ -30,6 +30,7 @@ class TracedTensors:
         self.memories: list[Memory] = []
         self.ties: list[tuple[Fetch, Fetch]] = []
         self._references = references
+        self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
         self._fake_mode = FakeTensorMode()
         self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -80,6 +81,16 @@ class TracedTensors:
     def handle(self, tensor: torch.Tensor) -> Handle:
         """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
         return self._handles[id(self._as_fake(tensor))][1]
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that stands for one in this trace: itself, unless it is real."""
+        return self._as_fake(tensor)
+
+    def made_strides(self, memory: Memory) -> tuple[int, ...]:
+        """The strides of the tensor that covers a memory, as it was made."""
+        tensor = memory.tensor
+        _, _, strides = self.relabelled.get(id(tensor), (tensor, tensor.shape, tensor.stride()))
+        return tuple(strides)
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self._handles:

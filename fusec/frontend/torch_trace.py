@@ -45,6 +45,7 @@ from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_references import References
+from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Value
@@ -55,12 +56,24 @@ Keywords = Mapping[str, Any]
 _LIBRARY_ONLY = frozenset(
     {
         *("convolution", "grid_sampler_2d", "col2im"),
+        "binary_cross_entropy",  # decomposed, it takes what is no probability
         *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
         *("adaptive_max_pool2d", "adaptive_max_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
         *("index_copy", "index_add", "index_fill"),  # decomposed, other indices than theirs are errors
     }
 )
 """Calls whose decomposition is worse than the library's kernel."""
+
+_OF_TYPES = frozenset({"_assert_tensor_metadata"})
+"""Calls without a result that look at shapes and dtypes alone."""
+_LIBRARY_ON_CPU = frozenset(
+    {
+        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("upsample_nearest", "_upsample_nearest_exact")),
+    }
+)
+"""Calls that the library computes faster on a CPU, axis by axis. They are decomposed where it may not run."""
 
 _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
 """In-place calls that change how a tensor looks at its memory, not the memory."""
@@ -86,10 +99,11 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
         self.notes: list[str] = []
-        self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
+        self.abandoned: list[range] = []
         self._fallback = fallback
         self._depth = 0
         self._random_calls = 0
+        self._decomposing = 0
         self._random_state = torch.get_rng_state()
 
     # Calls
@@ -137,6 +151,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
             with self:
                 return torch.ops.aten._native_batch_norm_legit.default(*args[:8])[0]
+        if name == "nansum":
+            args = _all_dimensions(args)
         if name == "dropout" and (args[1] == 0 or not args[2] or not args[0].numel()):
             return args[0]  # as PyTorch's does: the tensor itself, and no copy
         drawn = drawn_apart(name, args, kwargs)
@@ -145,7 +161,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return drawn()
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
-        known = name in VALUES or name in VIEWS or stays_whole(func, args, kwargs)
+        whole = stays_whole(func, args, kwargs) or self._is_whole(name, tensors_in(args))
+        known = name in VALUES or name in VIEWS or whole
         if not known and func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -153,6 +170,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         outs = tensors_in(result)
         if outs:
             self._lower(func, name, args, kwargs, outs)
+        elif not func._schema.returns and name not in _OF_TYPES and tensors_in((args, list(kwargs.values()))):
+            self._extern(func, args, kwargs, [], "it looks at what a tensor holds", None)
         return result
 
     def _run_fake(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -196,10 +215,13 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Finds a value or a place in memory for each result."""
         if func.namespace == "prims" and self._depth > 1:
             raise Declined("it is made of a primitive of PyTorch's own")  # the call that it is part of goes whole
+        started = len(self.builder)
         shared = self._shared_memory(args, kwargs, outs)
         if shared is not None and self._alias(name, args, kwargs, outs, shared):
             return
         self.emitter.results = tuple(tensor_type(out) for out in outs)
+        if not self._decomposing:
+            check_dtypes(func, args, kwargs)
         reason, final = "no lowering for it", False
         if shared is None:
             try:
@@ -212,15 +234,21 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 reason, final = str(declined), declined.final
             except TypeRuleError as error:
                 reason = f"its operands do not fit ({error})"
+        self.abandoned.append(range(started, len(self.builder)))
         random = "random numbers" in reason
         if random or torch.Tag.nondeterministic_seeded in func.tags:
             if not torch.equal(torch.get_rng_state(), self._random_state):
                 raise UnsupportedOpError("the function seeds the generator itself", self.emitter.location)
             self._random_calls += 1  # in the reason, so that no pass takes two calls for one
             reason = f"{reason if random else 'it draws random numbers'} (call {self._random_calls})"
-        elif shared is None and not final and name not in _LIBRARY_ONLY and self._decomposed(func, args, kwargs, outs):
+        elif shared is None and not final and self._decomposed(func, name, args, kwargs, outs):
             return
         self._extern(func, args, kwargs, outs, reason, shared)
+
+    def _is_whole(self, name: str, tensors: list[torch.Tensor]) -> bool:
+        """Whether a call goes to the library although PyTorch has a decomposition of it."""
+        on_cpu = self._fallback != "error" and all(tensor.is_cpu for tensor in tensors)
+        return name in _LIBRARY_ONLY or (name in _LIBRARY_ON_CPU and on_cpu)
 
     def _lowered(self, name: str, args: Arguments, kwargs: Keywords) -> list[Value] | None:
         if name in VIEWS:  # a view that had to copy, such as a reshape of transposed memory
@@ -239,26 +267,30 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = lowering(self.emitter, *listed, **named)
         return [result] if isinstance(result, Value) else list(result)
 
-    def _decomposed(self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> bool:
+    def _decomposed(
+        self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]
+    ) -> bool:
         """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
-        if stays_whole(func, args, kwargs):
+        if stays_whole(func, args, kwargs) or self._is_whole(name, outs):
             return False
         own = OPENED.get(func.overloadpacket.__name__) if func.namespace == "aten" else None
         decomposition = own or (func.decompose if func._can_decompose() else decompositions().get(func))
         if decomposition is None:
             return False
+        before, started = len(self.memories), len(self.builder)
+        self._decomposing += 1
         try:
             with self:
                 made = tensors_in(decomposition(*args, **kwargs))
         except (NotImplementedError, Declined):
+            made = []
+        finally:
+            self._decomposing -= 1
+        if [tensor_type(tensor) for tensor in made] != [tensor_type(out) for out in outs]:
+            self.abandoned.append(range(started, len(self.builder)))
             return False
-        if len(made) != len(outs):
-            return False
-        for out, tensor in zip(outs, made):
-            value = self.value(tensor)
-            if value.type != tensor_type(out):
-                return False
-            self._handles[id(out)] = (out, self.handle(tensor))
+        for out, tensor in zip(outs, made, strict=True):
+            self._bind(out, self._taken(tensor, before))
         return True
 
     def _extern(
@@ -337,6 +369,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     # In-place calls
 
     def _mutate(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
+        if not self._decomposing:
+            check_overlap(func, args, kwargs)
         packet = self._functional(name)
         written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:
@@ -410,6 +444,14 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             self._store(target, self._taken(tensor, before))
         return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+def _all_dimensions(args: Arguments) -> Arguments:
+    """The arguments of a reduction with None for an empty list of dimensions: both mean all of them.
+
+    PyTorch's fake tensors take the list for no dimensions where ``nansum`` is called.
+    """
+    return (args[0], None, *args[2:]) if len(args) > 1 and args[1] in ([], ()) else args
 
 
 @contextmanager

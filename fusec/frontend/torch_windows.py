@@ -1,4 +1,4 @@
-"""ATen calls on the windows of images: ``im2col`` and average pooling, by views."""
+"""ATen calls on the windows of images: ``im2col``, average pooling and repeating, by views."""
 
 from __future__ import annotations
 
@@ -96,6 +96,20 @@ def _adaptive_avg_pool2d(e: Emitter, x: Value, output_size: Sequence[int]) -> Va
     return e.cast(e.emit("div", total, count), e.out.dtype)
 
 
+def _nearest(e: Emitter, x: Value, _: Sequence[int] | None, *scales: float | Sequence[float] | None) -> Value:
+    """Each element of an image repeated, by a power of two along each axis: PyTorch rounds other places in f32."""
+    batch, image, sizes = extents(x)[:2], extents(x)[2:], e.out.static_shape[2:]
+    given = [s for scale in scales if scale is not None for s in (scale if isinstance(scale, Sequence) else [scale])]
+    factors = [size // max(extent, 1) for extent, size in zip(image, sizes, strict=True)]
+    if given and any(size != extent * scale for size, extent, scale in zip(sizes, image, given, strict=True)):
+        raise Declined("by another scale than the sizes tell, which the decomposition reads", final=True)
+    if any(f < 1 or f * extent != size or f & (f - 1) for f, extent, size in zip(factors, image, sizes, strict=True)):
+        raise Declined("by no power of two")
+    apart = [n for extent in image for n in (extent, 1)]
+    wide = [n for pair in zip(image, factors, strict=True) for n in pair]
+    return e.reshape(e.broadcast(e.reshape(x, (*batch, *apart)), (*batch, *wide)), e.out.shape)
+
+
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:
     return (sizes[0], sizes[-1])
 
@@ -124,4 +138,5 @@ WINDOWS: dict[str, Lowering] = {
     "im2col": _im2col,
     "avg_pool2d": _avg_pool2d,
     "_adaptive_avg_pool2d": _adaptive_avg_pool2d,
+    **{f"{name}{n}d": _nearest for n in (1, 2, 3) for name in ("upsample_nearest", "_upsample_nearest_exact")},
 }

@@ -247,6 +247,18 @@ class SdpaAttributes(Attributes):
     grouped: bool = False
 
 
+@dataclass(frozen=True)
+class AliasAttributes(Attributes):
+    """Whose memory: that of the graph's input, or output, ``index``.
+
+    ``itself``: the result is not a view of that array, but the array.
+    """
+
+    of: Literal["input", "output"]
+    index: int
+    itself: bool = False
+
+
 FusedKind = Literal["map", "row", "gemm", "attention", "library"]
 
 

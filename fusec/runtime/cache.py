@@ -26,6 +26,8 @@ _DIGEST_BYTES = 32
 _TEMPORARY = ".writing-"
 _TEMPORARY_SECONDS = 3600.0
 _LOCK_SECONDS = 600.0
+PRIVATE = 0o700
+"""The mode of the folder: its entries are machine code, which only its owner may put there."""
 
 log = logger("cache")
 
@@ -133,7 +135,7 @@ class DiskCache:
             yield
 
     def _make(self, folder: Path) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         folder.mkdir(parents=True, exist_ok=True)
 
     def entries(self) -> list[tuple[str, int, float]]:
@@ -180,7 +182,7 @@ class TuningStore(MutableMapping[str, str]):
 
     def __setitem__(self, key: str, value: str) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
             write_whole(self._folder / key, value.encode())
         except OSError as error:
             log.warning("can't keep a measured choice: %s", error)

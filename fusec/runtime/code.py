@@ -35,6 +35,11 @@ def variable_of(s: Symbol) -> str:
     return f"dim_{s.name}"
 
 
+def indented(lines: Sequence[str]) -> list[str]:
+    """The lines as the body of a statement."""
+    return [f"    {line}" for line in lines] or ["    pass"]
+
+
 class Scope:
     """The objects that generated code refers to by name; ``named`` have their names already."""
 

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from fusec import tracing
 from fusec.config import logger, verifies
-from fusec.errors import (
-    CaptureError,
-    CodegenError,
-    FusecError,
-    InternalErrorWarning,
-    LoweringError,
-    is_internal,
-)
-from fusec.frontend.capture import Capture, Fallback, Library, leaves_of_parameters, with_static
+from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError, SetupError
+from fusec.frontend.capture import AsWritten, Capture, Fallback, Library, leaves_of_parameters, with_static
 from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.structures import CallSpec, flatten
@@ -32,10 +24,12 @@ from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openings, symbols_in
 from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
 from fusec.runtime.executable import Executable
+from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import CaptureFunction, is_torch_module, library_of, load_capture, needs_autograd
 from fusec.runtime.library import ResultsDifferError
 from fusec.runtime.signatures import bind_arguments, unfit, what_differs
+from fusec.runtime.telling import Cause, Telling
 
 RECOMPILE_LIMIT = 64
 """Plans that one function may have; further signatures run as written."""
@@ -47,11 +41,25 @@ OPEN_FAILURES = 6
 MOST_ALONE = 4
 """Values of integer attributes that a function is compiled for one by one until, with no range, it runs as written."""
 
+GRADIENT = "a gradient is needed and only the forward is compiled; call it under torch.no_grad() if it is not"
+"""Why a call runs as written that the library records for a gradient."""
+
 log = logger("recompile")
 
 
 Compile = Callable[[Capture], Executable]
 """From a capture to an executable, with the options of the function that is being compiled."""
+
+Require = Callable[[Library, Collection[str]], None]
+"""SetupError where nothing can be compiled for arrays of a library on these devices, whatever the function."""
+
+
+Signature = tuple[Library, CallSpec, tuple[Layout, ...], Hashable]
+"""What tells calls apart: whose arrays, the structure with all static values, the arrays' layouts, a library's mode."""
+
+
+def nothing_required(library: Library, devices: Collection[str]) -> None:
+    pass
 
 
 def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,12 +68,18 @@ def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why."""
+    """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why.
+
+    ``opening`` and ``structure``: what calls beside the first may have in place of its extents, or of its integers.
+    """
 
     entry: Entry
     capture: Capture | None = None
     executable: Executable | None = None
     reason: str = ""
+    signature: Signature | None = None
+    opening: Opening | None = None
+    structure: CallSpec | None = None
 
 
 class Dispatcher:
@@ -82,8 +96,12 @@ class Dispatcher:
         general: Generality | None = None,
         openings: Openings = openings,
         static: frozenset[str] = frozenset(),
+        require: Require = nothing_required,
+        telling: Telling | None = None,
     ) -> None:
         self.function = function
+        self.requires = require
+        self.telling = telling or Telling()
         self.static = static
         self.general = general
         self._integers = IntegersSeen()
@@ -96,14 +114,14 @@ class Dispatcher:
         self.eager_calls: Counter[str] = Counter()
         self.compile = compile
         self.fallback = fallback
-        self._name = name or getattr(function, "__qualname__", type(function).__name__)
+        self.name = name or getattr(function, "__qualname__", type(function).__name__)
         self._lock = threading.RLock()
         self._recent: tuple[Plan, ...] = ()
         self.entry: Entry = _no_entry
         """The latest plan's."""
         self._others: tuple[Entry, ...] = ()
-        self._plans: dict[Hashable, list[Plan]] = {}
-        self._keys: list[Hashable] = []
+        self._plans: dict[Signature, list[Plan]] = {}
+        self._keys: list[Signature] = []
         self._count = 0
         self._restless = False
         self._counting: _Counting | None = None
@@ -125,8 +143,17 @@ class Dispatcher:
     @property
     def plans(self) -> list[Plan]:
         """All plans, in the order in which they were made within each signature."""
-        own = [*(plan for plans in self._plans.values() for plan in plans), *self._open]
-        return own if self._counting is None else [*own, *self._counting.plans]
+        return self.own_plans if self._counting is None else [*self.own_plans, *self._counting.plans]
+
+    @property
+    def own_plans(self) -> list[Plan]:
+        """Without those of programs that count."""
+        return [*(plan for plans in self._plans.values() for plan in plans), *self._open]
+
+    @property
+    def counting(self) -> _Counting | None:
+        """What calls are taken over by where the function counts in attributes of objects."""
+        return self._counting
 
     # Finding a plan
 
@@ -136,22 +163,10 @@ class Dispatcher:
             if result is not MISS:
                 self.entry, self._others = self._counting.counted, tuple(plan.entry for plan in self._recent)
                 return result
-        library = library_of(self.function, args, kwargs)
-        if library is None:
-            return self._as_written("no array of a known library is among its arguments", args, kwargs)
-        arrays = load_arrays(library)
-        mode = arrays.why_as_written()
-        if mode is not None:
-            return self._as_written(mode.reason, args, kwargs, is_part=mode.is_part)
-        leaves, spec = flatten(args, kwargs, arrays.is_array)
-        reason = unfit(spec, library)
-        try:
-            layouts = tuple(arrays.layout(leaf) for leaf in leaves)
-        except (TypeError, KeyError) as error:
-            reason = f"an argument can't be compiled: {error}"
-        if reason:
-            return self._as_written(reason, args, kwargs)
-        key = (library, spec, layouts, arrays.mode())
+        call = self.read(args, kwargs)
+        if isinstance(call, AsWritten):
+            return self._as_written(call.reason, args, kwargs, "part" if call.is_part else "known")
+        arrays, leaves, spec, key = call
         for plan in (*self._plans.get(key, ()), *self._open):
             result = plan.entry(args, kwargs)
             if result is not MISS:
@@ -159,9 +174,30 @@ class Dispatcher:
                 return result
         return self._new(key, arrays, leaves, spec, args, kwargs)
 
+    def read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Arrays, list[Any], CallSpec, Signature] | AsWritten:
+        """A call's arrays, its structure and its signature; or why it runs as written and can't have one."""
+        library = library_of(self.function, args, kwargs)
+        if library is None:
+            return AsWritten("no array of a known library is among its arguments")
+        arrays = load_arrays(library)
+        mode = arrays.why_as_written()
+        if mode is not None:
+            return mode
+        leaves, spec = flatten(args, kwargs, arrays.is_array)
+        reason = unfit(spec, library)
+        if reason:
+            return AsWritten(reason)
+        try:
+            layouts = tuple(arrays.layout(leaf) for leaf in leaves)
+        except (TypeError, KeyError) as error:
+            return AsWritten(f"an argument can't be compiled: {error}")
+        return arrays, leaves, spec, (library, spec, layouts, arrays.mode())
+
     def _new(
         self,
-        key: Hashable,
+        key: Signature,
         arrays: Arrays,
         leaves: list[Any],
         spec: CallSpec,
@@ -176,19 +212,22 @@ class Dispatcher:
                     return result
             if self._count >= RECOMPILE_LIMIT:
                 return self._too_many(args, kwargs)
+            if self.fallback == "eager":  # else whatever stands against it first is raised
+                self.require(arrays, leaves)
             self._log_recompile(key, known)
             opened = self._make_open(key, arrays, leaves, spec) or self._make_open_integers(arrays, leaves, spec)
             if opened is not None:
-                plan, self._open = opened, (opened, *self._open)
+                plan = replace(opened, signature=key)
+                self._open = (plan, *self._open)
             else:
                 try:
-                    plan = self._make(arrays, leaves, spec, args, kwargs)
+                    plan = replace(self._make(arrays, leaves, spec, args, kwargs), signature=key)
                 except StateChangedError as error:
                     if _is_on_cpu(arrays, leaves) and self._counts(error.counters):
                         return self.entry(args, kwargs)
-                    if self.fallback == "error" or verifies():
+                    if self.fallback == "error":
                         raise
-                    return self._as_written(f"{error}", args, kwargs)  # perhaps it does so at its first call alone
+                    return self._as_written(f"{error}", args, kwargs, "settling")
                 self._plans.setdefault(key, []).append(plan)
             self._count += 1
             self._keys.append(key)
@@ -198,13 +237,15 @@ class Dispatcher:
         except ResultsDifferError as error:
             if self.fallback == "error" or verifies() or _changes_inputs(plan):
                 raise
-            plan = self._disproved(plan, key, self._declined_plan(arrays, spec, leaves, error))
+            plan = self._disproved(
+                plan, key, replace(self._declined_plan(arrays, spec, leaves, error, "known"), signature=key)
+            )
             result = plan.entry(args, kwargs)
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
 
-    def _disproved(self, plan: Plan, key: Hashable, instead: Plan) -> Plan:
+    def _disproved(self, plan: Plan, key: Signature, instead: Plan) -> Plan:
         """A plan in the place of one that its first call has shown to be wrong."""
         with self._lock:
             self._plans[key] = [instead, *(p for p in self._plans.get(key, ()) if p is not plan)]
@@ -218,20 +259,18 @@ class Dispatcher:
         first, *others = (p.entry for p in self._recent)
         self.entry, self._others = first, tuple(others)
 
-    def _log_recompile(self, key: Hashable, known: tuple[Plan, ...]) -> None:
+    def _log_recompile(self, key: Signature, known: tuple[Plan, ...]) -> None:
         if not self._keys:
-            log.info("%s: first call", self._name)
+            log.info("%s: first call", self.name)
         elif not known:
             nearest = min((what_differs(key, other) for other in self._keys), key=len)
-            log.info("%s: new signature (%d plans so far): %s", self._name, self._count, "; ".join(nearest))
+            log.info("%s: new signature (%d plans so far): %s", self.name, self._count, "; ".join(nearest))
         else:
             why = getattr(known[-1].capture and known[-1].capture.environment, "why_changed", lambda: "")()
-            log.info("%s: %s", self._name, why or "a tensor that it reads has changed its layout")
+            log.info("%s: %s", self.name, why or "a tensor that it reads has changed its layout")
 
     def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reason = f"it was compiled {RECOMPILE_LIMIT} times, for as many signatures"
-        if self.fallback == "eager" and not self.eager_calls[reason]:
-            warnings.warn(f"{self._name}: {reason}; further ones run as written", RuntimeWarning, stacklevel=5)
+        reason = f"it was compiled {RECOMPILE_LIMIT} times, for as many signatures; further ones are not compiled"
         return self._as_written(reason, args, kwargs)
 
     # Making a plan
@@ -243,7 +282,7 @@ class Dispatcher:
         """
         library = library_of(self.function, args, kwargs)
         if library is None:
-            raise FusecError(f"{self._name}: no torch tensor or NumPy array is among the arguments")
+            raise FusecError(f"{self.name}: no torch tensor or NumPy array is among the arguments")
         try:
             return self._capture(library, args, kwargs)
         except StateChangedError as error:
@@ -251,6 +290,10 @@ class Dispatcher:
                 raise
             values = (counter.value for counter in error.counters)
             return _Counting(self, error.counters)._capture(library, (*args, *values), kwargs)
+
+    def require(self, arrays: Arrays, leaves: list[Any]) -> None:
+        """SetupError where no function of such arrays can be compiled and run."""
+        self.requires(arrays.library, {arrays.layout(leaf).type.device for leaf in leaves})
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bind_arguments(self.function, args, kwargs)
@@ -268,7 +311,7 @@ class Dispatcher:
 
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         capture = self._capture_function or load_capture(library)
-        with captures.run(), tracing.span(f"capture {self._name}", "compile", library=library):
+        with captures.run(), tracing.span(f"capture {self.name}", "compile", library=library):
             made = capture(self.function, args, kwargs, fallback=self.fallback)
         if not self.static:
             return made
@@ -285,43 +328,37 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Plan:
-        autograd = "a gradient is needed and only the forward is compiled; call it under torch.no_grad() if it is not"
         if needs_autograd(arrays.library, leaves):
-            return self._eager_plan(arrays, spec, leaves, autograd)
+            return self._eager_plan(arrays, spec, leaves, GRADIENT)
+        stage: Stage = "call"
         try:
             self._bind(args, kwargs)
+            stage = "capture"
             capture = self._capture(arrays.library, args, kwargs)
+            stage = "compile"
             if needs_autograd(arrays.library, leaves, capture):
-                return self._eager_plan(arrays, spec, leaves, autograd, capture)
-            executable = self._compiled(capture)
+                return self._eager_plan(arrays, spec, leaves, GRADIENT, capture)
+            executable = self.compile(capture)
+            self.require(arrays, leaves)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-            entry = compiled_entry(executable, capture, spec, leaves, eager)
+            entry = compiled_entry(executable, capture, spec, leaves, eager, self._again)
             return Plan(entry, capture, executable)
-        except InternalErrorWarning:  # where warnings are errors
+        except SetupError:
             raise
         except Exception as error:
-            if self.fallback == "error" or verifies():
+            if self.fallback == "error":
                 raise
             if isinstance(error, StateChangedError) and (self._may_count(error.counters) or not self._restless):
                 self._restless = self._restless or not error.counters
                 raise
-            return self._declined_plan(arrays, spec, leaves, error)
+            if stage == "compile" and isinstance(error, OSError):
+                raise SetupError(f"{self.name} can't be compiled here: {error}") from error
+            cause = _cause(error, stage)
+            if cause == "fault" and verifies():
+                raise
+            return self._declined_plan(arrays, spec, leaves, error, cause)
 
-    def _compiled(self, capture: Capture, *, refuses: bool = False) -> Executable:
-        """What the capture is compiled to. A bug of ours is warned of, as the call then runs as written.
-
-        ``refuses``: that no kernel serves a range of extents is no bug.
-        """
-        try:
-            return self.compile(capture)
-        except Exception as error:
-            refused = refuses and isinstance(error, LoweringError | CodegenError)
-            if self.fallback != "error" and is_internal(error) and not refused:
-                text = f"{self._name}: fusec failed, and the call runs as written ({type(error).__name__}: {error})"
-                warnings.warn(f"{text}. FUSEC_DUMP=dir writes what a report needs", InternalErrorWarning, stacklevel=6)
-            raise
-
-    def _make_open(self, key: Hashable, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
+    def _make_open(self, key: Signature, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
         if self.general is None or not self.general.extents or needs_autograd(arrays.library, leaves):
             return None
@@ -336,11 +373,12 @@ class Dispatcher:
                 continue
             try:
                 return self._open_plan(opening, arrays, leaves, spec)
-            except InternalErrorWarning:
+            except SetupError:
                 raise
             except Exception as error:  # the function itself may refuse an extent that no call has had
+                self._tell_unopened("each size is compiled by itself", error)
                 self.closed.append(f"{error}")
-                log.info("%s: not for a range of extents: %s", self._name, error)
+                log.info("%s: not for a range of extents: %s", self.name, error)
                 if isinstance(error, LoweringError | CodegenError):
                     self._without_kernel.add(str(opening))
         return None
@@ -375,12 +413,12 @@ class Dispatcher:
         capture = self.general.make(capture_at, symbols_in(shapes), conditions if arrays.library == "torch" else None)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
-        executable = self._compiled(capture, refuses=True)
+        executable = self.compile(capture)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, spec, leaves, eager, opening)
+        entry = compiled_entry(executable, capture, spec, leaves, eager, self._again, opening)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in symbols_in(shapes))
-        log.info("%s: compiled for %s", self._name, ranges)
-        return Plan(entry, capture, executable)
+        log.info("%s: compiled for %s", self.name, ranges)
+        return Plan(entry, capture, executable, opening=opening)
 
     def _make_open_integers(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of integers, where calls differ in integers alone and one graph serves them; else None."""
@@ -395,11 +433,12 @@ class Dispatcher:
             return None
         try:
             return self._integers_plan(opened, arrays, leaves)
-        except InternalErrorWarning:
+        except SetupError:
             raise
         except Exception as error:  # the function itself may refuse an integer that no call has had
+            self._tell_unopened("each integer is compiled by itself", error)
             self._integers.close(kind, opened)
-            log.info("%s: not for a range of integers: %s", self._name, error)
+            log.info("%s: not for a range of integers: %s", self.name, error)
             return None
 
     def _integers_plan(self, opened: OpenIntegers, arrays: Arrays, leaves: list[Any]) -> Plan:
@@ -414,36 +453,93 @@ class Dispatcher:
         capture = self.general.make(sampled.capture_at, opened.distinct, conditions)
         if needs_autograd(arrays.library, leaves, capture):
             raise CaptureError("a gradient is needed")
-        executable = self._compiled(capture, refuses=True)
+        executable = self.compile(capture)
         eager = functools.partial(self._as_written, "a changed input shares memory with another input")
-        entry = compiled_entry(executable, capture, opened.structure, leaves, eager)
+        entry = compiled_entry(executable, capture, opened.structure, leaves, eager, self._again)
         ranges = ", ".join(f"{s} from {s.lo} to {s.hi}" for s in opened.distinct)
-        log.info("%s: compiled for integers %s", self._name, ranges)
-        return Plan(entry, capture, executable)
+        log.info("%s: compiled for integers %s", self.name, ranges)
+        return Plan(entry, capture, executable, structure=opened.structure)
 
-    def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception) -> Plan:
+    def _tell_unopened(self, so: str, error: Exception) -> None:
+        """Tells a bug of ours that ended a compilation for a range. That no kernel serves one is none."""
+        refused = isinstance(error, LoweringError | CodegenError)
+        if refused or not is_capture_fault(error):
+            return
+        if self.fallback == "error" or verifies():
+            raise error
+        self.telling.internal_error(self.name, so, fault_reason(error))
+
+    def _declined_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], error: Exception, cause: Cause) -> Plan:
         """Runs as written. The user's own mistake comes out there, as the library says it; a bug of ours is told."""
-        if isinstance(error, FusecError):
-            log.info("%s runs as written: %s", self._name, error)
-        else:
-            log.info("%s: capture ended with %s: %s", self._name, type(error).__name__, error)
-        return self._eager_plan(arrays, spec, leaves, f"{error}")
+        reason = f"{error}" if isinstance(error, FusecError) else f"capture ended with {type(error).__name__}: {error}"
+        if cause == "fault":
+            reason = fault_reason(error)
+        log.info("%s runs as written: %s", self.name, reason)
+        log.debug("%s", reason, exc_info=error)
+        return self._eager_plan(arrays, spec, leaves, reason, cause=cause)
 
     def _eager_plan(
-        self, arrays: Arrays, spec: CallSpec, leaves: list[Any], reason: str, capture: Capture | None = None
+        self,
+        arrays: Arrays,
+        spec: CallSpec,
+        leaves: list[Any],
+        reason: str,
+        capture: Capture | None = None,
+        cause: Cause = "known",
     ) -> Plan:
-        eager = functools.partial(self._as_written, reason)
+        def eager(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._as_written(reason, args, kwargs, cause)
+
         if capture is None:
             return Plan(eager_entry(arrays, spec, leaves, eager), None, None, reason)
         return Plan(eager_entry(arrays, spec, leaves, eager, capture.sources), capture, None, reason)
 
-    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Any:
-        """``is_part``: the call becomes a part of what is captured from outside, so nothing is lost by it."""
-        if not is_part:
-            if self.fallback == "error":
-                raise CaptureError(f"{self._name} can't be compiled: {reason}")
-            self.eager_calls[reason] += 1
-        return self.function(*args, **kwargs)
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Cause = "known") -> Any:
+        """Runs the function itself. What the capture ended with may be the function's own error: then that is raised
+        here, and there is nothing else to tell."""
+        if cause == "part":
+            return self.function(*args, **kwargs)
+        if self.fallback == "error":
+            raise CaptureError(f"{self.name} can't be compiled: {reason}")
+        if cause == "known":
+            self.telling.runs_as_written(self.name, reason)
+        try:
+            result = self.function(*args, **kwargs)
+        except Exception as error:
+            own = cause in ("raised", "fault")
+            self.eager_calls[f"it raises {type(error).__name__} as written" if own else reason] += 1
+            raise
+        self.eager_calls[reason] += 1
+        if cause == "raised":
+            self.telling.runs_as_written(self.name, reason)
+        elif cause == "fault":
+            self.telling.internal_error(self.name, "its calls run as written", reason)
+        return result
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        """A call whose program raised before it changed anything, as written: that raises as the code does.
+
+        What it does not raise is a mistake of ours.
+        """
+        result = self.function(*args, **kwargs)
+        self._note_mistake(error)
+        return result
+
+    def _note_mistake(self, error: Exception) -> None:
+        if verifies():
+            raise error
+        log.warning("%s ran as written: its program raised %s: %s", self.name, type(error).__name__, error)
+        self.eager_calls[f"its program raised {type(error).__name__}: {error}"] += 1
+
+
+Stage = Literal["call", "capture", "compile"]
+"""What ended with an error: arguments that don't fit the function's parameters, the capture, or all after it."""
+
+
+def _cause(error: Exception, stage: Stage) -> Cause:
+    if (stage == "capture" and is_capture_fault(error)) or (stage == "compile" and is_compile_fault(error)):
+        return "fault"
+    return "known" if isinstance(error, FusecError) else "raised"
 
 
 class _Counting(Dispatcher):
@@ -459,15 +555,21 @@ class _Counting(Dispatcher):
             outer.function,
             outer.compile,
             fallback=outer.fallback,
-            name=outer._name,
+            name=outer.name,
             capture=outer._capture_function,
             general=general,
             static=outer.static,
+            telling=outer.telling,
         )
         self.counters = counters
         self.eager_calls = outer.eager_calls
         self._alone: dict[Hashable, set[tuple[int, ...]]] = {}
         self._mode: Callable[[], Hashable] = lambda: None
+
+    @property
+    def values(self) -> list[int]:
+        """What the counters have now."""
+        return [counter.value for counter in self.counters]
 
     def counted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The entry of the function's own dispatcher. A call that raises changes no counter."""
@@ -507,8 +609,11 @@ class _Counting(Dispatcher):
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super()._bind(self._split(args)[0], kwargs)
 
-    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Any:
-        return super()._as_written(reason, self._split(args)[0], kwargs, is_part=is_part), ()
+    def _as_written(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Cause = "known") -> Any:
+        return super()._as_written(reason, self._split(args)[0], kwargs, cause), ()
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        return super()._again(self._split(args)[0], kwargs, error), ()
 
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         place = len(args) - len(self.counters)

@@ -107,7 +107,8 @@ class ProgramWriter:
     """Writes the lines of one program into a scope.
 
     ``inputs[k]`` is the variable of graph input ``k``. After :meth:`write`, ``results`` are the variables of the
-    graph's outputs. ``mark`` puts more around the lines of each step; kernels are then launched one by one.
+    graph's outputs, and the first ``before_writes`` lines those that leave every input as it is. ``mark`` puts more
+    around the lines of each step; kernels are then launched one by one.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class ProgramWriter:
     ) -> None:
         self.lines: list[str] = []
         self.results: list[str] = []
+        self.before_writes: int | None = None
         self._program = program
         self._arrays = arrays
         self._parts = parts
@@ -153,7 +155,20 @@ class ProgramWriter:
                     for step in row:
                         self._write_step(step)
         self._write_results()
+        if self.before_writes is None:
+            self.before_writes = len(self.lines)
         return self
+
+    def _note_write(self) -> None:
+        """From here on an input may be changed."""
+        if self.before_writes is None:
+            self.before_writes = len(self.lines)
+
+    def _changes_input(self, step: Step) -> bool:
+        if isinstance(step, Call):
+            return step.results in self._in_place
+        written = reads_and_writes(self._program, step)[1]
+        return any(self._program.slots[root_of(self._program, slot)[0]].kind == "input" for slot in written)
 
     def _write_marked(self, mark: Mark) -> None:
         for number, step in enumerate(self._program.steps):
@@ -173,6 +188,8 @@ class ProgramWriter:
         return isinstance(step, Launch) or (isinstance(step, Pack) and not self._is_kept(step))
 
     def _write_together(self, steps: Sequence[Step]) -> None:
+        if any(map(self._changes_input, steps)):
+            self._note_write()
         launches = [step for step in steps if isinstance(step, Launch | Pack)]
         if self._parts.row is not None:
             self._write_row(launches)
@@ -272,6 +289,8 @@ class ProgramWriter:
     # Steps
 
     def _write_step(self, step: Step) -> None:
+        if self._changes_input(step):
+            self._note_write()
         match step:
             case Launch() if self._parts.row is not None:
                 self._write_row([step])
@@ -469,6 +488,8 @@ class ProgramWriter:
                     saved = f"saved{k}"
                     self.lines.append(f"{saved} = {self._arrays.copy(self._scope, self.results[k])}")
                     self.results[k] = saved
+        if changed:
+            self._note_write()
         for k, slot in changed.items():
             into = self._variables[slot]
             if (program.outputs[k],) not in self._in_place:

@@ -20,9 +20,11 @@ from fusec.frontend.capture import (
 from fusec.frontend.raw import has_slots, items_of, looks_up_plainly
 from fusec.frontend.structures import Again, CallSpec, Integer, Node, Static, Structure, own_attributes
 from fusec.runtime.arrays import Arrays
-from fusec.runtime.code import Scope, make_function
+from fusec.runtime.code import Scope, indented, make_function
 from fusec.runtime.dynamic import Opening, is_open, opening_tests
+from fusec.runtime.emit import ProgramWriter
 from fusec.runtime.executable import Executable
+from fusec.runtime.program import Call
 from fusec.runtime.sharing import Sharing
 
 MISS = object()
@@ -156,13 +158,16 @@ def compiled_entry(
     spec: CallSpec,
     leaves: Sequence[Any],
     eager: Callable[..., Any],
+    again: Callable[..., Any],
     opening: Opening | None = None,
 ) -> Entry:
     """The entry that runs an executable for calls like the one of ``spec`` and ``leaves``.
 
     ``opening`` holds the shapes of the leaves where some extents are symbolic; integers of ``spec`` may be.
 
-    ``eager(args, kwargs)`` takes over where a changed input shares memory with another.
+    ``eager(args, kwargs)`` takes over where a changed input shares memory with another, ``again(args, kwargs, error)``
+    where the program has raised and has changed nothing yet: run as written, the call raises where the code does, and
+    leaves what it had written by then.
     """
     arrays = executable.arrays
     conditions = capture.environment.conditions
@@ -179,8 +184,26 @@ def compiled_entry(
     watched = f"{scope.bind(executable, 'program')}.watched({', '.join(inputs[k] for k in executable.free_inputs)})"
     rebuild = scope.bind(capture.rebuild, "rebuild")
     writer.lines.append(f"if {executable.watch_test(scope)}: return {rebuild}({watched})")
-    lines = [*writer.lines, *written.lines, f"return {result}"]
+    lines = [*writer.lines, *_attempted(executable, scope, written, f"return {result}", again)]
     return make_function(f"call_{executable.program.name}", ["args", "kwargs"], lines, scope)
+
+
+def _attempted(
+    executable: Executable, scope: Scope, written: ProgramWriter, result: str, again: Callable[..., Any]
+) -> list[str]:
+    """The program's lines; where it makes library calls, those that change nothing may raise."""
+    if not any(isinstance(step, Call) for step in executable.program.steps):
+        return [*written.lines, result]
+    first, rest = written.lines[: written.before_writes], [*written.lines[written.before_writes :], result]
+    return [
+        "try:",
+        *indented(first),
+        f"except {scope.bind(Exception, 'Exception')} as _raised:",
+        "    _error = _raised",
+        "else:",
+        *indented(rest),
+        f"return {scope.bind(again, 'again')}(args, kwargs, _error)",
+    ]
 
 
 class _Paths:

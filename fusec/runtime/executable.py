@@ -15,14 +15,15 @@ from fusec.errors import SignatureError
 from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
-from fusec.runtime.code import Scope, make_function
+from fusec.runtime.code import Scope, indented, make_function
 from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources
 from fusec.runtime.isa import can_run
 from fusec.runtime.packing import Packer, Packings
 from fusec.runtime.program import Call, Launch, Pack, Program, root_of
-from fusec.runtime.watch import Watcher, indented, watch_test
+from fusec.runtime.watch import Watcher, watch_test
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
+from fusec.tile.nodes import Kernel
 
 BRIEF_WORK = 32 * 1024
 """Operations and bytes up to which a call keeps the interpreter's lock; giving it up and taking it again costs 25 to 50
@@ -51,7 +52,7 @@ class Executable:
     digests: contents of kernels by name, so that equal packings are shared. fixed: graph inputs (their numbers) that
     are part of the executable and not given at a call; weights: the arrays of those that a call reads, by input slot;
     packed: packed memory that only fixed inputs went into, by slot. graph: on a GPU, kernels between library calls are
-    replayed as one CUDA graph.
+    replayed as one CUDA graph. compile_here: makes kernels for this machine's CPU, where the module's are for another.
     """
 
     program: Program
@@ -62,6 +63,7 @@ class Executable:
     weights: Mapping[int, Any] = field(default_factory=dict)
     packed: Mapping[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     graph: bool = False
+    compile_here: Callable[[Sequence[Kernel]], Module] | None = None
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -148,11 +150,9 @@ class Executable:
         CPU."""
         if self.device is not None or is_gpu(self.program.target) or can_run(cpu_target(self.program.target)):
             return self.module
-        from fusec.codegen.tvm.build import compile_kernels  # only what was compiled here is for another machine
-
+        assert self.compile_here is not None, "only what was compiled here is for another machine"
         names = {step.kernel for step in self.program.steps if isinstance(step, Pack)}
-        here: Module = compile_kernels([k for k in self.program.kernels if k.name in names], cpu_target())
-        return here
+        return self.compile_here([k for k in self.program.kernels if k.name in names])
 
     def _call(self, step: Call) -> Callable[..., Sequence[Any]]:
         return bind_call(step.attributes, self.library)
@@ -258,7 +258,8 @@ class Executable:
                     made["copy", id(value)] = eval(copy, dict(scope.objects), {"value": value})
                 weights[slot] = made["copy", id(value)]
         fixed = self.fixed | frozenset(values)
-        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, self.graph)
+        kept = self.graph, self.compile_here
+        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, *kept)
 
 
 def _slots_read(program: Program, packed: set[int]) -> set[int]:

@@ -7,12 +7,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fusec.frontend.capture import Fallback
 from fusec.runtime import dynamo
 from fusec.runtime.captures import captures
-from fusec.runtime.dispatch import Compile, Dispatcher
-from fusec.runtime.dynamic import Generality
+from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.entry import MISS
+
+MakeDispatcher = Callable[[Callable[..., Any]], Dispatcher]
+"""The dispatcher of a function, with the options that :func:`fusec.jit` was given."""
 
 
 class JitFunction:
@@ -21,19 +22,13 @@ class JitFunction:
     Its ``__dict__`` holds what the function's has, and nothing of ours: a capture of a caller looks into it.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "dispatcher")
+    __slots__ = ("__dict__", "__weakref__", "dispatcher", "make")
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        compile: Compile,
-        fallback: Fallback,
-        general: Generality | None = None,
-        static: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], make: MakeDispatcher) -> None:
         functools.update_wrapper(self, function)
         dynamo.notice_torch()
-        self.dispatcher = Dispatcher(function, compile, fallback=fallback, general=general, static=static)
+        self.make = make
+        self.dispatcher = make(function)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self.dispatcher
@@ -78,9 +73,7 @@ class BoundMethods:
         """The function bound to the instance; made on first use."""
         known = self._methods.get(id(jitted))
         if known is None:
-            dispatcher = jitted.dispatcher
-            bound = types.MethodType(dispatcher.function, instance)
-            made = JitFunction(bound, dispatcher.compile, dispatcher.fallback, dispatcher.general, dispatcher.static)
+            made = JitFunction(types.MethodType(jitted.dispatcher.function, instance), jitted.make)
             known = self._methods.setdefault(id(jitted), (jitted, made))
         return known[1]
 
@@ -100,15 +93,8 @@ class JitModule:
     A method that returns the module itself, such as ``eval()`` or ``to(...)``, returns the compiled one.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        compile: Compile,
-        fallback: Fallback,
-        general: Generality | None = None,
-        static: frozenset[str] = frozenset(),
-    ) -> None:
-        self.__dict__["_fusec"] = JitFunction(module, compile, fallback, general, static)
+    def __init__(self, module: Any, make: MakeDispatcher) -> None:
+        self.__dict__["_fusec"] = JitFunction(module, make)
         self.__dict__["_module"] = module
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -142,9 +128,7 @@ class JitModule:
     def __deepcopy__(self, memo: dict[int, Any]) -> JitModule:
         import copy
 
-        dispatcher = self._fusec.dispatcher
-        module = copy.deepcopy(self.__dict__["_module"], memo)
-        return JitModule(module, dispatcher.compile, dispatcher.fallback, dispatcher.general, dispatcher.static)
+        return JitModule(copy.deepcopy(self.__dict__["_module"], memo), self._fusec.make)
 
 
 def _returning(wrapper: JitModule, method: types.MethodType) -> Callable[..., Any]:

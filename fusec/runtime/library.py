@@ -18,8 +18,8 @@ import numpy as np
 
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.types import TensorType
-from fusec.runtime.code import Scope, make_function
+from fusec.ir.types import Dim, TensorType
+from fusec.runtime.code import Scope, make_function, spell_tuple
 
 _OPERAND = re.compile(r"\$(\d+)")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
@@ -48,11 +48,17 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     if attributes.target == CHECK_INDEX:
         return _index_check(attributes.types[0], *args[1:])
     count = len(attributes.types)
+    shapes = [t.shape for t in attributes.types]
+    fixed = all(t.is_static for t in attributes.types)
 
     def results(result: Any) -> list[Any]:
         found = _results(result, kind)
         if len(found) != count:
             raise ResultsDifferError(f"{attributes.target} gave {len(found)} results, {count} were captured")
+        if fixed and [r.shape for r in found] != shapes:
+            given = ", ".join(str(list(r.shape)) for r in found)
+            wanted = ", ".join(map(str, attributes.types))
+            raise ResultsDifferError(f"{attributes.target} gave {given}, {wanted} were captured")
         return found
 
     if kind == "torch" and args and not kwargs:
@@ -62,7 +68,7 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     call = f"{scope.bind(function, 'function')}({', '.join(given)})"
     lines = [f"result = {call}"]
     if kind == "torch":
-        lines = _without_grad(call, scope, alone=count == 1)
+        lines = _without_grad(call, scope, shapes[0] if count == 1 and fixed else None)
     return make_function("call", ["*operands"], [*lines, f"return {scope.bind(results, 'results')}(result)"], scope)
 
 
@@ -84,8 +90,8 @@ def _spelled(value: Any, scope: Scope) -> str:
     return repr(value) if type(value) in (int, bool, type(None)) else scope.bind(value, "value")
 
 
-def _without_grad(call: str, scope: Scope, *, alone: bool) -> list[str]:
-    """A call of PyTorch's that notes nothing for gradients; ``alone``: one tensor is all that it gives."""
+def _without_grad(call: str, scope: Scope, alone: tuple[Dim, ...] | None) -> list[str]:
+    """A call of PyTorch's that notes nothing for gradients; ``alone``: it gives one tensor, of this shape."""
     import torch
 
     lines = [
@@ -93,8 +99,10 @@ def _without_grad(call: str, scope: Scope, *, alone: bool) -> list[str]:
         f"    with {scope.bind(torch.no_grad, 'no_grad')}(): result = {call}",
         f"else: result = {call}",
     ]
-    tensor = f"if type(result) is {scope.bind(torch.Tensor, 'Tensor')}: return (result,)"
-    return [*lines, tensor] if alone else lines
+    if alone is None:
+        return lines
+    is_it = f"type(result) is {scope.bind(torch.Tensor, 'Tensor')} and result.shape == {spell_tuple(alone)}"
+    return [*lines, f"if {is_it}: return (result,)"]
 
 
 def _bound(target: str) -> Callable[..., Any] | None:

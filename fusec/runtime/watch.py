@@ -166,8 +166,3 @@ def watch_test(scope: Scope, profiler: Any) -> str:
     """The condition under which a call is watched. ``profiler``: the library's module with its switch, or None."""
     test = f"{scope.bind(tracing, 'tracing')}.watched"
     return test if profiler is None else f"{test} or {scope.bind(profiler, 'profiler')}._is_profiler_enabled"
-
-
-def indented(lines: Sequence[str]) -> list[str]:
-    """The lines as a block's."""
-    return [f"    {line}" for line in lines] or ["    pass"]

@@ -182,8 +182,10 @@ NAMED: dict[str, CpuTarget] = {
 
 def cpu_target(name: str = "cpu", cores: int | None = None) -> CpuTarget:
     """The target ``cpu`` (this machine) or ``cpu:NAME``. TargetError for a name that is not known."""
-    base = name.removeprefix("cpu").removeprefix(":")
-    if not base:
+    kind, colon, base = name.partition(":")
+    if kind != "cpu":
+        raise TargetError(f"no target {name!r}; one is named 'cpu', 'cpu:x86-64-v3', 'cuda', 'cuda:sm_90' and the like")
+    if not colon:
         found = host_cpu()
     elif base in NAMED:
         found = NAMED[base]

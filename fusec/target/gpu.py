@@ -140,6 +140,11 @@ def is_gpu(target: str) -> bool:
     return target.partition(":")[0] in ("cuda", "hip")
 
 
+def is_device(target: str) -> bool:
+    """Whether a target's name is that of a GPU of this process, such as ``cuda`` or ``cuda:1``."""
+    return target == "cuda" or (target.startswith("cuda:") and target.removeprefix("cuda:").isdecimal())
+
+
 def gpu_target(name: str) -> GpuTarget:
     """``cuda`` (this machine's first device), ``cuda:1``, ``cuda:sm_90``, ``cuda:h200``, ``hip:gfx942``, ...
 
@@ -148,7 +153,7 @@ def gpu_target(name: str) -> GpuTarget:
     known = NAMED.get(name.lower())
     if known is not None:
         return known
-    if name == "cuda" or name.removeprefix("cuda:").isdigit():
+    if is_device(name):
         return device_target(int(name.removeprefix("cuda").removeprefix(":") or "0"))
     raise TargetError(f"no GPU target {name!r}; known: {', '.join(NAMED)}, or 'cuda' for a device of this machine")
 

@@ -1,6 +1,6 @@
 """How fast a CPU does what kernels are made of: the numbers that the cost model counts with.
 
-They are measured (:mod:`fusec.runtime.probe`), or what is usual for the target's family.
+They are measured (:mod:`fusec.tuning.probe`), or what is usual for the target's family.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from fusec.ir.attributes import AttentionGroup, FusedAttributes, FusedKind, Perm
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import Index
 from fusec.ir.ops import OPS
+from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.inline import (
     Inliner,
@@ -79,7 +80,8 @@ class Partition:
         self.outputs = set(graph.outputs)
         self.stored = large_parts(graph) | _copied_twice(graph) | _places(graph)
         indices = index_only(graph)
-        self.free = {op for op in graph.ops if op.definition.kind == "view" or indices.issuperset(op.results)}
+        made_of_indices = (op for op in graph.ops if op.results and indices.issuperset(op.results))
+        self.free = {*(op for op in graph.ops if op.definition.kind == "view"), *made_of_indices}
         self._compute_consumers: dict[Op, tuple[Op, ...]] = {}
 
     def source(self, value: Value) -> Value:
@@ -383,17 +385,35 @@ def build_fused_graph(partition: Partition) -> Graph:
 
 
 def _order_writes(partition: Partition, units: nx.DiGraph) -> None:
-    """Kernels that write into an input wait for the library calls (and checks) before the write, which may raise, and
-    for the write before theirs into the same input."""
-    calls: list[int] = []
-    for op in partition.graph.ops:
-        if op.definition.kind == "extern":
-            calls.append(partition.unit_name(op))
-        elif op.definition.kind == "write":
-            writer = partition.unit_name(partition.producers[op.operands[1]])
-            before = partition.producers.get(op.operands[0])
-            first = calls if before is None else [*calls, partition.unit_name(before)]
-            units.add_edges_from((unit, writer) for unit in first if not nx.has_path(units, writer, unit))
+    """Kernels that write into an input wait for the library calls that may raise, and for the write before theirs into
+    the same input.
+
+    A call that needs what has been written can't come first: it and all writes are in the order of the code.
+    """
+    graph = partition.graph
+    writers = {op: partition.unit_name(partition.producers[op.operands[1]]) for op in graph.ops if _writes(op)}
+    for op, writer in writers.items():
+        before = partition.producers.get(op.operands[0])
+        if before is not None:
+            _order(units, partition.unit_name(before), writer)
+    for call in (op for op in graph.ops if may_raise(op)):
+        unit = partition.unit_name(call)
+        needs = any(nx.has_path(units, writer, unit) for writer in writers.values())
+        for op, writer in writers.items():
+            if needs and partition.order[op] < partition.order[call]:
+                _order(units, writer, unit)
+            else:
+                _order(units, unit, writer)
+
+
+def _writes(op: Op) -> bool:
+    return op.definition.kind == "write"
+
+
+def _order(units: nx.DiGraph, first: int, then: int) -> None:
+    """Lets one unit wait for another, unless that one waits for it."""
+    if not nx.has_path(units, then, first):
+        units.add_edge(first, then)
 
 
 def one_by_one(graph: Graph) -> Graph:

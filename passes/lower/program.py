@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES, ExternAttributes, FusedAttributes, UpdateAttributes
+from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, ExternAttributes, FusedAttributes, UpdateAttributes
 from fusec.ir.graph import Graph, Location, Op, Value
 from fusec.ir.index import add, mul
 from fusec.ir.ops import OPS
@@ -16,7 +16,15 @@ from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
-from fusec.passes.outputs import Strides, input_strides, made_strides, same_layout, strided_view
+from fusec.passes.outputs import (
+    Strides,
+    input_strides,
+    made_strides,
+    memory_of,
+    same_layout,
+    shown_strides,
+    strided_view,
+)
 from fusec.passes.writes import placed
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
@@ -68,9 +76,9 @@ def assemble(
             _extern(a, op, op.attributes)
         elif isinstance(op.attributes, UpdateAttributes):
             _updated(a, op)
-        elif op.definition.kind not in ("view", "create"):
+        elif op.definition.kind not in ("view", "create", "alias"):
             _interpreted(a, [op], op.operands, op.results, f"no kernel family computes {op.name}")
-    outputs = tuple(_slot(a, v, k) for k, v in enumerate(graph.outputs))
+    outputs = _output_slots(a)
     inputs = tuple(a.slot_of[v] for v in graph.inputs)
     return Program(
         graph.name,
@@ -85,6 +93,38 @@ def assemble(
         tuple(a.reports),
         tuple(a.declined),
     )
+
+
+def _output_slots(a: _Assembly) -> tuple[int, ...]:
+    """The slots of the outputs: of what owns memory first, then of what shows it, each a view of its own."""
+    graph, producers = a.graph, a.graph.producers()
+    shown = {v: op for v in graph.outputs if (op := producers.get(memory_of(v, producers))) is not None}
+    shown = {v: op for v, op in shown.items() if isinstance(op.attributes, AliasAttributes)}
+    found = {k: _slot(a, v, k) for k, v in enumerate(graph.outputs) if v not in shown}
+    for k, value in enumerate(graph.outputs):
+        if value not in shown:
+            continue
+        alias = shown[value]
+        assert isinstance(alias.attributes, AliasAttributes)
+        a.strides[alias.result] = shown_strides(graph, alias.attributes)
+        a.slot_of[alias.result] = base = _shown_slot(a, alias.attributes, found)
+        if alias.attributes.itself:
+            found[k] = base
+            continue
+        view = strided_view(value, producers, a.strides)
+        assert view is not None
+        strides = graph.output_ports[k].strides or contiguous_strides(value.type.shape)
+        root, start = _in_root(a, base)
+        found[k] = _add(a, Slot(value.name, "view", value.type, strides, root, add(start, view.offset)))
+    return tuple(found[k] for k in range(len(found)))
+
+
+def _shown_slot(a: _Assembly, whose: AliasAttributes, outputs: Mapping[int, int]) -> int:
+    """The slot of the memory that is shown: of an output that an input gets in place, the input's."""
+    if whose.of == "input":
+        return a.slot_of[a.graph.inputs[whose.index]]
+    changed = a.graph.output_ports[whose.index].mutates
+    return outputs[whose.index] if changed is None else a.slot_of[a.graph.inputs[changed]]
 
 
 def _add(a: _Assembly, slot: Slot) -> int:
@@ -242,9 +282,16 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
 
 def _root(a: _Assembly, slot: int) -> int:
     """The slot whose memory a slot lies in."""
+    return _in_root(a, slot)[0]
+
+
+def _in_root(a: _Assembly, slot: int) -> tuple[int, Dim]:
+    """The slot whose memory a slot lies in, and where it starts there."""
+    start: Dim = 0
     while a.slots[slot].kind == "view":
+        start = add(start, a.slots[slot].offset)
         slot = a.slots[slot].source
-    return slot
+    return slot, start
 
 
 def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:

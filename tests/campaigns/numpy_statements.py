@@ -36,14 +36,14 @@ def minimal(program: Program) -> Program:
     def fails(lines: list[str], results: list[str]) -> bool:
         return bool(results) and bool(difference(Program(program.make, program.names, lines, results)))
 
-    for k in reversed(range(len(lines))):
-        fewer = lines[:k] + lines[k + 1 :]
-        if fails(fewer, results):
-            lines = fewer
     for result in list(results):
         fewer = [other for other in results if other != result]
         if fails(lines, fewer):
             results = fewer
+    for k in reversed(range(len(lines))):
+        fewer = lines[:k] + lines[k + 1 :]
+        if fails(fewer, results):
+            lines = fewer
     return Program(program.make, program.names, lines, results)
 
 

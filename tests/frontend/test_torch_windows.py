@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch_harness import check
 
+import fusec
+from fusec.errors import UnsupportedOpError
+
 torch.manual_seed(0)
 IMAGE = torch.randn(2, 3, 7, 9)
 
@@ -70,3 +73,43 @@ def test_a_diagonal_is_written(offset, dims):
 
 def test_products_of_all_batches_added_up():
     check(lambda m, a, b: torch.addbmm(m, a, b, beta=0.5, alpha=2), *map(torch.randn, [(4, 6), (3, 4, 5), (3, 5, 6)]))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize(
+    ("arguments", "extern"),
+    [
+        ({"scale_factor": 2}, 0),
+        ({"scale_factor": (4.0, 1.0)}, 0),
+        ({"size": (14, 36)}, 0),
+        ({"scale_factor": 2.1, "recompute_scale_factor": True}, 0),
+        ({"scale_factor": 3}, 1),
+        ({"size": (10, 5)}, 1),
+        ({"scale_factor": 2.05}, 1),
+        ({"scale_factor": 0.6}, 1),
+    ],
+)
+def test_the_nearest_element_of_another_size(mode, arguments, extern):
+    """By a power of two it is a view. PyTorch's decomposition takes other elements where sizes are rounded."""
+    for image in (IMAGE, IMAGE.to(memory_format=torch.channels_last), IMAGE.bfloat16()):
+        check(lambda x: F.interpolate(x, mode=mode, **arguments), image, extern=extern)
+
+
+def test_the_nearest_element_along_one_axis_and_three():
+    check(lambda x: F.interpolate(x, scale_factor=2), IMAGE[0], extern=0)
+    check(lambda x: F.interpolate(x, scale_factor=(1, 2, 4)), IMAGE[None], extern=0)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "arguments", [{"scale_factor": 2}, {"scale_factor": 2.05}, {"size": (5, 5), "antialias": True}]
+)
+def test_resized_images_are_the_library_s(mode, arguments):
+    check(lambda x: F.interpolate(x, mode=mode, **arguments), IMAGE, extern=1)
+
+
+def test_a_scale_that_the_sizes_do_not_tell_is_refused_where_the_library_may_not_run():
+    with pytest.raises(UnsupportedOpError, match="another scale"):
+        fusec.jit(lambda x: F.interpolate(x, scale_factor=2.05), fallback="error")(IMAGE)
+    exact = F.interpolate(IMAGE, scale_factor=3)
+    assert torch.equal(fusec.jit(lambda x: F.interpolate(x, scale_factor=3), fallback="error")(IMAGE), exact)

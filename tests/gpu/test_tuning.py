@@ -28,10 +28,10 @@ from fusec.passes.lower.pieces import Alternative, Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.executable import Module  # noqa: E402
 from fusec.runtime.program import Program  # noqa: E402
-from fusec.runtime.tuning_gpu import GpuMeasure  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
 from fusec.tile.nodes import Grid, Loop, Store  # noqa: E402
 from fusec.tile.scalar import Const  # noqa: E402
+from fusec.tuning.measure_gpu import GpuMeasure  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

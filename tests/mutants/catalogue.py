@@ -106,9 +106,9 @@ MUTANTS: tuple[Mutant, ...] = (
     # The passes
     Mutant(
         "differences_merged_whichever_way",
-        "fusec.passes.cse",
-        '        "hypot",\n',
-        '        "hypot",\n        "sub",\n',
+        "fusec.ir.ops.elementwise",
+        '_binary("sub", np.subtract, NUMBER)',
+        '_binary("sub", np.subtract, NUMBER, commutative=True)',
         ("tests/passes/test_cse.py",),
     ),
     Mutant(
@@ -134,10 +134,31 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "outputs_alike_share_memory",
-        "fusec.passes.cse",
-        'return a.definition.kind != "view" and a.result in escaping and b.result in escaping',
-        "return False",
-        ("tests/passes/test_cse.py",),
+        "fusec.passes.outputs",
+        'made.definition.kind != "write" and root not in given:',
+        'made.definition.kind != "write":',
+        ("tests/passes/test_outputs.py",),
+    ),
+    Mutant(
+        "a_result_lies_in_an_argument",
+        "fusec.passes.outputs",
+        "elif is_memory and made is not None and",
+        "elif is_memory and made is None or made is not None and is_memory and",
+        ("tests/passes/test_outputs.py", "tests/passes/test_aliases.py"),
+    ),
+    Mutant(
+        "a_view_of_a_changed_input_lies_in_what_is_copied_there",
+        "fusec.passes.lower.program",
+        "return outputs[whose.index] if changed is None else",
+        "return outputs[whose.index] if True else",
+        ("tests/passes/test_aliases.py",),
+    ),
+    Mutant(
+        "what_an_index_does_not_find_is_no_error",
+        "fusec.passes.dce",
+        " and not is_effect(op)",
+        "",
+        ("tests/frontend/test_torch_errors.py",),
     ),
     # The fusions
     Mutant(
@@ -349,8 +370,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "places_not_checked",
         "fusec.passes.indices",
-        "case GatherAttributes(axis=axis) if",
-        'case GatherAttributes(axis=axis) if op.name == "gather" and',
+        "case GatherAttributes(axis=axis) if 0 not in",
+        'case GatherAttributes(axis=axis) if op.name == "gather" and 0 not in',
         ("tests/passes/test_indices.py",),
     ),
     Mutant(

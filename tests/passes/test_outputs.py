@@ -9,6 +9,7 @@ import pytest
 from programs import check, execute, random_inputs
 
 from fusec.ir.parse import parse
+from fusec.passes.aliases import hold_aliases
 from fusec.passes.outputs import input_strides, own_outputs, strided_view
 from fusec.passes.pipeline import lower
 
@@ -17,7 +18,7 @@ FLAT = "%p = permute(%x) {permutation=[1, 0]} : f32[6, 4]\n%r = reshape(%p) : f3
 
 def copies(text: str) -> list[str]:
     """The values that the pass copies."""
-    before = parse(dedent(text))
+    before = hold_aliases(parse(dedent(text)))
     after = own_outputs(before)
     return [op.operands[0].name for op in after.ops if op not in before.ops and op.name == "copy"]
 

@@ -54,9 +54,10 @@ def test_the_schedule_names_every_kernel_with_its_tiles_and_times() -> None:
     assert all("tile_m=" in line and "predicted=" in line and "limit=" in line for line in lines[1:])
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in PASS_NAMES if n not in ("writes", "canonicalize", "empty", "indices", "outputs")]
-)
+NEEDED = ("aliases", "lookups", "writes", "empty", "indices", "outputs")
+
+
+@pytest.mark.parametrize("name", [n for n in PASS_NAMES if n not in (*NEEDED, "canonicalize")])
 def test_any_other_pass_can_be_left_out(name: str) -> None:
     run = check(MLP, disable=frozenset({name}), slack=4)
     assert name not in run.lowered.stages
@@ -65,9 +66,9 @@ def test_any_other_pass_can_be_left_out(name: str) -> None:
         assert not run.calls
 
 
-@pytest.mark.parametrize("name", ["writes", "empty", "indices", "outputs", "fission"])
+@pytest.mark.parametrize("name", [*NEEDED, "fission"])
 def test_a_pass_that_can_t_be_left_out(name: str) -> None:
-    with pytest.raises(FusecError, match=f"can't disable \\['{name}'\\]; passes: writes"):
+    with pytest.raises(FusecError, match=f"can't disable \\['{name}'\\]; passes: lookups"):
         lower(parse(MLP), "cpu", disable=frozenset({name}))
 
 

@@ -118,10 +118,11 @@ print("compiled" if "tvm" in sys.modules else "loaded")
 """
 
 
-def start(folder: Path, extra: str = "", **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, extra: str = "", stderr: int | None = None, **environment: str) -> subprocess.Popen[str]:
     settings = {**os.environ, "FUSEC_CACHE_DIR": str(folder), **environment}
     program = _PROGRAM.replace("{extra}", extra)
-    return subprocess.Popen([sys.executable, "-c", program], env=settings, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -165,9 +166,24 @@ os.replace = replace
     assert finish(start(tmp_path)) == "loaded"
 
 
-def test_a_read_only_folder_only_costs_time(tmp_path: Path) -> None:
+def test_the_default_folder_that_can_not_be_written_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "in the way").write_text("")
-    assert finish(start(tmp_path / "in the way")) == "compiled"
+    settings = {"FUSEC_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path / "in the way"), "PYTHONWARNINGS": "always"}
+    process = start(tmp_path, stderr=subprocess.PIPE, **settings)
+    out, told = process.communicate(timeout=120)
+    assert (process.returncode, out.strip()) == (0, "compiled")
+    assert told.count("SettingWarning: programs can't be kept in") == 1
+
+
+def test_a_folder_that_was_asked_for_and_can_not_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in the way").write_text("")
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "in the way"))
+    for _ in range(2):
+        with pytest.raises(CacheError, match=r"FUSEC_CACHE_DIR=.*a file is in its place.*cache=False"):
+            fusec.jit(lambda x: x * 7.75)(np.ones(3))
+    np.testing.assert_array_equal(fusec.jit(cache=False)(lambda x: x * 7.75)(np.ones(3)), np.full(3, 7.75))
 
 
 def test_the_key_sees_options_and_not_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,13 +117,13 @@ def test_indices_out_of_range_are_refused(library, shape):
 
 
 def test_operands_stand_within_lists_beside_literals_of_any_kind():
-    two = TensorType(f32, (4,))
-    joined = ExternAttributes("aten.cat.default", "(([$1, $0, $1], 0), {})", (two,))
+    one, two, three = (TensorType(f32, (n,)) for n in (1, 2, 3))
+    joined = ExternAttributes("aten.cat.default", "(([$1, $0, $1], 0), {})", (three,))
     a, b = torch.tensor([1.0]), torch.tensor([2.0, 3.0])
     assert run_extern(joined, [b[:1], a])[0].tolist() == [1.0, 2.0, 1.0]
     rounded = ExternAttributes("aten.div.Tensor_mode", "(($0, $1), {'rounding_mode': 'floor'})", (two,))
     assert run_extern(rounded, [b, a * 2])[0].tolist() == [1.0, 1.0]
-    double = ExternAttributes("aten._to_copy.default", "(($0,), {'dtype': torch.float64})", (two,))
+    double = ExternAttributes("aten._to_copy.default", "(($0,), {'dtype': torch.float64})", (one,))
     assert run_extern(double, [a])[0].dtype == torch.float64
 
 

@@ -24,12 +24,14 @@ OpKind = Literal[
     "view",
     "data",
     "write",
+    "alias",
     "extern",
     "fused",
     "composite",
 ]
 """create: no operands. elementwise: operands broadcast, NumPy's rule. view: an index map, no arithmetic.
 data: moves elements. write: an array with some elements replaced, in its own memory once ``writes`` has run.
+alias: its operand, which it shows where an input or an output has it in memory.
 composite: opened into the other kinds by canonicalisation."""
 
 Array = npt.NDArray[Any]

@@ -9,6 +9,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
+    AliasAttributes,
     ConcatAttributes,
     GatherAttributes,
     PadAttributes,
@@ -255,6 +256,14 @@ def _gather_elements(arrays: Arrays, attributes: GatherAttributes) -> Array:
     return np.take_along_axis(x[tuple(cut)], index, axis=attributes.axis)
 
 
+def _alias_rule(types: Types, attributes: AliasAttributes) -> Types:
+    return types
+
+
+def _alias(arrays: Arrays, attributes: AliasAttributes) -> Array:
+    return arrays[0]
+
+
 VIEW_OPS: tuple[OpDef, ...] = (
     define("permute", "view", PermuteAttributes, (1, 1), _permute_rule, _permute),
     define("reshape", "view", ShapeAttributes, (1, 1), _reshape_rule, _reshape),
@@ -269,5 +278,6 @@ DATA_OPS: tuple[OpDef, ...] = (
     define("pad", "data", PadAttributes, (2, 2), _pad_rule, _pad),
     define("gather", "data", GatherAttributes, (2, 2), _gather_rule, _gather),
     define("gather_elements", "data", GatherAttributes, (2, 2), _gather_elements_rule, _gather_elements),
+    define("alias", "alias", AliasAttributes, (1, 1), _alias_rule, _alias),
     define("update", "write", UpdateAttributes, (2, 3), _update_rule, _update),
 )

@@ -110,35 +110,12 @@ def test_what_changes_something_stays(call: str) -> None:
     unchanged(composed, _graph("f32[2, 2]", f"%a = {call}\n%y = exp(%a) : {dtype}[{shape}", "%y"))
 
 
-COPIES = [
-    ("%y = copy(%x) : f32[4]", "%y"),
-    ("%v = reshape(%x) : f32[2, 2]\n%y = copy(%v) : f32[2, 2]", "%y"),
-    ("%y = copy(%x) : f32[4]\n%v = reshape(%y) : f32[2, 2]", "%v"),
-    ("%h = exp(%x) : f32[4]\n%y = copy(%h) : f32[4]", "%h, %y"),
-    ("%h = exp(%x) : f32[4]\n%v = reshape(%h) : f32[2, 2]\n%y = copy(%h) : f32[4]", "%v, %y"),
-]
-
-
-@pytest.mark.parametrize(("body", "result"), COPIES)
-def test_a_copy_stays_where_the_caller_would_see_other_memory(body: str, result: str) -> None:
-    unchanged(composed, _graph("f32[4]", body, result))
-
-
-def test_a_copy_of_an_intermediate_value_is_dropped_though_it_is_an_output() -> None:
-    becomes(
-        composed,
-        _graph("f32[4]", "%h = exp(%x) : f32[4]\n%y = copy(%h) : f32[4]", "%y"),
-        _graph("f32[4]", "%h = exp(%x) : f32[4]", "%h"),
-    )
-
-
-def test_of_two_copies_one_stays() -> None:
-    body = "%h = exp(%x) : f32[4]\n%y = copy(%h) : f32[4]\n%z = copy(%h) : f32[4]"
-    becomes(
-        composed,
-        _graph("f32[4]", body, "%y, %z"),
-        _graph("f32[4]", "%h = exp(%x) : f32[4]\n%z = copy(%h) : f32[4]", "%h, %z"),
-    )
+@pytest.mark.parametrize("source", ["%h = exp(%x) : f32[4]\n", ""])
+def test_copies_are_dropped(source: str) -> None:
+    kept = "%h" if source else "%x"
+    body = f"{source}%y = copy({kept}) : f32[4]\n%v = reshape(%y) : f32[2, 2]"
+    left = f"{source}%v = reshape({kept}) : f32[2, 2]"
+    becomes(composed, _graph("f32[4]", body, "%y, %v"), _graph("f32[4]", left, f"{kept}, %v"))
 
 
 def test_elementwise_ops_broadcast_by_themselves() -> None:

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 import fusec  # noqa: E402
 from fusec.errors import FusecError  # noqa: E402
 from fusec.ir.attributes import ExternAttributes, FusedAttributes  # noqa: E402
+from fusec.ir.place import place  # noqa: E402
 from fusec.ir.types import contiguous_strides  # noqa: E402
 from fusec.passes.lower.frame import Frame  # noqa: E402
 from fusec.passes.lower.gpu.library_attention import attention_alternatives  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
-from fusec.passes.place import place  # noqa: E402
 from fusec.runtime.attentions import attention_from_text  # noqa: E402
 from fusec.runtime.products import see  # noqa: E402
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusec import toolchain
 from fusec.errors import FusecError
 from fusec.runtime.executable import Module
 
@@ -20,7 +21,8 @@ def load_module(data: bytes) -> Module:
 
         on_gpu: Module = module_from_bytes(data)
         return on_gpu
-    from fusec.codegen.tvm.module import CompiledModule
+    with toolchain.importing(toolchain.TVM_RUNTIME):
+        from fusec.codegen.tvm.module import CompiledModule
 
     module: Module = CompiledModule.from_bytes(data)
     return module

@@ -18,7 +18,7 @@ from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.interpret import interpret
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import LoweredGroup
-from fusec.passes.schedule.tune import Done, Measured, Stopped
+from fusec.passes.tune import Done, Measured, Stopped
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Buffer
 

@@ -11,8 +11,8 @@ from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.tune import Done, Measured, Stopped
-from fusec.passes.schedule.tune_gpu import GpuTuningSelector
+from fusec.passes.tune import Done, Measured, Stopped
+from fusec.passes.tune_gpu import GpuTuningSelector
 from fusec.report import explain_program
 from fusec.runtime.program import Call, Launch
 from fusec.runtime.serial import program_from_json, program_to_json

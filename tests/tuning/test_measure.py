@@ -18,12 +18,12 @@ from fusec.ir.graph import Op
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import LoweredGroup
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.tune import Done, Measured, TuningSelector
+from fusec.passes.tune import Done, Measured, TuningSelector
 from fusec.runtime.cache import DiskCache, TuningStore
-from fusec.runtime.tuning import CpuMeasure
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Grid
 from fusec.tile.scalar import Const
+from fusec.tuning.measure import CpuMeasure
 
 PRODUCT = """graph @f(%x: f32[33, 70], %w: f32[50, 70], %b: f32[50]) {
   %h = linear(%x, %w, %b) : f32[33, 50]

@@ -26,14 +26,14 @@ from fusec.passes.lower.frame import Frame, LoweredGroup, Strides, group_flops
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.lower.program import assemble
-from fusec.passes.schedule.tune import Done, Measured, Stopped
+from fusec.passes.tune import Done, Measured, Stopped
 from fusec.runtime.arrays import span
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Program
 from fusec.runtime.torch_arrays import TorchArrays, torch_dtype
-from fusec.runtime.tuning import ORACLE_ELEMENTS, ORACLE_FLOPS
 from fusec.target.gpu import GpuTarget
+from fusec.tuning.measure import ORACLE_ELEMENTS, ORACLE_FLOPS
 
 Tensors = list[torch.Tensor]
 WARM, REPEATS = 2, 11

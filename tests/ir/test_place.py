@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusec.ir.parse import parse
+from fusec.ir.place import place
 from fusec.ir.verify import verify
-from fusec.passes.place import place
 
 BEFORE = """graph @f(
     %x: f32[4, 8] parameter "self.x",

@@ -13,7 +13,7 @@ from fusec.ir.attributes import FusedAttributes
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.passes.schedule.tune import Done, Effort, Measured, Progress, Stopped, results_of, silent, tuning_key
+from fusec.passes.tune import Done, Effort, Measured, Progress, Stopped, results_of, silent, tuning_key
 from fusec.runtime.program import Choice
 
 ALTERNATIVES: dict[Effort, int] = {"quick": 8, "full": 60}

@@ -10,10 +10,10 @@ import pytest
 
 import fusec
 from fusec import probing
-from fusec.runtime import machines, probe
 from fusec.target import cpu
 from fusec.target.cpu import cpu_target, host_cpu
 from fusec.target.rates import usual_rates
+from fusec.tuning import machines, probe
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import numpy as np
 from fusec.ir.index import symbol
 from fusec.ir.types import f32
 from fusec.runtime.memory import allocate
-from fusec.runtime.probe_products import TIMES, Probe, found_in, probes, repeated
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Bandwidth, Rates, usual_rates
 from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
+from fusec.tuning.probe_products import TIMES, Probe, found_in, probes, repeated
 
 ROUNDS, REPEATS = 3, 3
 """A round measures all rates. Of its runs the one in the middle counts, and of the rounds the mean but for the slowest:

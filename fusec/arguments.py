@@ -1,0 +1,78 @@
+"""What users hand over: functions under decorators of ours, and arguments that may be descriptions of arrays."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from fusec.errors import FusecError, OptionError
+from fusec.frontend.capture import Capture, Fallback, Library
+from fusec.frontend.structures import flatten
+from fusec.runtime.dispatch import Compile, Dispatcher, Require, nothing_required
+from fusec.runtime.jit import JitFunction, JitModule
+from fusec.runtime.libraries import library_of
+from fusec.specs import TensorSpec, example
+
+
+def plain(function: Any) -> Any:
+    """The function under a decorator of ours."""
+    if isinstance(function, JitFunction):
+        return function.dispatcher.function
+    if isinstance(function, JitModule):
+        return function.__dict__["_module"]
+    if not callable(function):
+        raise OptionError(f"{type(function).__name__} is not a function or a module")
+    return called(function)
+
+
+def called(function: Any) -> Any:
+    """What a call runs: for an object with a ``__call__`` of its own, that method; a module and a function as it is."""
+    nn = sys.modules.get("torch.nn")
+    method = getattr(type(function), "__call__", None)  # noqa: B004
+    if not isinstance(method, types.FunctionType) or (nn is not None and isinstance(function, nn.Module)):
+        return function
+    return types.MethodType(method, function)
+
+
+def _refuse(capture: Capture) -> Any:
+    raise AssertionError("this dispatcher only captures")
+
+
+def capturing(
+    function: Any,
+    fallback: Fallback = "eager",
+    static: frozenset[str] = frozenset(),
+    compile: Compile = _refuse,
+    require: Require = nothing_required,
+) -> Dispatcher:
+    """A dispatcher that is asked for captures, and not called."""
+    return Dispatcher(function, compile, fallback=fallback, static=static, require=require)
+
+
+def is_argument(value: object) -> bool:
+    return isinstance(value, TensorSpec) or (library_of(_nothing, (value,), {}) is not None and _is_leaf(value))
+
+
+def _is_leaf(value: object) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _nothing() -> None:
+    """A function that reads no library."""
+
+
+def examples(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Library]:
+    """The arguments with an array in the place of each spec. Named dimensions get an extent of their own."""
+    leaves, call = flatten(args, kwargs, is_argument)
+    library = library_of(function, tuple(v for v in leaves if not isinstance(v, TensorSpec)), {})
+    if library is None:
+        raise FusecError("can't tell whether torch or NumPy is meant: no array among the arguments; give one")
+    names = sorted(frozenset[str]().union(*(v.names for v in leaves if isinstance(v, TensorSpec))))
+    bindings = {name: 2 + number for number, name in enumerate(names)}
+    made = [example(v, bindings, library) if isinstance(v, TensorSpec) else v for v in leaves]
+    positional, named = call.restore(made)
+    return positional, named, library

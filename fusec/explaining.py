@@ -1,0 +1,200 @@
+"""What :func:`fusec.explain` says: first how a function's calls run now, then the kernels, or why there are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.arguments import capturing, examples, is_argument, plain
+from fusec.build import Options, compile_with
+from fusec.checks import check_environment
+from fusec.compiled import argument_of
+from fusec.errors import FusecError, SetupError
+from fusec.exporting import Compiled
+from fusec.frontend.capture import AsWritten, Capture, IntegerSource
+from fusec.frontend.structures import flatten
+from fusec.report import explain_program
+from fusec.runtime.arrays import Arrays
+from fusec.runtime.dispatch import GRADIENT, Dispatcher, Plan
+from fusec.runtime.executable import Executable
+from fusec.runtime.faults import described, fault_reason, is_capture_fault, is_compile_fault
+from fusec.runtime.jit import JitFunction, JitModule
+from fusec.runtime.libraries import needs_autograd
+from fusec.runtime.signatures import bind_arguments
+from fusec.runtime.standing import standing_plan
+from fusec.specs import TensorSpec
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def explain_function(function: Any, args: Args, kwargs: Kwargs, *, measure: bool = False) -> str:
+    """The report. Whatever is raised on the way is told in it."""
+    try:
+        return _explained(function, args, kwargs, measure)
+    except FusecError as error:
+        return f"{_name_of(function)} can't be explained: {error}\n"
+    except (Exception, SystemExit) as error:
+        return f"{_name_of(function)} can't be explained: {described(error)}\n"
+
+
+def _name_of(function: Any) -> str:
+    try:
+        return str(getattr(function, "__qualname__", None) or type(function).__name__)
+    except Exception:  # an object may answer anything
+        return type(function).__name__
+
+
+def _explained(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
+    if isinstance(function, Compiled):
+        return function.explain()
+    if "torch._dynamo" in sys.modules:
+        from fusec.torch_compile import explain_compiled, original_of
+
+        original = original_of(function)
+        if original is not None:
+            return explain_compiled(original, args, kwargs)
+    if isinstance(function, JitModule):
+        function = function.__dict__["_fusec"]
+    if isinstance(function, JitFunction):
+        return _explain_jitted(function.dispatcher, args, kwargs, measure)
+    return _explain_plain(plain(function), args, kwargs, measure)
+
+
+def _explain_plain(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
+    dispatcher = capturing(function, compile=compile_with(Options()))
+    head = f"{dispatcher.name} is not compiled: it is no function of fusec.jit"
+    return _Asked(dispatcher, head, measure=measure).report(args, kwargs)
+
+
+def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, measure: bool) -> str:
+    if not args and not kwargs and dispatcher.plans and not _takes(dispatcher.function, args, kwargs):
+        return _every_plan(dispatcher)
+    so_far = _so_far(dispatcher)
+    head = f"{dispatcher.name} is not called " + (f"like this yet ({so_far})" if so_far else "yet")
+    fresh = capturing(
+        dispatcher.function, dispatcher.fallback, dispatcher.static, dispatcher.compile, dispatcher.requires
+    )
+    return _Asked(fresh, head, dispatcher, measure).report(args, kwargs)
+
+
+def _takes(function: Any, args: Args, kwargs: Kwargs) -> bool:
+    try:
+        bind_arguments(function, args, kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _so_far(dispatcher: Dispatcher) -> str:
+    """What the calls up to now were; empty where there were none."""
+    compiled = sum(plan.executable is not None for plan in dispatcher.plans)
+    eager = sum(dispatcher.eager_calls.values())
+    if not compiled and not eager:
+        return ""
+    plans = f"compiled for {compiled} signature{'' if compiled == 1 else 's'}" if compiled else "not compiled"
+    return f"{plans}, {eager} call{'' if eager == 1 else 's'} ran as written" if eager else plans
+
+
+def _every_plan(dispatcher: Dispatcher) -> str:
+    """The report on a function's plans, for no call in particular."""
+    texts = [f"{dispatcher.name}: {_so_far(dispatcher)}\n"]
+    for plan in dispatcher.plans:
+        if plan.executable is not None and plan.capture is not None:
+            texts.append(explain_program(plan.executable.program, plan.capture.notes))
+    return "\n".join(texts) + _eager_lines(dispatcher)
+
+
+def _eager_lines(dispatcher: Dispatcher | None) -> str:
+    lines = [f"    {count} × {reason}\n" for reason, count in (dispatcher.eager_calls if dispatcher else {}).items()]
+    return "".join(["calls that ran as written\n", *lines] if lines else [])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How one call is looked at.
+
+    dispatcher: captures and compiles, and keeps nothing of it. head: what is said where the call has no plan.
+    jitted: whose plans are the function's.
+    """
+
+    dispatcher: Dispatcher
+    head: str
+    jitted: Dispatcher | None = None
+    measure: bool = False
+
+    @property
+    def _declined(self) -> str:
+        refused = self.dispatcher.fallback == "error"
+        return "would be refused (fallback='error')" if refused else "would run as written"
+
+    def report(self, args: Args, kwargs: Kwargs) -> str:
+        name, function = self.dispatcher.name, self.dispatcher.function
+        try:
+            check_environment()
+            bind_arguments(function, args, kwargs)
+        except SetupError as error:
+            return self._said(f"{name} can't be compiled here: {error}")
+        except TypeError as error:
+            return self._said(f"{name} raises TypeError for these arguments: {error}")
+        if any(isinstance(leaf, TensorSpec) for leaf in flatten(args, kwargs, is_argument)[0]):
+            args, kwargs, _ = examples(function, args, kwargs)
+        call = self.dispatcher.read(args, kwargs)
+        if isinstance(call, AsWritten):
+            return self._said(f"{name} runs as written for these arguments: {call.reason}")
+        arrays, leaves, _, _ = call
+        plan = standing_plan(self.jitted, args, kwargs) if self.jitted is not None else None
+        gradient = needs_autograd(arrays.library, leaves, plan.capture if plan is not None else None)
+        if plan is not None and plan.executable is not None and plan.capture is not None:
+            return self._program(f"{name} is compiled for such calls", plan.capture, plan.executable, leaves)
+        if plan is not None and not gradient:
+            return self._said(f"{name} runs as written for such calls: {plan.reason}")
+        return self._anew(args, kwargs, arrays, leaves, plan)
+
+    def _anew(self, args: Args, kwargs: Kwargs, arrays: Arrays, leaves: list[Any], plan: Plan | None) -> str:
+        """The report on a call without a plan, or with one that runs it as written for a gradient's sake."""
+        name = self.dispatcher.name
+        try:
+            self.dispatcher.require(arrays, leaves)
+            capture = self.dispatcher.capture(args, kwargs, counting=True)
+        except SetupError as error:
+            return self._said(f"{name} can't be compiled here: {error}")
+        except Exception as error:
+            return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_capture_fault(error))}")
+        try:
+            executable = self.dispatcher.compile(capture)
+        except SetupError as error:
+            return self._said(f"{name} can't be compiled here: {error}")
+        except Exception as error:
+            return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_compile_fault(error))}")
+        head = f"{self.head}; it would be compiled so"
+        if needs_autograd(capture.library, leaves, capture):
+            state = "runs" if plan is not None else "would run"
+            head = f"{name} {state} as written for such calls: {GRADIENT}; then it is compiled so"
+        return self._program(head, capture, executable, leaves)
+
+    def _program(self, head: str, capture: Capture, executable: Executable, leaves: Sequence[Any]) -> str:
+        measured, notes = None, list(capture.notes)
+        if self.measure and any(isinstance(source, IntegerSource) for source in capture.sources):
+            notes.append("a program for a range of integers is not measured")
+        elif self.measure:
+            sources = [argument_of(source) for source in capture.sources]
+            try:
+                measured = executable.profile([leaves[s] if isinstance(s, int) else s() for s in sources])
+            except Exception as error:
+                notes.append(f"it can't be measured: {described(error)}")
+        eager = self.jitted.eager_calls if self.jitted is not None else {}
+        return f"{head}\n\n" + explain_program(executable.program, notes, eager, measured)
+
+    def _said(self, text: str) -> str:
+        return f"{text}\n{_eager_lines(self.jitted)}"
+
+
+def _reason(error: Exception, fault: bool) -> str:
+    if isinstance(error, FusecError) and not fault:
+        return str(error)
+    if fault:
+        return f"{fault_reason(error)}; please report it"
+    return f"it raises {type(error).__name__}: {error}"

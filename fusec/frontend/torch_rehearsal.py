@@ -1,0 +1,145 @@
+"""What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, and writes to memory
+that the same call reads at other places.
+
+Such a call is made once on small tensors of its own, whose contents do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusec.errors import UnsupportedOpError
+from fusec.frontend.torch_fake import map_tensors, same_layout, tensors_in
+
+_ALWAYS = frozenset((torch.float32, torch.float64))
+"""Dtypes that every function of the library takes."""
+
+_MOST_BYTES = 1 << 26
+"""Memory that is rehearsed on; writes that overlap in more are taken for right."""
+
+_MOST_WORK = 100_000
+"""Steps in which it must be decided whether two views have an element in common."""
+
+_known: dict[tuple[object, ...], Exception | None] = {}
+
+
+def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """What the library raises where it does not take the dtypes of a call on a CPU."""
+    given = tensors_in((args, list(kwargs.values())))
+    if all(t.dtype in _ALWAYS for t in given) or any(t.device.type != "cpu" for t in given):
+        return
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return
+    key = (func, repr(map_tensors(_kind, args)), repr({k: map_tensors(_kind, v) for k, v in kwargs.items()}))
+    if key not in _known:
+        _known[key] = _refusal(func, args, kwargs)
+    refusal = _known[key]
+    if refusal is not None:
+        raise type(refusal)(str(refusal))
+
+
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    return (tensor.dtype, *_small(tensor))
+
+
+def _small(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(min(int(n), 2) for n in tensor.shape)
+
+
+def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What a call of these dtypes raises and one of f32 does not; other errors are of the small extents."""
+    error = _attempt(func, args, kwargs, None)
+    if error is None or "not implemented for" in str(error):
+        return error
+    return error if _attempt(func, args, kwargs, torch.float32) is None else None
+
+
+def _attempt(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None
+) -> Exception | None:
+    """What the call raises on small tensors of this dtype, or else of their own."""
+
+    def small(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.ones(_small(tensor), dtype=dtype or tensor.dtype)
+
+    with _apart():
+        try:
+            func(*map_tensors(small, args), **{k: map_tensors(small, v) for k, v in kwargs.items()})
+        except Exception as error:
+            return error.with_traceback(None)
+    return None
+
+
+def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """What eager raises for a call that writes where it reads.
+
+    UnsupportedOpError where it lets that pass and the result depends on the order in which elements are computed.
+    """
+    written, read = _written(func, args, kwargs)
+    shared = [(w, r) for w in written for r in read if _storage(w) == _storage(r) and w.numel() and r.numel()]
+    if all(same_layout(w, r) and torch.Tag.pointwise in func.tags for w, r in shared):
+        return
+    if torch.Tag.nondeterministic_seeded not in func.tags and shared[0][0].device.type == "cpu":
+        _rehearse(func, args, kwargs)
+    if any(not same_layout(w, r) and _overlap(w, r) for w, r in shared):
+        raise UnsupportedOpError(f"{func.namespace}.{func.overloadpacket.__name__} reads memory that it also writes")
+
+
+def _written(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors of a call that it writes, and those that it reads."""
+    written: list[torch.Tensor] = []
+    read: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        (written if is_written else read).extend(tensors_in(value))
+    return written, read
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _rehearse(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    given = tensors_in((args, list(kwargs.values())))
+    sizes = {_storage(t): int(t.untyped_storage().nbytes()) for t in given}
+    if sum(sizes.values()) > _MOST_BYTES:
+        return
+    with _apart():
+        memory = {key: torch.zeros(size, dtype=torch.uint8).untyped_storage() for key, size in sizes.items()}
+
+        def real(tensor: torch.Tensor) -> torch.Tensor:
+            empty = torch.empty(0, dtype=tensor.dtype)
+            return empty.set_(memory[_storage(tensor)], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+        func(*map_tensors(real, args), **{k: map_tensors(real, v) for k, v in kwargs.items()})
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two views of one storage may have an element in common."""
+    memory = np.empty(int(a.untyped_storage().nbytes()), np.uint8)
+    try:
+        return np.shares_memory(_bytes_of(a, memory), _bytes_of(b, memory), max_work=_MOST_WORK)  # type: ignore[arg-type]
+    except Exception:  # too hard to tell
+        return True
+
+
+def _bytes_of(tensor: torch.Tensor, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    size = tensor.element_size()
+    steps = tuple(int(s) * size for s in tensor.stride())
+    return np.ndarray(tuple(tensor.shape), f"V{size}", memory, int(tensor.storage_offset()) * size, steps)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    with _disable_current_modes(), torch.no_grad():
+        yield

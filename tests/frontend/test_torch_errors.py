@@ -1,0 +1,233 @@
+"""What eager raises is raised, at any place of the code, and what was written before it stays written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aliasing import check
+
+import fusec
+
+X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+OUT = torch.tensor([5])
+
+
+def write_then_index(x: Any, i: Any) -> Any:
+    x.add_(1)
+    return x[i]
+
+
+def index_then_write(x: Any, i: Any) -> Any:
+    y = x[i]
+    x.add_(1)
+    return y
+
+
+def index_in_vain(x: Any, i: Any) -> Any:
+    x[i]
+    return x + 1
+
+
+def between_writes(x: Any, i: Any) -> Any:
+    x.add_(1)
+    u = x[0]
+    x.index_select(0, i)
+    u.mul_(2)
+    return x.sum()
+
+
+def of_no_elements(x: Any, i: Any) -> Any:
+    return x[i][:0], torch.where(torch.tensor(True), x, x[i].sum())
+
+
+def embed_what_is_written(x: Any, i: Any) -> Any:
+    x[0] = 7
+    return F.embedding(i, x), x.view(-1)
+
+
+def gather_in_vain(x: Any, i: Any) -> Any:
+    x.gather(0, i[None].expand(1, 3))
+    torch.gather(x, 0, i[None].expand(1, 3))
+    return x
+
+
+def place_by_index(x: Any, i: Any) -> Any:
+    x.mul_(2)
+    x[torch.zeros_like(i)] = 3.0
+    x[i] = 4.0
+    x.add_(1)
+    return x * 2
+
+
+def scatter(x: Any, i: Any) -> Any:
+    x.add_(1)
+    return x.scatter(0, i[None].expand(1, 3), 1.0)
+
+
+def take(x: Any, i: Any) -> Any:
+    return x.take(i + 20), x + 1
+
+
+def classes(x: Any, i: Any) -> Any:
+    F.one_hot(i, 3)
+    return x
+
+
+INDEXED = [
+    *(write_then_index, index_then_write, index_in_vain, between_writes, of_no_elements, embed_what_is_written),
+    *(gather_in_vain, place_by_index, scatter, take, classes),
+]
+
+
+@pytest.mark.parametrize("function", INDEXED, ids=lambda f: f.__name__)
+def test_an_index_out_of_range(function: Any) -> None:
+    check(function, X, OUT, captured=False)
+
+
+@pytest.mark.parametrize("function", [f for f in INDEXED if f is not take], ids=lambda f: f.__name__)
+def test_an_index_in_range(function: Any) -> None:
+    check(function, X, torch.tensor([1]))
+
+
+@pytest.mark.parametrize("function", INDEXED, ids=lambda f: f.__name__)
+def test_a_compiled_program_raises_too(function: Any) -> None:
+    """The first call is in range; the call that is not runs the same program."""
+    compiled = fusec.jit(function)
+    with torch.no_grad():
+        if function is not take:
+            compiled(X.clone(), torch.tensor([1]))
+        ours, theirs = X.clone(), X.clone()
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            function(theirs, OUT)
+        with pytest.raises(type(expected.value), match=r"out of|smaller than"):
+            compiled(ours, OUT)
+    assert torch.equal(ours, theirs)
+
+
+NUMBERS = torch.tensor([4, 5])
+ZEROS = torch.tensor([2, 0])
+INTEGERS = {
+    "floor_divide, in vain": lambda a, b: (a.add_(1), a // b, a + 1)[2],
+    "remainder": lambda a, b: (a % b, a.zero_())[0],
+    "fmod": torch.fmod,
+    "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "by a number": lambda a, b: a // 0,
+    "power": lambda a, b: a**-1,
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name: str) -> None:
+    check(INTEGERS[name], NUMBERS, ZEROS, captured=False)
+
+
+DATA = {
+    "inv": lambda x: torch.linalg.inv(x),
+    "inv, in vain": lambda x: (torch.linalg.inv(x), x.add_(1))[1],
+    "inv of what is written": lambda x: torch.linalg.inv(x.add_(0)),
+    "cholesky": lambda x: torch.linalg.cholesky(x),
+    "solve": lambda x: torch.linalg.solve(x, x),
+    "matrix_power": lambda x: torch.linalg.matrix_power(x, -2),
+    "assert": lambda x: (torch._assert_async(x.sum() > 1), x + 1)[1],
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x - 1, x),
+    "bernoulli": lambda x: torch.bernoulli(x - 1),
+    "multinomial": lambda x: torch.multinomial(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_what_a_tensor_holds(name: str) -> None:
+    check(DATA[name], torch.zeros(3, 3), captured=False)
+
+
+def test_a_random_call_in_vain_still_draws() -> None:
+    def f(x: Any) -> Any:
+        torch.rand(3)
+        return x + torch.rand(3)
+
+    torch.manual_seed(0)
+    expected = f(torch.zeros(3))
+    torch.manual_seed(0)
+    torch.testing.assert_close(fusec.jit(f)(torch.zeros(3)), expected)
+
+
+DTYPES = {
+    "celu": (F.celu, torch.int64),
+    "softplus": (F.softplus, torch.bool),
+    "relu": (torch.relu, torch.uint16),
+    "relu of bool": (torch.relu, torch.bool),
+    "logaddexp": (lambda x: torch.logaddexp(x, x), torch.int32),
+    "fmax": (lambda x: torch.fmax(x, x), torch.uint32),
+    "ge": (lambda x: x >= x, torch.uint64),
+    "aminmax": (lambda x: torch.aminmax(x), torch.complex64),
+    "addmm": (lambda x: torch.addmm(x, x, x, beta=0.5), torch.int64),
+    "in place": (lambda x: x.relu_(), torch.uint16),
+    "of no elements": (lambda x: torch.logaddexp(x[:0], x[:0]), torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes_that_the_library_refuses(name: str) -> None:
+    function, dtype = DTYPES[name]
+    check(function, torch.ones(2, 2).to(dtype), captured=False)
+
+
+OVERLAPS = {
+    "rows": lambda x: x[1:].copy_(x[:-1]),
+    "assigned": lambda x: x.__setitem__(slice(1, None), x[:-1]),
+    "added": lambda x: x[1:].add_(x[:-1]),
+    "a row": lambda x: x.sub_(x[0]),
+    "out": lambda x: torch.add(x[1:], 1, out=x[:-1]),
+    "columns, in any order": lambda x: x[:, 1:].mul_(x[:, :-1]),
+    "index_copy": lambda x: x.index_copy_(0, torch.tensor([1]), x[:1]),
+    "expanded": lambda x: x[:1].expand(3, 4).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_writes_to_what_is_read(name: str) -> None:
+    check(OVERLAPS[name], torch.arange(12.0).view(3, 4), captured=False)
+
+
+APART = {
+    "itself": lambda x: x.mul_(x),
+    "columns": lambda x: x[:, 0].add_(x[:, 1]),
+    "every second": lambda x: x[:, ::2].copy_(x[:, 1::2]),
+    "turned": lambda x: x[:, :3].copy_(x[:, :3].t().clone()),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_writes_beside_what_is_read_are_captured(name: str) -> None:
+    check(APART[name], torch.arange(12.0).view(3, 4))
+
+
+def test_a_call_that_gives_another_shape_than_captured_is_an_error() -> None:
+    from fusec.errors import FusecError
+    from fusec.ir.attributes import ExternAttributes
+    from fusec.ir.types import TensorType, f32
+    from fusec.runtime.library import prepare
+
+    call = prepare(ExternAttributes("aten.nansum.default", "($0, []), {}", (TensorType(f32, (2, 3)),)))
+    with pytest.raises(FusecError, match=r"aten.nansum.default gave \[\], f32\[2, 3\] were captured"):
+        call(X)
+
+
+REDUCTIONS = (
+    *("sum", "nansum", "mean", "nanmean", "prod", "amax", "amin", "std", "var", "any", "all", "logsumexp", "norm"),
+    *("count_nonzero", "median", "argmax", "std_mean"),
+)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("dim", [(), None, (0,), (1, 0), (-1,), 0, (2,), (0, 0)], ids=str)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_dimensions_of_reductions(name: str, dim: Any, keepdim: bool) -> None:
+    def f(x: Any) -> Any:
+        found = getattr(torch, name)(x, dim=dim, **({"keepdim": True} if keepdim else {}))
+        return [part * 2 for part in found] if isinstance(found, tuple) else found * 2
+
+    check(f, torch.where(X > 1, torch.nan, X), captured=False)
