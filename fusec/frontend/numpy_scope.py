@@ -33,11 +33,34 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _ADVICE = "a compiled call would not do so: return the value"
 
 
+class _TypeOf(type):
+    """Makes :class:`TypeOfTraced` behave as ``type``."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return type(*args, **kwargs)
+        kind = type(args[0])
+        if issubclass(kind, Traced):
+            return args[0].__class__
+        return cls if kind is type else kind
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, type)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, type)
+
+
+class TypeOfTraced(type, metaclass=_TypeOf):
+    """Stands for ``type`` in a traced function: the type of a traced array is the array's that it stands for."""
+
+
 class GlobalsView(dict[str, Any]):
     """A function's globals with names replaced as they are read; what the function stores stays in the view."""
 
     def __init__(self, scope: Scope, original: dict[str, Any], library: bool) -> None:
-        super().__init__(__builtins__=scope.builtins, __name__=original.get("__name__", ""))
+        known = scope.builtins if library else {**scope.builtins, "type": TypeOfTraced}
+        super().__init__(__builtins__=known, __name__=original.get("__name__", ""))
         self.scope = scope
         self.original = original
         self.library = library
