@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from fusec.errors import DimensionError
+from fusec.errors import DimensionError, OptionError
 from fusec.frontend.capture import SAMPLING, Capture, ReferenceSource
 from fusec.frontend.generalise import MOST_SYMBOLS, Bindings, Sample, generalise, sample_extents, with_symbols
 from fusec.frontend.plain import same_array
@@ -72,19 +72,19 @@ def in_sizes(piece: Piece) -> list[Piece]:
 
 
 def ranges_of(specs: Sequence[TensorSpec], given: Mapping[str, object] | None) -> dict[str, tuple[int, int]]:
-    """The range of each named dimension; none at all, or every name has one. ValueError where they don't fit."""
+    """The range of each named dimension; none at all, or every name has one. OptionError where they don't fit."""
     names = sorted(frozenset[str]().union(*(spec.names for spec in specs)))
     found: dict[str, tuple[int, int]] = {}
     for name, low, high in (entry for spec in specs for entry in spec.ranges):
         if found.setdefault(name, (low, high)) != (low, high):
-            raise ValueError(f"{name} has two ranges, {found[name][0]}..{found[name][1]} and {low}..{high}")
+            raise OptionError(f"{name} has two ranges, {found[name][0]}..{found[name][1]} and {low}..{high}")
     for name, ends in (given or {}).items():
         if name not in names:
-            raise ValueError(f"dims= gives a range of {name!r}, and no spec has a dimension of this name")
+            raise OptionError(f"dims= gives a range of {name!r}, and no spec has a dimension of this name")
         found[name] = checked_range(name, ends)
     missing = [name for name in names if name not in found]
     if found and missing:
-        raise ValueError(f"{', '.join(missing)} has no range; give it one in dims=, as {next(iter(found))} has")
+        raise OptionError(f"{', '.join(missing)} has no range; give it one in dims=, as {next(iter(found))} has")
     return {name: found[name] for name in names if name in found}
 
 

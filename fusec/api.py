@@ -14,7 +14,7 @@ from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
 from fusec.arguments import called, capturing, examples, is_argument, plain
 from fusec.build import Options, Precision, Tune, checked, compile_with, kernel_source, run_passes, target_of
-from fusec.checks import check_choice, check_switch, require_target
+from fusec.checks import require_target
 from fusec.errors import OptionError
 from fusec.explaining import explain_function
 from fusec.exporting import Compiled
@@ -23,6 +23,7 @@ from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.loading import Weights
+from fusec.options import check_choice, check_mapping, check_switch
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality
@@ -274,10 +275,15 @@ def compile(
 
     ``dims`` gives named dimensions their least and largest extent (``{"B": (1, 64)}``): the result serves all of
     them, and refuses others with a SignatureError. A named dimension without a range is compiled for each extent that
-    it is called with. Raises what capture and the passes raise; DimensionError for a function that no one graph serves.
+    it is called with. Raises what capture and the passes raise; DimensionError for a function that no one graph serves;
+    OptionError and TargetError as :func:`jit`.
     """
     function = plain(function)
     options = checked(Options(target, tune, cache, precision))
+    check_choice("fallback", fallback, ("eager", "error"))
+    check_switch("freeze", freeze)
+    check_switch("graph", graph)
+    check_mapping("dims", dims, "{'B': (1, 64)}")
     name = getattr(function, "__name__", None) or type(function).__name__
     _, _, library = examples(function, args, kwargs)
     leaves, call = flatten(args, kwargs, is_argument)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fusec import config, toolchain, tracing
-from fusec.checks import check_cache, check_choice, check_environment, check_switch, check_target
+from fusec.checks import check_cache, check_environment, check_target
 from fusec.errors import (
     ArtifactError,
     CaptureError,
@@ -31,6 +31,7 @@ from fusec.frontend.capture import Capture, Library
 from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
 from fusec.modules import NoKernels, load_module
+from fusec.options import check_choice, check_switch
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Declined, Lowered, Program

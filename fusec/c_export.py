@@ -48,7 +48,7 @@ def export_c(compiled: CompiledFunction, folder: Path) -> Path:
     """Writes ``NAME.h``, ``NAME.weights`` and the shared objects ``NAME_0.so``, ... into a folder; gives the header.
 
     ArtifactError for a function that C can't call: one for a GPU, with named dimensions without ranges, that calls the
-    library, changes its arguments or returns a part of them.
+    library, changes its arguments or returns a part of them, and where the folder can't be written.
     """
     name = re.sub(r"\W", "_", compiled.name)
     name = name if name[:1].isalpha() else f"f{name}"
@@ -58,12 +58,15 @@ def export_c(compiled: CompiledFunction, folder: Path) -> Path:
     weights = _Weights()
     pieces = [_Piece(compiled, variant, name, number, weights) for number, variant in enumerate(variants)]
     text = _header(compiled, name, pieces, weights)
-    folder.mkdir(parents=True, exist_ok=True)
-    for piece in pieces:
-        (folder / f"{name}_{piece.number}.so").write_bytes(piece.code)
-    (folder / f"{name}.weights").write_bytes(b"".join(weights.parts))
     header = folder / f"{name}.h"
-    header.write_text(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for piece in pieces:
+            (folder / f"{name}_{piece.number}.so").write_bytes(piece.code)
+        (folder / f"{name}.weights").write_bytes(b"".join(weights.parts))
+        header.write_text(text)
+    except OSError as error:
+        raise ArtifactError(f"can't write into {folder}: {error}") from None
     return header
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Any
 
 from fusec import config, toolchain, tracing
 from fusec.errors import CacheError, OptionError, SettingWarning, TargetError
 from fusec.frontend.capture import Library
-from fusec.runtime.artifact import CpuRequirements
 from fusec.runtime.cache import PRIVATE, DiskCache
-from fusec.runtime.isa import can_run, required_features
+from fusec.runtime.isa import why_not
 from fusec.runtime.launch import extension
 from fusec.runtime.staging import load_cupy
 from fusec.runtime.telling import warn_user
@@ -69,18 +67,6 @@ def _tell_once(text: str) -> None:
         _told.add(text)
 
 
-def check_choice(name: str, value: object, choices: Collection[object]) -> None:
-    """OptionError for a value that is none of the choices."""
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        *others, last = map(repr, choices)
-        raise OptionError(f"{name}={value!r:.100}; it is {', '.join(others)} or {last}")
-
-
-def check_switch(name: str, value: object) -> None:
-    """OptionError for a value that is neither True nor False."""
-    check_choice(name, value, (True, False))
-
-
 def check_target(target: object) -> None:
     """OptionError or TargetError for what names no target. Whether it is in this machine is not asked."""
     if target is None:
@@ -135,13 +121,6 @@ def _require_device(name: str, device: str) -> None:
 
 def _require_cpu(name: str) -> None:
     toolchain.require(toolchain.TVM)
-    target = cpu_target(name)
-    if not can_run(target):
-        reason = CpuRequirements(target.architecture, required_features(target)).missing()
+    reason = why_not(cpu_target(name))
+    if reason:
         raise TargetError(f"target={name!r} can't run here: {reason}")
-
-
-def check_path(name: str, value: Any) -> None:
-    """OptionError for what is no path of a file."""
-    if not isinstance(value, str) and not hasattr(value, "__fspath__"):
-        raise OptionError(f"{name}={value!r:.100}; it is the path of a file")

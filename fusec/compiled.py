@@ -104,6 +104,7 @@ class CompiledFunction:
                 f"{self.name} was compiled for the arguments {_describe(self.call_spec)}, these are {_describe(spec)}"
             )
         layouts, variant = self._variant(leaves)
+        variant.executable.require_here()
         inputs = [leaves[a] if isinstance(a, int) else a() for a in variant.arguments]
         self._check_writeable(variant, inputs)
         result = variant.rebuild(variant.executable(*inputs))

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from fusec.compiled import CompiledFunction
+from fusec.options import check_path, check_switch
 
 
 class Compiled(CompiledFunction):
@@ -19,6 +20,8 @@ class Compiled(CompiledFunction):
         """
         from fusec.saving import save  # needs the passes, for the texts
 
+        check_path("path", path)
+        check_switch("weights", weights)
         save(self, path, weights=weights)
 
     def export_c(self, folder: str | PathLike[str]) -> Path:
@@ -28,6 +31,7 @@ class Compiled(CompiledFunction):
         """
         from fusec.c_export import export_c
 
+        check_path("folder", folder)
         return export_c(self, Path(folder))
 
     def explain(self) -> str:
@@ -55,4 +59,6 @@ class Compiled(CompiledFunction):
         from fusec.page.gather import gather_compiled  # needs the passes, for the texts
         from fusec.page.write import write_page
 
+        check_path("path", path)
+        check_switch("measure", measure)
         write_page(gather_compiled(self, measure), path)

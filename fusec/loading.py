@@ -19,6 +19,7 @@ from fusec.frontend.capture import Library
 from fusec.ir.index import symbol
 from fusec.ir.types import Dim, DType, dtype_of, fixed, u8
 from fusec.modules import load_module
+from fusec.options import check_path
 from fusec.runtime import artifact
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.artifact import piece_folder
@@ -51,6 +52,9 @@ def load(path: str | PathLike[str], *, weights: Weights | None = None) -> Compil
     safetensors file. They are copied or packed now. SignatureError that lists those which are missing, of another
     shape or dtype, or that the function's module does not have; ArtifactError where none are given.
     """
+    check_path("path", path)
+    if weights is not None and not isinstance(weights, Mapping):
+        check_path("weights", weights)
     with tracing.span(f"load {fspath(path)}", "load"):
         return _checked(path, weights)
 

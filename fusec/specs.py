@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any
 
-from fusec.errors import SignatureError
+from fusec.errors import OptionError, SignatureError
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, TensorType, contiguous_strides, dtype_of
 from fusec.target.gpu import has_cuda, is_gpu
@@ -19,7 +20,7 @@ class TensorSpec:
 
     A dimension is an integer or a name, such as ``TensorSpec(("B", 768), "float32")``; equal names are equal
     dimensions. A name may come with a range, as text (``"B:1..64"``) or as ``torch.export.Dim("B", min=1, max=64)``.
-    ``strides`` are in elements, None for row-major. ValueError for a shape or dtype that can't be.
+    ``strides`` are in elements, None for row-major. OptionError for a shape or dtype that can't be.
     """
 
     shape: tuple[int | str, ...]
@@ -33,21 +34,24 @@ class TensorSpec:
         shape: Sequence[Any],
         dtype: object = "float32",
         strides: Sequence[int] | None = None,
-        device: str = "cpu",
+        device: object = "cpu",
     ) -> None:
+        if isinstance(shape, str | bytes) or not isinstance(shape, Iterable):
+            raise OptionError(f"{shape!r:.100} is not a shape; give a tuple of integers and names, such as ('B', 768)")
         dims = [_dimension(n) for n in shape]
-        if strides is not None and len(strides) != len(shape):
-            raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
+        steps = _strides(strides, len(dims))
+        if not _DEVICE.fullmatch(str(device)):
+            raise OptionError(f"{device!r:.100} is not a device; it is 'cpu', 'cuda' or 'cuda:1'")
         try:
             name = dtype_of(dtype).long_name
         except (KeyError, TypeError) as error:
-            raise ValueError(str(error.args[0])) from None
+            raise OptionError(str(error.args[0])) from None
         object.__setattr__(self, "shape", tuple(n for n, _ in dims))
         ranges = dict.fromkeys((str(n), *ends) for n, ends in dims if ends is not None)
         object.__setattr__(self, "ranges", tuple(ranges))
         object.__setattr__(self, "dtype", name)
-        object.__setattr__(self, "strides", None if strides is None else tuple(strides))
-        object.__setattr__(self, "device", "cuda:0" if device == "cuda" else device)
+        object.__setattr__(self, "strides", steps)
+        object.__setattr__(self, "device", "cuda:0" if str(device) == "cuda" else str(device))
 
     def __str__(self) -> str:
         where = "" if self.device == "cpu" else f"@{self.device}"
@@ -60,10 +64,10 @@ class TensorSpec:
 
     @staticmethod
     def parse(text: str) -> TensorSpec:
-        """Reads ``f32[B:1..64, 512, 768]``, ``@cuda:0`` after it for a device. ValueError for any other text."""
+        """Reads ``f32[B:1..64, 512, 768]``, ``@cuda:0`` after it for a device. OptionError for any other text."""
         found = _SPEC.fullmatch(text.strip())
         if found is None:
-            raise ValueError(f"{text!r} is not a spec; write one as f32[B:1..64, 512, 768]")
+            raise OptionError(f"{text!r} is not a spec; write one as f32[B:1..64, 512, 768]")
         dtype, dims, device = found.groups()
         shape = [int(d) if d.isdigit() else d for d in (part.strip() for part in dims.split(",")) if d]
         return TensorSpec(shape, dtype, None, device or "cpu")
@@ -91,17 +95,31 @@ class TensorSpec:
         raise SignatureError(f"{where} is {array_type}, compiled was {self}{known_names}")
 
 
+def _strides(given: object, rank: int) -> tuple[int, ...] | None:
+    """Strides in elements. OptionError for what can't be."""
+    if given is None:
+        return None
+    try:
+        found = tuple(index(step) for step in given)  # type: ignore[attr-defined]
+    except TypeError:
+        raise OptionError(f"strides={given!r:.100}; they are integers, in elements") from None
+    if len(found) != rank:
+        raise OptionError(f"{len(found)} strides for {rank} dimensions")
+    return found
+
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 _SPEC = re.compile(r"([a-z]+[0-9]*)\s*\[([^\[\]]*)\](?:@([a-z]+(?::[0-9]+)?))?")
 _NAMED = re.compile(r"([^\W\d]\w*)\s*(?::\s*([0-9]{1,18})\s*\.\.\s*([0-9]{1,18}))?")
 
 
 def named_specs(texts: Sequence[str]) -> dict[str, TensorSpec]:
-    """Reads ``x=f32[B:1..64, 768]``: specs by the name of the argument. ValueError for any other text."""
+    """Reads ``x=f32[B:1..64, 768]``: specs by the name of the argument. OptionError for any other text."""
     found: dict[str, TensorSpec] = {}
     for text in texts:
         name, equals, spec = text.partition("=")
         if not equals or not name.strip().isidentifier() or name.strip() in found:
-            raise ValueError(f"{text!r} is not a spec of one more argument; write it as x=f32[B:1..64, 768]")
+            raise OptionError(f"{text!r} is not a spec of one more argument; write it as x=f32[B:1..64, 768]")
         found[name.strip()] = TensorSpec.parse(spec)
     return found
 
@@ -111,16 +129,16 @@ def _dimension(n: Any) -> tuple[int | str, tuple[int, int] | None]:
     if isinstance(n, str):
         found = _NAMED.fullmatch(n.strip())
         if found is None:
-            raise ValueError(f"{n!r} can't name a dimension; use an identifier such as 'B', or 'B:1..64'")
+            raise OptionError(f"{n!r} can't name a dimension; use an identifier such as 'B', or 'B:1..64'")
         name, low, high = found.groups()
         return name, None if low is None else checked_range(name, (int(low), int(high)))
     if isinstance(getattr(n, "min", None), int) and hasattr(n, "max") and hasattr(n, "__name__"):
         name = str(n.__name__)
         if not name.isidentifier():
-            raise ValueError(f"dimension {name} is made of others; name it by itself, equal names are equal extents")
+            raise OptionError(f"dimension {name} is made of others; name it by itself, equal names are equal extents")
         return name, checked_range(name, (max(n.min, 1), n.max))
-    if isinstance(n, bool) or int(n) != n or n < 0:
-        raise ValueError(f"{n!r} is not a dimension; use an integer from 0 on, or a name")
+    if isinstance(n, bool) or not hasattr(n, "__int__") or int(n) != n or n < 0:
+        raise OptionError(f"{n!r} is not a dimension; use an integer from 0 on, or a name")
     return int(n), None
 
 
@@ -128,13 +146,13 @@ MOST_EXTENT = 1 << 40
 
 
 def checked_range(name: str, ends: Any) -> tuple[int, int]:
-    """The range of a named dimension. ValueError for one that is empty, without an end, or that starts below 1."""
+    """The range of a named dimension. OptionError for one that is empty, without an end, or that starts below 1."""
     try:
         low, high = (int(end) for end in ends)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"the range of {name} is {ends!r}; give its least and its largest extent") from None
+        raise OptionError(f"the range of {name} is {ends!r}; give its least and its largest extent") from None
     if not 1 <= low <= high <= MOST_EXTENT:
-        raise ValueError(f"the range of {name} is {low} to {high}; it must start at 1 or later, and have an end")
+        raise OptionError(f"the range of {name} is {low} to {high}; it must start at 1 or later, and have an end")
     return low, high
 
 

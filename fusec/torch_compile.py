@@ -25,11 +25,12 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from fusec import config, tracing
 from fusec.ahead import for_range
 from fusec.build import Options, build, checked
-from fusec.checks import check_switch, require_target
+from fusec.checks import require_target
 from fusec.errors import DimensionError, FusecError
 from fusec.frontend.capture import Capture, Fallback
 from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
 from fusec.frontend.torch_modes import without_onlookers
+from fusec.options import check_switch
 from fusec.report import explain_program
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.dynamic import Generality

@@ -20,6 +20,7 @@ from typing import Any
 
 from fusec import config
 from fusec.errors import FusecError, OptionError
+from fusec.options import check_path
 
 Event = dict[str, Any]
 Pending = Callable[[bool], Event | None]
@@ -192,17 +193,18 @@ class profile:
     Phases of compiling (capture, each pass, the choice of each schedule, code generation, what the caches gave) and
     calls, kernel by kernel, with your lines, bytes and operations. While it runs, kernels are launched one by one.
     On a GPU each kernel's time on the device has a row of its own; leaving the block waits for the last of them.
-    The file is written anew. FusecError where it can't be.
+    The file is written anew. OptionError where it can't be.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_path("path", path)
         self._recorder = Recorder(Path(path))
 
     def __enter__(self) -> profile:
         try:
             self._recorder.path.write_text("")  # so that a path that can't be written is told before the work
         except OSError as error:
-            raise FusecError(f"the trace can't be written: {error}") from None
+            raise OptionError(f"the trace can't be written: {error}") from None
         _start(self._recorder)
         return self
 
@@ -211,7 +213,7 @@ class profile:
         try:
             append_events(self._recorder.path, self._recorder.take(wait=True))
         except OSError as error:
-            raise FusecError(f"the trace can't be written: {error}") from None
+            raise OptionError(f"the trace can't be written: {error}") from None
 
 
 def start_from_environment() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import fusec
 from fusec import checks, toolchain
-from fusec.errors import CacheError, OptionError, SettingWarning, SetupError, TargetError
+from fusec.errors import ArtifactError, CacheError, OptionError, SettingWarning, SetupError, TargetError
 
 torch = pytest.importorskip("torch")
 
@@ -138,7 +138,6 @@ def test_a_card_that_is_not_here_is_an_error_at_each_call(function: Any, x: Any,
 @pytest.mark.parametrize("fallback", ["eager", "error"])
 def test_code_that_this_cpu_lacks_instructions_for_is_never_run(fallback: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusec.runtime.isa.host_features", lambda: frozenset({"sse2", "avx2"}))
-    monkeypatch.setattr("fusec.runtime.artifact.host_features", lambda: frozenset({"sse2", "avx2"}))
     with pytest.raises(TargetError, match=r"target='cpu:x86-64-v4' can't run here: it needs a CPU with avx512"):
         fusec.jit(lambda x: x * 2, target="cpu:x86-64-v4", fallback=fallback)(np.ones(3))
     with pytest.raises(TargetError, match="it needs a aarch64 machine"):
@@ -239,6 +238,79 @@ def test_a_wrong_option_is_an_error_at_the_decoration(options: dict[str, Any]) -
             fusec.jit(**options)(lambda x: x)
     with pytest.raises(OptionError):
         fusec.jit(lambda x: x, **options)
+
+
+X = np.ones((4, 4), np.float32)
+NAMED = fusec.TensorSpec(("B", 4))
+
+
+def doubled(x: Any) -> Any:
+    return np.multiply(x, 2)
+
+
+MISUSED: dict[str, tuple[Any, str]] = {
+    "freeze": (lambda _: fusec.compile(doubled, X, freeze="no"), "freeze='no'; it is True or False"),
+    "fallback": (lambda _: fusec.compile(doubled, X, fallback="none"), "fallback='none'"),
+    "graph": (lambda _: fusec.compile(doubled, X, graph=1), "graph=1"),
+    "tune": (lambda _: fusec.compile(doubled, X, tune="slow"), "tune='slow'"),
+    "dims is no mapping": (lambda _: fusec.compile(doubled, NAMED, dims=3), "dims=3; it maps names"),
+    "dims is a list": (lambda _: fusec.compile(doubled, NAMED, dims=[("B", (1, 2))]), "it maps names"),
+    "dims has no names": (lambda _: fusec.compile(doubled, NAMED, dims={3: (1, 2)}), "it maps names"),
+    "dims has no ends": (lambda _: fusec.compile(doubled, NAMED, dims={"B": 3}), "the range of B is 3"),
+    "dims of others": (lambda _: fusec.compile(doubled, NAMED, dims={"C": (1, 2)}), "no spec has a dimension"),
+    "shape is a number": (lambda _: fusec.TensorSpec(3), "3 is not a shape"),
+    "shape is a text": (lambda _: fusec.TensorSpec("B"), "'B' is not a shape"),
+    "shape is nothing": (lambda _: fusec.TensorSpec(None), "None is not a shape"),
+    "dimension is nothing": (lambda _: fusec.TensorSpec((None,)), "None is not a dimension"),
+    "dimension is negative": (lambda _: fusec.TensorSpec((-1,)), "-1 is not a dimension"),
+    "strides are a number": (lambda _: fusec.TensorSpec((4,), strides=3), "strides=3; they are integers"),
+    "strides are texts": (lambda _: fusec.TensorSpec((4,), strides=("a",)), "they are integers"),
+    "too many strides": (lambda _: fusec.TensorSpec((4,), strides=(1, 1)), "2 strides for 1 dimensions"),
+    "dtype": (lambda _: fusec.TensorSpec((4,), "float99"), "no dtype 'float99'"),
+    "device": (lambda _: fusec.TensorSpec((4,), device="tpu"), "'tpu' is not a device; it is 'cpu', 'cuda'"),
+    "device is a number": (lambda _: fusec.TensorSpec((4,), device=3), "3 is not a device"),
+    "lower takes graphs": (lambda _: fusec.lower("graph"), "takes a graph"),
+    "parse takes texts": (lambda _: fusec.parse(3), "IR text is a str"),
+    "save": (lambda c: c.save(3), "path=3; it is the path of a file"),
+    "save without a name": (lambda c: c.save(""), "it is the path of a file"),
+    "save with weights": (lambda c: c.save("x.fusec", weights="no"), "weights='no'"),
+    "export_c": (lambda c: c.export_c(3), "folder=3"),
+    "write_report": (lambda c: c.write_report(None), "path=None"),
+    "load": (lambda _: fusec.load(None), "path=None"),
+    "load with weights": (lambda _: fusec.load("x.fusec", weights=[1]), r"weights=\[1\]"),
+    "profile": (lambda _: fusec.profile(3), "path=3"),
+    "profile into nothing": (lambda _: fusec.profile("/nowhere/at/all.json").__enter__(), "trace can't be written"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSED)
+def test_every_other_option_is_checked_at_once(case: str) -> None:
+    misuse, told = MISUSED[case]
+    with pytest.raises(OptionError, match=told):
+        misuse(fusec.compile(doubled, X))
+
+
+def test_devices_may_be_given_as_torch_says_them() -> None:
+    assert fusec.TensorSpec((4,), device=torch.device("cuda", 1)).device == "cuda:1"
+    assert fusec.TensorSpec((4,), device="cuda").device == "cuda:0"
+
+
+def test_folders_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    compiled = fusec.compile(doubled, X)
+    for write in (compiled.save, compiled.write_report, compiled.export_c):
+        with pytest.raises(ArtifactError, match="can't write"):
+            write(tmp_path / "file" / "inside")
+
+
+def test_what_is_compiled_for_another_cpu_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fusec.compile(doubled, X, target="cpu:x86-64-v4")
+    monkeypatch.setattr("fusec.runtime.isa.host_features", lambda: frozenset({"sse2"}))
+    for _ in range(3):
+        with pytest.raises(TargetError, match=r"compiled for cpu:x86-64-v4, it can't run here: .*avx512"):
+            compiled(X)
+    with pytest.raises(TargetError, match="it needs a aarch64 machine"):
+        fusec.compile(doubled, X, target="cpu:neoverse-n1")(X)
 
 
 @pytest.mark.parametrize("wrong", [3, None, "text", [len]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from fusec.errors import FusecError
 from fusec.frontend.structures import flatten
 from fusec.loading import load
 from fusec.runtime.arrays import load_arrays
+from fusec.runtime.faults import is_capture_fault
 from fusec.specs import named_specs
 
 
@@ -36,18 +38,23 @@ def compile_to_file(
     import fusec
 
     function = find_function(name)
+    found = named_specs(specs)
+    called = function if inspect.isroutine(function) else getattr(function, "forward", function)
+    if tune not in (None, "quick", "full"):
+        raise FusecError(f"tune={tune!r}; it is 'quick' or 'full'")
+    chosen: Tune = False if tune is None else "quick" if tune == "quick" else "full"
     try:
-        found = named_specs(specs)
-        called = function if inspect.isroutine(function) else getattr(function, "forward", function)
         bound = inspect.signature(called).bind(**found)
-        if tune not in (None, "quick", "full"):
-            raise FusecError(f"tune={tune!r}; it is 'quick' or 'full'")
-        chosen: Tune = False if tune is None else "quick" if tune == "quick" else "full"
-        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, **bound.kwargs)
     except (TypeError, ValueError) as error:
-        if isinstance(error, FusecError):
-            raise
         raise FusecError(f"{name}: {error}") from None
+    try:
+        compiled = fusec.compile(function, *bound.args, target=target, tune=chosen, **bound.kwargs)
+    except FusecError:
+        raise
+    except Exception as error:
+        if is_capture_fault(error):
+            raise
+        raise FusecError(f"{name}: {type(error).__name__}: {error}") from None
     compiled.save(output, weights=weights)
     lines = [f"{output}: {compiled.name}({', '.join(map(str, compiled.specs))}), {output.stat().st_size:,} bytes"]
     lines += [f"{dim} from {low} to {high}" for dim, (low, high) in compiled.ranges.items()]
@@ -70,6 +77,11 @@ def find_function(name: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise FusecError(f"{name}: {error}") from None
+    except Exception as error:  # whatever the module's own code raises
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise FusecError(
+            f"{module} can't be imported: {where.filename}:{where.lineno}: {type(error).__name__}: {error}"
+        ) from None
     if not callable(found):
         raise FusecError(f"{name} is a {type(found).__name__}, which can't be called")
     return found
@@ -95,7 +107,10 @@ def run_file(path: Path, inputs: Sequence[Path], output: Path | None, weights: P
     results, _ = flatten((compiled(*args, **kwargs),), {}, arrays.is_array)
     found = {f"result{k}": np.array(_as_numpy(arrays, result)) for k, result in enumerate(results)}
     if output is not None:
-        np.savez(output, **found)  # type: ignore[arg-type]
+        try:
+            np.savez(output, **found)  # type: ignore[arg-type]
+        except OSError as error:
+            raise FusecError(f"can't write {output}: {error}") from None
     return "\n".join(f"{name}: {a.dtype}{list(a.shape)}" for name, a in found.items())
 
 

@@ -19,6 +19,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fusec.checks import check_target
 from fusec.cli.ahead import find_function
 from fusec.errors import FusecError
 from fusec.frontend.capture import Library
@@ -61,8 +62,9 @@ def bench(name: str, specs: Sequence[str], *, seconds: float, as_json: bool, tar
     """A table, or JSON, of each way to run ``module:function`` for specs such as ``x=f32[64, 256]``.
 
     A named dimension has its largest extent. Each way is called for about ``seconds``. FusecError for a name that
-    is none, and for specs that do not fit.
+    is none, for specs that do not fit, and for a target that is not known.
     """
+    check_target(target)
     function, arguments, library = random_call(name, specs)
     results = measure_all(function, arguments, library, seconds, target)
     if as_json:
@@ -103,7 +105,7 @@ def measure_all(
 
     ways: list[tuple[str, Callable[[], Any]]] = [
         ("as written", lambda: function),
-        ("fusec", lambda: jit(target=target)(function)),
+        ("fusec", lambda: jit(target=target, warn=False)(function)),
     ]
     if library == "torch":
         ways.append(("torch.compile", lambda: _torch_compiled(function)))

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fusec.config import cache_dir
+from fusec.checks import check_environment
+from fusec.config import VARIABLES, cache_dir
 from fusec.errors import FusecError, TargetError
 from fusec.runtime.launch import extension
 from fusec.target.cpu import NAMED as CPUS
@@ -26,7 +27,8 @@ Check = Callable[[], str]
 
 def diagnose() -> tuple[str, bool]:
     """Lines of ``ok``, ``--`` (optional and absent) or ``no`` (needed and absent), and whether all needed is there."""
-    needed = [("cpu", _cpu), ("apache-tvm", _installed("apache-tvm")), ("a kernel", _kernel), ("cache", _cache)]
+    needed = [("cpu", _cpu), ("apache-tvm", _installed("apache-tvm")), ("environment", _environment)]
+    needed += [("a kernel", _kernel), ("cache", _cache)]
     optional = [("torch", _installed("torch")), ("linker", _linker), ("triton", _installed("triton"))]
     optional += [("nvrtc", _nvrtc), ("cupy", _cupy), ("launcher", _launcher), ("onnx", _installed("onnx"))]
     optional += [(f"cuda:{k}", partial(_gpu, k)) for k in range(max(_gpu_count(), 1))]
@@ -148,6 +150,12 @@ def _gpu(index: int) -> str:
 
 def _installed(package: str) -> Check:
     return lambda: version(package)
+
+
+def _environment() -> str:
+    check_environment()
+    names = [name for name in VARIABLES if os.environ.get(name)]
+    return ", ".join(f"{name}={os.environ[name]}" for name in names) or "no variable is set"
 
 
 def _kernel() -> str:

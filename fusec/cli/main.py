@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fusec.checks import check_environment
 from fusec.cli.ahead import compile_to_file, run_file
 from fusec.cli.doctor import diagnose
 from fusec.cli.inspect import describe_file
@@ -22,8 +23,14 @@ app.add_typer(cache_app, name="cache")
 
 
 @app.callback()
-def _root() -> None:
-    """Makes ``fusec inspect`` a subcommand even while there are few."""
+def _root(context: typer.Context) -> None:
+    """Every command but the one that says what is wrong refuses an environment that is."""
+    if context.invoked_subcommand == "doctor":
+        return
+    try:
+        check_environment()
+    except FusecError as error:
+        _fail(error)
 
 
 @app.command()
@@ -138,7 +145,9 @@ def bisect_command(
     what: Annotated[str, typer.Argument(help="module:function, or the folder of a reproducer")],
     spec: Annotated[list[str] | None, typer.Option("--spec", help="an argument, such as 'x=f32[64, 512]'")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write a reproducer into this folder")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="allowed difference, relative to the largest value")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="allowed difference, relative to the largest value", min=0.0)
+    ] = None,
 ) -> None:
     """Finds the pass or kernel that makes a wrong answer; exit status 1 if there is one."""
     from fusec.cli.bisect import bisect_command as search
@@ -178,7 +187,10 @@ def cache_list() -> None:
     """Lists the cached programs, the last used first."""
     from fusec.cli.cache import listing
 
-    typer.echo(listing(default_cache()), nl=False)
+    try:
+        typer.echo(listing(default_cache()), nl=False)
+    except FusecError as error:
+        _fail(error)
 
 
 @cache_app.command("clear")

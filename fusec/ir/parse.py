@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import cast, get_args
 
-from fusec.errors import ParseError, TypeRuleError
+from fusec.errors import OptionError, ParseError, TypeRuleError
 from fusec.ir.attributes import AttentionGroup, Attributes, ConstantAttributes, FusedAttributes, FusedKind, Scalar
 from fusec.ir.graph import Graph, InputRole, Op, Port, Value
 from fusec.ir.index import Index, Symbol, symbol
@@ -30,6 +30,8 @@ def parse(text: str) -> Graph:
     Types are inferred again and must be the written ones. A ``// file:line`` comment at the end of an op's
     line is its location. ParseError, with line and column, when the text is not well formed.
     """
+    if not isinstance(text, str):
+        raise OptionError(f"IR text is a str, not {type(text).__name__}")
     scanner = Scanner(text)
     try:
         return _Parser(scanner).whole()

@@ -30,10 +30,9 @@ import numpy as np
 
 from fusec.errors import ArtifactError, TargetError
 from fusec.ir.types import DTYPES, DType
-from fusec.runtime.isa import host_architecture, host_features
+from fusec.runtime import isa
 from fusec.runtime.serial import Json
 from fusec.target.gpu import require_device
-from fusec.target.tiles import allow_tiles
 
 FORMAT = 4
 MANIFEST = "manifest.json"
@@ -71,18 +70,7 @@ class CpuRequirements:
 
     def missing(self) -> str:
         """What the file needs and this machine does not have; empty where it can run the code."""
-        here = host_architecture()
-        if here != self.architecture:
-            return f"it needs a {self.architecture} machine, this one is {here}"
-        missing = sorted(set(self.features) - host_features())
-        if not missing and ("amx_tile" not in self.features or allow_tiles()):
-            return ""
-        if not missing:
-            return "it needs AMX, whose tile registers Linux refuses to this process (arch_prctl)"
-        return (
-            f"it needs a CPU with {', '.join(missing)}, which this one does not have; "
-            "compile it with a lesser target, such as target='cpu:x86-64-v3'"
-        )
+        return isa.missing(self.architecture, self.features)
 
 
 @dataclass(frozen=True)

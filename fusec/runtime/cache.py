@@ -139,7 +139,9 @@ class DiskCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def entries(self) -> list[tuple[str, int, float]]:
-        """Key, bytes and time of last use of every entry, the latest first."""
+        """Key, bytes and time of last use of every entry, the latest first. CacheError where a file is in the way."""
+        if self.folder.is_file():
+            raise CacheError(f"{self.folder} is no folder; set FUSEC_CACHE_DIR to one")
         found = []
         for path in self.folder.glob("programs/??/*"):
             if not path.name.startswith(_TEMPORARY):
@@ -154,6 +156,8 @@ class DiskCache:
         CacheError if it can't.
         """
         count = 0
+        if self.folder.is_file():
+            raise CacheError(f"{self.folder} is no folder; set FUSEC_CACHE_DIR to one")
         try:
             for path in [
                 *self.folder.glob("programs/??/*"),

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fusec.errors import SignatureError
+from fusec.errors import SignatureError, TargetError
 from fusec.frontend.capture import Library
 from fusec.runtime.arrays import Arrays, load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, indented, make_function
 from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources
-from fusec.runtime.isa import can_run
+from fusec.runtime.isa import can_run, why_not
 from fusec.runtime.packing import Packer, Packings
 from fusec.runtime.program import Call, Launch, Pack, Program, root_of
 from fusec.runtime.watch import Watcher, watch_test
@@ -143,6 +143,13 @@ class Executable:
         kernel = self._here.function(step.kernel)
         digest = self.digests.get(step.kernel) or f"{step.kernel}@{id(self.module)}"
         return Packer(self.program, step, kernel, self.arrays, digest)
+
+    def require_here(self) -> None:
+        """TargetError where this CPU can't run the program."""
+        target = self.program.target
+        reason = "" if self.device is not None or is_gpu(target) else why_not(cpu_target(target))
+        if reason:
+            raise TargetError(f"compiled for {target}, it can't run here: {reason}")
 
     @cached_property
     def _here(self) -> Module:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
 from fusec.target.cpu import CpuTarget
+from fusec.target.tiles import allow_tiles
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -47,8 +49,28 @@ def required_features(target: CpuTarget) -> tuple[str, ...]:
 
 def can_run(target: CpuTarget) -> bool:
     """Whether this machine's CPU has what code for a target may need."""
-    here = target.architecture == host_architecture()
-    return target.name == "cpu" or (here and set(required_features(target)) <= host_features())
+    return not why_not(target)
+
+
+def why_not(target: CpuTarget) -> str:
+    """What code for a target may need and this machine does not have; empty where there is nothing."""
+    return "" if target.name == "cpu" else missing(target.architecture, required_features(target))
+
+
+def missing(architecture: str, features: Collection[str]) -> str:
+    """What of an architecture and of CPU flags this machine does not have; empty where it has all."""
+    here = host_architecture()
+    if here != architecture:
+        return f"it needs a {architecture} machine, this one is {here}"
+    lacking = sorted(set(features) - host_features())
+    if lacking:
+        return (
+            f"it needs a CPU with {', '.join(lacking)}, which this one does not have; "
+            "compile it with a lesser target, such as target='cpu:x86-64-v3'"
+        )
+    if "amx_tile" in features and not allow_tiles():
+        return "it needs AMX, whose tile registers Linux refuses to this process (arch_prctl)"
+    return ""
 
 
 @cache

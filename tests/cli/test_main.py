@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -163,3 +164,62 @@ def test_what_tuning_measured_is_told(tmp_path: Path) -> None:
     page = tmp_path / "product.html"
     assert run(app, ["inspect", str(path), "--html", str(page)]).exit_code == 0
     assert ", measured " in page.read_text()
+
+
+# Misuse
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "{file}", "--inputs", "{array}", "-o", "/nowhere/at.npz"], "can't write /nowhere/at.npz"),
+        (["inspect", "{file}", "--html", "/nowhere/at.html"], "can't write /nowhere/at.html"),
+        (["compile", "misused:tanh", "--spec", "x=f32[4]", "-o", "{folder}/g", "--target", "gpu"], "no target 'gpu'"),
+        (["compile", "misused:tanh", "--spec", "x=f32[4]", "-o", "/nowhere/at"], "can't write /nowhere/at"),
+        (["compile", "misused:raises", "--spec", "x=f32[4]", "-o", "{folder}/g"], "misused:raises: KeyError: 'own'"),
+        (["compile", "misused:tanh", "--spec", "y=f32[4]", "-o", "{folder}/g"], "missing a required argument: 'x'"),
+        (["compile", "broken:tanh", "--spec", "x=f32[4]", "-o", "{folder}/g"], "broken.py:1: ZeroDivisionError"),
+        (["bench", "misused:tanh", "--spec", "x=f32[4]", "--target", "gpu"], "no target 'gpu'"),
+        (["opt", "{array}"], "can't be read"),
+        (["cache", "why", "zzz"], "no keys start with 'zzz'"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], told: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "misused.py").write_text(
+        "import numpy\n\n\ndef tanh(x):\n    return numpy.tanh(x)\n\n\ndef raises(x):\n    numpy.tanh(x)\n"
+        "    raise KeyError('own')\n"
+    )
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    np.save(tmp_path / "x.npy", np.ones((3, 4), np.float32))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "misused", raising=False)
+    given = {"file": saved, "folder": tmp_path, "array": tmp_path / "x.npy"}
+    result = run(app, [argument.format(**given) for argument in arguments])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_wrong_environment_is_told_by_every_command(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_VERIFY", "maybe")
+    for arguments in (["inspect", str(saved)], ["cache", "ls"], ["opt", "x.ir"]):
+        result = run(app, arguments)
+        assert result.exit_code == 1
+        assert result.stderr == "error: FUSEC_VERIFY=maybe; it is 0 or 1\n"
+    result = run(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "no  environment  FUSEC_VERIFY=maybe; it is 0 or 1" in result.stdout
+
+
+def test_a_file_in_the_caches_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "file"))
+    for command in ("ls", "clear"):
+        result = run(app, ["cache", command])
+        assert result.exit_code == 1
+        assert "is no folder; set FUSEC_CACHE_DIR" in result.stderr

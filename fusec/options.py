@@ -1,0 +1,32 @@
+"""Values of options, checked where users give them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from os import PathLike
+
+from fusec.errors import OptionError
+
+
+def check_choice(name: str, value: object, choices: Collection[object]) -> None:
+    """OptionError for a value that is none of the choices."""
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        *others, last = map(repr, choices)
+        raise OptionError(f"{name}={value!r:.100}; it is {', '.join(others)} or {last}")
+
+
+def check_switch(name: str, value: object) -> None:
+    """OptionError for a value that is neither True nor False."""
+    check_choice(name, value, (True, False))
+
+
+def check_path(name: str, value: object) -> None:
+    """OptionError for what is no path of a file."""
+    if not isinstance(value, str | PathLike) or not str(value):
+        raise OptionError(f"{name}={value!r:.100}; it is the path of a file")
+
+
+def check_mapping(name: str, value: object, of: str) -> None:
+    """OptionError for what is neither a mapping from names nor None. ``of``: what one looks like."""
+    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        raise OptionError(f"{name}={value!r:.100}; it maps names, as {of}")
