@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fusec.api import parse as parse
     from fusec.api import release_memory as release_memory
     from fusec.api import trace as trace
-    from fusec.errors import RunsAsWritten as RunsAsWritten
     from fusec.loading import load as load
+    from fusec.notices import RunsAsWritten as RunsAsWritten
     from fusec.tracing import profile as profile
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "trace",
 ]
 
-_WITHOUT_COMPILER = {"RunsAsWritten": "fusec.errors", "load": "fusec.loading", "profile": "fusec.tracing"}
+_WITHOUT_COMPILER = {"RunsAsWritten": "fusec.notices", "load": "fusec.loading", "profile": "fusec.tracing"}
 
 
 def __getattr__(name: str) -> object:

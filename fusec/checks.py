@@ -6,8 +6,9 @@ import os
 from collections.abc import Collection
 
 from fusec import config, toolchain, tracing
-from fusec.errors import CacheError, OptionError, SettingWarning, TargetError
+from fusec.errors import CacheError, OptionError, TargetError
 from fusec.frontend.capture import Library
+from fusec.notices import SettingWarning
 from fusec.runtime.cache import PRIVATE, DiskCache
 from fusec.runtime.isa import why_not
 from fusec.runtime.launch import extension

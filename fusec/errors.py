@@ -1,7 +1,7 @@
-"""Every error and every warning a user can see: one class for each kind of mistake.
+"""Every error a user can see: one class for each kind of mistake. The warnings are in :mod:`fusec.notices`.
 
-All errors derive from :class:`FusecError`, all warnings from :class:`FusecWarning`. A message names the user's file
-and line where one is known, the operation, the shapes and dtypes, and what to do about it.
+All derive from :class:`FusecError`. A message names the user's file and line where one is known, the
+operation, the shapes and dtypes, and what to do about it.
 """
 
 from __future__ import annotations
@@ -91,19 +91,3 @@ class ArtifactError(FusecError):
 
 class CacheError(SetupError):
     """The on-disk cache can't be read or written."""
-
-
-class FusecWarning(UserWarning):
-    """Base of every warning that fusec gives."""
-
-
-class RunsAsWritten(FusecWarning):
-    """Calls of a function run as written instead of compiled. Told once for a function and a reason."""
-
-
-class InternalErrorWarning(FusecWarning, RuntimeWarning):
-    """fusec itself failed while it captured or compiled a function, which runs as written instead: a bug in fusec."""
-
-
-class SettingWarning(FusecWarning):
-    """An environment variable that fusec does not have, or a folder of its own that it can't use."""

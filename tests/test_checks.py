@@ -12,7 +12,8 @@ import pytest
 
 import fusec
 from fusec import checks, toolchain
-from fusec.errors import ArtifactError, CacheError, OptionError, SettingWarning, SetupError, TargetError
+from fusec.errors import ArtifactError, CacheError, OptionError, SetupError, TargetError
+from fusec.notices import SettingWarning
 
 torch = pytest.importorskip("torch")
 

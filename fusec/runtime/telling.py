@@ -7,8 +7,8 @@ import threading
 import warnings
 from typing import Literal
 
-from fusec.errors import FusecWarning, InternalErrorWarning, RunsAsWritten
 from fusec.frontend.source import user_frame
+from fusec.notices import FusecWarning, InternalErrorWarning, RunsAsWritten
 
 Cause = Literal["known", "raised", "fault", "settling", "part"]
 """Why a call runs as written. ``known``: what can't be compiled. ``raised``: an exception that the function may raise

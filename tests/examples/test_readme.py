@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-from fusec import errors
+import fusec
+from fusec import config, errors, notices
 from fusec.ir.ops import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +45,19 @@ def test_the_errors_page_lists_every_error() -> None:
     classes = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     pythons = {"TypeError", "ValueError", "RuntimeError"}
     assert classes - {"FusecError"} == set(re.findall(r"`(\w+Error)`", page)) - pythons
+
+
+def test_the_errors_page_lists_every_warning() -> None:
+    page = (ROOT / "docs/errors.md").read_text()
+    classes = {name for name, kind in vars(notices).items() if isinstance(kind, type) and issubclass(kind, Warning)}
+    assert classes <= set(re.findall(r"`(?:fusec\.notices\.)?(\w+)`", page))
+
+
+def test_the_readme_lists_every_variable_and_option() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert set(config.VARIABLES) == set(re.findall(r"^\| `(FUSEC_\w+)=", page, re.M))
+    options = {*inspect.signature(fusec.jit).parameters} - {"function"}
+    assert options == set(re.findall(r"^\| `(\w+)=", page.split("## Options")[1].split("| environment")[0], re.M))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/design.md", "docs/decisions/README.md"])

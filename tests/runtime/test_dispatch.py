@@ -8,16 +8,9 @@ import pytest
 import torch
 
 import fusec
-from fusec.errors import (
-    FusecError,
-    InternalErrorWarning,
-    LoweringError,
-    RunsAsWritten,
-    SetupError,
-    TargetError,
-    VerifyError,
-)
+from fusec.errors import FusecError, LoweringError, SetupError, TargetError, VerifyError
 from fusec.frontend.capture import Capture
+from fusec.notices import InternalErrorWarning, RunsAsWritten
 from fusec.runtime.dispatch import Dispatcher
 from fusec.runtime.executable import Executable
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import fusec
-from fusec.errors import CaptureError, FusecWarning, InternalErrorWarning, VerifyError
+from fusec.errors import CaptureError, VerifyError
+from fusec.notices import FusecWarning, InternalErrorWarning
 from fusec.runtime.telling import MOST_REASONS
 
 
