@@ -114,6 +114,33 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     return value
 
 
+def grouped_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor | None:
+    """``_grouped_mm`` of fake tensors on a CPU, whose own rule refuses all but bf16; None where it may know better.
+
+    The shapes and padded strides are those of ``create_grouped_gemm_output_tensor`` (ATen/native/GroupedMMUtils.h).
+    """
+    flat = (a.dim() == 2, b.dim() == 2)
+    fits = {a.dim(), b.dim()} <= {2, 3} and a.size(-1) == b.size(-2) and (offsets is not None) == any(flat)
+    if not (a.is_cpu and b.is_cpu and fits and a.dtype == b.dtype and bias is None):
+        return None
+    groups = offsets.shape[0] if offsets is not None else a.shape[0]
+    if any(x.dim() == 3 and x.shape[0] != groups for x in (a, b)):
+        return None
+    rows, columns = a.shape[-2], b.shape[-1]
+    dtype = out_dtype or a.dtype
+    aligned = 16 // dtype.itemsize
+    step = -(-columns // aligned) * aligned
+    together = flat[0] == flat[1]
+    shape, strides = ((groups, rows, columns), (rows * step, step, 1)) if together else ((rows, columns), (step, 1))
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of ATen calls, core ATen's first."""

@@ -33,6 +33,7 @@ from fusec.frontend.steps import Step
 from fusec.frontend.torch_emit import Declined, tensor_type
 from fusec.frontend.torch_fake import (
     decompositions,
+    grouped_product,
     map_tensors,
     same_layout,
     strided_steps,
@@ -178,7 +179,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The call on fake tensors. The user's own mistakes come out as eager's errors."""
         try:
             with self._fake_mode:
-                return func(*args, **kwargs)
+                known = grouped_product(*args, **kwargs) if func is torch.ops.aten._grouped_mm.default else None
+                return known if known is not None else func(*args, **kwargs)
         except DataDependentOutputException:
             raise DataDependentError(
                 "the value of a tensor is needed while tracing (an `if` or `while` on a tensor, bool(), int(), "

@@ -1,0 +1,37 @@
+"""Calls whose results PyTorch's own rules for fake tensors do not know."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusec
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("a", "b", "ends"),
+    [
+        ((6, 8), (3, 6, 8), (2, 3, 6)),
+        ((3, 4, 8), (16, 8), (8, 8, 16)),
+        ((8, 8), (6, 8), (2, 3, 8)),
+        ((3, 5, 8), (3, 6, 8), ()),
+    ],
+)
+def test_products_of_groups(dtype, a, b, ends):
+    """Experts of mixtures, in the dtypes that PyTorch's rule for fake tensors refuses, too."""
+    left, right = torch.randn(a).to(dtype), torch.randn(b).to(dtype).mT
+    offsets = torch.tensor(ends, dtype=torch.int32) if ends else None
+    compiled = fusec.jit(lambda x, y: torch._grouped_mm(x, y, offs=offsets))
+    for _ in range(2):
+        found, expected = compiled(left, right), torch._grouped_mm(left, right, offs=offsets)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+    assert not compiled.dispatcher.eager_calls
+
+
+def test_products_of_groups_that_do_not_fit_are_eager_s_errors():
+    x, y = torch.randn(6, 8), torch.randn(3, 8, 8)
+    compiled = fusec.jit(lambda x, y, ends: torch._grouped_mm(x, y, offs=ends))
+    with pytest.raises(RuntimeError, match="batch sizes"):
+        compiled(x, y, torch.tensor([2, 6], dtype=torch.int32))
