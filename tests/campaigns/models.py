@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import fusec
-from fusec.errors import InternalErrorWarning
+from fusec.notices import InternalErrorWarning
 from fusec.torch_compile import CompiledGraph, gathering
 
 from .model_results import differences, in_float64, tensors
