@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 import fusec
+from fusec.errors import RunsAsWritten
 
 Array = np.ndarray[Any, Any]
 _WIDER = {"float16": np.float64, "float32": np.float64, "float64": np.longdouble, "complex64": np.complex128}
-_QUIET = (RuntimeWarning, np.exceptions.ComplexWarning)
-"""NumPy's warnings of what happens to elements, which kernels don't give."""
+_QUIET = (RuntimeWarning, np.exceptions.ComplexWarning, RunsAsWritten)
+"""NumPy's warnings of what happens to elements, which kernels don't give, and that a call is not compiled."""
 
 
 class DifferenceError(AssertionError):

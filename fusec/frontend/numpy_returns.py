@@ -52,7 +52,7 @@ class _Leaf:
 
     def make(self, outputs: Sequence[Any], library: Library) -> Any:
         if self.constant is not None:
-            return self.constant.copy(order="K")
+            return _copy_of(self.constant)
         array = outputs[self.index]
         if self.window is not None:
             array = self.window.of(array, library)
@@ -229,6 +229,18 @@ def _differs_in_ones(meta: Meta, base: Meta) -> bool:
     if meta.strides == base.strides or meta.shape != base.shape or _address(meta) != _address(base):
         return False
     return all(a == b for n, a, b in zip(meta.shape, meta.strides, base.strides) if n > 1)
+
+
+def _copy_of(constant: Meta) -> Meta:
+    """An array of the same elements, strides and flags."""
+    made = constant.copy(order="K")
+    if made.strides != constant.strides:
+        owner = constant
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        made = view(owner.copy(order="K"), constant.dtype, constant.shape, constant.strides, _distance(constant, owner))
+    made.flags.writeable = constant.flags.writeable
+    return made
 
 
 def _is_dense(meta: Meta) -> bool:

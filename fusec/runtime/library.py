@@ -55,10 +55,9 @@ def prepare(attributes: ExternAttributes) -> Prepared:
         found = _results(result, kind)
         if len(found) != count:
             raise ResultsDifferError(f"{attributes.target} gave {len(found)} results, {count} were captured")
-        if fixed and [r.shape for r in found] != shapes:
-            given = ", ".join(str(list(r.shape)) for r in found)
-            wanted = ", ".join(map(str, attributes.types))
-            raise ResultsDifferError(f"{attributes.target} gave {given}, {wanted} were captured")
+        if fixed and count == 1 and found[0].shape != shapes[0]:  # of several some may be read by nothing
+            given = str(list(found[0].shape))
+            raise ResultsDifferError(f"{attributes.target} gave {given}, {attributes.types[0]} were captured")
         return found
 
     if kind == "torch" and args and not kwargs:

@@ -153,18 +153,21 @@ def _owned_by_caller(graph: Graph) -> dict[Value, Strides]:
 
 
 def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
-    """The slot of a value in memory; a view of one gets a view slot."""
+    """The slot of a value in memory; a view of one gets a view slot, an output the strides that its port says."""
+    port = a.graph.output_ports[output] if output is not None else None
+    wanted = None if port is None else (contiguous_strides(value.type.shape) if port.strides is None else port.strides)
     if value in a.slot_of:
-        return a.slot_of[value]
+        known = a.slots[a.slot_of[value]]
+        if wanted is None or known.kind != "view" or known.strides == wanted:
+            return a.slot_of[value]
+        return _add(a, replace(known, strides=wanted))  # strides differ along axes of one element
     view = strided_view(value, a.graph.producers(), a.strides)
     if view is None or view.base not in a.slot_of:
         raise LoweringError(f"{value} is not in memory")
-    strides = view.strides
-    port = a.graph.output_ports[output] if output is not None else None
-    if port is not None:
-        strides = port.strides if port.strides is not None else contiguous_strides(value.type.shape)
     base = a.slot_of[view.base]
-    a.slot_of[value] = _add(a, Slot(value.name, "view", value.type, strides, base, view.offset))
+    a.slot_of[value] = _add(
+        a, Slot(value.name, "view", value.type, view.strides if wanted is None else wanted, base, view.offset)
+    )
     return a.slot_of[value]
 
 
