@@ -30,6 +30,7 @@ from fusec.errors import DataDependentError, DeviceError, TypeRuleError, Unsuppo
 from fusec.frontend.capture import ReferenceSource, format_arguments
 from fusec.frontend.counters import COUNTING
 from fusec.frontend.steps import Step
+from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
 from fusec.frontend.torch_emit import Declined, tensor_type
 from fusec.frontend.torch_fake import (
     decompositions,
@@ -147,6 +148,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.emitter.call = f"{func.namespace}.{name}"
         if name in ("lift_fresh", "lift") and not isinstance(args[0], FakeTensor):
             return self._fresh_constant(func, args[0])
+        if (wrap := wrapping(func)) is not None:
+            return wrap(args[0])
         args = map_tensors(self._as_fake, args)
         kwargs = {key: map_tensors(self._as_fake, value) for key, value in kwargs.items()}
         if name == "batch_norm" and len(args) > 7 and args[5] and args[3] is not None:  # its schema hides the writes
@@ -174,6 +177,12 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not func._schema.returns and name not in _OF_TYPES and tensors_in((args, list(kwargs.values()))):
             self._extern(func, args, kwargs, [], "it looks at what a tensor holds", None)
         return result
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_waiting(tensor) and id(tensor) not in self._lifted:
+            with self:
+                self._lifted[id(tensor)] = (tensor, waited(tensor))
+        return super()._as_fake(tensor)
 
     def _run_fake(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """The call on fake tensors. The user's own mistakes come out as eager's errors."""

@@ -85,16 +85,3 @@ def test_other_results_than_the_stand_ins(library: Any, kind: str) -> None:
     assert sum(jitted.dispatcher.eager_calls.values()) == 3  # type: ignore[attr-defined]
     with pytest.raises(ResultsDifferError):
         fusec.jit(fallback="eager")(lambda x: x.add_(1) + function(x).sum())(x.clone())
-
-
-def test_a_result_that_nobody_reads_may_be_anything(library: Any) -> None:
-    op = define(
-        library,
-        "unread",
-        "(Tensor x) -> (Tensor, Tensor)",
-        lambda x: (x + 1, torch.empty(0)),
-        lambda x: (torch.empty_like(x), torch.empty_like(x)),
-    )
-    jitted = fusec.jit(lambda x: op(x)[0] * 2)
-    torch.testing.assert_close(jitted(x), (x + 1) * 2)
-    assert not jitted.dispatcher.eager_calls  # type: ignore[attr-defined]
