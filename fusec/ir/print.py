@@ -66,7 +66,7 @@ def _constants(graph: Graph) -> Constants:
 def _signature(graph: Graph, head: str, clause: str) -> list[str]:
     inputs = [f"{_name(v)}: {v.type}{_port(port)}" for v, port in zip(graph.inputs, graph.input_ports, strict=True)]
     line = f"{head}{clause}({', '.join(inputs)}) {{"
-    if len(line) <= LINE:
+    if len(line) <= LINE or not inputs:
         return [line]
     return [f"{head}{clause}(", *(f"    {text}," for text in inputs[:-1]), f"    {inputs[-1]}", ") {"]
 

@@ -216,3 +216,10 @@ def test_print_op() -> None:
     op = b.last_op
     assert op is not None
     assert print_op(op) == "%y = reshape(%x) : f32[2, 3]"
+
+
+def test_a_long_head_without_inputs_is_one_line() -> None:
+    """As of a kernel that makes many constants: it reads nothing, and all its results stand before it."""
+    name = "made_of_nothing_" * 10
+    text = f"graph @{name}() {{\n  %x = iota() {{axis=0}} : i64[3]\n  return %x\n}}"
+    assert str(parse(text)).strip() == text
