@@ -33,7 +33,7 @@ from fusec.passes.precision import precision
 from fusec.passes.searches import open_searches
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
-from fusec.passes.writes import late_readers, open_writes
+from fusec.passes.writes import late_readers, open_writes, written_before_errors
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
@@ -111,10 +111,10 @@ def _grouped(
         if "fuse" in run.disable:
             graph = one_by_one(graph)
         graph = run("fuse", passes["fuse"], graph)
-        found = late_readers(graph)
-        if not found:
+        found, early = late_readers(graph), written_before_errors(graph)
+        if not found and not early:
             return graph, declined
-        late |= found & apart
+        late |= early | (found & apart)
         apart |= found
 
 

@@ -23,6 +23,7 @@ from fusec.ir.attributes import (
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import add, is_at_least, sub
 from fusec.ir.ops import OPS
+from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, TensorType, bool_, i64
 from fusec.passes.placed_writes import library_write, with_placed_writes
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
@@ -82,6 +83,31 @@ def late_readers(graph: Graph) -> set[str]:
             if too_soon or any(op is not writer or not _reads_in_step(op, update) for op in readers):
                 late.add(update.result.name)
     return late
+
+
+def written_before_errors(graph: Graph) -> set[str]:
+    """The names of updates of whole arrays that a call which may raise needs, where other inputs are written at the end.
+
+    Written at the end as well, they leave every input as it is when the call raises. A box of an array stays written in
+    place: all of the array would be copied for it.
+    """
+    producers = graph.producers()
+    ports = zip(graph.outputs, graph.output_ports, strict=True)
+    changed = [producers.get(value) for value, port in ports if port.mutates is not None]
+    if all(op is not None and isinstance(op.attributes, UpdateAttributes) for op in changed):
+        return set()
+    needed = {
+        v for op in graph.ops if may_raise(op) for made in _ancestors(producers, op.operands) for v in made.results
+    }
+    return {
+        op.result.name
+        for op in graph.ops
+        if isinstance(op.attributes, UpdateAttributes) and op.result in needed and _is_whole(op)
+    }
+
+
+def _is_whole(update: Op) -> bool:
+    return update.operands[0].type.shape == update.operands[1].type.shape
 
 
 def _chains(graph: Graph, but: Set[str], *, judged: bool = True) -> Iterator[list[Op]]:

@@ -36,13 +36,17 @@ def share(a: Any, b: Any) -> bool:
 
 
 def describe(result: Any, arguments: Sequence[Any]) -> list[object]:
-    """Each array of a result: its layout, and which arguments and earlier results it is, or shares memory with."""
+    """Each array of a result: its layout, and which arguments and earlier results it is, or shares memory with.
+
+    Of a tensor's axis of one element the stride says nothing: fake tensors have others there than real ones.
+    """
     found = list(leaves(result))
     given = list(leaves(arguments))
     rows: list[object] = []
     for k, x in enumerate(found):
         before = [*given, *found[:k]]
-        strides = x.stride() if isinstance(x, torch.Tensor) else x.strides
+        is_tensor = isinstance(x, torch.Tensor)
+        strides = tuple(s for s, n in zip(x.stride(), x.shape) if n != 1) if is_tensor else x.strides
         same = [j for j, other in enumerate(before) if other is x]
         shared = [j for j, other in enumerate(before) if share(x, other)]
         rows.append((str(x.dtype), tuple(x.shape), tuple(strides) if 0 not in x.shape else (), same, shared))

@@ -389,10 +389,10 @@ class Result:
     def _slot(self, leaf: torch.Tensor, shown: Mapping[int, int]) -> int:
         handle = self._trace.handle(leaf)
         memory = handle.memory
-        whole = self._trace.fake(leaf) is memory.tensor and not handle.steps
+        is_given = memory.source is not None
+        whole = self._trace.fake(leaf) is memory.tensor and (is_given or not handle.steps)
         if memory.sealed and memory.tensor is leaf:
             raise UnsupportedOpError(f"memory that {memory.sealed} is returned", self._trace.emitter.location)
-        is_given = memory.source is not None
         if not is_given and (shown[id(memory)] > 1 or _overlaps_itself(leaf)) and id(memory) not in self._bases:
             self._bases[id(memory)] = self._add(self._all_of(memory), self._trace.made_strides(memory), None)
         base = self._bases.get(id(memory))

@@ -192,8 +192,8 @@ def _repeat_interleave(
 
 def _one_hot(e: Emitter, index: Value, num_classes: int = -1) -> Value:
     """Where an iota equals the index; a class out of range is an error."""
-    if num_classes <= 0 or index.type.size == 0:
-        raise Declined("of as many classes as the index has", final=True)
+    if num_classes <= 0 or index.type.size == 0 or index.type.dtype != i64:
+        raise Declined("of as many classes as the index has, or of an index that is not i64", final=True)
     classes = e.iota((num_classes,), 0, i64)
     flat = e.reshape(index, (index.type.size, 1))
     e.emit("gather", classes, flat, attributes=GatherAttributes(0))

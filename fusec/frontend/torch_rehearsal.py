@@ -50,7 +50,8 @@ def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _small(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(min(int(n), 2) for n in tensor.shape)
+    most = 8 if tensor.dim() <= 5 else 2
+    return tuple(min(int(n), most) for n in tensor.shape)
 
 
 def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
@@ -141,5 +142,5 @@ def _bytes_of(tensor: torch.Tensor, memory: np.ndarray[Any, Any]) -> np.ndarray[
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         yield

@@ -168,6 +168,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = stays_whole(func, args, kwargs) or self._is_whole(name, tensors_in(args))
         known = name in VALUES or name in VIEWS or whole
         if not known and func.namespace == "aten" and func._can_decompose():
+            if self._depth == 1:
+                check_dtypes(func, args, kwargs)
             with self:
                 return func.decompose(*args, **kwargs)
         result = as_called(func, args, kwargs, self._run_fake(func, args, kwargs))

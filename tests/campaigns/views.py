@@ -14,14 +14,18 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from aliasing import describe, leaves, outcome
 
 import fusec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from aliasing import describe, leaves, outcome  # found beside this folder
 
 Environment = dict[str, Any]
 
@@ -365,20 +369,21 @@ def _near(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor | None) 
 
 def smallest(program: Program) -> Program:
     """The program without the lines that its difference does not take."""
-    lines = program.lines
-    k = 0
-    while k < len(lines) - 1:
-        shorter = Program((*lines[:k], *lines[k + 1 :]), program.layout, program.seed)
+    k = len(program.lines) - 2
+    while k >= 0:  # last first: they need the lines before
+        shorter = replace(program, lines=(*program.lines[:k], *program.lines[k + 1 :]))
         if _still_differs(shorter):
-            lines = shorter.lines
-        else:
-            k += 1
-    return Program(lines, program.layout, program.seed)
+            program = shorter
+        k -= 1
+    return program
 
 
 def _still_differs(program: Program) -> bool:
     _, error, _ = outcome(program.function, program.arguments())
-    return error is not NameError and error is not UnboundLocalError and bool(difference(program))
+    try:
+        return error not in (NameError, UnboundLocalError) and bool(difference(program))
+    except Exception:
+        return True
 
 
 def programs(seed: int, count: int) -> Iterator[Program]:

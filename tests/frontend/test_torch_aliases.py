@@ -85,7 +85,24 @@ def take_over(x: Any, y: Any) -> Any:
     return x[0], y[0]
 
 
-SHARED = [write_first, write_rows, write_part_of_intermediate, show_strides, show_argument, swap, take_over]
+def turn_and_turn_back(x: Any, y: Any) -> Any:
+    x.t_()
+    x.transpose_(0, 1)
+    y.squeeze_()
+    y.add_(1)
+    return x, x.view(-1), y[0], y
+
+
+SHARED = [
+    turn_and_turn_back,
+    write_first,
+    write_rows,
+    write_part_of_intermediate,
+    show_strides,
+    show_argument,
+    swap,
+    take_over,
+]
 
 VIEWS = {
     "the argument": lambda x, y: (x, x.detach(), x.view_as(x), x[:], x.contiguous(), x.float(), x.squeeze()),

@@ -165,6 +165,14 @@ DTYPES = {
     "aminmax": (lambda x: torch.aminmax(x), torch.complex64),
     "addmm": (lambda x: torch.addmm(x, x, x, beta=0.5), torch.int64),
     "in place": (lambda x: x.relu_(), torch.uint16),
+    "interpolate": (lambda x: F.interpolate(x[None, None], size=(3, 3)), torch.int32),
+    "one_hot": (lambda x: F.one_hot(x, 3), torch.int32),
+    "unfold": (lambda x: F.unfold(x[None, None], 2), torch.int64),
+    "pad": (lambda x: F.pad(x, (1, 1), mode="reflect"), torch.bool),
+    "mish": (F.mish, torch.int64),
+    "round": (lambda x: torch.round(x, decimals=2), torch.int64),
+    "argmax": (torch.argmax, torch.bool),
+    "subtracted": (F.tanhshrink, torch.bool),
     "of no elements": (lambda x: torch.logaddexp(x[:0], x[:0]), torch.int64),
 }
 
