@@ -86,7 +86,7 @@ def late_readers(graph: Graph) -> set[str]:
 
 
 def written_before_errors(graph: Graph) -> set[str]:
-    """The names of updates of whole arrays that a call which may raise needs, where other inputs are written at the end.
+    """The names of updates of whole arrays that a call which may raise needs, where others are written at the end.
 
     Written at the end as well, they leave every input as it is when the call raises. A box of an array stays written in
     place: all of the array would be copied for it.
