@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from fusec.frontend.structures import structure_of
+from fusec.frontend.structures import Opener, Opens, opens_none
 from fusec.ir.graph import Graph
 
 Library = Literal["torch", "numpy", "cupy"]
@@ -144,6 +144,7 @@ def leaves_of_parameters(
     kwargs: Mapping[str, Any],
     is_tensor: Callable[[Any], bool],
     names: frozenset[str],
+    opens: Opens = opens_none,
 ) -> frozenset[int]:
     """The numbers of the tensor leaves in the arguments of these parameters."""
     parameters = list(inspect.signature(function).parameters.values())
@@ -151,25 +152,14 @@ def leaves_of_parameters(
     rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL] or [""]
     found: set[int] = set()
     leaves: list[Any] = []
-    for k, value in enumerate(args):
-        _add_leaves(value, positional[k].name if k < len(positional) else rest[0], is_tensor, names, leaves, found)
-    for name, value in kwargs.items():
-        _add_leaves(value, name, is_tensor, names, leaves, found)
+    opener = Opener(is_tensor, leaves, opens)
+    named = [(positional[k].name if k < len(positional) else rest[0], value) for k, value in enumerate(args)]
+    for name, value in (*named, *kwargs.items()):
+        before = len(leaves)
+        opener.open(value)
+        if name in names:
+            found.update(range(before, len(leaves)))
     return frozenset(found)
-
-
-def _add_leaves(
-    value: Any,
-    name: str,
-    is_tensor: Callable[[Any], bool],
-    names: frozenset[str],
-    leaves: list[Any],
-    found: set[int],
-) -> None:
-    before = len(leaves)
-    structure_of(value, is_tensor, leaves)
-    if name in names:
-        found.update(range(before, len(leaves)))
 
 
 def format_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> str:

@@ -35,7 +35,7 @@ class MadeObjects:
         self._outlasting = outlasting
         self._references: dict[int, weakref.ref[Any]] = {}
 
-    def opens(self, value: Any) -> bool:
+    def opens(self, value: Any, inside: bool) -> bool:
         """Whether an object is looked into."""
         if id(value) in self._outlasting or is_plain(value) or not is_object(value):
             return False

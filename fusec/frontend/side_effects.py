@@ -28,7 +28,7 @@ from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_
 from fusec.frontend.held import MISSING, State, contents, is_torch_tensor, parts, put_back, same_parts
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
-from fusec.frontend.structures import CallSpec, flatten
+from fusec.frontend.structures import CallSpec, Opens, flatten, opens_none
 from fusec.ir.graph import Builder, Location
 
 _MOST_PARTS = 256
@@ -92,8 +92,14 @@ def refuse_late_errors(made: Builder, location: Location | None) -> None:
 class ArgumentContainers:
     """The lists, dicts and dataclasses among a call's arguments, which a traced run gets copies of."""
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], is_array: Callable[[Any], bool]) -> None:
-        self._given = (args, kwargs, is_array)
+    def __init__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        is_array: Callable[[Any], bool],
+        opens: Opens = opens_none,
+    ) -> None:
+        self._given = (args, kwargs, is_array, opens)
         self._before = self._contents()
 
     def check(self) -> None:

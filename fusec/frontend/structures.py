@@ -14,8 +14,13 @@ from typing import Any
 
 from fusec.frontend import raw
 
-Opens = Callable[[Any], bool]
-"""Whether an object is opened, beside containers and dataclasses."""
+Opens = Callable[[Any, bool], bool]
+"""Whether an object is opened, beside containers and dataclasses; and whether it is inside one that was."""
+
+
+def opens_none(value: Any, inside: bool) -> bool:
+    """Where containers and dataclasses alone are opened."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def flatten(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     is_tensor: Callable[[Any], bool],
-    opens: Opens = lambda value: False,
+    opens: Opens = opens_none,
 ) -> tuple[list[Any], CallSpec]:
     """Splits a call into its tensor leaves, in order, and its structure with the static values.
 
@@ -147,7 +152,7 @@ def flatten(
 
 
 def structure_of(
-    value: Any, is_tensor: Callable[[Any], bool], leaves: list[Any], opens: Opens = lambda value: False
+    value: Any, is_tensor: Callable[[Any], bool], leaves: list[Any], opens: Opens = opens_none
 ) -> Structure:
     """The structure of ``value``; its tensors are appended to ``leaves``."""
     return Opener(is_tensor, leaves, opens).open(value)
@@ -167,6 +172,7 @@ class Opener:
         self._is_tensor = is_tensor
         self._opens = opens
         self._known = dict(known)
+        self._inside = False
 
     def open(self, value: Any) -> Structure:
         known = self._known.get(id(value))
@@ -180,11 +186,15 @@ class Opener:
             if kind is tuple or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields"):
                 return Node(kind, (), tuple(map(self.open, raw.values_of(value))))
             return Static(value)
-        if kind is list or issubclass(kind, dict) or is_data(value) or self._opens(value):
+        is_object = self._opens(value, self._inside)
+        if is_object or kind is list or issubclass(kind, dict) or is_data(value):
             number = len(self.containers)
             self._known[id(value)] = Again(number)
             self.containers.append(value)
-            return dataclasses.replace(self._container(value, kind), number=number)
+            outer, self._inside = self._inside, self._inside or is_object
+            node = self._container(value, kind)
+            self._inside = outer
+            return dataclasses.replace(node, number=number)
         return Static(value)
 
     def _container(self, value: Any, kind: type) -> Node:

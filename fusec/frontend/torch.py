@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +29,7 @@ from fusec.frontend.results import MadeObjects, check_result
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.steps import Step
-from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Static, Structure, names_in, structure_of
+from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_followed import reading_tensors
@@ -50,9 +50,11 @@ def is_tensor(value: object) -> bool:
     return issubclass(type(value), torch.Tensor)
 
 
-def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], CallSpec]:
+def flatten(
+    args: Sequence[Any], kwargs: Mapping[str, Any], opens: Opens = opens_none
+) -> tuple[list[torch.Tensor], CallSpec]:
     """The tensors of a call, in order, and its hashable structure with the static values."""
-    return _flatten(args, kwargs, is_tensor)
+    return _flatten(args, kwargs, is_tensor, opens)
 
 
 def needs_autograd(leaves: Sequence[torch.Tensor], capture: Capture | None = None) -> bool:
@@ -79,10 +81,12 @@ def capture(
     *,
     fallback: Fallback = "eager",
     dynamic: object = None,
+    opens: Opens = opens_none,
 ) -> Capture:
     """Captures ``f(*args, **kwargs)`` for the shapes, dtypes, strides and static values of this call.
 
-    ``f`` is a function, a bound method or an ``nn.Module``. No tensor's data is read and none is changed.
+    ``f`` is a function, a bound method or an ``nn.Module``. ``opens`` says which objects among the arguments are told
+    by what is in them. No tensor's data is read and none is changed.
     Raises DataDependentError for Python control flow on a tensor's value, UnsupportedOpError for what can't be
     captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
     for a mistake such as shapes that do not fit. All name the user's file and line.
@@ -93,11 +97,12 @@ def capture(
     references = References(f, names)
     _refuse_hooks(references)
     trace = Trace(_graph_name(f), references, fallback)
-    fakes = _fake_arguments(trace, names, args, kwargs)
+    leaves, spec = flatten(args, kwargs, opens)
+    fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
-    recorder = record_environment(f, _statics(args, kwargs), holds_arrays=True)
+    recorder = record_environment(f, _statics(spec), holds_arrays=True)
     ambient = _ambient()
-    given = ArgumentContainers(*fakes, is_tensor)
+    given = ArgumentContainers(*fakes, is_tensor, opens)
     with recorder:
         result = _run(f, trace, fakes)
         kept = Result(trace, result, recorder.outlasting())
@@ -196,23 +201,15 @@ def _argument_names(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     return {**dict(zip(names, args, strict=True)), **kwargs}
 
 
-def _fake_arguments(
-    trace: Trace, names: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with fake tensors in place of its own; one that is given twice is one."""
-    leaves, spec = flatten(args, kwargs)
-    paths = [path for name, value in names.items() for path in _paths(name, value)]
+def _fakes(trace: Trace, leaves: Sequence[torch.Tensor], names: Iterable[str], spec: CallSpec) -> list[torch.Tensor]:
+    """What stands for the tensors of a call; one that is given twice is one."""
+    parts = (*spec.args, *(part for _, part in spec.kwargs))
+    paths = [path for name, part in zip(names, parts, strict=True) for path in _structure_paths(name, part)]
     fakes: dict[int, torch.Tensor] = {}
     for index, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
         if id(leaf) not in fakes:
             fakes[id(leaf)] = trace.argument(leaf, index, path)
-    return spec.restore([fakes[id(leaf)] for leaf in leaves])
-
-
-def _paths(name: str, value: Any) -> list[str]:
-    """The paths of the tensors in an argument."""
-    leaves: list[Any] = []
-    return _structure_paths(name, structure_of(value, is_tensor, leaves))
+    return [fakes[id(leaf)] for leaf in leaves]
 
 
 def _structure_paths(name: str, structure: Structure) -> list[str]:
@@ -223,9 +220,8 @@ def _structure_paths(name: str, structure: Structure) -> list[str]:
     return [path for step, part in names_in(structure) for path in _structure_paths(f"{name}{step}", part)]
 
 
-def _statics(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def _statics(spec: CallSpec) -> list[Any]:
     """The values in a call that are no tensors; containers are part of the call's key, and not among them."""
-    _, spec = flatten(args, kwargs)
     open_parts: list[Structure] = [*spec.args, *(part for _, part in spec.kwargs)]
     values = []
     while open_parts:

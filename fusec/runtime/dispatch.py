@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_faul
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
 from fusec.runtime.libraries import CaptureFunction, is_torch_module, library_of, load_capture, needs_autograd
 from fusec.runtime.library import ResultsDifferError
+from fusec.runtime.objects import ObjectsSeen
+from fusec.runtime.refusals import Refusals, WrittenEntries, kind_of
 from fusec.runtime.signatures import bind_arguments, unfit, what_differs
 from fusec.runtime.telling import Cause, Telling
 
@@ -124,6 +127,9 @@ class Dispatcher:
         self._keys: list[Signature] = []
         self._count = 0
         self._restless = False
+        self._refusals = Refusals()
+        self._written = WrittenEntries()
+        self._objects = ObjectsSeen()
         self._counting: _Counting | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -185,7 +191,9 @@ class Dispatcher:
         mode = arrays.why_as_written()
         if mode is not None:
             return mode
-        leaves, spec = flatten(args, kwargs, arrays.is_array)
+        if library == "torch":
+            self._objects.note((*args, *kwargs.values()), arrays.is_array)
+        leaves, spec = flatten(args, kwargs, arrays.is_array, self._objects.opens)
         reason = unfit(spec, library)
         if reason:
             return AsWritten(reason)
@@ -204,6 +212,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        failure: tuple[str, float] | None = None
         with self._lock:
             known = tuple(self._plans.get(key, ()))
             for plan in known:  # another thread may have made it meanwhile
@@ -212,9 +221,14 @@ class Dispatcher:
                     return result
             if self._count >= RECOMPILE_LIMIT:
                 return self._too_many(args, kwargs)
+            kind = kind_of(arrays.library, spec, tuple(arrays.layout(leaf) for leaf in leaves), arrays.mode())
+            reason = self._refusals.reason(kind)
+            if reason:
+                return self._refused(reason, args, kwargs)
             if self.fallback == "eager":  # else whatever stands against it first is raised
                 self.require(arrays, leaves)
             self._log_recompile(key, known)
+            start = time.monotonic()
             opened = self._make_open(key, arrays, leaves, spec) or self._make_open_integers(arrays, leaves, spec)
             if opened is not None:
                 plan = replace(opened, signature=key)
@@ -227,7 +241,10 @@ class Dispatcher:
                         return self.entry(args, kwargs)
                     if self.fallback == "error":
                         raise
+                    self._refusals.failed(kind, f"{error}", time.monotonic() - start, may_settle=True)
                     return self._as_written(f"{error}", args, kwargs, "settling")
+                if plan.executable is None and plan.capture is None:
+                    failure = plan.reason, time.monotonic() - start
                 self._plans.setdefault(key, []).append(plan)
             self._count += 1
             self._keys.append(key)
@@ -241,6 +258,8 @@ class Dispatcher:
                 plan, key, replace(self._declined_plan(arrays, spec, leaves, error, "known"), signature=key)
             )
             result = plan.entry(args, kwargs)
+        if failure is not None:  # and it is no mistake of the call's, at which the function itself has raised
+            self._refusals.failed(kind, *failure)
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
@@ -253,6 +272,14 @@ class Dispatcher:
             self._recent = tuple(p for p in self._recent if p is not plan)
             self._promote(instead)
         return instead
+
+    def _refused(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call like others that can't be captured. Where none was compiled, those to come are not looked into."""
+        if self._refusals.is_usual() and all(plan.executable is None for plan in self.plans):
+            entry = self._written.make(args, kwargs, functools.partial(self._as_written, reason), MISS)
+            if entry is not None:
+                self._promote(Plan(entry, reason=reason))
+        return self._as_written(reason, args, kwargs)
 
     def _promote(self, plan: Plan) -> None:
         self._recent = (plan, *(p for p in self._recent if p is not plan))[:_RECENT]
@@ -312,13 +339,15 @@ class Dispatcher:
     def _capture(self, library: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         capture = self._capture_function or load_capture(library)
         with captures.run(), tracing.span(f"capture {self.name}", "compile", library=library):
-            made = capture(self.function, args, kwargs, fallback=self.fallback)
+            is_own = library == "torch" and self._capture_function is None
+            opens = {"opens": self._objects.opens} if is_own else {}
+            made = capture(self.function, args, kwargs, fallback=self.fallback, **opens)
         if not self.static:
             return made
         called: Any = self.function
         called = called.forward if is_torch_module(called) else called
         is_array = load_arrays(library).is_array
-        return with_static(made, leaves_of_parameters(called, args, kwargs, is_array, self.static))
+        return with_static(made, leaves_of_parameters(called, args, kwargs, is_array, self.static, self._objects.opens))
 
     def _make(
         self,

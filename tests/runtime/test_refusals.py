@@ -1,0 +1,138 @@
+"""Calls that can't be captured: what is tried, how often, and what they cost afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusec
+from fusec.runtime import refusals
+from fusec.runtime.dispatch import Dispatcher
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes each capture."""
+    made: list[str] = []
+    capture = Dispatcher._capture
+
+    def noting(self: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+        made.append(self.name)
+        return capture(self, *args, **kwargs)
+
+    monkeypatch.setattr(Dispatcher, "_capture", noting)
+    return made
+
+
+class Store:
+    """A cache that grows, as a model's does."""
+
+    def __init__(self) -> None:
+        self.rows: list[torch.Tensor] = []
+
+
+def branches(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+def grows(x: torch.Tensor, store: Store) -> torch.Tensor:
+    store.rows = [torch.cat([*store.rows, x])]
+    return store.rows[0] * 2
+
+
+def growing() -> Any:
+    store = Store()
+    return [(torch.ones(n + 2), store) for n in range(30)]
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "extents": (branches, lambda: [(torch.ones(n + 2),) for n in range(30)]),
+    "integers": (branches, lambda: [(torch.ones(3), n) for n in range(30)]),
+    "objects": (branches, lambda: [(torch.ones(3), Store()) for _ in range(30)]),
+    "a cache": (grows, growing),
+    "a new cache each": (grows, lambda: [(torch.ones(n + 2), Store()) for n in range(30)]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_fails_is_tried_twice_whatever_the_signature(name: str, captures: list[str]) -> None:
+    function, make = CALLS[name]
+    compiled: Any = fusec.jit(function)
+    for given, own in zip(make(), make(), strict=True):
+        torch.testing.assert_close(compiled(*given), function(*own))
+    assert len(captures) <= refusals.TRIES
+    assert sum(compiled.dispatcher.eager_calls.values()) == 30
+    assert len(compiled.dispatcher.plans) <= refusals.TRIES
+
+
+def test_a_slow_capture_that_fails_is_tried_once(captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "SECONDS", 0.0)
+    compiled = fusec.jit(branches)
+    for n in range(2, 12):
+        compiled(torch.ones(n))
+    assert len(captures) == 1
+
+
+def test_other_calls_of_the_function_are_captured(captures: list[str]) -> None:
+    def either(x: torch.Tensor, checks: bool) -> torch.Tensor:
+        return branches(x) if checks else x.sin() * 2
+
+    compiled: Any = fusec.jit(either)
+    for n in range(2, 2 + 2 * refusals.BETWEEN):
+        compiled(torch.ones(n), True)
+    assert len(captures) == refusals.TRIES
+    x = torch.ones(3)
+    for _ in range(refusals.BETWEEN):
+        torch.testing.assert_close(compiled(x, False), either(x, False))
+    assert any(plan.executable is not None for plan in compiled.dispatcher.plans)
+    before = sum(compiled.dispatcher.eager_calls.values())
+    compiled(x, False)
+    compiled(x, False)
+    assert sum(compiled.dispatcher.eager_calls.values()) == before
+
+
+def test_a_mistake_is_no_reason_to_try_no_more() -> None:
+    def sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).sin()
+
+    compiled: Any = fusec.jit(sums)
+    for n in range(2, 8):
+        with pytest.raises(RuntimeError):
+            compiled(torch.ones(n), torch.ones(n + 1))
+    compiled(torch.ones(4), torch.ones(4))
+    assert any(plan.executable is not None for plan in compiled.dispatcher.plans)
+
+
+def test_a_function_that_changes_state_at_its_first_call_alone_is_captured(captures: list[str]) -> None:
+    table: dict[str, int] = {}
+
+    def settles(x: torch.Tensor) -> torch.Tensor:
+        if "n" not in table:
+            table["n"] = 2
+        return x * table["n"]
+
+    compiled: Any = fusec.jit(settles)
+    for n in range(2, 6):
+        compiled(torch.ones(n))
+    assert sum(compiled.dispatcher.eager_calls.values()) == 1
+
+
+def test_arguments_of_a_class_are_told_by_what_is_in_them(captures: list[str]) -> None:
+    """A new object at each call is no new program; what is in it counts."""
+
+    class Weights:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+            self.parts = {"w": [torch.rand(3)]}
+
+    def applies(x: torch.Tensor, weights: Weights) -> torch.Tensor:
+        return (x * weights.parts["w"][0] + weights.scale).sin()
+
+    compiled: Any = fusec.jit(applies, fallback="error")
+    for scale in (1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 2.0):
+        given = Weights(scale)
+        torch.testing.assert_close(compiled(torch.ones(3), given), applies(torch.ones(3), given))
+    assert len(captures) == 3  # the first by itself, then one for each scale
