@@ -49,9 +49,9 @@ def functions() -> dict[str, tuple[Any, bool]]:
 
     return {
         "gather": (lambda x: fc.all_gather_tensor(torch.relu(x) * 2, 0, group) + 1, True),
-        "gather columns": (lambda x: fc.all_gather_tensor(torch.relu(x).mT, 1, group) + 1, True),
+        "gather columns": (lambda x: fc.all_gather_tensor(torch.relu(x).mT.contiguous(), 1, group) + 1, True),
         "scatter": (lambda x: fc.reduce_scatter_tensor(x * 2, "sum", 0, group).sin(), True),
-        "scatter columns": (lambda x: fc.reduce_scatter_tensor(x.mT + 1, "sum", 1, group).sin(), True),
+        "scatter columns": (lambda x: fc.reduce_scatter_tensor((x.mT + 1).contiguous(), "sum", 1, group).sin(), True),
         "reduce": (lambda x: fc.all_reduce(x * 2, "max", group) * 3, True),
         "waited for": (lambda x: fc.wait_tensor(fc.all_reduce(x * 2, "sum", group)) * 3, True),
         "to all": (lambda x: fc.all_to_all_single(x * 2, None, None, group) * 3, True),

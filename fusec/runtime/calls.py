@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,17 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
 
 
 def first_checked(
-    run: Callable[..., Sequence[Any]], target: str, wanted: Mapping[int, TensorType], arrays: Arrays
+    run: Callable[..., Sequence[Any]],
+    target: str,
+    wanted: Mapping[int, TensorType],
+    arrays: Arrays,
+    anywhere: Set[int] = frozenset(),
 ) -> list[Callable[..., Sequence[Any]]]:
     """A list of one function, to be called from there: ``run``, after a first call that looks at its results.
 
     ResultsDifferError where results, by their numbers, are not of the ``wanted`` types: kernels would read past them.
+    Those that no kernel reads may lie ``anywhere``: stand-ins put a random state on the GPU that PyTorch keeps on the
+    CPU.
     """
 
     def first(*operands: Any) -> Sequence[Any]:
@@ -57,6 +64,8 @@ def first_checked(
                 found = arrays.layout(made[number]).type
             except TypeError as error:
                 raise ResultsDifferError(f"{target} gave a result that can't be read: {error}") from None
+            if number in anywhere:
+                found = replace(found, device=type.device)
             if type.is_static and found != type:
                 raise ResultsDifferError(f"{target} gave {found} as result {number}, {type} was captured")
         cell[0] = run

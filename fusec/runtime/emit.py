@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -383,7 +384,16 @@ class ProgramWriter:
         read = {slot for later in self._program.steps for slot in reads_and_writes(self._program, later)[0]}
         read = {root_of(self._program, slot)[0] for slot in (*read, *self._program.outputs)}
         wanted = {k: self._program.slots[slot].type for k, slot in enumerate(step.results) if slot in read}
-        return f"{self._scope.bind(first_checked(made, step.attributes.target, wanted, self._arrays), name)}[0]"
+        anywhere = {k for k, slot in enumerate(step.results) if slot not in self._read_by_kernels}
+        checked = first_checked(made, step.attributes.target, wanted, self._arrays, anywhere)
+        return f"{self._scope.bind(checked, name)}[0]"
+
+    @cached_property
+    def _read_by_kernels(self) -> Set[int]:
+        """The slots whose memory kernels read."""
+        kernels = [step for step in self._program.steps if isinstance(step, Launch | Pack)]
+        read = {slot for step in kernels for slot in reads_and_writes(self._program, step)[0]}
+        return {root_of(self._program, slot)[0] for slot in read}
 
     def _operand(self, step: Call, place: int) -> str:
         """The array that a call is given: contiguous where the function gave it such a one."""

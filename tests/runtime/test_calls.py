@@ -10,6 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fusec  # noqa: E402
+from fusec.ir.types import TensorType, i64  # noqa: E402
+from fusec.runtime.arrays import load_arrays  # noqa: E402
+from fusec.runtime.calls import first_checked  # noqa: E402
 from fusec.runtime.library import ResultsDifferError  # noqa: E402
 
 x = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -85,3 +88,14 @@ def test_other_results_than_the_stand_ins(library: Any, kind: str) -> None:
     assert sum(jitted.dispatcher.eager_calls.values()) == 3  # type: ignore[attr-defined]
     with pytest.raises(ResultsDifferError):
         fusec.jit(fallback="eager")(lambda x: x.add_(1) + function(x).sum())(x.clone())
+
+
+def test_what_no_kernel_reads_may_lie_on_another_device() -> None:
+    type = TensorType(i64, (), "cuda:0")
+    seed = torch.tensor(3)
+    run = first_checked(lambda: [seed], "call", {0: type}, load_arrays("torch"), {0})
+    assert run[0]()[0] is seed
+    with pytest.raises(ResultsDifferError, match="gave i64"):
+        first_checked(lambda: [seed], "call", {0: type}, load_arrays("torch"))[0]()
+    with pytest.raises(ResultsDifferError, match="gave f32"):
+        first_checked(lambda: [seed.float()], "call", {0: type}, load_arrays("torch"), {0})[0]()
