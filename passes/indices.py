@@ -20,6 +20,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.raising import is_lookup
 from fusec.ir.types import DType, bool_
 from fusec.passes.float_ranges import Interval, float_range
+from fusec.passes.places import places, raises_beside_other_writes
 from fusec.runtime.library import CHECK_INDEX, parse_arguments
 
 Range = tuple[int, int]
@@ -37,9 +38,16 @@ class Check:
 
 def note_indices(graph: Graph) -> Graph:
     """Checks each index that may be out of range, whether what it finds is needed or not: what it finds may be dropped
-    by the passes that follow, its error not. :func:`check_indices` makes one check of several."""
+    by the passes that follow, its error not. :func:`check_indices` makes one check of several.
+
+    The places of a library call are checked where it may raise when an input is written and another not yet."""
     facts = _Facts(graph)
     wanted: dict[Value, dict[tuple[int, int], Op]] = {}
+    if raises_beside_other_writes(graph):
+        for op in graph.ops:
+            for value, low, high in places(op):
+                for check in facts.checks(value, low, high):
+                    wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     for op in graph.ops:
         if not is_lookup(op) or op.operands[1].type.device != "cpu":
             continue

@@ -76,7 +76,7 @@ def write_through_a_view(x: Any, i: Any) -> Any:
     z.copy_(z.sum())
     y = x.view(-1)
     y += y
-    y[i + 7] = z[0]
+    y[i + 7] = x.sum()
     return y
 
 
@@ -87,6 +87,12 @@ def write_two(x: Any, i: Any) -> Any:
     return x
 
 
+def place_beside_others(x: Any, i: Any) -> Any:
+    x.copy_(x.sum())
+    i.index_fill_(0, i - 4, 1)
+    return x
+
+
 def classes(x: Any, i: Any) -> Any:
     F.one_hot(i, 3)
     return x
@@ -94,12 +100,12 @@ def classes(x: Any, i: Any) -> Any:
 
 INDEXED = [
     *(write_then_index, index_then_write, index_in_vain, between_writes, of_no_elements, embed_what_is_written),
-    *(write_through_a_view, write_two),
+    *(write_through_a_view, write_two, place_beside_others),
     *(gather_in_vain, place_by_index, scatter, take, classes),
 ]
 
 
-ALWAYS = (take, write_through_a_view, write_two)
+ALWAYS = (take, write_through_a_view, write_two, place_beside_others)
 """They raise for 1, too."""
 
 
