@@ -150,8 +150,9 @@ def graph_passes(
         "dce": dce,
         # A search is a reduction of places; on a GPU few elements are picked before all of them are computed.
         "searches": lambda g: open_searches(gather_first(g) if gpu else g, symbolic=not gpu),
-        # Reductions of half types accumulate in f32; no op relies on rounding between half-precision steps.
-        "precision": lambda g: precision(g, tf32=tf32 and gpu),
+        # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
+        # half-precision steps.
+        "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),
         # On a CPU a product of one row a batch is a sum like any other.
         "vectors": lambda g: g if gpu else open_vectors(g),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.

@@ -1,10 +1,13 @@
-"""Where half-precision values are rounded.
+"""Where half-precision values are rounded, and which sums are longer than their terms.
 
 A kernel computes elementwise chains of f16 and bf16 values in f32 and rounds at a store or a ``cast``
 (:class:`fusec.tile.scalar.Apply`), which only adds accuracy. Two things need to be said in the graph: sums
 and products accumulate in f32, and an op with jumps (a comparison, ``floor``, a cast to integers) sees the
 rounded value that the code as written shows it. A ``cast`` to the operand's own dtype is such a rounding.
 The user's own casts stay, each of them a rounding.
+
+On a CPU a mean of f32 is a sum in f64 that is divided there: what is subtracted from equal numbers is then equal to
+them, as it is where PyTorch's norms take their mean.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from dataclasses import replace
 from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import bf16, f16, f32
+from fusec.ir.types import bf16, f16, f32, f64
+from fusec.passes.fold import known
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 _HALF = (f16, bf16)
@@ -22,23 +26,54 @@ _HALF = (f16, bf16)
 _JUMPS = tuple(name for name, op in OPS.items() if op.jumps)
 
 
-def precision(graph: Graph, *, tf32: bool = False) -> Graph:
+def precision(graph: Graph, *, tf32: bool = False, doubles: bool = False) -> Graph:
     """Afterwards sums of halves accumulate in f32, and ops with jumps see rounded halves.
 
-    ``tf32``: products of f32 may round their operands to TF32.
+    ``tf32``: products of f32 may round their operands to TF32. ``doubles``: f64 is cheap beside memory, and means and
+    products of f32 are made in it.
     """
-    return rewrite(graph, (*PRECISION_RULES, allow_tf32) if tf32 else PRECISION_RULES)
+    rules = (*PRECISION_RULES, *((allow_tf32,) if tf32 else ()), *((mean_in_f64, product_in_f64) if doubles else ()))
+    return rewrite(graph, rules)
 
 
 @rule("reduce_sum", "reduce_prod")
 def accumulate_in_f32(r: Rewriter) -> Outcome:
     """reduce_sum(x: half) ⇒ cast(reduce_sum(cast(x, f32)), half)"""
     (x,) = r.operands
-    if x.type.dtype not in _HALF:
-        return None
     assert isinstance(r.op.attributes, ReduceAttributes)
+    if x.type.dtype not in _HALF or r.op.attributes.dtype is not None:
+        return None
     total = r.emit(r.op.name, r.cast(x, f32, hint="wide"), attributes=r.op.attributes, hint="total")
     return r.cast(total, x.type.dtype)
+
+
+@rule("div")
+def mean_in_f64(r: Rewriter) -> Outcome:
+    """div(reduce_sum(x: f32), n) ⇒ cast(div(reduce_sum(x) {dtype=f64}, n), f32), n a constant or an extent"""
+    total, count = r.operands
+    if total.type.dtype is not f32 or (known(r, count) is None and r.producer(count, "extent") is None):
+        return None
+    shape = total.type.shape
+    kept = r.producer(total, "reshape")
+    made = r.producer(kept.operands[0] if kept is not None else total, "reduce_sum")
+    if made is None or r.op.result.type.shape != shape:
+        return None
+    assert isinstance(made.attributes, ReduceAttributes)
+    x = made.operands[0]
+    if x.type.dtype is not f32:
+        return None
+    wide = r.reshape(r.reduce("reduce_sum", x, made.attributes.axes, hint="total", dtype=f64), shape)
+    return r.cast(r.emit("div", wide, r.cast(count, f64, hint="count"), hint="wide"), f32)
+
+
+@rule("reduce_prod")
+def product_in_f64(r: Rewriter) -> Outcome:
+    """reduce_prod(x: f32) ⇒ cast(reduce_prod(x) {dtype=f64}, f32): each of its factors would be a rounding"""
+    (x,) = r.operands
+    assert isinstance(r.op.attributes, ReduceAttributes)
+    if x.type.dtype is not f32 or r.op.attributes.dtype is not None:
+        return None
+    return r.cast(r.reduce("reduce_prod", x, r.op.attributes.axes, hint="product", dtype=f64), f32)
 
 
 @rule("dot")

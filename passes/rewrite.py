@@ -173,9 +173,9 @@ class Rewriter:
             return value
         return self.emit("permute", value, attributes=PermuteAttributes(tuple(permutation)), hint=hint)
 
-    def reduce(self, name: str, value: Value, axes: Sequence[int], hint: str = "") -> Value:
-        """``name`` over ``axes``, which are dropped."""
-        return self.emit(name, value, attributes=ReduceAttributes(tuple(axes)), hint=hint)
+    def reduce(self, name: str, value: Value, axes: Sequence[int], hint: str = "", dtype: DType | None = None) -> Value:
+        """``name`` over ``axes``, which are dropped; made in ``dtype`` where one is given."""
+        return self.emit(name, value, attributes=ReduceAttributes(tuple(axes), dtype), hint=hint)
 
     def keep(self, reduced: Value, of: Value, axes: Sequence[int]) -> Value:
         """A reduction of ``of`` with its axes put back as extent 1, so that it broadcasts against ``of``."""

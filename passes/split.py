@@ -9,6 +9,7 @@ from math import prod
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.ops import OPS
+from fusec.ir.types import DType, f32, f64
 from fusec.passes.fuse.attention import AttentionMatch, match_attention
 from fusec.passes.fuse.partition import Partition
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
@@ -79,7 +80,7 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
     def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
         return _Share(_tasks(shape, axes), 8 * threads, threads, SERIAL_ELEMENTS, UNEVEN_ELEMENTS)
 
-    return _split(graph, share)
+    return _split(graph, share, doubles=True)
 
 
 def split_for_blocks(graph: Graph, units: int) -> Graph:
@@ -130,7 +131,7 @@ def _side_by_side(r: Rewriter) -> Outcome:
     if parts * columns < NARROW:
         return None
     apart = r.reshape(x, (*shape[:axis], shape[axis] // parts, parts, *shape[axis + 1 :]), hint="apart")
-    partial = r.reduce(r.op.name, apart, axes, hint="partial")
+    partial = r.reduce(r.op.name, apart, axes, "partial", r.op.attributes.dtype)
     place = sum(a < axis for a in range(len(shape)) if a not in axes)
     return r.reduce(r.op.name, partial, [place], hint="of_parts")
 
@@ -151,17 +152,19 @@ def chained(graph: Graph) -> set[str]:
     return found
 
 
-def _split(graph: Graph, share: Sharing) -> Graph:
+def _split(graph: Graph, share: Sharing, *, doubles: bool = False) -> Graph:
+    """``doubles``: the parts of a sum of f32 are in f64, in which a CPU's kernels have them."""
+
     @rule(*_COMBINE)
     def in_parts(r: Rewriter) -> Outcome:
         """reduce(x: [n]) ⇒ reduce(reduce(x: [parts, n / parts]) over its last axis)"""
-        return _in_parts(r, share)
+        return _in_parts(r, share, doubles)
 
     rules: tuple[Rule, ...] = (in_parts,)
     return rewrite(graph, rules)
 
 
-def _in_parts(r: Rewriter, share: Sharing) -> Outcome:
+def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
     (x,) = r.operands
     assert isinstance(r.op.attributes, ReduceAttributes)
     axes = r.op.attributes.axes
@@ -183,13 +186,14 @@ def _in_parts(r: Rewriter, share: Sharing) -> Outcome:
     even = [d for d in range(2, min(most, 8 * wish.parts) + 1) if n % d == 0 and 2 * d >= wanted]
     if not even and x.type.size < wish.uneven:
         return None
+    dtype = f64 if doubles and r.op.name == "reduce_sum" and x.type.dtype is f32 else r.op.attributes.dtype
     parts = min(even, key=lambda d: abs(d - wanted), default=wanted)
     whole = n // parts * parts
-    result = _of_parts(r, _cut(r, x, axis, 0, whole), axis, parts)
+    result = _of_parts(r, _cut(r, x, axis, 0, whole), axis, parts, dtype)
     if whole < n:
-        rest = r.reduce(r.op.name, _cut(r, x, axis, whole, n), axes, hint="rest")
+        rest = r.reduce(r.op.name, _cut(r, x, axis, whole, n), axes, "rest", dtype)
         result = r.emit(_COMBINE[r.op.name], result, rest)
-    return result
+    return r.cast(result, r.op.result.type.dtype)
 
 
 def _tasks(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
@@ -209,12 +213,12 @@ def _cut(r: Rewriter, x: Value, axis: int, start: int, stop: int) -> Value:
     return r.emit("slice", x, attributes=SliceAttributes(starts, stops, (1,) * len(shape)), hint="part")
 
 
-def _of_parts(r: Rewriter, x: Value, axis: int, parts: int) -> Value:
+def _of_parts(r: Rewriter, x: Value, axis: int, parts: int, dtype: DType | None) -> Value:
     """The reduction of ``x``, the axis taken apart: the parts first, then what they give."""
     assert isinstance(r.op.attributes, ReduceAttributes)
     shape = x.type.static_shape
     apart = r.reshape(x, (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]), hint="apart")
     inner = [a + (a >= axis) for a in r.op.attributes.axes]
-    partial = r.reduce(r.op.name, apart, inner, hint="partial")
+    partial = r.reduce(r.op.name, apart, inner, "partial", dtype)
     place = sum(a < axis for a in range(len(shape)) if a not in r.op.attributes.axes)
     return r.reduce(r.op.name, partial, [place], hint="of_parts")

@@ -1,4 +1,4 @@
-"""Products of one vector a batch, on CPUs: each element of the other operand is read once and used once.
+"""Products of one vector (a batch), on CPUs: each element of the other operand is read once and used once.
 
 A product's kernel arranges that operand for use by many rows, and attention's has a query on each vector lane. With one
 row (a token that looks at the keys and values of those before it) a sum of products along memory is all there is to do.
@@ -18,28 +18,49 @@ from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 
 
 def open_vectors(graph: Graph) -> Graph:
-    """Afterwards no dot with batch axes has one row or one column; weights, which have no batch axes, stay packed."""
+    """Afterwards no dot has one row or one column, but those of weights, which stay packed."""
+    packed = _weights(graph)
+
+    @rule("dot")
+    def sum_of_products(r: Rewriter) -> Outcome:
+        """dot(a: [b, 1, k], c: [b, k, n]) ⇒ reduce_sum(a * c)"""
+        return _sum_of_products(r, packed)
+
     opened = rewrite(graph, (sum_of_products,))
     return leave_out_hidden(opened)
 
 
-@rule("dot")
-def sum_of_products(r: Rewriter) -> Outcome:
-    """dot(a: [b, 1, k], c: [b, k, n]) ⇒ reduce_sum(a * c)"""
+def _weights(graph: Graph) -> set[str]:
+    """Names of the parameters, and of what is views of them."""
+    found = {v.name for v, port in zip(graph.inputs, graph.input_ports, strict=True) if port.role == "parameter"}
+    for op in graph.ops:
+        if op.definition.kind == "view" and op.operands[0].name in found:
+            found.add(op.result.name)
+    return found
+
+
+def _sum_of_products(r: Rewriter, packed: set[str]) -> Outcome:
     attributes = r.op.attributes
     assert isinstance(attributes, DotAttributes)
     wide = compute_dtype(r.operands[0].type.dtype)
-    if not attributes.lhs_batch or not wide.is_float or r.op.result.type.dtype not in (wide, r.operands[0].type.dtype):
+    if (
+        not attributes.lhs_contract
+        or not wide.is_float
+        or r.op.result.type.dtype not in (wide, r.operands[0].type.dtype)
+    ):
         return None
     sides = (
         (r.operands[0], attributes.lhs_batch, attributes.lhs_contract),
         (r.operands[1], attributes.rhs_batch, attributes.rhs_contract),
     )
     for vector, matrix in (sides, sides[::-1]):
-        value, batch, contract = vector
-        if all(value.type.shape[axis] == 1 for axis in free_axes(value.type.rank, batch, contract)):
+        if _is_vector(*vector) and (attributes.lhs_batch or _is_vector(*matrix) or matrix[0].name not in packed):
             return _summed(r, vector, matrix)
     return None
+
+
+def _is_vector(value: Value, batch: Sequence[int], contract: Sequence[int]) -> bool:
+    return all(value.type.shape[axis] == 1 for axis in free_axes(value.type.rank, batch, contract))
 
 
 def _summed(

@@ -9,7 +9,7 @@ from tvm import tirx
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import register_type
 from fusec.codegen.tvm.tir import Node, Value
-from fusec.codegen.tvm.vector import Code, is_float
+from fusec.codegen.tvm.vector import Code
 from fusec.ir.monoid import MONOIDS, ReduceOp
 from fusec.ir.types import DType
 
@@ -52,10 +52,6 @@ class Monoid:
                 return code.bitwise("bitwise_or", a, b)
             case "all":
                 return code.bitwise("bitwise_and", a, b)
-
-    @property
-    def two_levels(self) -> bool:
-        return self.op == "sum" and is_float(self.type)
 
 
 class Registers:

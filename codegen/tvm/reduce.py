@@ -1,45 +1,21 @@
-"""Reductions, their accumulators kept in registers.
-
-Two shapes. Along the lanes: several vector accumulators, added up at the end. Across them (the target's index
-uses the last iterator): each lane has a result of its own, and the reduced iterators run inside. Long sums of
-floats are added in two levels, so that the error does not grow with the length.
-"""
+"""Reductions: which loops are around them, and in which order they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from tvm import tirx
-
-from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.accumulators import Monoid, Registers, across
+from fusec.codegen.tvm.accumulators import Monoid
 from fusec.codegen.tvm.context import Context, Numbers
-from fusec.codegen.tvm.domain import (
-    coerce,
-    iter_count,
-    lane_count,
-    lane_loop,
-    outer_loops,
-    split_lanes,
-    static_count,
-)
-from fusec.codegen.tvm.scalars import LaneBlock, Points
-from fusec.codegen.tvm.tir import Node, Value
+from fusec.codegen.tvm.domain import lane_count, lane_loop, outer_loops
+from fusec.codegen.tvm.reduction import Reduction
+from fusec.codegen.tvm.scalars import Points
+from fusec.codegen.tvm.sums import Sum
 from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir.index import Symbol
 from fusec.tile.nodes import Iter, Reduce
-from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, symbols_in
-
-ACCUMULATORS = 4
-"""Vector accumulators of a reduction along the lanes: the latency of an addition over its throughput."""
-
-STRIP = 4
-"""Vectors of results that a reduction across the lanes makes at once. With fewer, rows are taken several at a time."""
-
-SHORT_SUM = 64
-"""Additions into one accumulator before it is added to the next level's (pairwise summation, Higham 1993)."""
+from fusec.tile.scalar import Const
 
 
 def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
@@ -51,7 +27,7 @@ def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduc
     if _limits_use(results, {it.var for it in (*inside, last)}):
         _in_given_order(context, code, numbers, statement, kept)
         return
-    writer = _Writer(context, numbers, statement)
+    writer = _writer(context, numbers, statement)
 
     def innermost(inner: Code) -> None:
         if last.var in kept:
@@ -60,6 +36,11 @@ def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduc
             writer.along_lanes(inner, inside, last)
 
     outer_loops(context, code, outside, innermost)
+
+
+def _writer(context: Context, numbers: Numbers, statement: Reduce) -> Reduction:
+    floats = statement.op == "sum" and statement.target.dtype.is_float
+    return (Sum if floats else Reduction)(context, numbers, statement)
 
 
 def _limits_use(iters: Sequence[Iter], symbols: set[Symbol]) -> bool:
@@ -71,7 +52,7 @@ def _in_given_order(context: Context, code: Code, numbers: Numbers, statement: R
     if statement.fresh:
         cleared = tuple(replace(it, limit=None) for it in statement.domain if it.var in kept)
         _fill(context, code, numbers, replace(statement, domain=cleared))
-    writer = _Writer(context, numbers, replace(statement, fresh=False))
+    writer = Reduction(context, numbers, replace(statement, fresh=False))
     last = statement.domain[-1]
 
     def innermost(inner: Code) -> None:
@@ -99,350 +80,3 @@ def _fill(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> 
         lane_loop(context, inner, numbers, last, lanes, body)
 
     outer_loops(context, code, statement.domain[:-1], innermost)
-
-
-class _Writer:
-    """Writes one reduction once the loops around it stand."""
-
-    def __init__(self, context: Context, numbers: Numbers, statement: Reduce) -> None:
-        self.context, self.numbers, self.statement = context, numbers, statement
-        self.monoid = Monoid(statement.op, statement.target.dtype, statement.loose)
-        self.seen: ScalarExpr | None = None
-        self.term = statement.value
-        if statement.branches:
-            assert isinstance(statement.value, Apply)
-            self.seen, self.term, _ = statement.value.args
-
-    def operand(self, points: Points) -> Value:
-        """The value to be reduced at a block, as the accumulator's type."""
-        value = coerce(points.code, points.value(self.term), self.statement.target.dtype)
-        return points.code.byte(value) if value.type == "bool" else value
-
-    def _lanes(self, last: Iter) -> int:
-        values = (self.term, *(IndexValue(i) for i in self.statement.index))
-        return lane_count(self.context, last, values, self.statement.target.dtype)
-
-    def _single(self, code: Code) -> Points:
-        return Points(self.context, code, self.numbers, None, None)
-
-    def _finish(self, points: Points, value: Value) -> None:
-        """Stores a result, joined with what the target held unless fresh."""
-        statement = self.statement
-        if not statement.fresh:
-            old = points.value(Load(statement.target, statement.index))
-            old = points.code.byte(old) if old.type == "bool" else old
-            value = self.monoid.combine(points.code, value, old)
-        if statement.target.dtype.name == "bool":
-            value = points.code.test(value)
-        points.store(statement.target, statement.index, value)
-
-    def _where_seen(
-        self, code: Code, write: Callable[[Code], None], unseen: Callable[[Code], None] | None = None
-    ) -> None:
-        """What ``write`` makes runs where the statement's branch is taken, what ``unseen`` makes elsewhere."""
-        if self.seen is None:
-            write(code)
-            return
-        test = self._single(code).value(self.seen)
-        then, orelse = code.nested(), code.nested()
-        write(then)
-        if unseen is not None:
-            unseen(orelse)
-        code.append(tir.when(test.node, then.statements, orelse.statements))
-
-    # along the lanes
-
-    def along_lanes(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
-        if self.seen is None or symbols_in(self.seen) & {it.var for it in inside}:
-            self._along(code, inside, last)
-            return
-        nothing = self.monoid.identity(1)
-        self._where_seen(
-            code,
-            lambda inner: self._along(inner, inside, last),
-            lambda inner: self._finish(self._single(inner), nothing),
-        )
-
-    def _along(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
-        lanes = self._lanes(last)
-        count = static_count(last)
-        width = ACCUMULATORS if count is None or count >= 2 * lanes else 1
-        totals = Registers(code, self.monoid, lanes, width)
-        totals.clear(code)
-
-        def one_pass(inner: Code) -> None:
-            self._where_seen(inner, lambda seen: self._run(seen, totals, last, bool(inside)))
-
-        outer_loops(self.context, code, inside, one_pass)
-        while width > 1:
-            width //= 2
-            for i in range(width):
-                totals.update(code, i, code.let(totals.read(i + width)))
-        self._finish(self._single(code), across(code, self.monoid, code.let(totals.read(0))))
-
-    def _run(self, code: Code, totals: Registers, last: Iter, nested: bool) -> None:
-        """One pass over the last iterator."""
-        lanes, width = totals.lanes, len(totals.buffers)
-        split = split_lanes(self.context, code, last, lanes)
-        uniform = self._single(code)
-        if isinstance(split.full, int):
-            long = split.full > width * SHORT_SUM
-        else:
-            long = last.extent > lanes * width * SHORT_SUM
-        if self.monoid.two_levels and long:
-            self._two_levels(code, totals, last, split.full, uniform)
-        else:
-            self._blocks(code, totals, last, self._number(0), split.full, uniform)
-        if not isinstance(split.rest, int) or split.rest > 0:
-            self._rest(code, totals, last, split.full, split.rest, uniform)
-
-    def _number(self, value: int) -> Node:
-        return self.context.integer(value)
-
-    def _two_levels(self, code: Code, totals: Registers, last: Iter, full: int | Node, uniform: Points) -> None:
-        width = len(totals.buffers)
-        chunk = width * SHORT_SUM
-        node = self._number(full) if isinstance(full, int) else full
-        chunks = self._number(full // chunk) if isinstance(full, int) else tirx.truncdiv(node, self._number(chunk))
-        counter = tir.variable(code.fresh("chunk"), self.context.index_type)
-        partial = Registers(code, self.monoid, totals.lanes, width)
-        inner = code.nested()
-        partial.clear(inner)
-        first = inner.let_index(tirx.Mul(counter, self._number(chunk)), self.context.index_type)
-        self._blocks(inner, partial, last, first, chunk, uniform)
-        for i in range(width):
-            totals.update(inner, i, inner.let(partial.read(i)))
-        code.append(tir.loop(counter, chunks, inner.statements, dtype=self.context.index_type))
-        if isinstance(full, int):
-            done = full // chunk * chunk
-            self._blocks(code, totals, last, self._number(done), full - done, uniform)
-        else:
-            done = code.let_index(tirx.Mul(chunks, self._number(chunk)), self.context.index_type)
-            left = code.let_index(tirx.Sub(node, done), self.context.index_type)
-            self._blocks(code, totals, last, done, left, uniform)
-
-    def _blocks(
-        self, code: Code, totals: Registers, last: Iter, first: Node, count: int | Node, uniform: Points
-    ) -> None:
-        """Whole blocks from number ``first`` on, one accumulator each in turn."""
-        width = len(totals.buffers)
-        if isinstance(count, int):
-            groups: int | Node = count // width
-            left: int | Node = count % width
-        else:
-            groups = code.let_index(tirx.truncdiv(count, self._number(width)), self.context.index_type)
-            left = code.let_index(tirx.truncmod(count, self._number(width)), self.context.index_type)
-        self._block_loop(code, totals, last, first, groups, width, uniform)
-        base = self._number(groups * width) if isinstance(groups, int) else tirx.Mul(groups, self._number(width))
-        after = code.let_index(tirx.Add(first, base), self.context.index_type)
-        self._block_loop(code, totals, last, after, left, 1, uniform)
-
-    def _block_loop(
-        self,
-        code: Code,
-        totals: Registers,
-        last: Iter,
-        first: Node,
-        count: int | Node,
-        width: int,
-        uniform: Points,
-    ) -> None:
-        if isinstance(count, int) and count == 0:
-            return
-        counter = tir.variable(code.fresh(last.var.name), self.context.index_type)
-        inner = code.nested()
-        for i in range(width):
-            number = tirx.Add(first, tirx.Add(tirx.Mul(counter, self._number(width)), self._number(i)))
-            start = inner.let_index(tirx.Mul(number, self._number(totals.lanes)), self.context.index_type)
-            points = self._points(inner, last, totals.lanes, start, None, uniform)
-            totals.update(inner, i, self.operand(points))
-        extent = self._number(count) if isinstance(count, int) else count
-        code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
-
-    def _points(
-        self, code: Code, last: Iter, lanes: int, start: Node, valid: Node | None, uniform: Points | None
-    ) -> Points:
-        if lanes == 1:
-            self.context.loops[last.var] = start
-            return Points(self.context, code, self.numbers, None, None)
-        return Points(self.context, code, self.numbers, LaneBlock(last.var, lanes, start, valid), uniform)
-
-    def _rest(
-        self, code: Code, totals: Registers, last: Iter, full: int | Node, rest: int | Node, uniform: Points
-    ) -> None:
-        """The last points, fewer than a block: the lanes beyond count as the identity."""
-        lanes = totals.lanes
-        inner = code.nested()
-        node = self._number(full) if isinstance(full, int) else full
-        start = inner.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
-        valid = self._number(rest) if isinstance(rest, int) else rest
-        points = self._points(inner, last, lanes, start, valid, None)
-        mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
-        value = inner.select(mask, self.operand(points), self.monoid.identity(lanes))
-        totals.update(inner, 0, value)
-        if isinstance(rest, int):
-            code.append(*inner.statements)
-        else:
-            code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
-
-    # across the lanes
-
-    def across_lanes(self, code: Code, inside: Sequence[Iter], last: Iter) -> None:
-        lanes = self._lanes(last)
-        split = split_lanes(self.context, code, last, lanes)
-        strips: int | Node
-        width = STRIP if not isinstance(split.full, int) else 2 if split.full in (2, 3) else STRIP
-        if isinstance(split.full, int):
-            strips, left = split.full // width, split.full % width
-        else:
-            strips = code.let_index(tirx.truncdiv(split.full, self._number(width)), self.context.index_type)
-            left = code.let_index(tirx.truncmod(split.full, self._number(width)), self.context.index_type)
-        zero = self._number(0)
-        self._strip_loop(code, inside, last, lanes, zero, strips, width)
-        base = self._number(strips * width) if isinstance(strips, int) else tirx.Mul(strips, self._number(width))
-        self._strip_loop(code, inside, last, lanes, base, left, 1)
-        if isinstance(split.rest, int) and split.rest == 0:
-            return
-        inner = code.nested()
-        full = self._number(split.full) if isinstance(split.full, int) else split.full
-        start = inner.let_index(tirx.Mul(full, self._number(lanes)), self.context.index_type)
-        valid = self._number(split.rest) if isinstance(split.rest, int) else split.rest
-        self._strip(inner, inside, last, lanes, [start], valid)
-        if isinstance(split.rest, int):
-            code.append(*inner.statements)
-        else:
-            code.append(tir.when(tirx.GT(valid, zero), inner.statements))
-
-    def _strip_loop(
-        self, code: Code, inside: Sequence[Iter], last: Iter, lanes: int, first: Node, count: int | Node, width: int
-    ) -> None:
-        if isinstance(count, int) and count == 0:
-            return
-        counter = tir.variable(code.fresh(last.var.name), self.context.index_type)
-        inner = code.nested()
-        starts = []
-        for i in range(width):
-            number = tirx.Add(first, tirx.Add(tirx.Mul(counter, self._number(width)), self._number(i)))
-            starts.append(inner.let_index(tirx.Mul(number, self._number(lanes)), self.context.index_type))
-        self._strip(inner, inside, last, lanes, starts, None)
-        extent = self._number(count) if isinstance(count, int) else count
-        code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
-
-    def _strip(
-        self, code: Code, inside: Sequence[Iter], last: Iter, lanes: int, starts: Sequence[Node], valid: Node | None
-    ) -> None:
-        """The results of a few blocks of lanes, each reduced over the iterators inside."""
-        ways = STRIP // len(starts) if inside and inside[-1].extent >= STRIP else 1
-        totals = Registers(code, self.monoid, lanes, len(starts) * ways)
-        onto = self._adds_on(inside) and ways == 1
-        places = [self._points(code, last, lanes, start, valid, None) for start in starts]
-        if onto:
-            for i, points in enumerate(places):
-                totals.write(code, i, points.value(Load(self.statement.target, self.statement.index)))
-        else:
-            totals.clear(code)
-        self._reduce_rows(code, totals, inside, _Strip(last, starts, valid, ways))
-        count = len(starts)
-        while ways > 1:
-            ways //= 2
-            for i in range(count * ways):
-                totals.update(code, i, code.let(totals.read(i + count * ways)))
-        for i, start in enumerate(starts):
-            points = self._points(code, last, lanes, start, valid, None)
-            if onto:
-                points.store(self.statement.target, self.statement.index, code.let(totals.read(i)))
-            else:
-                self._finish(points, code.let(totals.read(i)))
-
-    def _adds_on(self, inside: Sequence[Iter]) -> bool:
-        """Whether rows are so few that they are added to what the target holds one by one."""
-        statement = self.statement
-        rows = [static_count(it) for it in inside]
-        return not statement.fresh and statement.target.dtype.is_float and len(rows) == 1 and (rows[0] or STRIP) < STRIP
-
-    def _reduce_rows(self, code: Code, totals: Registers, inside: Sequence[Iter], strip: _Strip) -> None:
-        if not inside:
-            self._add_row(code, totals, strip, 0)
-            return
-        *others, rows = inside
-        if self.monoid.two_levels and rows.extent > SHORT_SUM:
-            outer_loops(self.context, code, others, lambda inner: self._chunked_rows(inner, totals, rows, strip))
-            return
-
-        def all_rows(inner: Code) -> None:
-            static = static_count(rows)
-            count = (
-                static
-                if static is not None
-                else inner.let_index(
-                    tirx.Max(iter_count(self.context, rows), self._number(0)), self.context.index_type, "rows"
-                )
-            )
-            self._rows(inner, totals, rows, self._number(0), count, strip)
-
-        outer_loops(self.context, code, others, all_rows)
-
-    def _add_row(self, code: Code, into: Registers, strip: _Strip, way: int) -> None:
-        """Reduces the values at one row into one set of accumulators."""
-        self._where_seen(code, lambda seen: self._add_seen_row(seen, into, strip, way))
-
-    def _add_seen_row(self, code: Code, into: Registers, strip: _Strip, way: int) -> None:
-        uniform = self._single(code)
-        for i, start in enumerate(strip.starts):
-            points = self._points(code, strip.last, into.lanes, start, strip.valid, uniform)
-            into.update(code, way * len(strip.starts) + i, self.operand(points))
-
-    def _rows(self, code: Code, into: Registers, rows: Iter, first: Node, count: int | Node, strip: _Strip) -> None:
-        """``count`` rows from ``first`` on, ``strip.ways`` at a time, then one by one."""
-        ways = strip.ways
-        if isinstance(count, int):
-            self._row_loop(code, into, rows, first, self._number(count // ways), strip, ways)
-            after, left = self._number(count // ways * ways), count % ways
-            if left:
-                self._row_loop(code, into, rows, tirx.Add(first, after), self._number(left), strip, 1)
-            return
-        groups = code.let_index(tirx.truncdiv(count, self._number(ways)), self.context.index_type)
-        self._row_loop(code, into, rows, first, groups, strip, ways)
-        if ways > 1:
-            done = code.let_index(tirx.Mul(groups, self._number(ways)), self.context.index_type)
-            self._row_loop(code, into, rows, tirx.Add(first, done), tirx.Sub(count, done), strip, 1)
-
-    def _row_loop(
-        self, code: Code, into: Registers, rows: Iter, first: Node, count: Node, strip: _Strip, ways: int
-    ) -> None:
-        dtype = self.context.index_type
-        step = tir.variable(code.fresh("row"), dtype)
-        inner = code.nested()
-        for way in range(ways):
-            place = tirx.Add(first, tirx.Add(tirx.Mul(step, self._number(ways)), self._number(way)))
-            self.context.loops[rows.var] = inner.let_index(place, dtype, rows.var.name)
-            self._add_row(inner, into, strip, way)
-        code.append(tir.loop(step, count, inner.statements, dtype=dtype))
-
-    def _chunked_rows(self, code: Code, totals: Registers, rows: Iter, strip: _Strip) -> None:
-        """The rows in chunks of SHORT_SUM, each summed by itself first."""
-        dtype = self.context.index_type
-        size = self._number(SHORT_SUM)
-        count = code.let_index(iter_count(self.context, rows), dtype, "rows")
-        chunks = tirx.truncdiv(tirx.Add(count, tirx.Sub(size, self._number(1))), size)
-        counter = tir.variable(code.fresh("chunk"), dtype)
-        partial = Registers(code, self.monoid, totals.lanes, len(totals.buffers))
-        inner = code.nested()
-        partial.clear(inner)
-        first = inner.let_index(tirx.Mul(counter, size), dtype)
-        length = inner.let_index(tirx.Min(size, tirx.Sub(count, first)), dtype)
-        self._rows(inner, partial, rows, first, length, strip)
-        for i in range(len(totals.buffers)):
-            totals.update(inner, i, inner.let(partial.read(i)))
-        code.append(tir.loop(counter, chunks, inner.statements, dtype=dtype))
-
-
-@dataclass(frozen=True, eq=False)
-class _Strip:
-    """Blocks of lanes that are reduced together: where each starts, how many lanes of the last count, and how many
-    rows are taken at a time, each into accumulators of its own."""
-
-    last: Iter
-    starts: Sequence[Node]
-    valid: Node | None
-    ways: int

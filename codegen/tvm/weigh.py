@@ -28,6 +28,9 @@ from fusec.tile.scalar import Load
 CHAINS = 4
 """Vectors of weights that are computed side by side."""
 
+SHORT_SUM = 8
+"""Weights that are added up in a register before they join the sum of a block of keys."""
+
 
 def emit_weigh(context: Context, code: Code, numbers: Numbers, weigh: Weigh) -> None:
     _Writer(context, numbers, weigh).write(code)
@@ -76,34 +79,62 @@ class _Writer:
         return Points(self.context, code, self.numbers, block, None)
 
     def _strip(self, code: Code, starts: Sequence[int], ahead: Sequence[Load]) -> None:
-        """All keys for a few vectors of queries; what is fetched ``ahead`` at each."""
+        """All keys for a few vectors of queries; what is fetched ``ahead`` at each.
+
+        The weights of every SHORT_SUM steps are added up by themselves: equal ones, such as those of scores that a mask
+        makes 0, would else be rounded the same way each time.
+        """
         weigh, dtype = self.weigh, self.context.index_type
         shifts = [None if weigh.shift is None else self._points(code, s).value(weigh.shift) for s in starts]
-        sums = [[self._register(code) for _ in starts] for _ in range(self.ways)]
-        counter = tir.variable(code.fresh("keys"), dtype)
-        inner = code.nested()
+        sums = [self._register(code) for _ in starts]
+        keys = static_count(weigh.keys)
+        steps = None if keys is None else keys // self.ways
+        count = code.let_index(iter_count(self.context, weigh.keys), dtype) if steps is None else self._number(steps)
+        block, step = (tir.variable(code.fresh("keys"), dtype) for _ in range(2))
+        outer = code.nested()
+        partial = [[self._register(outer) for _ in starts] for _ in range(self.ways)]
+        first = outer.let_index(tirx.Mul(block, self._number(SHORT_SUM)), dtype)
+        inner = outer.nested()
+        self._step(inner, starts, shifts, partial, inner.let_index(tirx.Add(first, step), dtype), ahead)
+        if steps is not None and steps % SHORT_SUM == 0:
+            length = self._number(SHORT_SUM)
+        else:
+            length = outer.let_index(tirx.Min(self._number(SHORT_SUM), tirx.Sub(count, first)), dtype)
+        outer.append(tir.loop(step, length, inner.statements, dtype=dtype))
+        for total, *registers in zip(sums, *partial, strict=True):
+            for register in registers:
+                outer.append(tirx.BufferStore(total, outer.add(self._read(total), self._read(register)).node, [_ZERO]))
+        blocks = tirx.truncdiv(tirx.Add(count, self._number(SHORT_SUM - 1)), self._number(SHORT_SUM))
+        code.append(tir.loop(block, blocks, outer.statements, dtype=dtype))
+        for start, register in zip(starts, sums, strict=True):
+            points = self._points(code, start)
+            total = code.add(points.value(weigh.total), self._read(register))
+            points.store_at(weigh.total.buffer, load_index(weigh.total), total)
+
+    def _step(
+        self,
+        code: Code,
+        starts: Sequence[int],
+        shifts: Sequence[Value | None],
+        sums: Sequence[Sequence[Node]],
+        step: Node,
+        ahead: Sequence[Load],
+    ) -> None:
+        """One key, or a pair of them: the weights stored, and added to the sums."""
+        weigh, dtype = self.weigh, self.context.index_type
         powers: list[list[Value]] = []
         for way, registers in enumerate(sums):
-            place = tirx.Add(tirx.Mul(counter, self._number(self.ways)), self._number(way))
-            self.context.loops[weigh.keys.var] = inner.let_index(place, dtype, weigh.keys.var.name)
-            powers.append([self._power(inner, start, shift) for start, shift in zip(starts, shifts, strict=True)])
+            place = tirx.Add(tirx.Mul(step, self._number(self.ways)), self._number(way))
+            self.context.loops[weigh.keys.var] = code.let_index(place, dtype, weigh.keys.var.name)
+            powers.append([self._power(code, start, shift) for start, shift in zip(starts, shifts, strict=True)])
             for register, power in zip(registers, powers[-1], strict=True):
-                inner.append(tirx.BufferStore(register, inner.add(self._read(register), power).node, [_ZERO]))
+                code.append(tirx.BufferStore(register, code.add(self._read(register), power).node, [_ZERO]))
         if self.ways == 2:  # from the place of the pair's first key on
-            self.context.loops[weigh.keys.var] = inner.let_index(tirx.Mul(counter, self._number(2)), dtype)
+            self.context.loops[weigh.keys.var] = code.let_index(tirx.Mul(step, self._number(2)), dtype)
         for start, *found in zip(starts, *powers, strict=True):
-            self._store(inner, start, found)
+            self._store(code, start, found)
         for load in ahead:
-            inner.append(tir.fetch(self.context.memory[load.buffer], self.context.index(load_index(load)), level=2))
-        keys = static_count(weigh.keys)
-        extent = iter_count(self.context, weigh.keys) if keys is None else self._number(keys // self.ways)
-        code.append(tir.loop(counter, extent, inner.statements, dtype=dtype))
-        for start, *registers in zip(starts, *sums, strict=True):
-            points = self._points(code, start)
-            added = self._read(registers[0])
-            for register in registers[1:]:
-                added = code.add(added, self._read(register))
-            points.store_at(weigh.total.buffer, load_index(weigh.total), code.add(points.value(weigh.total), added))
+            code.append(tir.fetch(self.context.memory[load.buffer], self.context.index(load_index(load)), level=2))
 
     def _register(self, code: Code) -> Node:
         element = register_type(self.dtype)

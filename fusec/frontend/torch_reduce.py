@@ -9,7 +9,7 @@ import torch
 from fusec.frontend.torch_emit import Declined, Emitter, axes_of, axis_of, extents, ir_dtype
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, Scalar, ScanAttributes, VarAttributes
 from fusec.ir.graph import Value
-from fusec.ir.types import bool_, f32
+from fusec.ir.types import bool_, f32, f64
 
 Dims = int | Sequence[int] | None
 Lowering = Callable[..., Value | list[Value]]
@@ -66,8 +66,28 @@ def _var(
     *,
     correction: Scalar | None = None,
 ) -> Value:
-    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+    return _as_given(e, _spread(e, _exact(e, x), dim, unbiased, keepdim, correction), x)
+
+
+def _as_given(e: Emitter, value: Value, x: Value) -> Value:
+    """A statistic in the dtype of ``x``."""
+    dtype = x.type.dtype
+    return e.rounded(e.cast(value, f32), dtype) if dtype.bits <= 16 else e.cast(value, dtype)
+
+
+def _exact(e: Emitter, x: Value) -> Value:
+    """A value as its deviations are added up: in f64 on a CPU, as PyTorch does, so that no square leaves the range."""
     _require_float(e)
+    if x.type.device == "cpu":
+        return e.cast(x, f64)
+    return e.cast(x, f32) if x.type.dtype.bits <= 16 else x
+
+
+def _spread(
+    e: Emitter, x: Value, dim: Dims | bool, unbiased: bool | None, keepdim: bool, correction: Scalar | None
+) -> Value:
+    """The variance, in the dtype that ``x`` has."""
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
     return _statistic(e, "var", x, axes_of(x.type.rank, dim), keepdim, _correction(unbiased, correction))
 
 
@@ -80,10 +100,8 @@ def _std(
     *,
     correction: Scalar | None = None,
 ) -> Value:
-    dtype = x.type.dtype
-    wide = e.cast(x, f32) if dtype.is_float and dtype.bits <= 16 else x
-    variance = _var(e, wide, dim, unbiased, keepdim, correction=correction)
-    return e.cast(e.emit("sqrt", variance), dtype)
+    variance = _spread(e, _exact(e, x), dim, unbiased, keepdim, correction)
+    return _as_given(e, e.emit("sqrt", variance), x)
 
 
 def _with_mean(spread: Callable[..., Value]) -> Lowering:
@@ -100,7 +118,7 @@ def _with_mean(spread: Callable[..., Value]) -> Lowering:
     ) -> list[Value]:
         found = spread(e, x, dim, unbiased, keepdim, correction=correction)
         axes = axes_of(x.type.rank, None if isinstance(dim, bool) else dim)
-        return [found, _statistic(e, "mean", x, axes, keepdim)]
+        return [found, _as_given(e, _statistic(e, "mean", _exact(e, x), axes, keepdim), x)]
 
     return lower
 

@@ -60,9 +60,14 @@ class CastAttributes(Attributes):
 
 @dataclass(frozen=True)
 class ReduceAttributes(Attributes):
-    """Axes that are reduced away (never kept), ascending and not negative."""
+    """Axes that are reduced away (never kept), ascending and not negative.
+
+    ``dtype``: the result's float dtype where it is wider than the operand's, in which sums and products are made; short
+    blocks of a sum's terms may be added up before in their own.
+    """
 
     axes: tuple[int, ...]
+    dtype: DType | None = None
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _function(op: Op, device: str) -> Function:
         case IotaAttributes(axis=axis, dtype=dtype):
             return lambda: _iota(shape, axis, torch_dtype(dtype), device)
         case ReduceAttributes(axes=axes):
-            return _reduction(op.name, axes)
+            return _reduction(op.name, axes, torch_dtype(op.result.type.dtype))
         case ArgReduceAttributes(axis=axis):
             return _search(op.name, axis)
         case ScanAttributes(axis=axis):
@@ -176,18 +176,18 @@ def _iota(shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: str) ->
     return line.reshape([n if a == axis else 1 for a, n in enumerate(shape)]).expand(shape)
 
 
-def _reduction(name: str, axes: tuple[int, ...]) -> Function:
+def _reduction(name: str, axes: tuple[int, ...], dtype: torch.dtype) -> Function:
     if not axes:
         return torch.clone
     match name:
         case "reduce_sum":
-            return lambda x: torch.sum(x, axes, dtype=x.dtype)
+            return lambda x: torch.sum(x, axes, dtype=dtype)
         case "reduce_max":
             return lambda x: torch.amax(x, axes)
         case "reduce_min":
             return lambda x: torch.amin(x, axes)
     one: Function = {
-        "reduce_prod": lambda x, axis: torch.prod(x, axis, dtype=x.dtype),
+        "reduce_prod": lambda x, axis: torch.prod(x, axis, dtype=dtype),
         "reduce_any": lambda x, axis: torch.any(x, axis),
         "reduce_all": lambda x, axis: torch.all(x, axis),
     }[name]

@@ -9,6 +9,7 @@ from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.graph import Graph, Op, Value
 from fusec.ir.index import product
 from fusec.ir.indexing import most
+from fusec.ir.types import f64
 from fusec.passes.attention import Elements, find_elements
 from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention
 from fusec.passes.fuse.grow import (
@@ -127,12 +128,18 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
         if blocked:
             grow_prologues(partition, group, log)
             leave_to_readers(partition, group)
+        else:
+            leave_to_readers(partition, group, _doubles)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         cheap = _is_cheap if blocked else _widens
         grow_producers(partition, group, _at_least(op.result.type.most, cheap), outside)
 
 
-def leave_to_readers(partition: Partition, group: Group) -> None:
+def _doubles(op: Op) -> bool:
+    return op.name == "cast" and op.result.type.dtype is f64
+
+
+def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], bool] = lambda op: True) -> None:
     """Lets go of cheap maps at the group's end whose readers can make them from less than storing them would move.
 
     A residual sum goes to memory as it is, not once more in f32 and once more squared for the norm that follows.
@@ -141,6 +148,8 @@ def leave_to_readers(partition: Partition, group: Group) -> None:
         readers = partition.compute_consumers(op)
         made = [v for v in partition.sources(op) if partition.producers.get(v) in group.ops]
         if op.definition.kind != "elementwise" or op.definition.flops > CHEAP_FLOPS or not readers or not made:
+            continue
+        if not which(op):
             continue
         if partition.escapes(op) or any(_keeps(partition, group, reader) for reader in readers):
             continue

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from programs import run
 from rewriting import becomes, computes_the_same, unchanged
 
+from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.precision import precision
@@ -159,3 +161,80 @@ def test_products_of_f32_keep_their_digits_unless_asked() -> None:
     becomes(
         lambda graph: precision(graph, tf32=True), _PRODUCTS, _PRODUCTS.replace("[0]} : f32", "[0], tf32=true} : f32")
     )
+
+
+def _doubles(graph: Graph) -> Graph:
+    return precision(graph, doubles=True)
+
+
+def test_a_mean_is_made_in_f64_on_a_cpu() -> None:
+    text = """
+    graph @g(%x: f32[4, 9]) {
+      %s = reduce_sum(%x) {axes=[1]} : f32[4]
+      %m = div(%s, f32(9.0)) : f32[4]
+      return %m
+    }
+    """
+    unchanged(precision, text)
+    becomes(
+        _doubles,
+        text,
+        """
+        graph @g(%x: f32[4, 9]) {
+          %m_total = reduce_sum(%x) {axes=[1], dtype=f64} : f64[4]
+          %m_count = cast(f32(9.0)) : f64[]
+          %m_wide = div(%m_total, %m_count) : f64[4]
+          %m = cast(%m_wide) : f32[4]
+          return %m
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize("divisor", ["%n", "%x"])
+def test_other_quotients_of_sums_stay(divisor: str) -> None:
+    text = f"""
+    graph @g(%x: f32[9], %n: f32[]) {{
+      %s = reduce_sum(%x) {{axes=[0]}} : f32[]
+      %y = div(%s, {divisor}) : f32[{"9" if divisor == "%x" else ""}]
+      return %y
+    }}
+    """
+    unchanged(_doubles, text)
+
+
+def test_the_mean_of_equal_numbers_is_that_number() -> None:
+    text = """
+    graph @g(%x: f32[3, 100]) {
+      %s = reduce_sum(%x) {axes=[1]} : f32[3]
+      %k = reshape(%s) : f32[3, 1]
+      %m = div(%k, f32(100.0)) : f32[3, 1]
+      %y = sub(%x, %m) : f32[3, 100]
+      return %y
+    }
+    """
+    x = np.repeat(np.array([[0.1], [1000.1], [3.3333]], np.float32), 100, axis=1)
+    assert not np.any(run(text, [x]).outputs[0])
+
+
+def test_a_product_s_factors_are_no_roundings() -> None:
+    text = """
+    graph @g(%x: f32[4, 9]) {
+      %p = reduce_prod(%x) {axes=[1]} : f32[4]
+      return %p
+    }
+    """
+    unchanged(precision, text)
+    becomes(
+        _doubles,
+        text,
+        """
+        graph @g(%x: f32[4, 9]) {
+          %p_product = reduce_prod(%x) {axes=[1], dtype=f64} : f64[4]
+          %p = cast(%p_product) : f32[4]
+          return %p
+        }
+        """,
+    )
+    x = np.array([[1e30, 1e30, 1e-30, 1e-30, 1, 1, 1, 1, 3]] * 4, np.float32)
+    np.testing.assert_allclose(run(text, [x]).outputs[0], 3, rtol=1e-6)

@@ -26,8 +26,9 @@ def test_one_long_row() -> None:
     after = split.split_reductions(reduction([1 << 20], [0]), threads=2)
     assert text(after) == (
         "%y_apart = reshape(%x) : f32[16, 65536]\n"
-        "%y_partial = reduce_sum(%y_apart) {axes=[1]} : f32[16]\n"
-        "%y = reduce_sum(%y_partial) {axes=[0]} : f32[]"
+        "%y_partial = reduce_sum(%y_apart) {axes=[1], dtype=f64} : f64[16]\n"
+        "%y_of_parts = reduce_sum(%y_partial) {axes=[0]} : f64[]\n"
+        "%y = cast(%y_of_parts) : f32[]"
     )
 
 
@@ -35,8 +36,9 @@ def test_columns_of_a_tall_matrix() -> None:
     after = split.split_reductions(reduction([1 << 16, 24], [0]), threads=2)
     assert text(after) == (
         "%y_apart = reshape(%x) : f32[16, 4096, 24]\n"
-        "%y_partial = reduce_sum(%y_apart) {axes=[1]} : f32[16, 24]\n"
-        "%y = reduce_sum(%y_partial) {axes=[0]} : f32[24]"
+        "%y_partial = reduce_sum(%y_apart) {axes=[1], dtype=f64} : f64[16, 24]\n"
+        "%y_of_parts = reduce_sum(%y_partial) {axes=[0]} : f64[24]\n"
+        "%y = cast(%y_of_parts) : f32[24]"
     )
 
 
@@ -45,11 +47,12 @@ def test_what_does_not_divide_leaves_a_rest() -> None:
     assert text(after) == (
         "%y_part = slice(%x) {starts=[0], stops=[4194304], steps=[1]} : f32[4194304]\n"
         "%y_apart = reshape(%y_part) : f32[16, 262144]\n"
-        "%y_partial = reduce_sum(%y_apart) {axes=[1]} : f32[16]\n"
-        "%y_of_parts = reduce_sum(%y_partial) {axes=[0]} : f32[]\n"
+        "%y_partial = reduce_sum(%y_apart) {axes=[1], dtype=f64} : f64[16]\n"
+        "%y_of_parts = reduce_sum(%y_partial) {axes=[0]} : f64[]\n"
         "%y_part_1 = slice(%x) {starts=[4194304], stops=[4194319], steps=[1]} : f32[15]\n"
-        "%y_rest = reduce_sum(%y_part_1) {axes=[0]} : f32[]\n"
-        "%y = add(%y_of_parts, %y_rest) : f32[]"
+        "%y_rest = reduce_sum(%y_part_1) {axes=[0], dtype=f64} : f64[]\n"
+        "%y_add = add(%y_of_parts, %y_rest) : f64[]\n"
+        "%y = cast(%y_add) : f32[]"
     )
 
 

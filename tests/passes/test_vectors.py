@@ -1,4 +1,4 @@
-"""A product with one row, or one column, in each batch is a sum of products along memory; others stay products."""
+"""A product with one row, or one column, is a sum of products along memory; those of weights, and others, stay."""
 
 from __future__ import annotations
 
@@ -20,10 +20,17 @@ from programs import Dot, check, dot_program, group_kinds
         ("bf16[3, 1, 65]", "bf16[3, 65, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "bf16[3, 1, 9]"),
         ("f16[3, 1, 65]", "f16[3, 9, 65]", "{contract=[2]x[2], batch=[0]x[0], dtype=f32}", "f32[3, 1, 9]"),
         ("f32[3, 1, 0]", "f32[3, 0, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 1, 9]"),
+        ("f32[1, 5]", "f32[5, 9]", "{contract=[1]x[0]}", "f32[1, 9]"),
+        ("f32[7, 300]", "f32[300]", "{contract=[1]x[0]}", "f32[7]"),
+        ("f32[300, 7]", "f32[300, 1]", "{contract=[0]x[0]}", "f32[7, 1]"),
+        ("f32[300]", "f32[300]", "{contract=[0]x[0]}", "f32[]"),
+        ("f32[4, 5]", "f32[5, 4]", "{contract=[0, 1]x[1, 0]}", "f32[]"),
+        ("bf16[7, 65]", "bf16[65]", "{contract=[1]x[0]}", "bf16[7]"),
+        ('f32[5] parameter "v"', 'f32[5] parameter "w"', "{contract=[0]x[0]}", "f32[]"),
     ],
     ids=str,
 )
-def test_a_vector_a_batch(dot: Dot) -> None:
+def test_a_vector(dot: Dot) -> None:
     run = check(dot_program(dot), slack=4)
     assert "= dot(" not in run.lowered.stages["vectors"]
     assert "gemm" not in group_kinds(run.lowered)
@@ -32,11 +39,12 @@ def test_a_vector_a_batch(dot: Dot) -> None:
 @pytest.mark.parametrize(
     "dot",
     [
-        ("f32[1, 5]", "f32[5, 9]", "{contract=[1]x[0]}", "f32[1, 9]"),
+        ("f32[1, 5]", 'f32[5, 9] parameter "w"', "{contract=[1]x[0]}", "f32[1, 9]"),
+        ("f32[1]", "f32[9]", "{contract=[]x[]}", "f32[1, 9]"),
         ("f32[3, 2, 5]", "f32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 2, 9]"),
         ("i32[3, 1, 5]", "i32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "i32[3, 1, 9]"),
     ],
-    ids=["no batch", "two rows", "integers"],
+    ids=["weights", "outer", "two rows", "integers"],
 )
 def test_others_stay_products(dot: Dot) -> None:
     assert group_kinds(check(dot_program(dot), slack=4).lowered) == ["gemm"]
@@ -62,3 +70,12 @@ def test_on_a_gpu_they_stay_products() -> None:
     text = dot_program(("f32[3, 1, 5]", "f32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 1, 9]"))
     graph = parse(text)
     assert graph_passes("cuda:sm_90")["vectors"](graph) is graph
+
+
+def test_views_of_weights_stay_packed() -> None:
+    text = """graph @linear(%x: f32[1, 5], %w: f32[9, 5] parameter "w") {
+        %t = permute(%w) {permutation=[1, 0]} : f32[5, 9]
+        %z = dot(%x, %t) {contract=[1]x[0]} : f32[1, 9]
+        return %z
+    }"""
+    assert group_kinds(check(text, slack=4).lowered) == ["gemm"]

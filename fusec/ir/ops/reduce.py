@@ -32,11 +32,18 @@ def _reduction(monoid: Monoid) -> OpDef:
         require_axes(attributes.axes, t, ascending=True)
         if not monoid.of_nothing and any(t.shape[a] == 0 for a in attributes.axes):
             raise TypeRuleError(f"{t} is empty along axes {list(attributes.axes)}: {name} of nothing is undefined")
-        return (t.with_shape(without_axes(t, attributes.axes)),)
+        reduced = t.with_shape(without_axes(t, attributes.axes))
+        if attributes.dtype is None:
+            return (reduced,)
+        if monoid.name not in ("sum", "prod") or not (t.dtype.is_float and attributes.dtype.is_float):
+            raise TypeRuleError(f"{name} of {t.dtype} is not made in {attributes.dtype}")
+        return (reduced.with_dtype(attributes.dtype),)
 
     def reference(arrays: Arrays, attributes: ReduceAttributes) -> Array:
         (x,) = widened(arrays)
-        return np.asarray(monoid.over_axes(x, attributes.axes)).astype(arrays[0].dtype, copy=False)
+        dtype = arrays[0].dtype if attributes.dtype is None else attributes.dtype.numpy
+        x = x if attributes.dtype is None else x.astype(dtype)
+        return np.asarray(monoid.over_axes(x, attributes.axes)).astype(dtype, copy=False)
 
     return define(name, "reduce", ReduceAttributes, (1, 1), rule, reference, monoid=monoid)
 
