@@ -20,6 +20,16 @@ from fusec.frontend.torch_modes import why_not_plain
 from fusec.ir.attributes import PermuteAttributes, StridedAttributes
 from fusec.ir.types import contiguous_strides
 
+MOST_KNOWN = 1 << 14
+"""Results of operations on fake tensors that PyTorch may know; it forgets none by itself, and each takes 0.5 KB."""
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode for one capture."""
+    if len(FakeTensorMode.cache) > MOST_KNOWN:
+        FakeTensorMode.cache_clear()
+    return FakeTensorMode()
+
 
 def fake_like(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:
     """A fake tensor with the layout of a real one, in a storage of its own; one of inference where that is one.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, ReferenceSource, Source
 from fusec.frontend.torch_emit import Emitter, tensor_type
-from fusec.frontend.torch_fake import check_plain, fake_like, is_held, value_name
+from fusec.frontend.torch_fake import check_plain, fake_like, fake_mode, is_held, value_name
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_references import Fetch, References
 from fusec.ir.graph import Builder, InputRole, Port, Value
@@ -31,7 +31,7 @@ class TracedTensors:
         self.ties: list[tuple[Fetch, Fetch]] = []
         self._references = references
         self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
-        self._fake_mode = FakeTensorMode()
+        self._fake_mode = fake_mode()
         self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._owned: set[Value] = set()

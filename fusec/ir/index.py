@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar, Union
+from weakref import ref
 
 from fusec.ir import interval
 from fusec.ir.interval import Range
@@ -22,7 +23,7 @@ class Expr:
     """An interned integer expression. Compare with ``is`` or ``==``; both mean the same."""
 
     __slots__ = ("__weakref__", "_bounds", "_text", "key")
-    _table: ClassVar[dict[object, Expr]] = {}
+    _table: ClassVar[dict[object, ref[Expr]]] = {}
     key: tuple[object, ...]
     _bounds: Range
     _text: str
@@ -153,16 +154,34 @@ class Product(Expr):
 
 
 def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
+    """The expression of this kind and key. Those that nothing holds any more are forgotten."""
     full = (cls, *key)
-    found = Expr._table.get(full)
+    kept = Expr._table.get(full)
+    found = None if kept is None else kept()
     if found is None:
-        found = cls()
-        found.key = full
+        made = cls()
+        made.key = full
         for name, value in fields.items():
-            setattr(found, name, value)
-        found = Expr._table.setdefault(full, found)
+            setattr(made, name, value)
+        found = _entered(made)
     assert isinstance(found, cls)
     return found
+
+
+def _entered(made: Expr) -> Expr:
+    """The expression itself, or the equal one that another thread entered meanwhile."""
+    own = ref(made, lambda gone, key=made.key: _forget(key, gone))
+    while True:
+        kept = Expr._table.setdefault(made.key, own)
+        found = kept()
+        if found is not None:
+            return found
+        _forget(made.key, kept)
+
+
+def _forget(key: object, gone: ref[Expr]) -> None:
+    if Expr._table.get(key) is gone:
+        del Expr._table[key]
 
 
 def symbol(name: str, lo: int | None = 0, hi: Index | None = None) -> Symbol:

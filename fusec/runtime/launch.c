@@ -1,11 +1,11 @@
 /* Kernels through the CUDA driver: a prepared row of launches is one C call that takes integers.
 
-   load(code, name, shared, device) -> (function, context)
+   load(code, name, shared, device) -> (function, context, module)
    prepare(context, arguments, addresses, kernels, misaligned, graph) -> run(stream, argument, ...)
    graphs() -> how many graphs this process holds
 
-   The first `addresses` arguments are addresses, the others sizes. `kernels` is a tuple of (function, (x, y, z),
-   threads, shared, overlaps, parameters); a number of blocks below 0 is that of argument -1 - number at the call, where
+   The first `addresses` arguments are addresses, the others sizes. `kernels` is a tuple of (function, module, (x, y,
+   z), threads, shared, overlaps, parameters); a number of blocks below 0 is that of argument -1 - number at the call, where
    0 launches nothing. One that `overlaps` may start before the kernel ahead of it has ended, for which it waits itself
    (griddepcontrol), but in a graph. A parameter is the number of an argument, bytes (passed as they are), or (argument,
    element, sizes, strides, box, swizzle, promotion, fill): a tensor map of the memory at that argument, sizes innermost
@@ -26,6 +26,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -77,6 +78,7 @@ static struct {
     CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
     CUresult (*cuModuleLoadData)(CUmodule *, const void *);
     CUresult (*cuModuleGetFunction)(CUfunction *, CUmodule, const char *);
+    CUresult (*cuModuleUnload)(CUmodule);
     CUresult (*cuFuncSetAttribute)(CUfunction, int, int);
     CUresult (*cuLaunchKernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                CUstream, void **, void **);
@@ -109,6 +111,7 @@ static const struct {
     ENTRY(cuDevicePrimaryCtxRetain),
     ENTRY(cuModuleLoadData),
     ENTRY(cuModuleGetFunction),
+    ENTRY(cuModuleUnload),
     ENTRY(cuFuncSetAttribute),
     ENTRY(cuLaunchKernel),
     ENTRY(cuLaunchKernelEx),
@@ -163,6 +166,41 @@ static int needs_driver(void) {
     return !is_open;
 }
 
+/* Modules */
+
+/* A loaded module. It is unloaded when nothing holds its capsule any more, unless a stream was being captured when one
+   of its kernels was launched: a graph that someone else keeps may run that at any time. */
+typedef struct {
+    CUmodule module;
+    CUcontext context;
+    pid_t process;
+    int captured;
+} Loaded;
+
+static const char LOADED[] = "fusec_launch.Loaded";
+
+static void unload(PyObject *capsule) {
+    Loaded *loaded = PyCapsule_GetPointer(capsule, LOADED);
+    CUcontext popped;
+    int mode = RELAXED; /* unloading is allowed while a stream is being captured */
+    if (!loaded->captured && loaded->process == getpid() && !driver.cuCtxPushCurrent_v2(loaded->context)) {
+        driver.cuThreadExchangeStreamCaptureMode(&mode);
+        driver.cuModuleUnload(loaded->module); /* waits for what still runs; fails where the driver is gone */
+        driver.cuThreadExchangeStreamCaptureMode(&mode);
+        driver.cuCtxPopCurrent_v2(&popped);
+    }
+    free(loaded);
+}
+
+static PyObject *held(CUmodule module, CUcontext context) {
+    Loaded *loaded = malloc(sizeof *loaded);
+    if (!loaded) return PyErr_NoMemory();
+    *loaded = (Loaded){.module = module, .context = context, .process = getpid()};
+    PyObject *capsule = PyCapsule_New(loaded, LOADED, unload);
+    if (!capsule) free(loaded);
+    return capsule;
+}
+
 static PyObject *load(PyObject *self, PyObject *args) {
     const char *code, *name;
     Py_ssize_t size;
@@ -188,7 +226,9 @@ static PyObject *load(PyObject *self, PyObject *args) {
     }
     Py_END_ALLOW_THREADS;
     if (result) return error(result, name);
-    return Py_BuildValue("KK", (unsigned long long)(uintptr_t)function, (unsigned long long)(uintptr_t)context);
+    PyObject *capsule = held(module, context);
+    if (!capsule) return NULL;
+    return Py_BuildValue("KKN", (unsigned long long)(uintptr_t)function, (unsigned long long)(uintptr_t)context, capsule);
 }
 
 /* Prepared rows */
@@ -210,6 +250,8 @@ typedef struct {
 
 typedef struct {
     CUfunction function;
+    PyObject *capsule; /* its module's, which it holds */
+    Loaded *loaded;
     int grid[3]; /* -1 - the number of the argument that says it */
     unsigned threads, shared;
     int overlaps, count;
@@ -248,6 +290,7 @@ static void row_free(PyObject *self) {
         Kernel *kernel = &row->kernels[k];
         for (int i = 0; kernel->parameters && i < kernel->count; i++) free(kernel->parameters[i].bytes);
         free(kernel->parameters);
+        Py_XDECREF(kernel->capsule);
     }
     free(row->kernels);
     free(row->map);
@@ -313,11 +356,15 @@ static int read_parameter(Row *row, PyObject *record, Parameter *into) {
 
 static int read_kernel(Row *row, PyObject *record, Kernel *kernel) {
     unsigned long long function;
-    PyObject *parameters;
-    if (!PyArg_ParseTuple(record, "K(iii)IIpO!", &function, &kernel->grid[0], &kernel->grid[1], &kernel->grid[2],
-                          &kernel->threads, &kernel->shared, &kernel->overlaps, &PyTuple_Type, &parameters))
+    PyObject *capsule, *parameters;
+    if (!PyArg_ParseTuple(record, "KO(iii)IIpO!", &function, &capsule, &kernel->grid[0], &kernel->grid[1],
+                          &kernel->grid[2], &kernel->threads, &kernel->shared, &kernel->overlaps, &PyTuple_Type,
+                          &parameters) ||
+        !(kernel->loaded = PyCapsule_GetPointer(capsule, LOADED)))
         return -1;
     kernel->function = (CUfunction)(uintptr_t)function;
+    Py_INCREF(capsule);
+    kernel->capsule = capsule;
     for (int axis = 0; axis < 3; axis++)
         if (-1 - kernel->grid[axis] >= row->arguments) {
             PyErr_SetString(PyExc_ValueError, "a grid names an argument that is not there");
@@ -473,7 +520,9 @@ static CUresult launch_row(Row *row, CUstream stream, uint64_t *addresses, CUten
     int capturing = 0;
     int empty = 0; /* a graph has no node of no blocks */
     for (int k = 0; k < row->count; k++) empty |= is_empty(&row->kernels[k], addresses);
-    if (row->graph && !empty && !driver.cuStreamIsCapturing(stream, &capturing) && !capturing)
+    int known = !driver.cuStreamIsCapturing(stream, &capturing);
+    for (int k = 0; k < row->count && !(known && !capturing); k++) row->kernels[k].loaded->captured = 1;
+    if (row->graph && !empty && known && !capturing)
         result = launch_graph(row, stream, addresses, maps);
     else
         result = launch_each(row, stream, addresses, maps);
@@ -562,7 +611,7 @@ static PyObject *graphs(PyObject *self, PyObject *none) {
 
 static PyMethodDef methods[] = {
     {"open", open_driver, METH_VARARGS, "open(path, fail): None, or why the driver can't be used"},
-    {"load", load, METH_VARARGS, "load(code, name, shared, device): the function and its context"},
+    {"load", load, METH_VARARGS, "load(code, name, shared, device): the function, its context and what holds its module"},
     {"prepare", prepare, METH_VARARGS, "prepare(context, arguments, addresses, kernels, misaligned, graph): a row of launches"},
     {"graphs", graphs, METH_NOARGS, "graphs(): how many CUDA graphs this process holds"},
     {NULL, NULL, 0, NULL},

@@ -92,12 +92,12 @@ class DeviceKernel:
 
 
 class Device:
-    """One CUDA device of this process. Loads each kernel once."""
+    """One CUDA device of this process. Loads each kernel once, until neither it nor a row of it is left."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._extension = extension()
-        self._loaded: WeakKeyDictionary[DeviceKernel, tuple[int, int]] = WeakKeyDictionary()
+        self._loaded: WeakKeyDictionary[DeviceKernel, tuple[int, int, object]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def row(
@@ -119,15 +119,16 @@ class Device:
         formulas: dict[str, int] = {}
         addresses = 1 + max((n for kernel, numbers in launches for n in numbers[: kernel.addresses]), default=-1)
         for kernel, numbers in launches:
-            function, context = self._load(kernel)
+            function, context, module = self._load(kernel)
             parameters = tuple(_record(p, numbers) for p in kernel.parameters)
             grid = tuple(_blocks(n, kernel, numbers, formulas, arguments) for n in kernel.grid)
-            records.append((function, grid, kernel.threads, kernel.shared, kernel.overlaps, parameters))
+            records.append((function, module, grid, kernel.threads, kernel.shared, kernel.overlaps, parameters))
         total = arguments + len(formulas)
         run: Run = self._extension.prepare(context, total, addresses, tuple(records), misaligned, graph)
         return _with_grids(run, arguments, list(formulas)) if formulas else run
 
-    def _load(self, kernel: DeviceKernel) -> tuple[int, int]:
+    def _load(self, kernel: DeviceKernel) -> tuple[int, int, object]:
+        """The function, its context, and what holds its module."""
         with self._lock:
             known = self._loaded.get(kernel)
             if known is None:

@@ -45,6 +45,7 @@ int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDevicePrimaryCtxRetain(uint64_t *context, int device) { *context = 1 + (uint64_t)device; return 0; }
 int cuModuleLoadData(uint64_t *module, const void *code) { *module = 7; return note("load", *(const char *)code, 0); }
 int cuModuleGetFunction(uint64_t *function, uint64_t module, const char *name) { *function = (uint64_t)name[0]; return 0; }
+int cuModuleUnload(uint64_t module) { return note("unload", module, 0); }
 int cuFuncSetAttribute(uint64_t function, int what, int value) { return note("shared", function, (uint64_t)value); }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
 int cuStreamIsCapturing(uint64_t stream, int *status) { *status = capturing; return 0; }

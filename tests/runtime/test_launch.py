@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -199,6 +200,48 @@ def test_errors_name_what_was_done(fake: Fake) -> None:
         run(0)
     with pytest.raises(OverflowError):
         run(0, -16)
+
+
+def test_a_module_is_unloaded_when_its_kernel_and_all_rows_are_gone(fake: Fake) -> None:
+    one = kernel("a", 0)
+    first = fake.device.row([(one, (0,)), (kernel("b", 0), (1,))], 2, graph=True)
+    second = fake.device.row([(one, (0,))], 1)
+    first(4, 16, 32)
+    assert [line.split()[0] for line in fake.notes] == ["load", "load", "graph", "node", "node", "replay"]
+    del first
+    assert fake.notes == ["destroy 11 0", "unload 7 0"]
+    del one
+    second(4, 16)
+    assert fake.notes == ["grid 30201 128", "launch 16 4"]
+    del second
+    assert fake.notes == ["unload 7 0"]
+
+
+def test_a_kernel_that_outlives_its_rows_is_not_loaded_again(fake: Fake) -> None:
+    one = kernel("a", 0)
+    for _ in range(3):
+        fake.device.row([(one, (0,))], 1)(4, 16)
+    assert [line for line in fake.notes if line.startswith(("load", "unload"))] == ["load 67 0"]
+
+
+def test_a_module_stays_where_a_captured_graph_may_run_it(fake: Fake) -> None:
+    run = fake.device.row([(kernel("a", 0), (0,))], 1)
+    fake.driver.fake_capture(1)
+    run(4, 16)
+    fake.driver.fake_capture(0)
+    run(4, 16)
+    del run
+    assert not any(line.startswith("unload") for line in fake.notes)
+
+
+def test_a_forked_process_leaves_modules_alone(fake: Fake) -> None:
+    run = fake.device.row([(kernel("a", 0), (0,))], 1)
+    fake.all_notes()
+    child = os.fork()
+    if child == 0:
+        del run
+        os._exit(len(fake.all_notes()))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_many_threads(fake: Fake) -> None:

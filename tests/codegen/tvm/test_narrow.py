@@ -111,7 +111,7 @@ def test_tiles_of_int8_extremes(amx):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("shape", [(1, 64, 48), (17, 96, 40), (70, 100, 130), (5, 33, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 64, 48), (17, 96, 40), (70, 100, 130), (5, 33, 7)], ids=str)
 def test_functions_run_on_tiles(amx_everywhere, dtype, shape):
     m, k, n = shape
     rng = torch.Generator().manual_seed(3)
