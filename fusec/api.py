@@ -65,6 +65,7 @@ def jit(
     target: str | None = None,
     dynamic: bool | None = None,
     static: str | Iterable[str] = (),
+    freeze: bool = False,
     precision: Precision = "ieee",
     tune: Tune = False,
     fallback: Fallback = "eager",
@@ -81,6 +82,7 @@ def jit(
     target: str | None = None,
     dynamic: bool | None = None,
     static: str | Iterable[str] = (),
+    freeze: bool = False,
     precision: Precision = "ieee",
     tune: Tune = False,
     fallback: Fallback = "eager",
@@ -107,14 +109,20 @@ def jit(
     With ``dynamic=True``, when a call differs from an earlier one in extents alone, a program is compiled that serves
     ranges of them; where no one graph does, each set of extents has its own, as without.
 
-    static: the names of parameters whose PyTorch tensors are weights: what kernels need packed is packed once, and
-    again when a tensor has changed or another one comes. (Arguments that are no arrays are static anyway.)
+    freeze: a CPU's kernels may keep copies of the PyTorch tensors that the function reads besides its arguments (a
+    module's weights), arranged as they need them; without, each call reads the weights where they lie. Copies are made
+    anew when another tensor comes, and after every write that PyTorch counts (``w.mul_(2)``, an optimizer's step,
+    ``load_state_dict``). It does not count writes through ``w.data``, ``w.numpy()``, a storage or a pointer: with
+    ``freeze=True`` those may not be seen.
+
+    static: the names of parameters whose PyTorch tensors are weights, too: of them copies are kept in the same way.
+    (Arguments that are no arrays are static anyway.)
 
     OptionError for an option or an environment variable that can't be, TargetError for a target that is not known. A
     call raises them too where ``fallback`` is ``"eager"``: a device, a compiler or a folder that is missing is no
     matter of the function.
     """
-    options = checked(Options(target, tune, cache, precision))
+    options = checked(Options(target, tune, cache, precision, freeze=freeze))
     check_choice("fallback", fallback, ("eager", "error"))
     check_choice("dynamic", dynamic, (True, False, None))
     check_switch("graph", graph)

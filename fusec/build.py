@@ -27,7 +27,7 @@ from fusec.errors import (
     LoweringError,
     TargetError,
 )
-from fusec.frontend.capture import Capture, Library
+from fusec.frontend.capture import Capture, Library, frozen
 from fusec.ir.graph import Graph, Location, Value
 from fusec.ir.print import print_graph
 from fusec.modules import NoKernels, load_module
@@ -59,7 +59,8 @@ class Options:
 
     target: None is where the arguments live. tune: measure the best few schedules of each kernel. cache: look in
     and write to the on-disk cache. precision: of f32 products on a GPU. usual: extents of named dimensions for which
-    schedules are chosen on a GPU, where a program serves more (the largest that it serves, if not given).
+    schedules are chosen on a GPU, where a program serves more (the largest that it serves, if not given). freeze: keep
+    what is packed from PyTorch tensors that are no arguments; nothing tells when a NumPy array changes.
     """
 
     target: str | None = None
@@ -67,6 +68,7 @@ class Options:
     cache: bool = True
     precision: Precision = "ieee"
     usual: tuple[tuple[str, int], ...] = ()
+    freeze: bool = False
 
 
 def checked(options: Options) -> Options:
@@ -76,6 +78,7 @@ def checked(options: Options) -> Options:
     check_choice("tune", options.tune, (False, "quick", "full"))
     check_choice("precision", options.precision, ("ieee", "tf32"))
     check_switch("cache", options.cache)
+    check_switch("freeze", options.freeze)
     return options
 
 
@@ -100,6 +103,8 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
     Raises what the passes and the backend raise: LoweringError, CodegenError, TargetError.
     """
     check_environment()
+    if options.freeze and library == "torch":
+        graph = frozen(graph)
     target = options.target or target_of(graph)
     if library == "numpy" and is_gpu(target):
         return _build_for_host(graph, target, options)

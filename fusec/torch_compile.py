@@ -41,7 +41,7 @@ from fusec.torch_symbols import SizedGraph, sizes_of
 
 Kind = Literal["inference", "forward", "backward"]
 log = config.logger("compile")
-_OPTIONS = ("tune", "cache", "precision", "warn")
+_OPTIONS = ("tune", "cache", "precision", "freeze", "warn")
 _CUTS = 16
 """Nodes of one graph that may be run by PyTorch between compiled parts; beyond, the whole graph runs so."""
 
@@ -64,8 +64,8 @@ class Chosen:
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """A compiled graph of Dynamo's: called with its inputs it gives the tuple of its outputs.
 
-    Options (``torch.compile(..., options={...})``) are ``tune``, ``cache``, ``precision`` and ``warn``, as for
-    :func:`fusec.jit`. FusecError for others, OptionError for a value that can't be.
+    Options (``torch.compile(..., options={...})``) are ``tune``, ``cache``, ``precision``, ``freeze`` and ``warn``, as
+    for :func:`fusec.jit`. FusecError for others, OptionError for a value that can't be.
     """
     given = dict(options.get("options") or {})
     unknown = sorted(map(str, set(given) - set(_OPTIONS)))

@@ -13,7 +13,7 @@ from fusec.ahead import Conditions, Piece, Ranges, in_sizes, pieces
 from fusec.build import Options, build
 from fusec.compiled import Variant, WeightNames, argument_of
 from fusec.errors import TargetError
-from fusec.frontend.capture import Capture, Library, ReferenceSource
+from fusec.frontend.capture import Capture, Library, ReferenceSource, frozen
 from fusec.frontend.generalise import Bindings
 from fusec.frontend.structures import CallSpec
 from fusec.ir.index import symbol
@@ -85,7 +85,8 @@ class Variants:
 
     def _variant(self, piece: Piece) -> Variant:
         usual = tuple(piece.usual.items()) if piece.upto is not None else self.options.usual
-        executable = build(piece.graph, self.library, replace(self.options, usual=usual)).executable
+        graph = frozen(piece.graph) if self.freeze else piece.graph
+        executable = build(graph, self.library, replace(self.options, usual=usual)).executable
         executable = replace(executable, graph=self.graph)
         made = _variant(piece, executable, self.placed, self._weights if self.freeze else None)
         return replace(made, names=_weight_names(self.function, piece.capture)) if self.freeze else made

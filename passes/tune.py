@@ -140,5 +140,6 @@ def tuning_key(frame: Frame, *facts: object) -> str:
     """A digest of what a measured choice depends on: the group, its layouts and the machine."""
     assert isinstance(frame.op.attributes, FusedAttributes)
     layouts = [frame.strides[v] for v in (*frame.body.inputs, *frame.body.outputs)]
-    text = "\n".join((print_graph(frame.body), repr(layouts), frame.op.attributes.kind, *map(str, facts)))
+    static = [v in frame.static for v in frame.body.inputs]
+    text = "\n".join((print_graph(frame.body), repr(layouts), repr(static), frame.op.attributes.kind, *map(str, facts)))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -6,8 +6,6 @@ row (a token that looks at the keys and values of those before it) a sum of prod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fusec.ir.attributes import CastAttributes, DotAttributes
 from fusec.ir.graph import Graph, Value
 from fusec.ir.ops.contract import free_axes
@@ -59,14 +57,14 @@ def _sum_of_products(r: Rewriter, packed: set[str]) -> Outcome:
     return None
 
 
-def _is_vector(value: Value, batch: Sequence[int], contract: Sequence[int]) -> bool:
+def _is_vector(value: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bool:
     return all(value.type.shape[axis] == 1 for axis in free_axes(value.type.rank, batch, contract))
 
 
 def _summed(
     r: Rewriter,
-    vector: tuple[Value, Sequence[int], Sequence[int]],
-    matrix: tuple[Value, Sequence[int], Sequence[int]],
+    vector: tuple[Value, tuple[int, ...], tuple[int, ...]],
+    matrix: tuple[Value, tuple[int, ...], tuple[int, ...]],
 ) -> Value:
     """The matrix is read as it lies; the vector is laid out along its axes."""
     (v, v_batch, v_contract), (m, m_batch, m_contract) = vector, matrix

@@ -422,7 +422,7 @@ def test_static_arguments_of_modules_methods_and_rests() -> None:
     layer = Layer()
     for jitted in (fusec.jit(static="w")(layer), layer.method):
         same(jitted(x, w), x @ w)
-        assert [port.role for port in plans(jitted)[0].capture.graph.input_ports] == ["argument", "parameter"]
+        assert [port.role for port in plans(jitted)[0].capture.graph.input_ports] == ["argument", "static"]
     jitted = fusec.jit(static="ws")(rest)
     same(jitted(x, w, w + 1), rest(x, w, w + 1))
-    assert [p.role for p in plans(jitted)[0].capture.graph.input_ports] == ["argument", "parameter", "parameter"]
+    assert [p.role for p in plans(jitted)[0].capture.graph.input_ports] == ["argument", "static", "static"]

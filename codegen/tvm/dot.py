@@ -236,6 +236,9 @@ class DotWriter:
         load = self.dot.b
         if not self.dot.registers.ahead:
             return
+        if self._row_step() not in (None, self.dot.registers.columns * self.group):
+            self._fetch_row(code, block, column, k)
+            return
         blocks = -(-self.dot.m.extent // self.dot.registers.rows)
         lines = -(-self.vectors // blocks)
         step = ix.add(ix.mul(block.number, self.dot.k.extent), k) if blocks > 1 else k
@@ -246,6 +249,23 @@ class DotWriter:
             memory = self.context.memory[load.buffer]
             level = 2 if blocks > 1 or self.context.target.fetches_to_l2 else 1
             code.append(tir.fetch(memory, self.context.index(flat), level))
+
+    def _row_step(self) -> int | None:
+        """Elements of ``b`` from one step of k to the next; None where they are not evenly spaced."""
+        k = self.dot.k.var
+        first = {self.dot.m.var: 0, self.dot.n.var: 0}
+        return indexing.coefficient(indexing.substitute(self.flat[id(self.dot.b)], first), k)
+
+    def _fetch_row(self, code: Code, block: RowBlock, column: Index, k: Index) -> None:
+        """The same where rows of ``b`` lie apart: of the row that comes ``ahead`` bytes later, what this step takes."""
+        if isinstance(block.number, int) and block.number > 0:
+            return
+        load = self.dot.b
+        ahead = self.dot.registers.ahead // load.dtype.itemsize
+        level = 2 if self.context.target.fetches_to_l2 else 1
+        for j in range(self.vectors):
+            flat = ix.add(self._flat_at(load, self._at(block, 0, column, j, k)), ahead)
+            code.append(tir.fetch(self.context.memory[load.buffer], self.context.index(flat), level))
 
     def _multiply_add(self, code: Code, a: Node, b: Node, c: Node) -> Node:
         if is_float(self.type) and code.fused:

@@ -68,11 +68,12 @@ class GroupWriter(DotWriter):
             if i < block.rows:
                 pair = self._left(code, self._group_at(self.dot.a, block, i, column, 0, k))
             else:
-                pair = tir.constant(_SIGNS, "int32", LANES).node
+                pair = tir.constant(SIGNS, "int32", LANES).node
             for total, vector in zip(row, vectors, strict=True):
                 zero = tir.integer(0)
                 old = tirx.BufferLoad(total, [zero])
-                code.append(tirx.BufferStore(total, self._product(old, pair, vector), [zero]))
+                added = multiply_groups(self.context, self.group, old, pair, vector)
+                code.append(tirx.BufferStore(total, added, [zero]))
 
     def _group_at(self, load: Load, block: RowBlock, i: int, column: Index, j: int, k: Index) -> Index:
         return self._flat_at(load, self._at(block, i, column, j, k))
@@ -89,20 +90,13 @@ class GroupWriter(DotWriter):
         place = tir.ramp(self.context.index(flat), self.group, 1, self.context.index_type)
         pair = tirx.reinterpret("int32", tirx.BufferLoad(memory, [place]))
         if self.signed:  # before it is broadcast: LLVM 21 does not end on the same with vectors
-            pair = tirx.bitwise_xor(pair, tir.integer(_SIGNS))
+            pair = tirx.bitwise_xor(pair, tir.integer(SIGNS))
         return self._bound(code, "a", tirx.Broadcast(pair, LANES))
 
     def _bound(self, code: Code, name: str, node: Node) -> Node:
         variable = tir.variable(code.fresh(name), f"int32x{LANES}")
         code.append(tir.bind(variable, node))
         return variable
-
-    def _product(self, total: Node, a: Node, b: Node) -> Node:
-        if self.group == 2:
-            self.context.imports.add(BF16_IR)
-            return tirx.call_pure_extern(f"float32x{LANES}", "fusec_dot_bf16", total, a, b)
-        bytes_a, bytes_b = (tirx.reinterpret(f"int8x{4 * LANES}", x) for x in (a, b))
-        return tir.intrinsic("llvm.x86.avx512.vpdpbusd.512", "int32", LANES, total, bytes_a, bytes_b)
 
     def _finish(
         self, code: Code, block: RowBlock, column: Index, sums: list[list[Node]], masks: list[Node | None]
@@ -117,8 +111,17 @@ class GroupWriter(DotWriter):
         super()._finish(code, block, column, sums, masks)
 
 
-_SIGNS = -0x7F7F7F80
+SIGNS = -0x7F7F7F80
 """0x80 in each byte of an int32."""
+
+
+def multiply_groups(context: Context, group: int, total: Node, a: Node, b: Node) -> Node:
+    """The sums with the products of each lane's group added to them."""
+    if group == 2:
+        context.imports.add(BF16_IR)
+        return tirx.call_pure_extern(f"float32x{LANES}", "fusec_dot_bf16", total, a, b)
+    bytes_a, bytes_b = (tirx.reinterpret(f"int8x{4 * LANES}", x) for x in (a, b))
+    return tir.intrinsic("llvm.x86.avx512.vpdpbusd.512", "int32", LANES, total, bytes_a, bytes_b)
 
 
 def _over_groups(dot: Dot, group: int) -> Dot:

@@ -132,10 +132,19 @@ class Capture:
 def with_static(capture: Capture, leaves: frozenset[int]) -> Capture:
     """The capture with the array leaves of these numbers taken for weights: what is packed from them is kept."""
     ports = tuple(
-        replace(port, role="parameter") if isinstance(source, ArgumentSource) and source.index in leaves else port
+        replace(port, role="static") if isinstance(source, ArgumentSource) and source.index in leaves else port
         for port, source in zip(capture.graph.input_ports, capture.sources, strict=True)
     )
     return replace(capture, graph=replace(capture.graph, input_ports=ports))
+
+
+def frozen(graph: Graph) -> Graph:
+    """The graph in which what is packed from a module's tensors, and from arrays that the function reads besides its
+    arguments, is kept."""
+    ports = tuple(
+        replace(port, role="static") if port.role in ("parameter", "state") else port for port in graph.input_ports
+    )
+    return replace(graph, input_ports=ports)
 
 
 def leaves_of_parameters(

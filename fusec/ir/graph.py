@@ -16,9 +16,10 @@ from fusec.ir.attributes import NO_ATTRIBUTES, Attributes, ConstantAttributes, S
 from fusec.ir.ops import OPS, OpDef
 from fusec.ir.types import Dim, DType, TensorType
 
-InputRole = Literal["argument", "parameter", "state", "integer"]
+InputRole = Literal["argument", "parameter", "state", "static", "integer"]
 """argument: given at each call. parameter: an nn.Module's parameter or buffer, by reference.
 state: a tensor or array found in a closure, a global or an attribute, by reference.
+static: any of these of which the user says that it stays: what is packed from it is kept.
 integer: a plain integer of the call, which is the extent of an input that has no elements to read."""
 
 

@@ -9,6 +9,7 @@ symbols in it, so a reshape and its inverse cancel. Equal expressions are the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar, TypeVar, Union
 from weakref import ref
 
@@ -170,7 +171,7 @@ def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
 
 def _entered(made: Expr) -> Expr:
     """The expression itself, or the equal one that another thread entered meanwhile."""
-    own = ref(made, lambda gone, key=made.key: _forget(key, gone))
+    own = ref(made, partial(_forget, made.key))
     while True:
         kept = Expr._table.setdefault(made.key, own)
         found = kept()

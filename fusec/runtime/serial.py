@@ -19,7 +19,7 @@ from fusec.tile.scalar import Buffer
 
 Json = Any
 _SLOT_KINDS = ("input", "output", "workspace", "packed", "extern", "view", "constant")
-_ROLES = ("argument", "parameter", "state", "integer")
+_ROLES = ("argument", "parameter", "state", "static", "integer")
 _DIMENSION_LIMIT = 1 << 62
 _EXPRESSION_LIMIT = 1000
 

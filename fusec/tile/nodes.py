@@ -155,12 +155,15 @@ class RegisterTile:
     operand of which nothing need stay in L1. ``ahead``: bytes from a place of ``b`` that is read to the one fetched
     meanwhile; 0 leaves it to the processor. Vectors' blocks of rows that take the same columns share that out among
     them, and fetch to L2.
+
+    ``along``: k lies on the lanes, a sum is a vector until its end; ``columns`` is a power of two.
     """
 
     rows: int
     columns: int
     unroll: int = 1
     tiles: bool = False
+    along: bool = False
     streams: Literal["", "a", "b"] = ""
     ahead: int = 0
 
@@ -177,7 +180,8 @@ class Dot:
 
     On a CPU operands narrower than the accumulator (bf16 into f32, i8 into i32) are multiplied in groups of
     :func:`grouped` along ``k``: those of a group are adjacent in both operands, those of the next column follow in
-    ``b``, and k's extent is a multiple of the group (with ``tiles``, of 64 bytes).
+    ``b``, and k's extent is a multiple of the group (with ``tiles``, of 64 bytes). With ``registers.along`` both
+    operands have stride 1 along ``k`` instead, and k any extent.
 
     ``beside`` are stores that end before the sums are written, on a CPU whose ``tiles`` multiply beside its vectors:
     the rows of their first iterators are spread over k.

@@ -137,6 +137,7 @@ def _dot(dot: Dot) -> str:
     sign = "=" if dot.fresh else "+="
     registers = f"registers {r.rows}x{r.columns}" + (f" unroll {r.unroll}" if r.unroll != 1 else "")
     registers += f" in tiles{f', {r.streams} passing' if r.streams else ''}" if r.tiles else ""
+    registers += " along" if r.along else ""
     registers += f" ahead {r.ahead}" if r.ahead else ""
     tf32 = " tf32" if dot.tf32 else ""
     operands = f"{print_scalar(dot.a)} * {print_scalar(dot.b)}"

@@ -7,7 +7,7 @@ from typing import NoReturn, assert_never
 
 from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, is_at_least, symbol, symbols_of
-from fusec.ir.indexing import coefficient, substitute
+from fusec.ir.indexing import coefficient, slope, substitute
 from fusec.ir.types import bool_, fixed
 from fusec.tile.nodes import (
     Alloc,
@@ -26,7 +26,7 @@ from fusec.tile.nodes import (
     grouped,
 )
 from fusec.tile.print import print_scalar
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript, symbols_in
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript, offset_of, symbols_in
 
 
 def verify(kernel: Kernel) -> None:
@@ -36,7 +36,8 @@ def verify(kernel: Kernel) -> None:
     are bound where they are used; subscripts fit the buffer's rank and, where bounds are known, lie within it;
     Map writes scratch and Store parameters; a condition uses index values only; on a CPU a Dot's operands have
     the accumulator's dtype or a narrower one that is multiplied into it, and ``b`` and the accumulator the stride along
-    ``n`` that this takes; on a GPU the register tiles of its warps or threads make up the block.
+    ``n`` that this takes, or with k on the lanes ``a`` and ``b`` stride 1 along ``k``; on a GPU the register tiles of
+    its warps or threads make up the block.
     """
     _Verifier(kernel).run()
 
@@ -195,10 +196,14 @@ class _Verifier:
             self.shares(dot)
         if on_cpu:
             step = 64 // dot.a.dtype.itemsize if dot.registers.tiles else grouped(dot)
+            self.unit_stride(dot.accumulator, dot, 1)
+            if dot.registers.along:
+                self.side_by_side(dot.a, dot)
+                self.side_by_side(dot.b, dot)
+                return
             if step > 1 and (dot.k.extent % step or dot.k.limit is not None):
                 self.fail(f"the extent of {dot.k.var} is no multiple of {step}")
             self.unit_stride(dot.b, dot, grouped(dot))
-            self.unit_stride(dot.accumulator, dot, 1)
 
     def shares(self, dot: Dot) -> None:
         """Each warp, or each thread, of the block has one register tile."""
@@ -217,6 +222,12 @@ class _Verifier:
             flat = substitute(i, {dot.n.var: block * columns + lane}) * stride + flat
         if dot.n.extent > 1 and coefficient(flat, lane) != step:
             self.fail(f"{operand.buffer} does not have stride {step} along {dot.n.var}")
+
+    def side_by_side(self, operand: Load, dot: Dot) -> None:
+        """Neighbours along k lie side by side."""
+        flat = offset_of(operand.buffer, operand.index)
+        if dot.k.extent > 1 and (flat is None or slope(flat, dot.k.var) != 1):
+            self.fail(f"{operand.buffer} does not have stride 1 along {dot.k.var}")
 
     def place(
         self,

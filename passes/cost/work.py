@@ -37,6 +37,9 @@ PAIRED = 3
 SEEN = 0.5
 """Of the terms that a mask may hide: which it does is known when it is read."""
 
+ADDED_UP = 4.0
+"""Of adding up the lanes of one sum, where k lies on them: four sums by 15 shuffles and additions."""
+
 LATENCY = 4
 """Cycles of a multiply-add, over the two that may start in a cycle: so many times two sums must be under way."""
 
@@ -175,7 +178,8 @@ class Counter:
         sums = m * n * dot.accumulator.dtype.itemsize / (self.target.vector_bits // 8)
         moved = self._instructions((0 if r.tiles else 1) * sums + (0 if dot.fresh else sums))
         others = [self.statement(s, values) for s in dot.beside]
-        vectors = sum(w.vectors for w in others)
+        added = self._instructions(ADDED_UP * m * n) if r.along else 0.0
+        vectors = added + sum(w.vectors for w in others)
         touched = [*touched, *(node for w in others for node in w.touched)]
         return Work(seconds + moved, self._instructions(STATEMENT) + vectors, touched)
 
@@ -198,7 +202,7 @@ class Counter:
         loads and two multiplications in a cycle; fewer sums than a multiplication takes half cycles wait for it.
         """
         r = dot.registers
-        vectors = max(1, r.columns // self.target.lanes(dot.accumulator.dtype.bits))
+        vectors = r.columns if r.along else max(1, r.columns // self.target.lanes(dot.accumulator.dtype.bits))
         products = r.rows * vectors
         return min(1.0, products / (2 * LATENCY), products / (1.25 * (vectors + r.rows)))
 

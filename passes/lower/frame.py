@@ -23,11 +23,15 @@ Strides = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class PackPlan:
-    """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills."""
+    """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills.
+
+    kept: it stays from call to call.
+    """
 
     kernel: Kernel
     sources: tuple[Value, ...]
     packed: Buffer
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,17 @@ class LoweredGroup:
 class Frame:
     """One fused op being lowered.
 
-    ``strides`` gives the layout in memory, in elements, of each operand and result.
+    ``strides`` gives the layout in memory, in elements, of each operand and result. ``static``: inputs of the body that
+    stay as they are from call to call, or say when they change: what is packed from them is kept.
     """
 
-    def __init__(self, op: Op, strides: Mapping[Value, Strides], name: str) -> None:
+    def __init__(
+        self, op: Op, strides: Mapping[Value, Strides], name: str, static: frozenset[Value] = frozenset()
+    ) -> None:
         assert isinstance(op.attributes, FusedAttributes)
         self.op = op
         self.strides = strides
+        self.static = static
         self.body: Graph = op.attributes.body
         self.name = name
         self.producers = self.body.producers()
@@ -79,7 +87,13 @@ class Frame:
 
     def fresh(self) -> Frame:
         """The same op, to be lowered again from the start."""
-        return Frame(self.op, self.strides, self.name)
+        return Frame(self.op, self.strides, self.name, self.static)
+
+    def pack(self, kernel: Kernel, read: Sequence[Buffer], packed: Buffer) -> None:
+        """Notes that ``packed`` is made of the buffers ``read``, parameters, before the group's kernel runs."""
+        sources = tuple(self.input_of(b) for b in read)
+        self.extra.append(packed)
+        self.packs.append(PackPlan(kernel, sources, packed, self.static.issuperset(sources)))
 
     def _leaf(self, value: Value) -> Leaf:
         buffer = self.buffers[value]

@@ -15,7 +15,6 @@ from fusec.passes.inline import Leaf
 from fusec.passes.lower.frame import (
     Frame,
     LoweredGroup,
-    PackPlan,
     address_step,
     expect_index,
     is_linear,
@@ -32,10 +31,12 @@ ROW_PADDING = 16
 
 def lower_gemm(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:
     """Tasks are blocks of rows by blocks of columns; each packs its rows once and walks its columns tile by tile."""
-    return _Gemm(frame, schedule).lower()
+    return Gemm(frame, schedule).lower()
 
 
-class _Gemm:
+class Gemm:
+    """One product being lowered: its symbols, and the statements for them."""
+
     def __init__(self, frame: Frame, schedule: GemmSchedule) -> None:
         self.frame = frame
         self.schedule = schedule
@@ -44,6 +45,7 @@ class _Gemm:
         self.axes = contraction(self.op)
         self.extents = self.axes.extents
         self.dtype = accumulator_dtype(self.op)
+        self.operand = self.op.operands[0].type.dtype if schedule.narrow else self.dtype
         axes, extents = self.axes, self.extents
         self.b = symbol("b", 0, last(extents.batches))
         self.i = symbol("i", 0, last(extents.m))
@@ -129,7 +131,7 @@ class _Gemm:
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
         index = operand_index(op, side, self._batch(), free, inner)
         element = self.frame.inliner.at(op.operands[side], index)
-        return element if element.dtype == self.dtype else Apply("cast", (element,), self.dtype)
+        return element if element.dtype == self.operand else Apply("cast", (element,), self.operand)
 
     def _left(self) -> tuple[Load, list[Statement]]:
         s = self.schedule
@@ -145,7 +147,7 @@ class _Gemm:
 
     def _right(self, op: Op) -> tuple[Load, list[Statement]]:
         element = self._element(op, 1)
-        if not self.axes.batch:
+        if not self.axes.batch and not self.schedule.staged:
             return self._packed_right(op, element), []
         shifted = reindex(element, self.shift)
         direct = (
@@ -160,7 +162,7 @@ class _Gemm:
         return self._staged_right(element)
 
     def _staged_right(self, element: ScalarExpr) -> tuple[Load, list[Statement]]:
-        """The task's columns of a batched right operand, copied to scratch in panels."""
+        """The task's columns of a right operand, copied to scratch in panels."""
         s = self.schedule
         depth = min(s.tile_k, self.axes.k)
         width = s.registers.columns
@@ -204,9 +206,7 @@ class _Gemm:
             2 * packed.most * self.dtype.itemsize,
             sizes=_sizes_in(packed, *read),
         )
-        sources = tuple(self.frame.input_of(b) for b in read)
-        self.frame.extra.append(packed)
-        self.frame.packs.append(PackPlan(kernel, sources, packed))
+        self.frame.pack(kernel, read, packed)
         column = self.shift[self.j]
         return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
 

@@ -180,8 +180,9 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
     if all(0 in r.type.shape for r in op.results):
         _make_results(a, op, owned)
         return
+    static = frozenset(v for v in op.operands if _is_static(a, v))
     try:
-        lowered = a.lower(Frame(op, layouts, _kernel_name(a, op)))
+        lowered = a.lower(Frame(op, layouts, _kernel_name(a, op), static))
     except LoweringError as error:
         pieces = one_by_one(body).ops
         if sizes_of(body) and len(pieces) <= 1:
@@ -206,6 +207,14 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         arguments = tuple(extra[x] if isinstance(x, Buffer) else _slot(a, x) for x in passed)
         a.steps.append(Launch(_kernel(a, kernel), arguments, lowered.kernel.name))
     a.reports.append(a.report(lowered, op))
+
+
+def _is_static(a: _Assembly, value: Value) -> bool:
+    """Whether what is packed from a value is kept: an input that is said to stay, and that nothing here writes."""
+    slot = a.slot_of.get(value)
+    if slot is None or a.slots[slot].kind != "input" or slot in a.written:
+        return False
+    return a.graph.input_ports[a.slots[slot].source].role == "static"
 
 
 def _not_symbolic(op: Op, reason: str) -> LoweringError:
@@ -272,14 +281,11 @@ def _pack(a: _Assembly, plan: PackPlan) -> int:
     if key in a.packed and not written:
         return a.packed[key]
     type_ = TensorType(packed.dtype, packed.shape, plan.sources[0].type.device if plan.sources else "cpu")
-    cacheable = not written and all(
-        a.slots[s].kind == "input" and a.graph.input_ports[a.slots[s].source].role != "argument" for s in sources
-    )
-    slot = _add(a, Slot(packed.name, "packed" if cacheable else "workspace", type_, packed.strides))
+    slot = _add(a, Slot(packed.name, "packed" if plan.kept else "workspace", type_, packed.strides))
     a.packed[key] = slot
     name = _kernel(a, plan.kernel)
     arguments = (*sources, slot)
-    a.steps.append(Pack(name, arguments, True) if cacheable else Launch(name, arguments))
+    a.steps.append(Pack(name, arguments, True) if plan.kept else Launch(name, arguments))
     return slot
 
 

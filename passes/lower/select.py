@@ -13,20 +13,26 @@ from fusec.ir.indexing import most
 from fusec.ir.types import DType
 from fusec.passes.attention import attention_parts
 from fusec.passes.contraction import accumulator_dtype, contraction
+from fusec.passes.lower.along import lower_along
 from fusec.passes.lower.attention import keys_seen, lower_attention
 from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
 from fusec.passes.lower.gemm import lower_gemm
 from fusec.passes.lower.map import lower_map
 from fusec.passes.lower.narrow_attention import lower_narrow_attention, multiplies_narrow
+from fusec.passes.lower.products import product_schedules
 from fusec.passes.lower.row import lower_row
-from fusec.passes.lower.widening import lower_widening, reads_rows_in_place
+from fusec.passes.lower.widening import lower_widening
 from fusec.passes.schedule.attention import AttentionSchedule, NarrowAttentionSchedule, narrow_attention_candidates
-from fusec.passes.schedule.choose import Problem, attention_candidates, gemm_candidates
+from fusec.passes.schedule.choose import (
+    attention_candidates,
+)
 from fusec.passes.schedule.gemm import GemmSchedule
 from fusec.passes.schedule.map import MapSchedule, map_schedule
 from fusec.passes.schedule.roofline import roofline
 from fusec.passes.schedule.row import RowSchedule, row_schedule
-from fusec.passes.schedule.widening import WideningProblem, WideningSchedule, sum_dtype, widening_candidates
+from fusec.passes.schedule.widening import (
+    WideningSchedule,
+)
 from fusec.runtime.program import KernelReport
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, usual_rates
@@ -57,17 +63,7 @@ class Selector:
         kind = frame.op.attributes.kind
         body = frame.body
         if kind == "gemm":
-            op = frame.anchors("dot")[0]
-            dtype = accumulator_dtype(op)
-            axes = contraction(op)
-            if axes.k == 0:
-                raise LoweringError("a product over an empty axis")
-            if _widening_sum(frame, self.target) is not None:
-                return list(widening_candidates(_widening_problem(frame), self.target, self.threads))
-            if dtype.name not in ("f32", "f64", "i32"):
-                raise LoweringError(f"no matrix product of {dtype} on this target")
-            problem = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
-            return list(gemm_candidates(problem, self.target, self.threads))
+            return list(product_schedules(frame, self.target, self.threads))
         if kind == "attention":
             match = attention_parts(frame.op)
             dot, first = contraction(match.value_dot), contraction(match.score_dot)
@@ -129,32 +125,11 @@ def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
     return found
 
 
-def _widening_sum(frame: Frame, target: CpuTarget) -> DType | None:
-    """The type of the sums where all of a group's products are of narrow operands that the target multiplies as
-    such."""
-    ops = frame.anchors("dot")
-    dtypes = {v.type.dtype for op in ops for v in op.operands}
-    extents = contraction(ops[0]).extents
-    if len(dtypes) != 1 or not isinstance(extents.n, int) or not isinstance(extents.k, int):
-        return None
-    total = sum_dtype(dtypes.pop(), target)
-    whole = total is not None and (total.is_float or all(op.result.type.dtype == total for op in ops))
-    return total if whole else None
-
-
-def _widening_problem(frame: Frame) -> WideningProblem:
-    op = frame.anchors("dot")[0]
-    axes = contraction(op)
-    dtype = op.operands[0].type.dtype
-    fixed = isinstance(axes.extents.m, int)
-    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(frame), fixed)
-
-
 def lower_with(frame: Frame, schedule: Schedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
     match schedule:
         case GemmSchedule():
-            return lower_gemm(frame, schedule)
+            return lower_along(frame, schedule) if schedule.registers.along else lower_gemm(frame, schedule)
         case WideningSchedule():
             return lower_widening(frame, schedule)
         case AttentionSchedule():

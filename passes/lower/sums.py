@@ -16,26 +16,30 @@ from fusec.tile.scalar import Load, reindex
 SUM_BLOCK = 128
 """Products added up in registers before the sum joins the accumulator in memory: 1 to 2 % of the time."""
 
+LONG_BLOCK = 16 * SUM_BLOCK
+"""The same where k lies on the lanes, each of which adds up its share."""
 
-def block_depth(depth: int) -> int:
+
+def block_depth(depth: int, block: int = SUM_BLOCK) -> int:
     """How many products of a sum of so many are added up before they join the accumulator."""
-    return depth if depth <= 3 * SUM_BLOCK // 2 else SUM_BLOCK
+    return depth if depth <= 3 * block // 2 else block
 
 
 def in_blocks(dot: Dot) -> list[Statement]:
-    """The dot with its sum in blocks of :data:`SUM_BLOCK`; itself where it is not much longer than one."""
+    """The dot with its sum in blocks; itself where it is not much longer than one."""
     depth = dot.k.extent
-    if block_depth(depth) == depth:
+    block = block_depth(depth, LONG_BLOCK if dot.registers.along else SUM_BLOCK)
+    if block == depth:
         return [dot]
-    inside = symbol(f"{dot.k.var.name}s", 0, SUM_BLOCK - 1)
+    inside = symbol(f"{dot.k.var.name}s", 0, block - 1)
     start = symbol(f"{dot.k.var.name}0", 0, depth - 1)
-    whole = depth // SUM_BLOCK * SUM_BLOCK
-    first = _part(dot, Iter(inside, SUM_BLOCK, dot.k.limit), inside) if dot.fresh else None
-    begin = SUM_BLOCK if dot.fresh else 0
+    whole = depth // block * block
+    first = _part(dot, Iter(inside, block, dot.k.limit), inside) if dot.fresh else None
+    begin = block if dot.fresh else 0
     end = depth if dot.k.limit is None else minimum(depth, dot.k.limit)
     limit = None if whole == depth and dot.k.limit is None else sub(end, start)
-    rest = replace(_part(dot, Iter(inside, SUM_BLOCK, limit), add(start, inside)), fresh=False)
-    loop = Loop(start, begin, end, SUM_BLOCK, (rest,))
+    rest = replace(_part(dot, Iter(inside, block, limit), add(start, inside)), fresh=False)
+    loop = Loop(start, begin, end, block, (rest,))
     return [loop] if first is None else [first, loop]
 
 

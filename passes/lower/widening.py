@@ -15,7 +15,7 @@ from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub,
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.contraction import contraction, operand_index
-from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, address_step, is_linear
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
 from fusec.passes.lower.gemm import apart, epilogue_stores, limit_of
 from fusec.passes.schedule.widening import SUMS, WideningSchedule, depth_step
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
@@ -254,8 +254,7 @@ class _Widening:
             0,
             2 * packed.most * self.dtype.itemsize,
         )
-        self.frame.extra.append(packed)
-        self.frame.packs.append(PackPlan(kernel, tuple(self.frame.input_of(b) for b in read), packed))
+        self.frame.pack(kernel, read, packed)
         return packed, []
 
     def _staged_right(self, op: Op, width: int) -> tuple[Buffer, list[Statement]]:

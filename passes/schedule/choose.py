@@ -93,6 +93,29 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
     return sorted(found, key=lambda s: (max(found[s]), not s.reads_once, *found[s]))
 
 
+def unpacked_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSchedule]:
+    """Schedules for a right operand whose columns lie side by side: each task reads it there, without packing.
+
+    Few rows read long runs of some rows of it; more of them blocks that stay in L2. Zen 5, one thread, f32, ms, beside
+    a packed operand and PyTorch: 1×4096×4096 2.8, 2.3 and 3.2; 8×4096×4096 7.0, 2.8 and 9.8; 128×768×3072 6.0, 5.9 and
+    8.0. Beyond MOST_UNPACKED rows packing takes less.
+    """
+    if p.batched or p.m > MOST_UNPACKED:
+        return []
+    few = [t for t in register_tiles(target, p.bits) if t.rows == p.m]
+    tiles = few or [t for t in register_tiles(target, p.bits) if t.rows <= p.m]
+    registers = max(tiles, key=lambda t: register_efficiency(t, target, p.bits))
+    columns = registers.columns
+    if few:
+        return [GemmSchedule(p.m, _round(ceil(p.n / threads), columns), columns, 16, registers, False, staged=True)]
+    tile_m = _round(_even(p.m, 128), registers.rows)
+    block_n = min(8 * columns, _round(ceil(p.n / threads), columns))
+    return [GemmSchedule(tile_m, block_n, columns, min(p.k, 128), registers, True, staged=True)]
+
+
+MOST_UNPACKED = 256
+
+
 def _next_block(p: Problem, registers: RegisterTile, tile_k: int, target: CpuTarget) -> int:
     """Bytes from a panel's place to the same one in what is multiplied next, which is fetched meanwhile; 0 where the
     right operand stays in L2. Without, its first block of rows waits: the four products of a layer of BERT with 128
@@ -112,6 +135,11 @@ def _few_rows(p: Problem, registers: RegisterTile, target: CpuTarget, threads: i
     block_n = _round(ceil(p.n / (TASKS_PER_THREAD * threads)), registers.columns)
     s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
     return {s: _seconds(p, s, target, threads)}
+
+
+def gemm_seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:
+    """Without the packing of the right operand."""
+    return max(_seconds(p, s, target, threads))
 
 
 def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Seconds:

@@ -14,6 +14,10 @@ class GemmSchedule:
     tile_m: rows of the left operand that a task keeps in L2. block_n: columns of one task.
     tile_n: columns of one accumulator tile, in L1. tile_k: how much of K is packed and multiplied at a time.
     registers: the accumulators. pack_left: copy the left rows to scratch (else read them in place).
+
+    With ``registers.along`` both operands are read along K. narrow: they keep their type, which the target multiplies.
+    staged: a right operand without batch axes, too, is read by each task where it lies, or copied to its scratch; else
+    a kernel of its own packs it.
     """
 
     tile_m: int
@@ -22,6 +26,8 @@ class GemmSchedule:
     tile_k: int
     registers: RegisterTile
     pack_left: bool
+    narrow: bool = False
+    staged: bool = False
 
     @property
     def reads_once(self) -> bool:
@@ -40,6 +46,6 @@ class GemmSchedule:
             ("block_n", self.block_n),
             ("tile_n", self.tile_n),
             ("tile_k", self.tile_k),
-            ("registers", f"{r.rows}x{r.columns}"),
+            ("registers", f"{r.rows}x{r.columns}{' along' if r.along else ''}"),
             ("pack_left", int(self.pack_left)),
         )

@@ -78,18 +78,30 @@ def test_a_broken_pass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         lower(parse(MLP), "cpu", check=True)
 
 
-def test_weights_are_packed_once_and_arguments_on_every_call() -> None:
-    steps = lower(parse(MLP), "cpu").program.steps
+def test_only_weights_that_are_said_to_stay_are_kept_packed() -> None:
+    static = MLP.replace("parameter", "static")
+    steps = lower(parse(static), "cpu").program.steps
     assert [type(s) for s in steps] == [Pack, Launch, Pack, Launch]
     assert all(s.cacheable for s in steps if isinstance(s, Pack))
-    again = lower(parse(MLP.replace(' parameter "w"', "")), "cpu").program
-    assert [type(s) for s in again.steps] == [Launch, Launch, Pack, Launch]
-    kinds = {k.name: k.kind for k in again.kernels}
-    assert [kinds[s.kernel] for s in again.steps] == ["pack", "gemm", "pack", "gemm"]  # type: ignore[union-attr]
+    for text in (
+        MLP,
+        MLP.replace("parameter", "state"),
+        MLP.replace(' parameter "w"', "").replace("parameter", "state"),
+    ):
+        assert [type(s) for s in lower(parse(text), "cpu").program.steps] == [Launch, Launch]
+    one = lower(parse(static.replace(' static "w"', "")), "cpu").program
+    assert [type(s) for s in one.steps] == [Launch, Pack, Launch]
+    assert {k.kind for k in one.kernels} == {"gemm", "pack"}
+
+
+def test_a_weight_that_its_kernel_can_t_read_is_packed_at_each_call() -> None:
+    many = lower(parse(MLP.replace("[6", "[8192")), "cpu:znver5", threads=2).program
+    kinds = {k.name: k.kind for k in many.kernels}
+    assert [kinds[s.kernel] for s in many.steps if isinstance(s, Launch)] == ["pack", "gemm"] * 2
 
 
 def test_kernels_that_differ_only_in_names_are_one() -> None:
-    inputs = ", ".join(f"%w{k}: f32[9, 9]" for k in range(4))
+    inputs = ", ".join(f'%w{k}: f32[9, 9] static "w{k}"' for k in range(4))
     lines = "\n".join(f"%x{k + 1} = linear(%x{k}, %w{k}) : f32[4, 9]" for k in range(4))
     program = lower(parse(f"graph @g(%x0: f32[4, 9], {inputs}) {{\n{lines}\nreturn %x4\n}}"), "cpu").program
     assert sorted(k.kind for k in program.kernels) == ["gemm", "pack"]

@@ -32,7 +32,7 @@ def only(text: str, target: str = "cpu:znver5", threads: int = 2) -> KernelRepor
 
 
 def linear(m: int, n: int, k: int, dtype: str = "f32") -> str:
-    return f"""graph @f(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}]) {{
+    return f"""graph @f(%x: {dtype}[{m}, {k}], %w: {dtype}[{n}, {k}] static "w") {{
         %h = linear(%x, %w) : {dtype}[{m}, {n}]
         return %h
     }}"""

@@ -76,6 +76,16 @@ graph @products<B in [1, 8], S in [2, 200]>(%x: f32[B, S, 24], %y: f32[B, S, 24]
 }""",
         [{"B": b, "S": s} for b, s in ((1, 2), (2, 200), (3, 129), (1, 65), (8, 17))],
     ),
+    "weights where they lie": (
+        """
+graph @linear<M in [1, 70], N in [1, 50]>(%x: f32[M, 70], %w: f32[48, 70], %v: f32[N, 70], %u: f32[70, 32]) {
+  %h = dot(%x, %w) {contract=[1]x[1]} : f32[M, 48]
+  %g = dot(%x, %v) {contract=[1]x[1]} : f32[M, N]
+  %f = dot(%x, %u) {contract=[1]x[0]} : f32[M, 32]
+  return %h, %g, %f
+}""",
+        [{"M": m, "N": n} for m, n in ((1, 1), (2, 50), (6, 3), (7, 33), (64, 8), (70, 17))],
+    ),
     "moves": (
         """
 graph @moves<N in [1, 70]>(%x: f32[5, N], %y: f32[N]) {

@@ -32,7 +32,7 @@ def linear(m: int, n: int, k: int, batch: int = 0) -> str:
     b = f"{batch}, " if batch else ""
     axes = "{contract=[2]x[2], batch=[0]x[0], dtype=f32}" if batch else "{contract=[1]x[1], dtype=f32}"
     w = f"{b}{n}, {k}"
-    return f"""graph @g(%x: bf16[{b}{m}, {k}], %w: bf16[{w}], %c: bf16[{n}], %r: bf16[{b}{m}, {n}]) {{
+    return f"""graph @g(%x: bf16[{b}{m}, {k}], %w: bf16[{w}] static "w", %c: bf16[{n}], %r: bf16[{b}{m}, {n}]) {{
         %h = dot(%x, %w) {axes} : f32[{b}{m}, {n}]
         %cc = cast(%c) : f32[{n}]
         %a = add(%h, %cc) : f32[{b}{m}, {n}]
@@ -43,7 +43,7 @@ def linear(m: int, n: int, k: int, batch: int = 0) -> str:
 
 
 def int8(m: int, n: int, k: int) -> str:
-    return f"""graph @g(%x: i8[{m}, {k}], %w: i8[{n}, {k}], %s: f32[{n}]) {{
+    return f"""graph @g(%x: i8[{m}, {k}], %w: i8[{n}, {k}] static "w", %s: f32[{n}]) {{
         %h = dot(%x, %w) {{contract=[1]x[1], dtype=i32}} : i32[{m}, {n}]
         %f = cast(%h) : f32[{m}, {n}]
         %y = mul(%f, %s) : f32[{m}, {n}]
@@ -53,7 +53,7 @@ def int8(m: int, n: int, k: int) -> str:
 
 def three(m: int, n: int, k: int, dtype: DType) -> str:
     """Products of the same rows, of which a result needs two."""
-    weights = ", ".join(f"%w{i}: {dtype}[{n}, {k}]" for i in range(3))
+    weights = ", ".join(f'%w{i}: {dtype}[{n}, {k}] static "w{i}"' for i in range(3))
     dots = "\n".join(f"%h{i} = dot(%x, %w{i}) {{contract=[1]x[1], dtype=f32}} : f32[{m}, {n}]" for i in range(3))
     return f"""graph @g(%x: {dtype}[{m}, {k}], {weights}) {{
         {dots}
