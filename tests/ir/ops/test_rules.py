@@ -16,6 +16,7 @@ from fusec.ir.attributes import (
     ConstantAttributes,
     DotAttributes,
     EinsumAttributes,
+    ExternAttributes,
     GatherAttributes,
     GeluAttributes,
     IotaAttributes,
@@ -228,3 +229,11 @@ def test_an_op_is_scalar_when_it_is_elementwise() -> None:
     assert OPS["select"].is_scalar
     assert not OPS["reduce_sum"].is_scalar
     assert not OPS["gelu"].is_scalar
+
+
+def test_a_library_call_takes_scalars_of_a_cpu_beside_arrays_of_a_gpu() -> None:
+    on_gpu = TensorType(f32, (2,), "cuda:0")
+    attributes = ExternAttributes("aten.f.default", "($0, $1), {}", (on_gpu,))
+    assert OPS["extern"].infer((on_gpu, t(i64)), attributes) == (on_gpu,)
+    with pytest.raises(TypeRuleError, match="different devices"):
+        OPS["extern"].infer((on_gpu, t(i64, 2)), attributes)
