@@ -395,8 +395,9 @@ def kernel_source(kernel: Kernel, target: str) -> tuple[str, str]:
     toolchain.require(toolchain.TVM)
     with toolchain.importing(toolchain.TVM):
         from fusec.codegen.tvm.emit import emit_kernel
+        from fusec.codegen.tvm.module import script
 
-    return "tvm.py", str(emit_kernel(kernel, cpu_target(target)).script())
+    return "tvm.py", str(script(emit_kernel(kernel, cpu_target(target))))
 
 
 def kernel_digests(program: Program) -> dict[str, str]:

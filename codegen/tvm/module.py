@@ -58,7 +58,7 @@ class CompiledModule:
 
     def source(self, name: str) -> str:
         """The kernel as TVMScript, its one-vector variables shown as plain assignments to be read more easily."""
-        return _readable(str(self.functions[name].script()))
+        return _readable(script(self.functions[name]))
 
     def texts(self, name: str) -> dict[str, str]:
         """What can be read of one kernel, by the ending of a file's name."""
@@ -112,6 +112,14 @@ _VARIABLE = re.compile(
     r"^( *)(\w+) = T\.alloc_local\(\(1,\), (\"\w+\", )?layout=None, annotations=\{[^}]*\}\)\n\1\2\[0\] = ", re.MULTILINE
 )
 _ALLOCATION = re.compile(r", annotations=\{\"disable_lower_builtin\": T\.bool\(True\)\}")
+
+
+def script(function: Any) -> str:
+    """A function as TVMScript. TVM's printer folds what it prints, and has no text for a number divided by zero."""
+    try:
+        return str(function.script())
+    except RuntimeError as error:  # what tvm.error.InternalError is
+        return f"# TVM can't print this kernel: {str(error).strip().splitlines()[-1]}\n"
 
 
 def _readable(script: str) -> str:

@@ -311,7 +311,8 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     loaded = tiles * depth * p.read(s.m, s.n)
     moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item)
     ahead = min(tiles, resident * target.units) * s.k * p.read(s.m, s.n)
-    supply = min(1.0, sqrt(ahead * min(steps, max(1, s.launch.stages - 1)) / _AHEAD))
+    fetched = ahead * min(steps, max(1, s.launch.stages - 1))
+    supply = min(1.0, sqrt(fetched / _AHEAD)) if fetched else 1.0  # operands that are computed are not fetched
     traffic = max(moved, loaded / _L2) / target.bandwidth / supply
     arrival = traffic + _TILE - _EPILOGUE
     return _LAUNCH + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)

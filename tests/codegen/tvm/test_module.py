@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tile_harness import buffer, compare_compiled, const, iters, kernel, load, op, sym, tile
 
+import fusec
 from fusec.codegen.tvm import parallel
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.codegen.tvm.module import CompiledModule
@@ -206,3 +207,10 @@ def test_other_processors(name):
     compiled = compile_kernels([add_kernel(), row_kernel(), gemm_kernel()], target)
     assert ("zmm" in compiled.assembly()) == (target.vector_bits == 512)
     assert compiled.to_bytes()
+
+
+def test_a_number_divided_by_zero_has_a_source() -> None:
+    text = "graph @g(%x: f32[4, 0]) {\n  %v = var(%x) {axes=[1]} : f32[4]\n  %y = sin(%v) : f32[4]\n  return %y\n}\n"
+    sources = [kernel.source for kernel in fusec.lower(fusec.parse(text), "cpu:x86-64-v3").kernels]
+    assert sources
+    assert all("prim_func" in source or "can't print this kernel" in source for source in sources)

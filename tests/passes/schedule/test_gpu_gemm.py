@@ -97,3 +97,11 @@ def test_candidates_that_compute_operands_fit(target: str) -> None:
             if isinstance(s, GpuGemmSchedule):
                 read = (4 * s.m + s.n) * s.k * s.launch.stages
                 assert read + (s.m + s.n) * s.k * 2 <= gpu.shared_memory
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_operands_that_are_computed_and_not_read(target: str) -> None:
+    made = Making(0.0, 4)
+    found = gemm_candidates(Problem(1, 64, 64, 64, 32, left=made, right=made, exact=True), gpu_target(target))
+    assert found
+    assert all(0 < predict(Problem(1, 64, 64, 64, 32, left=made, right=made), s, gpu_target(target)) < 1 for s in found)
