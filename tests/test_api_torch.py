@@ -212,7 +212,8 @@ def test_aliased_arguments_of_a_function_that_writes() -> None:
         x, x2 = torch.arange(4.0), torch.arange(4.0)
         same(jitted(x, view(x)), function(x2, view(x2)))
         same(x, x2)
-    assert jitted.dispatcher.eager_calls["a changed input shares memory with another input"] == 2
+    # One array given twice is compiled as one; views of it run as written; a copy is compiled.
+    assert jitted.dispatcher.eager_calls["a changed input shares memory with another input"] == 1
 
 
 def test_what_can_not_be_captured_runs_as_written() -> None:
