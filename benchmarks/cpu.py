@@ -74,7 +74,8 @@ HOW = f"""\
 turns (calls shorter than a turn are repeated in it); medians of rounds in which other processes took less than
 {noise.TOLERATED:.0%} of the machine. A call ends when its result is dropped, so allocating and freeing outputs
 counts for all. fusec keeps the memory of dropped results for the next ones, and so pays no page faults from its second
-call on. `compile` is torch.compile with its defaults; fusec is not tuned.
+call on. `compile` is torch.compile with its defaults; fusec is not tuned, and keeps no weights packed (`freeze=True`
+would).
 
 Target: how many times faster than the fastest of the named peers. Of limit: the least time for the work's products at
 the measured rate of the fastest unit for their type, or for its bytes at the measured bandwidth, over fusec's time.
