@@ -103,6 +103,7 @@ class _Run:
         self.packings: list[tuple[Any, list[int]]] = []
         for k, plan in enumerate(candidate.packs):
             packed[id(plan.packed)] = np.empty(fixed(plan.packed.shape), plan.packed.dtype.numpy)
+            self.memory.append(packed[id(plan.packed)])  # the runs to come write there, by address
             sources = [self._laid_out(b, data[v]) for b, v in zip(plan.kernel.parameters, plan.sources)]
             addresses = [a.ctypes.data for a in (*sources, packed[id(plan.packed)])]
             module.function(f"pack{k}")(*addresses)

@@ -23,7 +23,7 @@ from fusec.runtime.cache import DiskCache, TuningStore
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Grid
 from fusec.tile.scalar import Const
-from fusec.tuning.measure import CpuMeasure
+from fusec.tuning.measure import CpuMeasure, _Run
 
 PRODUCT = """graph @f(%x: f32[33, 70], %w: f32[50, 70], %b: f32[50]) {
   %h = linear(%x, %w, %b) : f32[33, 50]
@@ -192,3 +192,19 @@ def test_choices_of_another_machine_count_for_nothing() -> None:
             lower(graph, "cpu", selector=chooser)
         assert len(measured) == count + 1
     assert len(remembered) == 4
+
+
+def test_what_a_run_packs_into_lives_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packings know their memory by address alone: it was once given back before the runs that are timed."""
+    packed: list[bool] = []
+    time = _Run.time
+
+    def timed(run: _Run, stop: float) -> float:
+        held = {array.ctypes.data for array in run.memory}
+        packed.extend(addresses[-1] in held for _, addresses in run.packings)
+        return time(run, stop)
+
+    monkeypatch.setattr(_Run, "time", timed)
+    lower(parse(PRODUCT), selector=_selector(effort="full"))
+    assert packed
+    assert all(packed)
