@@ -30,7 +30,7 @@ demo: $(STAMP)
 test: lint types pytest
 
 pytest: $(STAMP)
-	@$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	@$(RUN) -m ruff check .
