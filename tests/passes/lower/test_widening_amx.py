@@ -15,8 +15,8 @@ from fusec.tile.nodes import Dot, RegisterTile, statements
 
 
 def layer(m: int, n: int, k: int) -> str:
-    """bf16, with bias and gelu."""
-    return f"""graph @g(%x: bf16[{m}, {k}], %w: bf16[{n}, {k}], %c: bf16[{n}]) {{
+    """bf16, with bias and gelu; the weight is kept packed."""
+    return f"""graph @g(%x: bf16[{m}, {k}], %w: bf16[{n}, {k}] static "w", %c: bf16[{n}]) {{
         %h = dot(%x, %w) {{contract=[1]x[1], dtype=f32}} : f32[{m}, {n}]
         %cc = cast(%c) : f32[{n}]
         %a = add(%h, %cc) : f32[{m}, {n}]
@@ -28,7 +28,7 @@ def layer(m: int, n: int, k: int) -> str:
 
 def two_results(m: int, n: int, k: int) -> str:
     """i8, the product itself a result too."""
-    return f"""graph @g(%x: i8[{m}, {k}], %w: i8[{n}, {k}], %s: f32[{n}]) {{
+    return f"""graph @g(%x: i8[{m}, {k}], %w: i8[{n}, {k}] static "w", %s: f32[{n}]) {{
         %h = dot(%x, %w) {{contract=[1]x[1], dtype=i32}} : i32[{m}, {n}]
         %f = cast(%h) : f32[{m}, {n}]
         %y = mul(%f, %s) : f32[{m}, {n}]
