@@ -121,6 +121,9 @@ class FollowedInt:
             return False
         raise self._needed("a comparison that is not decided all over the range")
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __bool__(self) -> bool:
         return self != 0
 

@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "halves_added_in_halves",
         "fusec.passes.precision",
-        "if x.type.dtype not in _HALF:",
+        "if x.type.dtype not in _HALF or r.op.attributes.dtype is not None:",
         "if True:",
         ("tests/passes/test_precision.py",),
     ),

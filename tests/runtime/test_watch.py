@@ -134,7 +134,7 @@ def test_nvtx_ranges_where_they_are_asked_for(monkeypatch, tmp_path):
 
     monkeypatch.setenv("FUSEC_NVTX", "1")
     monkeypatch.setattr(watch, "_nvtx", lambda library: (push, open_ranges.pop))
-    function = fusec.jit(chain)
+    function = fusec.jit(chain, static=("w",))
     x, w = torch.randn(8, 16), torch.randn(16, 32)
     expected = function(x, w)
     with fusec.profile(tmp_path / "trace.json"):  # what switches watching on in a process that has begun
