@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import fusec
-from fusec.errors import RunsAsWritten
+from fusec.notices import RunsAsWritten
 
 Array = np.ndarray[Any, Any]
 _WIDER = {"float16": np.float64, "float32": np.float64, "float64": np.longdouble, "complex64": np.complex128}
