@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -12,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from numpy_parity import DifferenceError, agree  # found beside this folder
 
+from tests.campaigns.batches import Campaign, Finding, command
 from tests.campaigns.numpy_programs import Program, make_program
 
 
@@ -47,33 +46,15 @@ def minimal(program: Program) -> Program:
     return Program(program.make, program.names, lines, results)
 
 
-def run(count: int, seed: int, seconds: float = float("inf")) -> int:
-    """Runs programs and prints those that differ; how many there are."""
-    failed, tried = 0, 0
-    started = time.monotonic()
-    for number in range(seed, seed + count):
-        if time.monotonic() - started > seconds:
-            break
-        tried += 1
-        program = make_program(number)
-        if difference(program):
-            failed += 1
-            smallest = minimal(program)
-            print(f"# seed {number}\n{smallest.source}", flush=True)
-            print("\n".join(f"# {line}" for line in difference(smallest).splitlines()), flush=True)
-            print(flush=True)
-    print(f"{tried} programs, {failed} that differ, {time.monotonic() - started:.0f} s")
-    return failed
+def trial(seed: int) -> Finding | None:
+    program = make_program(seed)
+    if not difference(program):
+        return None
+    smallest = minimal(program)
+    return Finding(difference(smallest), smallest.source)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    given = parser.parse_args()
-    return int(run(given.count, given.seed, given.seconds) > 0)
-
+CAMPAIGN = Campaign("numpy_statements", lambda seed: make_program(seed).source, trial)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(CAMPAIGN, sys.argv[1:]))
