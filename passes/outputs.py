@@ -244,6 +244,8 @@ def _is_output_memory(
     if not _in_memory(value, producers, strides, indices):
         return False
     shape = value.type.shape
+    if op.definition.kind == "write" and port.mutates is not None:  # in the argument, which may run backwards
+        return same_layout(shape, strides[value], port.strides or contiguous_strides(shape))
     if op.definition.kind != "view":
         return same_layout(shape, strides.get(value, contiguous_strides(shape)), made_strides(value, port))
     wanted = port.strides if port.strides is not None else contiguous_strides(shape)

@@ -68,12 +68,16 @@ def late_readers(graph: Graph) -> set[str]:
     """The names of updates of a graph of kernels that come too soon.
 
     So they do where something still has to read what they write over, or where another write, or a library call, which
-    may raise, comes before them in the code as written and after them here.
+    may raise, comes before them in the code as written and after them here. So do those that do not end in an output
+    that is the input's new contents: nothing says what they may write over.
     """
     producers = graph.producers()
     place = {op: k for k, op in enumerate(graph.ops)}
-    late: set[str] = set()
-    for chain in _chains(graph, frozenset(), judged=False):
+    chains = list(_chains(graph, frozenset(), judged=False))
+    judged = {update for chain in chains for update in chain}
+    updates = {op for op in graph.ops if isinstance(op.attributes, UpdateAttributes)}
+    late = {op.result.name for op in updates - judged}
+    for chain in chains:
         for update in chain:
             writer = producers[update.operands[1]]
             done = _ancestors(producers, (*writer.operands, update.operands[0]))

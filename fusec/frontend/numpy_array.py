@@ -470,14 +470,7 @@ class TracedArray(Reductions):
         return self._stored(made if self.dtype.kind == "f" else made.astype(self.dtype), out)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        made: Any = self
-        if min is None and max is None:
-            made = self.copy()
-        if min is not None:
-            made = call_ufunc(np.maximum, (made, min), **kwargs)
-        if max is not None:
-            made = call_ufunc(np.minimum, (made, max), **kwargs)
-        return self._stored(made, out)
+        return function.clip(self, min, max, out=out, **kwargs)
 
 
 _copy = copy

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 from numpy.lib.stride_tricks import as_strided
 
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe, ir_dtype, laid_out_as, like_layout, twin
+from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, copy_layout, describe, ir_dtype, laid_out_as, twin
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import ConcatAttributes, ShapeAttributes
 
@@ -53,7 +53,7 @@ def laid_out(meta: np.ndarray[Any, Any], dtype: np.dtype[Any], order: str | None
     if order == "F" or (order == "A" and meta.flags.f_contiguous and not meta.flags.c_contiguous):
         return describe(meta.shape[::-1], dtype).T
     if order == "K":
-        return like_layout(meta.shape, dtype, [meta])
+        return copy_layout(meta, dtype)
     return describe(meta.shape, dtype)
 
 

@@ -95,7 +95,7 @@ def _where(trace: Trace, condition: Any, x: Any = None, y: Any = None) -> Any:
     kind = ir_dtype(dtype)
     values = [trace.operand(parts[0], bool_), *(trace.operand(p, kind) for p in parts[1:])]
     value = trace.broadcast(trace.emit("select", *values), shape)
-    return trace.fresh(value, like_layout(shape, dtype, metas))
+    return trace.fresh(value, like_layout(shape, dtype, metas, loop=np.where))
 
 
 def _copyto(trace: Trace, dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
@@ -264,11 +264,26 @@ def _nanmean(
 def _clip(trace: Trace, a: Any, a_min: Any = NO_VALUE, a_max: Any = NO_VALUE, out: Any = None, **kwargs: Any) -> Any:
     low = kwargs.pop("min", None) if a_min is NO_VALUE else a_min
     high = kwargs.pop("max", None) if a_max is NO_VALUE else a_max
-    array = a if isinstance(a, Traced) else None
-    if array is not None:
-        return array.clip(low, high, out, **kwargs)  # type: ignore[attr-defined]
-    made = a if low is None else call_ufunc(np.maximum, (a, low))
-    return made if high is None else call_ufunc(np.minimum, (made, high))
+    return clip(a if isinstance(a, Traced) else create.as_array(trace, a), low, high, out=out, **kwargs)
+
+
+def clip(a: Any, low: Any, high: Any, **kwargs: Any) -> Any:
+    """The method ``clip``: the ufunc that NumPy takes for the bounds that there are. Numbers that no integer of the
+    dtype passes are none."""
+    dtype = a.meta.dtype if isinstance(a, Traced) else np.asarray(a).dtype
+    if dtype.kind in "iu":
+        low = None if type(low) is int and low <= np.iinfo(dtype).min else low
+        high = None if type(high) is int and high >= np.iinfo(dtype).max else high
+    match low is None, high is None:
+        case True, True:
+            return call_ufunc(np.positive, (a,), **kwargs)
+        case True, False:
+            return call_ufunc(np.minimum, (a, high), **kwargs)
+        case False, True:
+            return call_ufunc(np.maximum, (a, low), **kwargs)
+        case _:
+            ufunc: np.ufunc = np._core.umath.clip  # type: ignore[attr-defined]
+            return call_ufunc(ufunc, (a, low, high), **kwargs)
 
 
 _TABLE: dict[Any, Function] = {

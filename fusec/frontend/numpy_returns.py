@@ -41,6 +41,7 @@ class _Leaf:
     """How one returned array is made from the graph's outputs: output ``index``, or a window of it.
 
     is_view: an array object of its own, where the output is an argument. is_read_only: where the output is not.
+    constant: an array that is the same at each call, of which each call gets a copy.
     """
 
     index: int
@@ -50,9 +51,9 @@ class _Leaf:
     is_read_only: bool = False
     constant: Any = None
 
-    def make(self, outputs: Sequence[Any], library: Library) -> Any:
+    def make(self, outputs: Sequence[Any], library: Library, owners: dict[int, Any]) -> Any:
         if self.constant is not None:
-            return _copy_of(self.constant)
+            return _copy_of(self.constant, owners)
         array = outputs[self.index]
         if self.window is not None:
             array = self.window.of(array, library)
@@ -94,7 +95,11 @@ class Returns:
         structure, leaves, order, library = self.structure, self.leaves, self.order, self.library
 
         def put_together(outputs: Sequence[Any]) -> Any:
-            made = [leaf.make(outputs, library) for leaf in leaves]
+            owners: dict[int, Any] = {}  # copies of the memory of constants, in which their views lie
+            made = [leaf.make(outputs, library, owners) for leaf in leaves]
+            for array, leaf in zip(made, leaves):
+                if leaf.constant is not None and not leaf.constant.flags.writeable:
+                    array.flags.writeable = False  # when all views are made: one of what is read-only is so, too
             return rebuild(structure, iter([made[i] for i in order]))
 
         return put_together
@@ -145,6 +150,9 @@ class Returns:
     def _constant(self, x: Any) -> _Leaf:
         if x.dtype.kind not in "biufc" or type(x) is not np.ndarray:
             raise self.trace.unsupported(f"the function returns a {type(x).__name__} of dtype {x.dtype} of its own")
+        owner = _owner_of(x)
+        if owner.size and not _is_dense(owner):
+            raise self.trace.unsupported("the function returns a view of memory that is no array's")
         return _Leaf(-1, constant=x)
 
     def _in_base(self, x: Traced) -> _Leaf:
@@ -231,16 +239,30 @@ def _differs_in_ones(meta: Meta, base: Meta) -> bool:
     return all(a == b for n, a, b in zip(meta.shape, meta.strides, base.strides) if n > 1)
 
 
-def _copy_of(constant: Meta) -> Meta:
-    """An array of the same elements, strides and flags."""
-    made = constant.copy(order="K")
-    if made.strides != constant.strides:
-        owner = constant
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        made = view(owner.copy(order="K"), constant.dtype, constant.shape, constant.strides, _distance(constant, owner))
-    made.flags.writeable = constant.flags.writeable
-    return made
+def _owner_of(constant: Meta) -> Meta:
+    owner = constant
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return owner
+
+
+def _copy_of(constant: Meta, owners: dict[int, Any]) -> Meta:
+    """An array of the same elements and strides, in a copy of its memory that ``owners`` keeps by the memory's id."""
+    owner = _owner_of(constant)
+    if id(owner) not in owners:
+        owners[id(owner)] = _placed_copy(owner)
+    copy = owners[id(owner)]
+    if constant is owner:
+        return copy  # type: ignore[no-any-return]
+    return view(copy, constant.dtype, constant.shape, constant.strides, _distance(constant, owner))
+
+
+def _placed_copy(owner: Meta) -> Meta:
+    """A copy of the same strides."""
+    made = owner.copy(order="K")
+    if made.strides == owner.strides:
+        return made
+    return view(made, owner.dtype, owner.shape, owner.strides, 0)
 
 
 def _is_dense(meta: Meta) -> bool:

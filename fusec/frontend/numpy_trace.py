@@ -58,22 +58,48 @@ def describe(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] 
     return as_strided(np.empty(1, dtype), tuple(shape), tuple(strides))
 
 
-def like_layout(shape: Sequence[int], dtype: np.dtype[Any], inputs: Sequence[Meta]) -> Meta:
-    """The layout that NumPy gives a fresh result of an elementwise loop over the inputs (order ``K``)."""
+def like_layout(
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
+    inputs: Sequence[Meta],
+    cast: Sequence[bool] = (),
+    loop: Callable[..., Any] = np.bitwise_or,
+) -> Meta:
+    """The layout that NumPy gives a fresh result of an elementwise loop over the inputs (order ``K``).
+
+    cast: which inputs the loop casts; NumPy has another for contiguous arrays that it need not. loop: a function of
+    three operands that walks over them as the loop does, where that is not one of a ufunc of one or two.
+    """
     if all(m.flags.c_contiguous for m in inputs) or 0 in shape:
         return describe(shape, dtype)
-    twins = [twin(m) != 0 for m in inputs]
-    if len(twins) == 3:
-        return laid_out_as(np.where(*twins), shape, dtype)
-    return laid_out_as(twins[0] | twins[-1], shape, dtype)
+    kinds = [np.dtype(np.int8 if k < len(cast) and cast[k] else np.int64) for k in range(len(inputs))]
+    twins: list[Any] = [twin(m, kind) for m, kind in zip(inputs, kinds)]
+    if loop is np.bitwise_or:
+        return laid_out_as(np.bitwise_or(twins[0], twins[-1], dtype=np.int64), shape, dtype)
+    return laid_out_as(loop(*twins, *[0] * (3 - len(twins))), shape, dtype)
 
 
-def twin(meta: Meta) -> Meta:
-    """A small real array whose axes lie in memory in the same order, for NumPy to show the order of a result."""
+def copy_layout(meta: Meta, dtype: np.dtype[Any]) -> Meta:
+    """The layout of a copy (order ``K``): axes by their strides, of equal ones the first outermost. An elementwise
+    loop looks at no stride of an axis of one element; this does."""
+    if meta.flags.c_contiguous:
+        return describe(meta.shape, dtype)
+    if meta.flags.f_contiguous:
+        return describe(meta.shape[::-1], dtype).T
+    order = sorted(range(meta.ndim), key=lambda a: -abs(meta.strides[a]))
+    return describe([meta.shape[a] for a in order], dtype).transpose(np.argsort(order))
+
+
+def twin(meta: Meta, dtype: np.dtype[Any] | None = None) -> Meta:
+    """A small real array whose axes lie in memory in the same order, for NumPy to show the order of a result.
+
+    It is contiguous where the array is: NumPy has another loop then, which places axes of one element elsewhere.
+    """
     order = memory_order(meta)
     extents = [1 if meta.strides[a] == 0 else min(meta.shape[a], 2) for a in order]
-    dense = np.zeros(extents, meta.dtype).transpose(np.argsort(order))
-    signed = dense[tuple(slice(None, None, -1 if s < 0 else 1) for s in meta.strides)]
+    gap = 1 if meta.flags.c_contiguous or meta.flags.f_contiguous else 2
+    placed = np.zeros([*extents, gap], dtype or meta.dtype)[..., 0].transpose(np.argsort(order))
+    signed = placed[tuple(slice(None, None, -1 if s < 0 else 1) for s in meta.strides)]
     return np.broadcast_to(signed, [min(n, 2) for n in meta.shape])
 
 

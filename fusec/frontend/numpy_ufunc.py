@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -295,13 +296,27 @@ def call(
         value = apply(trace, name, values)
     value = trace.cast(value, ir_dtype(loop[-1]))
     value = trace.broadcast(value, shape)
-    return trace.result(value, _layout(trace, shape, loop[-1], metas, order))
+    arrays = [
+        (x.meta if isinstance(x, Traced) else x, d) for x, d in zip(inputs, loop) if isinstance(x, Traced | np.ndarray)
+    ]
+    cast = [array.dtype != d for array, d in arrays if array.ndim]
+    return trace.result(value, _layout(trace, shape, loop[-1], metas, order, cast, ufunc.nin))
 
 
-def _layout(trace: Trace, shape: tuple[int, ...], dtype: DTypeLike, metas: Sequence[Meta], order: str | None) -> Meta:
+def _layout(
+    trace: Trace,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    metas: Sequence[Meta],
+    order: str | None,
+    cast: Sequence[bool] = (),
+    operands: int = 2,
+) -> Meta:
     """The layout of a new result that is asked for by NumPy's ``order``."""
     if order in (None, "K"):
-        return like_layout(shape, dtype, metas)
+        if operands > 2:
+            return like_layout(shape, dtype, metas, cast, partial(_UMATH.clip, dtype=np.int64))
+        return like_layout(shape, dtype, metas, cast)
     if order == "C":
         return describe(shape, dtype)
     if order == "F":

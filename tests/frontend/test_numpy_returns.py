@@ -60,12 +60,57 @@ PROGRAMS = [
     ("return np.sort(x), np.sort(x, axis=0)", np.asfortranarray(A[::-1])),
     ("return np.asfortranarray(x), np.ascontiguousarray(x)", np.array(3.0)),
     ("return np.asfortranarray(x.sum()), np.ascontiguousarray(x.sum())", A),
+    ("c = np.arange(6); return c, c[::2], c.reshape(2, 3).T, c, x + 1", A),
+    ("c = np.arange(6).reshape(2, 3).T; return c, c[::-1], c[1:], x + 1", A),
+    ("c = np.atleast_2d(np.arange(4)); return c, c[0], c.view(float), x + 1", A),
+    ("c = np.arange(6); d = c[1:]; c.flags.writeable = False; return c, d, x + 1", A),
+    ("c = np.arange(6); d = c[1:]; d.flags.writeable = False; return d, c, d[1:], x + 1", A),
+    ("c = np.frombuffer(b'abcdefgh', np.uint8)[::2]; return c, c[1:], x + 1", A),
+    ("c = np.ones(4, complex); return c.real, c.imag, x + 1", A),
 ]
 
 
 @pytest.mark.parametrize(("text", "x"), PROGRAMS, ids=[text for text, _ in PROGRAMS])
 def test_results_lie_where_numpys_do(text: str, x: Any) -> None:
     agree(program(text), x)
+
+
+ORDERS = [
+    "return 2 - x, x + x, -x, x < 2, np.isnan(x)",
+    "return x * 1.0, x * 2, x + np.float32(1), x.astype(int) + x",
+    "return np.where(x > 2, x, 1), np.where(x > 2, 0, 1), np.where(True, x, x)",
+    "return np.clip(x, 1, 3), np.clip(x, x, 3), x.clip(0)",
+    "return x.copy('K'), x.astype(np.float32), np.zeros_like(x), np.array(x), x.copy('A')",
+    "return x.cumsum(0), x.sum(0, keepdims=True), x.max(-1), np.concatenate([x, x], 1), x[[0]]",
+]
+GAPPED = np.arange(160.0).reshape(8, 10, 2)[::2, ::2, ::2]
+LAYOUTS = {
+    "a gap": GAPPED.T,
+    "a gap, integers": GAPPED.astype(int)[:, ::2].T,
+    "dense": GAPPED.copy().T,
+    "one in the middle": GAPPED.transpose(1, 2, 0),
+    "backwards": GAPPED[::-1].T,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", ORDERS)
+def test_axes_of_one_element_lie_where_numpys_do(text: str, layout: str) -> None:
+    agree(program(text), LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("x", [np.array([3, 3, 2])[::-1], A[::-1], A[:, ::-1]], ids=["numbers", "rows", "columns"])
+@pytest.mark.parametrize("write", ["x += v", "x[1:] = v[:-1]", "x[...] = v.sum() + x", "x[::-1] = x + v"])
+def test_what_is_written_backwards_is_read_before(write: str, x: Any) -> None:
+    agree(program(f"v = x * 3; {write}; v[0] += 1; return v"), x)
+
+
+@pytest.mark.parametrize(
+    "call", ["x, -1, 300", "x, 2, 100", "x, None, None", "x, 1.5, 2", "3, x, 5", "[3] * 6, x, 5", "x, x, 3"]
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+def test_clip_is_the_ufunc_that_numpy_takes(call: str, dtype: Any) -> None:
+    agree(program(f"return np.clip({call}), np.clip({call}, dtype=float), x.clip(max=9)"), A.astype(dtype))
 
 
 def test_what_is_read_only_stays_so() -> None:

@@ -121,6 +121,12 @@ def test_what_is_written_over_what_makes_it_is_made_before() -> None:
 BESIDE = STENCIL.replace("starts=[1, 0]", "starts=[2, 0]")
 
 
+def test_a_write_that_is_not_the_new_contents_is_too_soon() -> None:
+    """What copies the result to its place may come after readers, but the write does not."""
+    made = graph(f"{WRITE}\n%c = copy(%u) : f32[6, 8]", "%c mutates=0")
+    assert late_readers(made) == {"u"}
+
+
 def test_a_kernel_may_read_beside_what_it_writes() -> None:
     made = graph(BESIDE)
     assert len(lower(made, "cpu", check=True).program.steps) == 1
