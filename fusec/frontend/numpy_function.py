@@ -16,7 +16,7 @@ from fusec.frontend import numpy_stride as strides
 from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_extern import extern
 from fusec.frontend.numpy_index import store, write
-from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype, like_layout
+from fusec.frontend.numpy_trace import Trace, Traced, describe, ir_dtype, like_layout
 from fusec.frontend.numpy_ufunc import broadcast_metas
 from fusec.ir.attributes import PadAttributes
 from fusec.ir.types import bool_, i64
@@ -159,7 +159,8 @@ def _pad(trace: Trace, array: Any, pad_width: Any, mode: Any = "constant", **kwa
         raise ValueError("index can't contain negative values")
     kind = ir_dtype(array.meta.dtype)
     value = trace.emit("pad", array.value, trace.operand(fill, kind), attributes=PadAttributes(low, high))
-    return trace.fresh(value)
+    layout = describe(value.type.static_shape[::-1], array.meta.dtype).T if array.meta.flags.fnc else None
+    return trace.fresh(value, layout)
 
 
 def _traced_python(trace: Trace, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -175,7 +175,8 @@ class Returns:
         writeable = x.meta.flags.writeable
         if not self._is_strided(x) or (repeats and writeable) or _differs_in_ones(x.meta, base):
             window = _Window(x.meta.dtype, x.meta.shape, x.meta.strides, start)
-            return _Leaf(self._output(x.buffer.value, Port()), window=window, is_read_only=not x.meta.flags.writeable)
+            index = self._output(x.buffer.value, self._port_of(base))
+            return _Leaf(index, window=window, is_read_only=not x.meta.flags.writeable)
         index = self._output(x.value, Port(_strides_of(x.meta), start // x.meta.itemsize))
         if x.is_root:
             return _Leaf(index)
