@@ -1,0 +1,58 @@
+"""A slice of NNSmith's models, and that the campaign sees what is otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("nnsmith")
+
+import fusec
+from tests.campaigns.nnsmith_models import Net, Program, difference, generated, smallest
+
+SEED = 12
+"""A model whose results are floats."""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_models_do_what_they_do_in_eager(seed: int) -> None:
+    assert not difference(Program(seed)), generated(seed).pretty()
+
+
+def _wrong(change: Callable[[Net, list[Any]], list[Any]]) -> Callable[..., Any]:
+    """What takes the place of ``fusec.jit``: as written, but for a change to the results."""
+
+    def jit(net: Net) -> Callable[..., Any]:
+        return lambda *arguments: change(net, net(*arguments))
+
+    return jit
+
+
+def _float(net: Net, made: list[Any], change: Callable[[Any], Any]) -> list[Any]:
+    return [change(x) if x.is_floating_point() else x for x in made]
+
+
+WRONG: dict[str, Callable[[Net, list[Any]], list[Any]]] = {
+    "numbers": lambda net, made: _float(net, made, lambda x: x * 1.001 + 0.01),
+    "a dtype": lambda net, made: _float(net, made, torch.Tensor.double),
+    "a shape": lambda net, made: [x[None] for x in made],
+    "a NaN": lambda net, made: _float(net, made, lambda x: torch.full_like(x, float("nan"))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_difference_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(SEED)
+    assert not difference(program, ("jit",))
+    monkeypatch.setattr(fusec, "jit", _wrong(WRONG[name]))
+    assert difference(program, ("jit",))
+
+
+def test_a_model_is_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusec, "jit", _wrong(WRONG["a NaN"]))
+    short = smallest(Program(SEED), "jit")
+    assert len(short.results) == 1
+    assert len(Net(short).steps) == 1
