@@ -289,7 +289,9 @@ def _check(
         raise ArtifactError("the arguments do not match the program's inputs")
     for k, argument in zip(free, arguments, strict=True):
         slot = program.slots[program.inputs[k]]
-        if not 0 <= argument < len(layouts) or (slot.type, slot.strides) != layouts[argument]:
+        # An array without elements has any strides.
+        type, strides = layouts[argument] if 0 <= argument < len(layouts) else (None, ())
+        if slot.type != type or (slot.strides != strides and 0 not in slot.type.shape):
             raise ArtifactError(f"input {slot.name} is {slot.type} in the program and not in the manifest")
     if any(slot not in program.inputs for slot in weights):
         raise ArtifactError("a weight is not an input of the program")

@@ -129,6 +129,19 @@ def test_a_file_gives_the_function_back(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".writing-*")) == []
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_arrays_without_elements(library: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    x: Any = np.ones(shape)
+    if library == "torch":
+        x = pytest.importorskip("torch").from_numpy(x)
+    for argument in (x, x[::-1] if library == "numpy" else x.t().contiguous().t()):
+        fusec.compile(lambda a: (a + 1.0, a.sum(0)), argument).save(tmp_path / "f.fusec")
+        found, total = fusec.load(tmp_path / "f.fusec")(argument)
+        assert tuple(found.shape) == shape
+        assert tuple(total.shape) == shape[1:]
+
+
 def test_weights_are_frozen_unless_told_not_to(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
