@@ -81,6 +81,10 @@ class HostArraysError(CaptureError, LoweringError):
     """What a function does with arrays in host memory, no program on a GPU does for it."""
 
 
+class UncompiledTypeError(CaptureError, LoweringError):
+    """A dtype that the target's kernels do not compute with."""
+
+
 class CodegenError(FusecError):
     """A generated kernel did not compile."""
 

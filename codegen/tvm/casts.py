@@ -12,7 +12,7 @@ from tvm import tirx
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code, bits_of, is_float
-from fusec.errors import LoweringError
+from fusec.errors import UncompiledTypeError
 from fusec.ir.types import DType
 
 _REGISTER = {
@@ -45,7 +45,7 @@ def memory_type(dtype: DType) -> str:
 
 def _find(table: Mapping[str, str], dtype: DType) -> str:
     if dtype.name not in table:
-        raise LoweringError(f"the CPU backend does not compute with {dtype}")
+        raise UncompiledTypeError(f"the CPU backend does not compute with {dtype}")
     return table[dtype.name]
 
 

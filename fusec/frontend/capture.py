@@ -21,6 +21,17 @@ FAILED = "{fail}"
 """Stands in the lines of a :class:`Guards` for what a failed test returns."""
 
 
+def of_library(error: Exception) -> Exception:
+    """Marks an error that a capture raises because the library would: it is no fault of fusec's."""
+    error.__dict__["_fusec_of_library"] = True
+    return error
+
+
+def is_of_library(error: Exception) -> bool:
+    """Whether :func:`of_library` marked this error."""
+    return "_fusec_of_library" in error.__dict__
+
+
 def run_user(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Calls the user's function for a capture: frames below this one are the user's, the library's, or stand-ins'."""
     return function(*args, **kwargs)

@@ -16,10 +16,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusec.errors import UnsupportedOpError
+from fusec.frontend.capture import of_library
 from fusec.frontend.torch_fake import map_tensors, same_layout, tensors_in
 
 _ALWAYS = frozenset((torch.float32, torch.float64))
-"""Dtypes that every function of the library takes."""
+"""Dtypes that every function of the library takes, where all its operands have the same."""
 
 _MOST_BYTES = 1 << 26
 """Memory that is rehearsed on; writes that overlap in more are taken for right."""
@@ -33,7 +34,8 @@ _known: dict[tuple[object, ...], Exception | None] = {}
 def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """What the library raises where it does not take the dtypes of a call on a CPU."""
     given = tensors_in((args, list(kwargs.values())))
-    if all(t.dtype in _ALWAYS for t in given) or any(t.device.type != "cpu" for t in given):
+    dtypes = {t.dtype for t in given}
+    if (len(dtypes) < 2 and dtypes <= _ALWAYS) or any(t.device.type != "cpu" for t in given):
         return
     if torch.Tag.nondeterministic_seeded in func.tags:
         return
@@ -42,7 +44,7 @@ def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
         _known[key] = _refusal(func, args, kwargs)
     refusal = _known[key]
     if refusal is not None:
-        raise type(refusal)(str(refusal))
+        raise of_library(type(refusal)(str(refusal)))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from fusec.errors import (
     TypeRuleError,
     VerifyError,
 )
-from fusec.frontend.capture import run_user
+from fusec.frontend.capture import is_of_library, run_user
 
 _BROKEN = VerifyError | LoweringError | CodegenError | TypeRuleError
 
@@ -34,7 +34,7 @@ def is_capture_fault(error: Exception) -> bool:
     """
     if isinstance(error, FusecError):
         return isinstance(error, _BROKEN)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or is_of_library(error):
         return False
     frames = list(_frames(error.__traceback__))
     below = [frame for k, frame in enumerate(frames) if any(f.f_code is run_user.__code__ for f in frames[:k])]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from aliasing import check
+from aliasing import check, outcome
 
 import fusec
+from fusec.notices import InternalErrorWarning
 
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 OUT = torch.tensor([5])
@@ -266,3 +268,21 @@ def test_dimensions_of_reductions(name: str, dim: Any, keepdim: bool) -> None:
         return [part * 2 for part in found] if isinstance(found, tuple) else found * 2
 
     check(f, torch.where(X > 1, torch.nan, X), captured=False)
+
+
+@pytest.mark.parametrize("function", [torch.mv, torch.matmul])
+@pytest.mark.parametrize("backend", ["jit", "compile"])
+def test_operands_of_products_with_different_dtypes(function: Any, backend: str) -> None:
+    """On fake tensors PyTorch lets f64 times f32 pass; and what a capture raises for it is no fault of fusec's."""
+    x, v = torch.ones(4, 6, dtype=torch.float64), torch.ones(6)
+    torch._dynamo.reset()
+    fast = fusec.jit(function) if backend == "jit" else torch.compile(function, backend="fusec")
+    with torch.no_grad():
+        for kind in (torch.float64, torch.int64):
+            _, error, _ = outcome(function, (x.to(kind), v))
+            assert error is RuntimeError
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", InternalErrorWarning)
+                _, raised, _ = outcome(fast, (x.to(kind), v))
+            assert raised is not None
+            assert backend == "compile" or raised is error
