@@ -17,7 +17,7 @@ from fusec.errors import ArtifactError, FusecError, SignatureError
 from fusec.exporting import Compiled
 from fusec.frontend.capture import Library
 from fusec.ir.index import symbol
-from fusec.ir.types import Dim, DType, dtype_of, fixed, u8
+from fusec.ir.types import Dim, DType, TensorType, dtype_of, fixed, u8
 from fusec.modules import load_module
 from fusec.options import check_path
 from fusec.runtime import artifact
@@ -289,12 +289,17 @@ def _check(
         raise ArtifactError("the arguments do not match the program's inputs")
     for k, argument in zip(free, arguments, strict=True):
         slot = program.slots[program.inputs[k]]
-        # An array without elements has any strides.
         type, strides = layouts[argument] if 0 <= argument < len(layouts) else (None, ())
-        if slot.type != type or (slot.strides != strides and 0 not in slot.type.shape):
+        if slot.type != type or not _same_steps(slot.type, slot.strides, strides):
             raise ArtifactError(f"input {slot.name} is {slot.type} in the program and not in the manifest")
     if any(slot not in program.inputs for slot in weights):
         raise ArtifactError("a weight is not an input of the program")
+
+
+def _same_steps(type: TensorType, a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether strides lead to the same elements: an axis of one has any stride, an array of none any strides."""
+    steps = zip(a, b, type.shape, strict=False)
+    return len(a) == len(b) and (0 in type.shape or all(x == y for x, y, n in steps if n != 1))
 
 
 def _spec_from(entry: Json) -> TensorSpec:
