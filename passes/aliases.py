@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusec.ir.attributes import AliasAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.dce import dce

@@ -21,7 +21,7 @@ from fusec.ir.attributes import (
     StridedAttributes,
     WindowsAttributes,
 )
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import (
     Expr,
     Index,
@@ -38,6 +38,7 @@ from fusec.ir.index import (
     symbols_of,
 )
 from fusec.ir.indexing import delinearize, last, linearize, most, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, bool_, i64
 from fusec.passes.subscripts import fill_symbols
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript

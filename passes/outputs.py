@@ -6,17 +6,14 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import (
-    NO_ATTRIBUTES,
-    AliasAttributes,
-    CopyAtAttributes,
-    UpdateAttributes,
-)
-from fusec.ir.graph import Graph, Location, Op, Port, Value
+from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, CopyAtAttributes, UpdateAttributes
+from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, add, mul
 from fusec.ir.indexing import slope, substitute
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, contiguous_strides
+from fusec.location import Location
 from fusec.passes.indices import is_check
 from fusec.passes.inline import fresh_index, index_only, pure, view_index
 

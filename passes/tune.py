@@ -11,8 +11,8 @@ from typing import Literal
 
 from fusec.config import logger
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Op
+from fusec.ir.graph import FusedAttributes
+from fusec.ir.nodes import Op
 from fusec.ir.print import print_graph
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.select import Selector, lower_with

@@ -23,8 +23,9 @@ from fusec.ir.attributes import (
     SliceAttributes,
     UpdateAttributes,
 )
-from fusec.ir.graph import InputRole, Location, Value
+from fusec.ir.nodes import InputRole, Value
 from fusec.ir.types import TensorType, bool_, i64
+from fusec.location import Location
 
 if TYPE_CHECKING:
     from fusec.frontend.numpy_trace import State, Trace

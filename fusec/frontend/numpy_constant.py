@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import dtype_of, i64
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype, 
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import DotAttributes, EinsumAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bool_, i64
 
 

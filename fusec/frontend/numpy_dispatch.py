@@ -17,7 +17,7 @@ from fusec.frontend.numpy_extern import extern
 from fusec.frontend.numpy_index import write
 from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call, divmod_call, is_known, may_raise, outer
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 
 _PRODUCTS: dict[str, Callable[..., Any]] = {
     "matmul": contract.matmul,

@@ -23,7 +23,7 @@ from fusec.frontend.numpy_trace import (
 )
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_, i64
 
 Item = Any

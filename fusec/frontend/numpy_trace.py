@@ -20,16 +20,11 @@ from fusec.frontend.numpy_buffer import Buffer
 from fusec.frontend.numpy_constant import recognise
 from fusec.frontend.source import user_location, user_site
 from fusec.frontend.steps import Step
-from fusec.ir.attributes import (
-    NO_ATTRIBUTES,
-    Attributes,
-    CastAttributes,
-    IotaAttributes,
-    Scalar,
-    ShapeAttributes,
-)
-from fusec.ir.graph import Builder, InputRole, Location, Op, Port, Value
+from fusec.ir.attributes import NO_ATTRIBUTES, Attributes, CastAttributes, IotaAttributes, Scalar, ShapeAttributes
+from fusec.ir.builder import Builder
+from fusec.ir.nodes import InputRole, Op, Port, Value
 from fusec.ir.types import DTYPES, DType, TensorType, bool_, dtype_of
+from fusec.location import Location
 
 if TYPE_CHECKING:
     from fusec.frontend.numpy_scope import Scope

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, ReduceAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.attention import AttentionParts
 from fusec.passes.fuse.partition import Partition

@@ -12,9 +12,10 @@ from sys import maxsize
 
 import networkx as nx
 
-from fusec.ir.attributes import AttentionGroup, FusedAttributes, FusedKind, PermuteAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import FusedKind, PermuteAttributes
+from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
 from fusec.ir.index import Index
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, contiguous_strides

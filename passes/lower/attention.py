@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import inf
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.nodes import Op
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.attention import AttentionParts, Elements, attention_parts, find_elements

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import CopyAtAttributes, DotAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import CopyAtAttributes, DotAttributes
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import Index, Symbol, product
 from fusec.ir.indexing import most, slope, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position

@@ -9,9 +9,9 @@ from itertools import product as combinations
 from math import prod
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of

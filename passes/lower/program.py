@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, ExternAttributes, FusedAttributes, UpdateAttributes
-from fusec.ir.graph import Graph, Location, Op, Value
+from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, ExternAttributes, UpdateAttributes
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import add, mul
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.ir.types import Dim, TensorType, contiguous_strides
+from fusec.location import Location
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces

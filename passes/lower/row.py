@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Expr, Index, Symbol, add, minimum, mul, product, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, f32
 from fusec.passes.fuse.partition import Group, place_upstream, positions_of

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Location, Op
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import FusedAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op
 from fusec.ir.types import DType
+from fusec.location import Location
 from fusec.passes.attention import attention_parts
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.lower.along import lower_along

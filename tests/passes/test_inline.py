@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import Expr, symbol
 from fusec.ir.interpret import interpret
+from fusec.ir.nodes import Value
 from fusec.ir.parse import parse
 from fusec.passes.inline import Inliner, Subscripts, index_only, pure, reshape_index, view_index
 from fusec.tile.print import print_scalar

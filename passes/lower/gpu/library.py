@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.lower.frame import Frame

@@ -8,10 +8,11 @@ from functools import partial
 from math import inf
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import FusedAttributes
 from fusec.ir.index import Index, product, symbols_of
 from fusec.ir.indexing import evaluate, most
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import fixed
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
 from fusec.ir.indexing import last
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i64
 from fusec.passes.inline import broadcast_index, pure
 from fusec.passes.lower.frame import Frame, LoweredGroup
