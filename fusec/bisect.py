@@ -21,7 +21,7 @@ from fusec.passes.lower.program import assemble
 from fusec.passes.pipeline import OPTIONAL, PASS_NAMES, default_selector, graph_passes
 from fusec.progress import Done, bar
 from fusec.reproducer import Reproducer
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable

@@ -20,7 +20,7 @@ from fusec.ir.parse import parse
 from fusec.ir.types import Dim, DType, contiguous_strides, fixed, u8
 from fusec.location import Location
 from fusec.runtime import artifact, launch
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
 from fusec.runtime.emit import pack_sources
