@@ -10,8 +10,9 @@ from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.indexing import last, most
 from fusec.ir.nodes import Op, Value
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
-from fusec.passes.inline import Inliner, Subscripts, broadcast_index, fresh_index
+from fusec.passes.inline import Inliner
 from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, symbols_in
+from fusec.tile.views import Subscripts, broadcast_index, fresh_index
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fusec.ir.index import Index, product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op
 from fusec.ir.types import Dim, DType, f32
-from fusec.passes.inline import Subscripts
+from fusec.tile.views import Subscripts
 
 
 @dataclass(frozen=True)

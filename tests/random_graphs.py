@@ -33,7 +33,8 @@ from fusec.ir.attributes import (
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Port, Value
 from fusec.ir.types import bf16, bool_, contiguous_strides, f16, f32, f64, i32, i64
-from fusec.passes.outputs import input_strides, strided_view
+from fusec.passes.outputs import input_strides
+from fusec.tile.views import strided_view
 
 """No value of a random graph is larger."""
 

@@ -16,7 +16,7 @@ from fusec.frontend.results import check_result
 from fusec.frontend.structures import rebuild, structure_of
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Port, Value
-from fusec.passes.outputs import strided_view
+from fusec.tile.views import strided_view
 
 _OVERLAPPING = ("broadcast", "windows", "strided")
 """View ops whose elements may share memory."""

@@ -19,19 +19,9 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, contiguous_strides
-from fusec.passes.inline import (
-    Inliner,
-    Leaf,
-    Subscripts,
-    broadcast_index,
-    fresh_index,
-    index_only,
-    pure,
-    reshape_index,
-    settled,
-    view_index,
-)
+from fusec.passes.inline import Inliner, Leaf, index_only
 from fusec.tile.scalar import Buffer, Load
+from fusec.tile.views import Subscripts, broadcast_index, fresh_index, pure, reshape_index, settled, view_index
 
 Position = tuple[Index, ...]
 

@@ -15,9 +15,10 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
-from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
+from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
+from fusec.tile.views import Subscripts, settled
 
 Strides = tuple[Dim, ...]
 

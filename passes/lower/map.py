@@ -15,11 +15,11 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
-from fusec.passes.inline import fresh_index, pure, reshape_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_large, place, prefer_index
 from fusec.passes.schedule.map import MapSchedule
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk
+from fusec.tile.views import fresh_index, pure, reshape_index
 
 
 def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
