@@ -133,7 +133,7 @@ def results_of(stopped: BaseException) -> list[Measured]:
 
 def _text(lowered: LoweredGroup) -> str:
     """A schedule as ``explain`` shows it."""
-    return " ".join(f"{name}={size}" for name, size in lowered.schedule)
+    return " ".join(f"{name}={size}" for name, size in lowered.describe())
 
 
 def tuning_key(frame: Frame, *facts: object) -> str:

@@ -49,6 +49,7 @@ class LoweredGroup:
     """A group's kernel, what to pass for each of its parameters, and the packing that comes first.
 
     ``scratch`` is memory of one call between the kernel and its ``followers``, which run in order after it.
+    ``skipped``: the share of an attention's scores that are never computed.
     """
 
     kernel: Kernel
@@ -57,6 +58,11 @@ class LoweredGroup:
     schedule: tuple[tuple[str, int | str], ...]
     scratch: tuple[Buffer, ...] = ()
     followers: tuple[Follower, ...] = ()
+    skipped: float | None = None
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        """What explain shows: the schedule, and what it saves."""
+        return self.schedule if self.skipped is None else (*self.schedule, ("skipped", f"{self.skipped:.0%}"))
 
 
 class Frame:

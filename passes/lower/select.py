@@ -113,13 +113,13 @@ class Selector:
         limit, bound = roofline(products, others, kernel.bytes, self.target, self.known, self.threads)
         fused = fused_ops(op)
         return KernelReport(
-            kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, limit, limit, bound
+            kernel.name, kernel.kind, fused, lowered.describe(), kernel.flops, kernel.bytes, limit, limit, bound
         )
 
 
 def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
     """Operations of a group's products that are done, by their operands' type."""
-    skipped = float(str(dict(lowered.schedule).get("skipped", "0%")).rstrip("%")) / 100
+    skipped = lowered.skipped or 0.0
     found: dict[DType, int] = {}
     for op in dots:
         dtype = op.operands[0].type.dtype
