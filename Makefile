@@ -21,7 +21,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq --no-input
 # What test-gpu and bench-gpu wait for: nothing where RUN was given.
 INSTALLED := $(if $(filter command,$(firstword $(origin RUN))),,$(STAMP))
 
-.PHONY: demo test pytest lint types bench test-gpu bench-gpu sanitize setup clean
+.PHONY: demo test pytest lint tree types bench test-gpu bench-gpu sanitize setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -32,14 +32,17 @@ test: lint types pytest
 pytest: $(STAMP)
 	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-lint: $(STAMP)
+lint: $(STAMP) tree
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
+	@cd build/types && ../../$(VENV)/bin/lint-imports --config ../../pyproject.toml --no-logo --no-cache
 
-# mypy knows a package by its folder, and passes/ and codegen/ stand beside fusec/: show it one tree of links.
-types: $(STAMP)
+# A package is known by its folder, and passes/ and codegen/ stand beside fusec/: one tree of links for tools that ask.
+tree:
 	@rm -rf build/types && mkdir -p build/types/fusec
 	@cd build/types/fusec && ln -s ../../../fusec/* ../../../passes ../../../codegen .
+
+types: $(STAMP) tree
 	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fusec
 
 test-gpu: $(INSTALLED)

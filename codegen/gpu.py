@@ -122,7 +122,7 @@ def _for_any_address(kernel: Kernel) -> Kernel:
 
 def is_cuda(kernel: Kernel) -> bool:
     """Whether a kernel is to be written in CUDA C++."""
-    return kernel.language == "cuda" or kernel.pipeline is not None
+    return kernel.language == "cuda"
 
 
 def module_from_bytes(data: bytes) -> GpuModule | Part:

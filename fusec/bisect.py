@@ -11,16 +11,17 @@ import numpy as np
 from fusec import config
 from fusec.build import compile_module, gpu_selector, kernel_digests, target_of
 from fusec.errors import FusecError
-from fusec.ir.attributes import ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.attributes import ExternAttributes
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.interpret import interpret
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.types import contiguous_strides, dtype_of
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.program import assemble
 from fusec.passes.pipeline import OPTIONAL, PASS_NAMES, default_selector, graph_passes
 from fusec.progress import Done, bar
 from fusec.reproducer import Reproducer
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable

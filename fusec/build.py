@@ -28,8 +28,10 @@ from fusec.errors import (
     TargetError,
 )
 from fusec.frontend.capture import Capture, Library, frozen
-from fusec.ir.graph import Graph, Location, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Value
 from fusec.ir.print import print_graph
+from fusec.location import Location
 from fusec.modules import NoKernels, load_module
 from fusec.options import check_choice, check_switch
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache

@@ -12,7 +12,8 @@ from fusec.errors import ArtifactError, SignatureError
 from fusec.frontend.capture import ArgumentSource, Library, Rebuild
 from fusec.frontend.structures import CallSpec, flatten
 from fusec.ir.types import Dim, TensorType, contiguous_strides
-from fusec.runtime.arrays import Layout, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Layout
 from fusec.runtime.entry import MISS, variant_entry
 from fusec.runtime.executable import Executable
 from fusec.specs import TensorSpec

@@ -6,10 +6,7 @@ operation, the shapes and dtypes, and what to do about it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fusec.ir.graph import Location
+from fusec.location import Location
 
 
 class FusecError(Exception):

@@ -21,7 +21,8 @@ from fusec.ir.types import Dim, DType, TensorType, dtype_of, fixed, u8
 from fusec.modules import load_module
 from fusec.options import check_path
 from fusec.runtime import artifact
-from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
 from fusec.runtime.executable import Executable

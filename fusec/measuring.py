@@ -11,7 +11,7 @@ import numpy as np
 from fusec.compiled import CompiledFunction, Variant
 from fusec.frontend.capture import Library
 from fusec.ir.types import DType, dtype_of
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.code import Scope
 from fusec.specs import TensorSpec, example
 

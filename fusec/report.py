@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fusec.ir.graph import Location
+from fusec.location import Location
 from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program
 
 WIDTH = 120

@@ -15,7 +15,7 @@ from fusec.frontend.structures import flatten
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.types import dtype_of
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import decode_weights, encode_weights
 from fusec.runtime.dispatch import Dispatcher
 

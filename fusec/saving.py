@@ -14,13 +14,13 @@ from fusec.ahead import usual_extents
 from fusec.build import Options, kernel_digests, kernel_source, run_passes
 from fusec.compiled import CompiledFunction, Variant
 from fusec.errors import ArtifactError
-from fusec.ir.graph import Location
 from fusec.ir.index import Index, Symbol, symbol, symbols_of
 from fusec.ir.indexing import substitute
 from fusec.ir.parse import parse
 from fusec.ir.types import Dim, DType, contiguous_strides, fixed, u8
+from fusec.location import Location
 from fusec.runtime import artifact, launch
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import piece_folder
 from fusec.runtime.code import Scope
 from fusec.runtime.emit import pack_sources

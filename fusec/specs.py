@@ -158,7 +158,7 @@ def checked_range(name: str, ends: Any) -> tuple[int, int]:
 
 def example(spec: TensorSpec, bindings: Mapping[str, int], library: Library) -> Any:
     """An array of this layout, its contents not defined. It lies on the CPU where its device is not here."""
-    from fusec.runtime.arrays import load_arrays
+    from fusec.runtime.adapters import load_arrays
     from fusec.runtime.code import Scope
 
     scope = Scope()
@@ -183,7 +183,7 @@ def placement(specs: Sequence[TensorSpec], target: str | None) -> str | None:
 
 def spec_of(array: Any, library: Library) -> TensorSpec:
     """The layout of an array. TypeError for one that can't be compiled for."""
-    from fusec.runtime.arrays import load_arrays
+    from fusec.runtime.adapters import load_arrays
 
     layout = load_arrays(library).layout(array)
     shape = layout.type.static_shape

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import AttentionGroup, FusedAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.graph import AttentionGroup, FusedAttributes
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.indexing import last, most
+from fusec.ir.nodes import Op, Value
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
-from fusec.passes.inline import Inliner, Subscripts, broadcast_index, fresh_index
+from fusec.passes.inline import Inliner
 from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, symbols_in
+from fusec.tile.views import Subscripts, broadcast_index, fresh_index
 
 
 @dataclass(frozen=True)

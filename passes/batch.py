@@ -22,7 +22,8 @@ from fusec.ir.attributes import (
     SliceAttributes,
     VarAttributes,
 )
-from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.types import TensorType
 
 Place = tuple[Value, int]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.ir.attributes import DotAttributes
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, product
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op
 from fusec.ir.types import Dim, DType, f32
-from fusec.passes.inline import Subscripts
+from fusec.tile.views import Subscripts
 
 
 @dataclass(frozen=True)

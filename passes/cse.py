@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fusec.ir.attributes import Attributes, ConstantAttributes
-from fusec.ir.graph import Graph, Op, Value, substitute
+from fusec.ir.graph import Graph, substitute
+from fusec.ir.nodes import Op, Value
 
 
 def cse(graph: Graph) -> Graph:

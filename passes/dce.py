@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.raising import is_effect
 
 

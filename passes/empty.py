@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fusec.ir.attributes import ConcatAttributes, ConstantAttributes, Scalar
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule

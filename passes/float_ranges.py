@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusec.ir.attributes import ConstantAttributes, IotaAttributes
-from fusec.ir.graph import Op
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op
 from fusec.ir.types import f32, f64
 
 Interval = tuple[float, float]

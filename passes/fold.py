@@ -8,9 +8,10 @@ from math import isfinite
 import numpy as np
 
 from fusec.ir.attributes import ConstantAttributes, IotaAttributes, Scalar
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import bounds, sub
 from fusec.ir.interval import Range
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, TensorType, bool_
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fusec.ir.attributes import GatherAttributes
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Value
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 FEW = 4

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from math import inf
 
 from fusec.ir.attributes import PermuteAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import bool_
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 

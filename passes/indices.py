@@ -7,15 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import trunc
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import (
-    ConstantAttributes,
-    ExternAttributes,
-    GatherAttributes,
-    IotaAttributes,
-    UpdateAttributes,
-)
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import ConstantAttributes, ExternAttributes, GatherAttributes, IotaAttributes, UpdateAttributes
+from fusec.ir.graph import Graph
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import is_lookup
 from fusec.ir.types import DType, bool_

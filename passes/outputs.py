@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import (
-    NO_ATTRIBUTES,
-    AliasAttributes,
-    CopyAtAttributes,
-    UpdateAttributes,
-)
-from fusec.ir.graph import Graph, Location, Op, Port, Value
-from fusec.ir.index import Index, Symbol, add, mul
-from fusec.ir.indexing import slope, substitute
+from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, CopyAtAttributes, UpdateAttributes
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, contiguous_strides
+from fusec.location import Location
 from fusec.passes.indices import is_check
-from fusec.passes.inline import fresh_index, index_only, pure, view_index
-
-Strides = tuple[Dim, ...]
+from fusec.passes.inline import index_only
+from fusec.tile.views import Strides, strided_view
 
 KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
 """Kinds of the ops that kernels compute; their results can have any strides."""
@@ -29,52 +23,6 @@ KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
 def is_call(op: Op) -> bool:
     """True for an op that a library, or the interpreter, runs: it reads and makes whole arrays."""
     return op.definition.kind not in (*KERNEL_KINDS, "view", "create", "write", "alias", "fused")
-
-
-@dataclass(frozen=True)
-class StridedView:
-    """``value[i...]`` is element ``offset + sum(i * strides)`` after the first of ``base``."""
-
-    base: Value
-    strides: Strides
-    offset: Dim
-
-
-def strided_view(
-    value: Value, producers: Mapping[Value, Op], base_strides: Mapping[Value, Strides]
-) -> StridedView | None:
-    """A chain of views as strides over the memory of its source, or None where it is none or no strides say it."""
-    shape = value.type.shape
-    if 0 in shape:
-        return _empty_view(value, producers)
-    symbols = fresh_index("v", shape)
-    index: tuple[Index, ...] = symbols
-    base = value
-    op = producers.get(base)
-    try:
-        while op is not None and op.definition.kind == "view":
-            index = pure(view_index(op, index))
-            base = op.operands[0]
-            op = producers.get(base)
-    except LoweringError:
-        return None
-    strides = base_strides.get(base, contiguous_strides(base.type.shape))
-    flat: Index = 0
-    for i, stride in zip(index, strides, strict=True):
-        flat = add(flat, mul(i, stride))
-    steps = [slope(flat, s) if n != 1 else 0 for s, n in zip(symbols, shape, strict=True)]
-    if any(k is None for k in steps):
-        return None
-    zero: dict[Symbol, Index] = dict.fromkeys(symbols, 0)
-    offset = substitute(flat, zero)
-    return StridedView(base, tuple(k or 0 for k in steps), offset)
-
-
-def _empty_view(value: Value, producers: Mapping[Value, Op]) -> StridedView:
-    base = value
-    while (op := producers.get(base)) is not None and op.definition.kind == "view":
-        base = op.operands[0]
-    return StridedView(base, contiguous_strides(value.type.shape), 0)
 
 
 def input_strides(graph: Graph) -> dict[Value, Strides]:

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from fusec import tracing
 from fusec.errors import FusecError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Graph, Op
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op
 from fusec.ir.verify import verify
 from fusec.passes.aliases import hold_aliases
 from fusec.passes.canonicalize import canonicalize

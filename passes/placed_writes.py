@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.ir.attributes import ExternAttributes, ShapeAttributes, SliceAttributes, UpdateAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import add
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, i32, i64
 from fusec.passes.rewrite import Rewriter, Sweep

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.runtime.library import Operand, parse_arguments
 
 Place = tuple[Value, int, int]

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import bf16, f16, f32, f64
 from fusec.passes.fold import known

@@ -20,7 +20,8 @@ from fusec.ir.attributes import (
     Scalar,
     ShapeAttributes,
 )
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType
 from fusec.passes.dce import dce

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fusec.ir.attributes import ArgReduceAttributes, IotaAttributes
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Value
 from fusec.ir.types import i32, i64, u8
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 

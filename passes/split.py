@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, f64
 from fusec.passes.fuse.attention import AttentionMatch, match_attention

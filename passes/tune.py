@@ -11,8 +11,8 @@ from typing import Literal
 
 from fusec.config import logger
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Op
+from fusec.ir.graph import FusedAttributes
+from fusec.ir.nodes import Op
 from fusec.ir.print import print_graph
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.select import Selector, lower_with
@@ -133,7 +133,7 @@ def results_of(stopped: BaseException) -> list[Measured]:
 
 def _text(lowered: LoweredGroup) -> str:
     """A schedule as ``explain`` shows it."""
-    return " ".join(f"{name}={size}" for name, size in lowered.schedule)
+    return " ".join(f"{name}={size}" for name, size in lowered.describe())
 
 
 def tuning_key(frame: Frame, *facts: object) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fusec.config import logger
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes
+from fusec.ir.graph import FusedAttributes
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
 from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces

@@ -7,7 +7,8 @@ row (a token that looks at the keys and values of those before it) a sum of prod
 from __future__ import annotations
 
 from fusec.ir.attributes import CastAttributes, DotAttributes
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import DType
 from fusec.passes.canonicalize.composites import compute_dtype

@@ -13,15 +13,15 @@ from dataclasses import replace
 from fusec.ir.attributes import (
     ConstantAttributes,
     ExtentAttributes,
-    FusedAttributes,
     GatherAttributes,
     IotaAttributes,
     PadAttributes,
     SliceAttributes,
     UpdateAttributes,
 )
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import add, is_at_least, sub
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, TensorType, bool_, i64

@@ -20,7 +20,6 @@ from fusec.ir.attributes import (
     EinsumAttributes,
     ExtentAttributes,
     ExternAttributes,
-    FusedAttributes,
     GatherAttributes,
     GeluAttributes,
     IotaAttributes,
@@ -37,12 +36,14 @@ from fusec.ir.attributes import (
     VarAttributes,
     WindowsAttributes,
 )
-from fusec.ir.graph import Builder, Graph, Location
+from fusec.ir.builder import Builder
+from fusec.ir.definition import Array
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import symbol
 from fusec.ir.indexing import evaluate
 from fusec.ir.ops import OPS
-from fusec.ir.ops.definition import Array
 from fusec.ir.types import Dim, DType, TensorType, bf16, bool_, c64, f16, f32, f64, i8, i32, i64
+from fusec.location import Location
 
 B = symbol("B", 1, 64)
 S = symbol("S")

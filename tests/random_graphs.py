@@ -30,9 +30,11 @@ from fusec.ir.attributes import (
     VarAttributes,
     WindowsAttributes,
 )
-from fusec.ir.graph import Graph, Port, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Port, Value
 from fusec.ir.types import bf16, bool_, contiguous_strides, f16, f32, f64, i32, i64
-from fusec.passes.outputs import input_strides, strided_view
+from fusec.passes.outputs import input_strides
+from fusec.tile.views import strided_view
 
 """No value of a random graph is larger."""
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fusec.ir.attributes import Attributes
-from fusec.ir.graph import Builder, Port, Value
+from fusec.ir.builder import Builder
+from fusec.ir.nodes import Port, Value
 from fusec.ir.types import DType, TensorType, bf16, bool_, f16, f32, f64
 
 Shape = tuple[int, ...]

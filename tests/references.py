@@ -10,8 +10,8 @@ from op_samples import t
 from oracle import as_numpy
 
 from fusec.ir.attributes import NO_ATTRIBUTES, Attributes
+from fusec.ir.definition import Array
 from fusec.ir.ops import OPS
-from fusec.ir.ops.definition import Array
 from fusec.ir.types import bf16, dtype_of, f16, f32, f64
 
 Torch = Callable[..., torch.Tensor]

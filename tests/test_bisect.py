@@ -16,8 +16,7 @@ from fusec import bisect as searching
 from fusec.bisect import bisect
 from fusec.cli.main import app
 from fusec.errors import ArtifactError, FusecError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Graph
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.ops import OPS
 from fusec.reproducer import Reproducer, capture_reproducer, load_reproducer, save_reproducer
 

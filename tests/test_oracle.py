@@ -9,7 +9,7 @@ import torch
 from op_samples import t
 from oracle import ULPS, as_numpy, assert_close_to_oracle
 
-from fusec.ir.graph import Builder
+from fusec.ir.builder import Builder
 from fusec.ir.types import f32
 
 EXACT = np.array([1.0, 2.0, 4.0])

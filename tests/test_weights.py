@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fusec
 from fusec.cli.main import app
 from fusec.errors import ArtifactError, SignatureError
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.artifact import encode_weights
 
 torch = pytest.importorskip("torch")

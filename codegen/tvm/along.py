@@ -128,9 +128,7 @@ class AlongWriter(DotWriter):
         else:
             element = memory_type(load.dtype)
             node = tirx.op.masked_load(tir.vector_type(element, self.span), memory, place, mask)
-            node = tirx.Select(
-                mask, node, tir.constant(0, element, self.span).node
-            )  # else they may be anything
+            node = tirx.Select(mask, node, tir.constant(0, element, self.span).node)  # else they may be anything
         if self.group > 1:
             node = tirx.reinterpret(f"int32x{self.lanes}", node)
         return self._bound(code, name, node)

@@ -16,7 +16,7 @@ from fusec.build import Tune
 from fusec.errors import FusecError
 from fusec.frontend.structures import flatten
 from fusec.loading import load
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.faults import is_capture_fault
 from fusec.specs import named_specs
 

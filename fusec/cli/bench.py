@@ -27,7 +27,8 @@ from fusec.frontend.structures import flatten
 from fusec.measuring import random_array
 from fusec.progress import bar
 from fusec.report import render
-from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays
 from fusec.runtime.jit import JitFunction
 from fusec.runtime.libraries import library_of
 from fusec.specs import TensorSpec, named_specs

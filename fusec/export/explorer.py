@@ -14,8 +14,9 @@ from typing import Any
 
 from fusec.errors import ArtifactError
 from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_of, place_of, report_of
-from fusec.ir.attributes import ConstantAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import ConstantAttributes
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Value
 from fusec.runtime.program import Program
 
 Json = dict[str, Any]

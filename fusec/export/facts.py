@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
-from fusec.ir.attributes import Attributes, ConstantAttributes, ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op
+from fusec.ir.attributes import Attributes, ConstantAttributes, ExternAttributes
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op
 from fusec.runtime.program import KernelReport, Program
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from fusec.errors import ArtifactError, TargetError
 from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_of, place_of, report_of
-from fusec.ir.attributes import ConstantAttributes, ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import ConstantAttributes, ExternAttributes
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType
 from fusec.runtime.program import Program
 

@@ -16,7 +16,7 @@ from fusec.errors import DimensionError
 from fusec.frontend.followed import FollowedInt
 from fusec.frontend.held import State
 from fusec.frontend.raw import attributes_of
-from fusec.ir.graph import Op
+from fusec.ir.nodes import Op
 from fusec.ir.raising import is_effect, is_lookup
 
 

@@ -24,11 +24,13 @@ from fusec.ir.attributes import (
     ExternAttributes,
     Scalar,
 )
-from fusec.ir.graph import Graph, Location, Op, Port, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import Expr, Index, Symbol, add, floordiv, mul
 from fusec.ir.indexing import evaluate, substitute
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, TensorType, f64
+from fusec.location import Location
 
 MOST_SYMBOLS = 4
 """Two samples of each symbol in every combination: more would be many captures."""

@@ -20,8 +20,9 @@ from fusec.frontend.readings import reading
 from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.structures import TENSOR, Node, Static, Structure, flatten, names_in
-from fusec.ir.graph import Graph, Location
+from fusec.ir.graph import Graph
 from fusec.ir.raising import is_effect, is_lookup
+from fusec.location import Location
 
 
 def capture(

@@ -17,10 +17,11 @@ from fusec.frontend import numpy_index as index
 from fusec.frontend.followed import by_value, value_of
 from fusec.frontend.numpy_create import copy, fits_order, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
+from fusec.frontend.numpy_emit import ShapeRuleError
 from fusec.frontend.numpy_flags import TracedFlags
 from fusec.frontend.numpy_flat import FlatView
 from fusec.frontend.numpy_reductions import Reductions
-from fusec.frontend.numpy_trace import ShapeRuleError, Traced, ir_dtype
+from fusec.frontend.numpy_trace import Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.readings import RUNNING
 from fusec.frontend.steps import Step

@@ -6,13 +6,15 @@ undoing the views, so every other view of it sees the write, as in NumPy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fusec.frontend.boxes import box_of
 from fusec.frontend.capture import Source
+from fusec.frontend.numpy_emit import Emitter
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import (
     ConcatAttributes,
@@ -23,11 +25,9 @@ from fusec.ir.attributes import (
     SliceAttributes,
     UpdateAttributes,
 )
-from fusec.ir.graph import InputRole, Location, Value
+from fusec.ir.nodes import InputRole, Value
 from fusec.ir.types import TensorType, bool_, i64
-
-if TYPE_CHECKING:
-    from fusec.frontend.numpy_trace import State, Trace
+from fusec.location import Location
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,23 @@ MOST_UPDATES = 8
 """Ranges of an array of the caller's that are written each by itself; of more, all of it is made anew at once."""
 
 
+@dataclass(eq=False)
+class State:
+    """An array that the function found in a closure, a global or an attribute: fetched anew at each call."""
+
+    path: str
+    fetch: Callable[[], Any]
+    array: np.ndarray[Any, Any]
+    touched: bool = False
+
+
+class Inputs(Emitter):
+    """An emitter that buffers become inputs of once they are read."""
+
+    def add_input(self, buffer: Buffer) -> Value:
+        raise NotImplementedError
+
+
 class Buffer:
     """The value of some memory. ``version`` counts the writes.
 
@@ -52,7 +69,7 @@ class Buffer:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Inputs,
         value: Value | None,
         *,
         array: np.ndarray[Any, Any] | None = None,
@@ -235,7 +252,7 @@ def _cut_axes(attributes: SliceAttributes, t: TensorType) -> list[int]:
     return [axis for axis, (start, stop, step, n) in enumerate(parts) if (start, stop, step) != (0, n, 1)]
 
 
-def undo(trace: Trace, step: Step, before: Value, new: Value) -> Value:
+def undo(trace: Inputs, step: Step, before: Value, new: Value) -> Value:
     """``before`` with the elements that the view step picks replaced by ``new``."""
     match step.attributes:
         case PermuteAttributes(permutation):
@@ -250,7 +267,7 @@ def undo(trace: Trace, step: Step, before: Value, new: Value) -> Value:
     )
 
 
-def _undo_slice(trace: Trace, attributes: SliceAttributes, before: Value, new: Value) -> Value:
+def _undo_slice(trace: Inputs, attributes: SliceAttributes, before: Value, new: Value) -> Value:
     """Flips undone, then ``select(inside, pad(new), before)``, or just the padding where ``before`` is one number."""
     shape = before.type.static_shape
     if 0 in new.type.static_shape:
@@ -291,7 +308,7 @@ def _count(attributes: SliceAttributes, axis: int) -> int:
     return len(range(start, stop, attributes.steps[axis]))
 
 
-def _flip(trace: Trace, value: Value, flips: list[bool]) -> Value:
+def _flip(trace: Inputs, value: Value, flips: list[bool]) -> Value:
     shape = value.type.static_shape
     starts = tuple(n - 1 if flip else 0 for n, flip in zip(shape, flips))
     stops = tuple(-1 if flip else n for n, flip in zip(shape, flips))
@@ -299,7 +316,7 @@ def _flip(trace: Trace, value: Value, flips: list[bool]) -> Value:
     return trace.emit("slice", value, attributes=attributes)
 
 
-def _spread(trace: Trace, new: Value, axis: int, start: int, step: int, extent: int) -> Value:
+def _spread(trace: Inputs, new: Value, axis: int, start: int, step: int, extent: int) -> Value:
     """``new`` along an axis at places ``start + k*step`` of ``extent``; what lies between is not used."""
     place = trace.iota(extent, i64)
     place = trace.binary("floordiv", trace.binary("sub", place, start), step)
@@ -307,7 +324,7 @@ def _spread(trace: Trace, new: Value, axis: int, start: int, step: int, extent: 
     return trace.emit("gather", new, place, attributes=GatherAttributes(axis))
 
 
-def _inside(trace: Trace, shape: tuple[int, ...], ranges: dict[int, tuple[int, int, int]]) -> Value:
+def _inside(trace: Inputs, shape: tuple[int, ...], ranges: dict[int, tuple[int, int, int]]) -> Value:
     """True at the places ``start + k*step``, ``0 <= k < count``, of each of the axes."""
     mask: Value | None = None
     for axis, (start, step, count) in ranges.items():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fusec.ir.graph import Value
+from fusec.frontend.numpy_emit import Emitter
+from fusec.ir.nodes import Value
 from fusec.ir.types import dtype_of, i64
-
-if TYPE_CHECKING:
-    from fusec.frontend.numpy_trace import Trace
 
 Array = np.ndarray[Any, Any]
 
 
-def recognise(trace: Trace, array: Array) -> Value | None:
+def recognise(trace: Emitter, array: Array) -> Value | None:
     """The constant as iota and elementwise ops whose result is bit for bit the array, or None."""
     dtype = dtype_of(array.dtype)
     if dtype.kind == "complex" or array.size == 0:
@@ -32,7 +30,7 @@ def _same(a: Array, b: Any) -> bool:
     return bool(equal) and (a.dtype.kind != "f" or bool(np.all(np.signbit(a) == np.signbit(b))))
 
 
-def _ramp(trace: Trace, array: Array) -> Value | None:
+def _ramp(trace: Emitter, array: Array) -> Value | None:
     """``start + step*i`` along one axis, the same along the others."""
     if array.dtype.kind not in "iuf":
         return None
@@ -53,7 +51,7 @@ def _ramp(trace: Trace, array: Array) -> Value | None:
     return trace.broadcast(trace.cast(value, dtype_of(array.dtype)), array.shape)
 
 
-def _triangle(trace: Trace, array: Array) -> Value | None:
+def _triangle(trace: Emitter, array: Array) -> Value | None:
     """Two numbers split along a diagonal of the last two axes, or one on the diagonal and one off it."""
     if array.ndim < 2 or array.shape[-2] * array.shape[-1] < 2:
         return None
@@ -82,7 +80,7 @@ def _differs(a: Array, b: Any) -> Array:
     return np.asarray(~((a == b) | ((a != a) & (b != b))))
 
 
-def _split(trace: Trace, array: Array, test: str, diagonal: int, inside: Any, outside: Any) -> Value:
+def _split(trace: Emitter, array: Array, test: str, diagonal: int, inside: Any, outside: Any) -> Value:
     """``select(j - i <test> diagonal, inside, outside)``."""
     dtype = dtype_of(array.dtype)
     rows = trace.iota(array.shape[-2], i64, 2, 0)

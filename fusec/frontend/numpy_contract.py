@@ -12,11 +12,12 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from fusec.errors import TypeRuleError
 from fusec.frontend.numpy_create import as_array
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype, laid_out_as, twin
+from fusec.frontend.numpy_emit import ShapeRuleError
+from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype, laid_out_as, twin
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import DotAttributes, EinsumAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bool_, i64
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 from numpy.lib.stride_tricks import as_strided
 
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, copy_layout, describe, ir_dtype, laid_out_as, twin
+from fusec.frontend.numpy_emit import ShapeRuleError
+from fusec.frontend.numpy_trace import Trace, Traced, copy_layout, describe, ir_dtype, laid_out_as, twin
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import ConcatAttributes, ShapeAttributes
 

@@ -13,11 +13,12 @@ from fusec.errors import TypeRuleError, UnsupportedOpError
 from fusec.frontend import numpy_contract as contract
 from fusec.frontend import numpy_reduce as reductions
 from fusec.frontend.numpy_create import as_array, contains_traced, copy
+from fusec.frontend.numpy_emit import ShapeRuleError
 from fusec.frontend.numpy_extern import extern
 from fusec.frontend.numpy_index import write
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, ir_dtype
+from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call, divmod_call, is_known, may_raise, outer
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 
 _PRODUCTS: dict[str, Callable[..., Any]] = {
     "matmul": contract.matmul,

@@ -10,20 +10,11 @@ import numpy as np
 
 from fusec.errors import DataDependentError
 from fusec.frontend.numpy_create import as_array
-from fusec.frontend.numpy_trace import (
-    IndexRuleError,
-    Meta,
-    ShapeRuleError,
-    Trace,
-    Traced,
-    describe,
-    ir_dtype,
-    laid_out_as,
-    twin,
-)
+from fusec.frontend.numpy_emit import ShapeRuleError
+from fusec.frontend.numpy_trace import IndexRuleError, Meta, Trace, Traced, describe, ir_dtype, laid_out_as, twin
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes, SliceAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_, i64
 
 Item = Any

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, laid_out_as, twin
+from fusec.frontend.numpy_emit import ShapeRuleError
+from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe, ir_dtype, laid_out_as, twin
 from fusec.frontend.numpy_ufunc import apply
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes, VarAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_, i64
 
 Axis = None | int | Sequence[int]

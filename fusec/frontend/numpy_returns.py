@@ -14,8 +14,9 @@ from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe
 from fusec.frontend.numpy_views import view
 from fusec.frontend.results import check_result
 from fusec.frontend.structures import rebuild, structure_of
-from fusec.ir.graph import Graph, Port, Value
-from fusec.passes.outputs import strided_view
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Port, Value
+from fusec.tile.views import strided_view
 
 _OVERLAPPING = ("broadcast", "windows", "strided")
 """View ops whose elements may share memory."""

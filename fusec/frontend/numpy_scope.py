@@ -25,7 +25,7 @@ from fusec.frontend.numpy_substitutes import substitutes
 from fusec.frontend.numpy_trace import Trace, Traced
 from fusec.frontend.raw import attributes_of, in_class, is_a, items_of
 from fusec.frontend.source import code_location, is_user_file
-from fusec.ir.graph import Location
+from fusec.location import Location
 
 Fetch = Callable[[], Any]
 _MISSING: Any = object()

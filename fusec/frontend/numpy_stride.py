@@ -11,7 +11,8 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided as numpy_as_strided
 
 from fusec.frontend.numpy_buffer import Buffer
-from fusec.frontend.numpy_trace import ShapeRuleError, Trace, Traced, describe
+from fusec.frontend.numpy_emit import ShapeRuleError
+from fusec.frontend.numpy_trace import Trace, Traced, describe
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import (
     PermuteAttributes,

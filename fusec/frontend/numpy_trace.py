@@ -7,40 +7,24 @@ A traced array keeps, beside its graph value, an ndarray of the same dtype, shap
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from fusec.errors import DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, Fallback, ReferenceSource, Source
-from fusec.frontend.counters import COUNTING
-from fusec.frontend.numpy_buffer import Buffer
+from fusec.frontend.numpy_buffer import Buffer, Inputs, State
 from fusec.frontend.numpy_constant import recognise
 from fusec.frontend.source import user_location, user_site
 from fusec.frontend.steps import Step
-from fusec.ir.attributes import (
-    NO_ATTRIBUTES,
-    Attributes,
-    CastAttributes,
-    IotaAttributes,
-    Scalar,
-    ShapeAttributes,
-)
-from fusec.ir.graph import Builder, InputRole, Location, Op, Port, Value
+from fusec.ir.nodes import InputRole, Port, Value
 from fusec.ir.types import DTYPES, DType, TensorType, bool_, dtype_of
-
-if TYPE_CHECKING:
-    from fusec.frontend.numpy_scope import Scope
 
 Meta = np.ndarray[Any, np.dtype[Any]]
 _KNOWN_LIMIT = 1 << 16
 """Most elements of a value that is computed at capture because Python asked for it."""
-
-
-class ShapeRuleError(TypeRuleError, ValueError):
-    """Shapes that do not fit, where NumPy raises ValueError."""
 
 
 class IndexRuleError(TypeRuleError, IndexError):
@@ -132,14 +116,11 @@ def ir_dtype(dtype: np.dtype[Any]) -> DType:
     return found
 
 
-@dataclass(eq=False)
-class State:
-    """An array that the function found in a closure, a global or an attribute: fetched anew at each call."""
+class Scope(Protocol):
+    """The copies of functions that one capture runs."""
 
-    path: str
-    fetch: Callable[[], Any]
-    array: np.ndarray[Any, Any]
-    touched: bool = False
+    def library_copy(self, function: FunctionType) -> FunctionType:
+        """A copy of one of NumPy's own Python functions that can be traced."""
 
 
 class Traced:
@@ -182,97 +163,31 @@ class Traced:
         return self._cached[1]
 
 
-class Trace:
+class Trace(Inputs):
     """One capture in progress. Not shared between threads.
 
     reads_contents: the arrays that stand for inputs have their elements, too, not only their layouts.
     """
 
     def __init__(self, name: str, fallback: Fallback, make: type[Traced]) -> None:
-        self.builder = Builder(name)
+        super().__init__(name)
         self.fallback: Fallback = fallback
         self.reads_contents = True
         self.scope: Scope
         self.make = make
-        self.site: Location | None = None
         self.sources: list[Source] = []
         self.input_buffers: list[Buffer] = []
         self.inputs: list[Value] = []
         self.ports: list[Port] = []
         self.states: list[State] = []
         self.notes: list[str] = []
-        self.producers: dict[Value, Op] = {}
         self.pins: list[State] = []
         self._lifted: dict[int, tuple[object, Value]] = {}
         self._known: dict[Value, np.ndarray[Any, Any] | None] = {}
         self._constants = 0
         self._named: set[Value] = set()
 
-    # Making values
-
-    def emit(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> Value:
-        """One op, at the user's line."""
-        (result,) = self.emit_all(name, *operands, attributes=attributes)
-        return result
-
-    def emit_all(self, name: str, *operands: Value, attributes: Attributes = NO_ATTRIBUTES) -> tuple[Value, ...]:
-        if (counting := COUNTING.get()) is not None:
-            counting.before_call(len(self.builder))
-        results = self.builder.op(name, *operands, attributes=attributes, location=self.location())
-        op = self.builder.last_op
-        assert op is not None
-        for result in results:
-            self.producers[result] = op
-        return results
-
-    def constant(self, value: Any, dtype: DType) -> Value:
-        """A 0-d constant; the number is converted to the dtype as NumPy does."""
-        if isinstance(value, complex | np.complexfloating) and dtype.kind not in ("complex", "bool"):
-            raise self.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
-        if dtype.kind == "float":
-            number: Scalar = float(np.asarray(value).astype(dtype.numpy))
-        elif dtype.kind == "complex":
-            number = complex(np.asarray(value).astype(dtype.numpy))
-        elif dtype.kind == "bool":
-            number = bool(value)
-        elif isinstance(value, int):
-            number = int(np.asarray(value, dtype.numpy))  # OverflowError out of range, as NumPy raises
-        else:
-            number = int(np.asarray(value).astype(dtype.numpy))
-        result = self.builder.constant(number, dtype)
-        op = self.builder.last_op
-        if op is not None and op.results == (result,):
-            self.producers[result] = op
-        return result
-
-    def cast(self, value: Value, dtype: DType) -> Value:
-        if value.type.dtype is dtype:
-            return value
-        if value.type.dtype.kind == "complex" and dtype.kind not in ("complex", "bool"):
-            raise self.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
-        return self.emit("cast", value, attributes=CastAttributes(dtype))
-
-    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-        if value.type.shape == tuple(shape):
-            return value
-        return self.emit("reshape", value, attributes=ShapeAttributes(tuple(shape)))
-
-    def broadcast(self, value: Value, shape: Sequence[int]) -> Value:
-        if value.type.shape == tuple(shape):
-            return value
-        try:
-            return self.emit("broadcast", value, attributes=ShapeAttributes(tuple(shape)))
-        except TypeRuleError as error:
-            raise ShapeRuleError(str(error)) from None
-
-    def iota(self, extent: int, dtype: DType, rank: int = 1, axis: int = 0) -> Value:
-        """``0, 1, 2, ...`` along one axis of ``rank``, the others of extent 1."""
-        shape = tuple(extent if i == axis else 1 for i in range(rank))
-        return self.emit("iota", attributes=IotaAttributes(shape, axis, dtype))
-
-    def binary(self, name: str, value: Value, number: Any) -> Value:
-        """An op of a value and a number of its dtype."""
-        return self.emit(name, value, self.constant(number, value.type.dtype))
+    # Operands
 
     def mask(self, where: Any) -> Value:
         """The operand of a ``where=``; TypeRuleError, as NumPy's, unless it is made of bools."""
@@ -444,18 +359,6 @@ class Trace:
                     pending.append(operand)
         return seen
 
-    def fill_of(self, value: Value) -> Value | None:
-        """The 0-d constant that every element of the value is, or None."""
-        while True:
-            op = self.producers.get(value)
-            if op is None:
-                return None
-            if op.name == "constant":
-                return value
-            if op.definition.kind != "view":
-                return None
-            value = op.operands[0]
-
     def concrete(self, x: Traced, what: str, advice: str) -> np.ndarray[Any, Any]:
         """The elements, for Python to act on. DataDependentError when they are not known at capture."""
         found = self.known(x)
@@ -467,10 +370,3 @@ class Trace:
             )
             raise DataDependentError(message, user_location())
         return found
-
-    def unsupported(self, what: str) -> UnsupportedOpError:
-        return UnsupportedOpError(what, user_location())
-
-    def location(self) -> Location | None:
-        """The user's line; for what is made later on behalf of an earlier line, that one."""
-        return self.site or user_location()

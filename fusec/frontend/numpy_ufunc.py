@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import TypeRuleError
-from fusec.frontend.numpy_trace import Meta, ShapeRuleError, Trace, Traced, describe, ir_dtype, like_layout
-from fusec.ir.graph import Value
+from fusec.frontend.numpy_emit import ShapeRuleError
+from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe, ir_dtype, like_layout
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_
 
 DTypeLike = np.dtype[Any]

@@ -15,7 +15,7 @@ from fusec.errors import CaptureError, DataDependentError
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a, is_object
 from fusec.frontend.structures import Again, Node, Static, Structure, leaves_in, nodes_in
-from fusec.ir.graph import Location
+from fusec.location import Location
 
 _TEXT = re.compile(r"<traced \w+\[|\bFakeTensor\(")
 """How stand-ins show themselves in a text."""

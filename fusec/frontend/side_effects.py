@@ -29,7 +29,8 @@ from fusec.frontend.held import MISSING, State, contents, is_torch_tensor, parts
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.structures import CallSpec, Opens, flatten, opens_none
-from fusec.ir.graph import Builder, Location
+from fusec.ir.builder import Builder
+from fusec.location import Location
 
 _MOST_PARTS = 256
 """Of a longer container the first parts are looked into; the container itself is held whole."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from types import CodeType, FrameType
 
-from fusec.ir.graph import Location
+from fusec.location import Location
 
 _FUSEC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")

@@ -38,9 +38,11 @@ from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.attributes import ShapeAttributes
-from fusec.ir.graph import Graph, Location, Port, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Port, Value
 from fusec.ir.raising import is_effect, is_lookup
 from fusec.ir.types import contiguous_strides
+from fusec.location import Location
 
 Ambient = tuple[object, ...]
 

@@ -7,7 +7,7 @@ from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, EinsumAttributes, Scalar
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import f32, i32
 
 Lowering = Callable[..., Value]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fusec.frontend.torch_emit import Declined, Emitter, Operand
 from fusec.ir.attributes import Scalar
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import DType, f32, f64, i64
 
 Lowering = Callable[..., Value]

@@ -7,7 +7,7 @@ from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, axis_of, extents
 from fusec.ir.attributes import ConcatAttributes, GatherAttributes, PadAttributes, Scalar, SliceAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_, i64
 
 Lowering = Callable[..., Value]

@@ -7,7 +7,7 @@ from math import isfinite, pi
 
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
 from fusec.ir.attributes import Scalar
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bool_, f32
 
 Lowering = Callable[..., Value]

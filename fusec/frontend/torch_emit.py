@@ -21,8 +21,10 @@ from fusec.ir.attributes import (
     ShapeAttributes,
     SliceAttributes,
 )
-from fusec.ir.graph import Builder, Location, Value
+from fusec.ir.builder import Builder
+from fusec.ir.nodes import Value
 from fusec.ir.types import Dim, DType, TensorType, bool_, dtype_of, f32, f64
+from fusec.location import Location
 
 Operand = Value | bool | int | float | complex
 """A tensor, or a Python number, which is weak in type promotion."""

@@ -26,7 +26,8 @@ from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_names import Namer
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_trace import Trace, tracing
-from fusec.ir.graph import InputRole, Location, Value
+from fusec.ir.nodes import InputRole, Value
+from fusec.location import Location
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

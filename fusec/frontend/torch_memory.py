@@ -22,7 +22,7 @@ from fusec.ir.attributes import (
     SliceAttributes,
     UpdateAttributes,
 )
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import i64
 
 

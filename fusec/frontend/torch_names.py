@@ -9,7 +9,10 @@ from itertools import pairwise
 from types import CodeType, FrameType
 
 from fusec.frontend.source import user_frame, user_site
-from fusec.ir.graph import Builder, Graph, Location, Value
+from fusec.ir.builder import Builder
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Value
+from fusec.location import Location
 
 
 class Namer:

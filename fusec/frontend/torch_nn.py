@@ -15,7 +15,7 @@ from fusec.ir.attributes import (
     SdpaAttributes,
     VarAttributes,
 )
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import f32
 
 Lowering = Callable[..., Value | list[Value]]

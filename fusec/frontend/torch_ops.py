@@ -17,7 +17,7 @@ from fusec.frontend.torch_nn import NETWORK
 from fusec.frontend.torch_reduce import REDUCTIONS
 from fusec.frontend.torch_views import VIEWS
 from fusec.frontend.torch_windows import WINDOWS
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 
 Lowering = Callable[..., Value | Sequence[Value]]
 

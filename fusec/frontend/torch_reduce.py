@@ -8,7 +8,7 @@ import torch
 
 from fusec.frontend.torch_emit import Declined, Emitter, axes_of, axis_of, extents, ir_dtype
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, Scalar, ScanAttributes, VarAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_, f32, f64
 
 Dims = int | Sequence[int] | None

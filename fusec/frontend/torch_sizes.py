@@ -16,8 +16,8 @@ import torch
 
 from fusec.errors import DimensionError
 from fusec.frontend.torch_modes import dispatch_modes
-from fusec.ir.graph import Location
 from fusec.ir.types import DType
+from fusec.location import Location
 
 _TORCH = str(Path(torch.__file__).parent)
 MOST_POINTS = 4096

@@ -13,7 +13,8 @@ from fusec.frontend.torch_emit import Emitter, tensor_type
 from fusec.frontend.torch_fake import check_plain, fake_like, fake_mode, is_held, value_name
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_references import Fetch, References
-from fusec.ir.graph import Builder, InputRole, Port, Value
+from fusec.ir.builder import Builder
+from fusec.ir.nodes import InputRole, Port, Value
 from fusec.ir.types import contiguous_strides
 
 

@@ -50,7 +50,7 @@ from fusec.frontend.torch_references import References
 from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]

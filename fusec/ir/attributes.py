@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fusec.ir.types import Dim, DType, TensorType
-
-if TYPE_CHECKING:
-    from fusec.ir.graph import Graph, Value
 
 Scalar = bool | int | float | complex
 
@@ -265,32 +262,3 @@ class AliasAttributes(Attributes):
 
 
 FusedKind = Literal["map", "row", "gemm", "attention", "library"]
-
-
-@dataclass(frozen=True)
-class AttentionGroup(Attributes):
-    """The values of a fused body that are the parts of its attention.
-
-    product: queries by keys. scores: the softmax's argument, made of it. axis: of the scores, that is normalised.
-    normalized: ``exp(scores - max) / sum``. result: the second product, whose operand number ``weights_side`` the
-    normalized scores are, cast or viewed. sink: a logit beside those of a row's keys, broadcast along the axis, which
-    takes its share of the weights. guarded: weights are 0, not NaN, where all scores of a row are -inf.
-    """
-
-    product: Value
-    scores: Value
-    axis: int
-    normalized: Value
-    result: Value
-    weights_side: int
-    sink: Value | None = None
-    guarded: bool = False
-
-
-@dataclass(frozen=True)
-class FusedAttributes(Attributes):
-    """A group of ops that is one kernel: the body's inputs stand for the operands, its outputs for the results."""
-
-    kind: FusedKind
-    body: Graph
-    attention: AttentionGroup | None = None

@@ -8,11 +8,12 @@ from dataclasses import fields, replace
 import numpy as np
 
 from fusec.errors import FusecError, SignatureError, VerifyError
-from fusec.ir.attributes import Attributes, ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import Attributes, ExternAttributes
+from fusec.ir.definition import Array
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import Expr, Symbol, bounds
 from fusec.ir.indexing import evaluate
-from fusec.ir.ops.definition import Array
+from fusec.ir.nodes import Op, Value
 from fusec.ir.print import symbols_in
 from fusec.ir.types import DType, TensorType, c128, f64
 

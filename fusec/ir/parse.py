@@ -10,10 +10,11 @@ from functools import partial
 from typing import cast, get_args
 
 from fusec.errors import OptionError, ParseError, TypeRuleError
-from fusec.ir.attributes import AttentionGroup, Attributes, ConstantAttributes, FusedAttributes, FusedKind, Scalar
-from fusec.ir.graph import Graph, InputRole, Op, Port, Value
+from fusec.ir.attributes import Attributes, ConstantAttributes, FusedKind, Scalar
+from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.index_text import parse_index
+from fusec.ir.nodes import InputRole, Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.scanner import Scanner
 from fusec.ir.text import FROM_RESULT, FUSED_KINDS, PAIRS, plain_fields

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import Attributes, ConstantAttributes, ExternAttributes, IotaAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import TensorType
 
 

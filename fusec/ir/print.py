@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
 from fusec.errors import FusecError
-from fusec.ir.attributes import Attributes, ConstantAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.index import Expr, Symbol, bounds, symbols_of
+from fusec.ir.nodes import Op, Port, Region, RegionAttributes, Value
 from fusec.ir.text import (
     PAIRS,
     has_default,
@@ -35,7 +35,7 @@ LINE = 120
 Constants = Mapping[Value, ConstantAttributes]
 
 
-def print_graph(graph: Graph) -> str:
+def print_graph(graph: Region) -> str:
     """The text of a graph, without a newline at the end. The same graph always gives the same text."""
     clause = _ranges(graph)
     return "\n".join(_graph_lines(graph, "graph ", f"<{clause}>" if clause else "", "}"))
@@ -46,7 +46,7 @@ def print_op(op: Op) -> str:
     return "\n".join(_op_lines(op, {}))
 
 
-def _graph_lines(graph: Graph, head: str, clause: str, tail: str) -> list[str]:
+def _graph_lines(graph: Region, head: str, clause: str, tail: str) -> list[str]:
     constants = _constants(graph)
     lines = _signature(graph, f"{head}@{spell_name(graph.name)}", clause)
     for op in graph.ops:
@@ -59,11 +59,11 @@ def _graph_lines(graph: Graph, head: str, clause: str, tail: str) -> list[str]:
     return lines
 
 
-def _constants(graph: Graph) -> Constants:
+def _constants(graph: Region) -> Constants:
     return {op.result: op.attributes for op in graph.ops if isinstance(op.attributes, ConstantAttributes)}
 
 
-def _signature(graph: Graph, head: str, clause: str) -> list[str]:
+def _signature(graph: Region, head: str, clause: str) -> list[str]:
     inputs = [f"{_name(v)}: {v.type}{_port(port)}" for v, port in zip(graph.inputs, graph.input_ports, strict=True)]
     line = f"{head}{clause}({', '.join(inputs)}) {{"
     if len(line) <= LINE or not inputs:
@@ -101,10 +101,10 @@ def _op_lines(op: Op, constants: Constants) -> list[str]:
     head = f"{results} = {op.name}({operands})" if results else f"{op.name}({operands})"
     types = ", ".join(str(v.type) for v in op.results)
     tail = (f" : {types}" if types else "") + _location(op)
-    if isinstance(op.attributes, FusedAttributes):
-        body, roles = op.attributes.body, op.attributes.attention
-        written = _attributes(roles, _constants(body)) if roles is not None else ""
-        return _graph_lines(body, f"{head} {op.attributes.kind} ", "", f"}}{written}{tail}")
+    if isinstance(op.attributes, RegionAttributes):
+        kind, body, parts = op.attributes.region()
+        written = _attributes(parts, _constants(body)) if parts is not None else ""
+        return _graph_lines(body, f"{head} {kind} ", "", f"}}{written}{tail}")
     if isinstance(op.attributes, ConstantAttributes):
         attributes = op.attributes
         return [f"{results} = {spell_scalar(attributes.value, attributes.dtype, attributes.device)}{tail}"]
@@ -150,7 +150,7 @@ def _field(value: object, annotation: str) -> str:
     raise FusecError(f"IR text has no spelling for a field of type {annotation}; add one to fusec/ir/print.py")
 
 
-def _ranges(graph: Graph) -> str:
+def _ranges(graph: Region) -> str:
     """The ranges of symbols that are not the usual ``[0, inf]``, by name."""
     found = sorted(symbols_in(graph), key=lambda s: s.name)
     return ", ".join(f"{s.name} in [{_end(s.lo, '-inf')}, {_end(bounds(s)[1], 'inf')}]" for s in found if _unusual(s))
@@ -164,13 +164,13 @@ def _end(bound: int | None, unbounded: str) -> str:
     return unbounded if bound is None else str(bound)
 
 
-def symbols_in(graph: Graph) -> set[Symbol]:
+def symbols_in(graph: Region) -> set[Symbol]:
     """Every symbol in the types and attributes of a graph, bodies of fused ops included."""
     values = [*graph.inputs, *(v for op in graph.ops for v in op.results)]
     found = set(_symbols_of_all(d for v in values for d in v.type.shape))
     for op in graph.ops:
-        if isinstance(op.attributes, FusedAttributes):
-            found |= symbols_in(op.attributes.body)
+        if isinstance(op.attributes, RegionAttributes):
+            found |= symbols_in(op.attributes.region()[1])
         else:
             found |= _symbols_of_all([getattr(op.attributes, f.name) for f in fields(op.attributes)])
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.graph import Op
+from fusec.ir.nodes import Op
 
 _INTERPRETED = "fusec.interpret"
 

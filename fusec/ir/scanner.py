@@ -7,8 +7,8 @@ import re
 from os.path import basename
 
 from fusec.errors import ParseError
-from fusec.ir.graph import Location
 from fusec.ir.text import BARE_NAME
+from fusec.location import Location
 
 _SKIPPED = re.compile(r"(?:\s|//[^\n]*)*")
 _COMMENT = re.compile(r"[ \t]*//[ \t]*(.+):(\d{1,9})[ \t]*(?:\n|$)")

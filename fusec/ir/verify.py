@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import NoReturn
 
 from fusec.errors import TypeRuleError, VerifyError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Graph, Op, Port, Value
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_op, symbols_in
 

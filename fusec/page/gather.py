@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fusec.compiled import CompiledFunction
 from fusec.errors import ArtifactError
-from fusec.ir.graph import Location
+from fusec.location import Location
 from fusec.measuring import Times, measure_steps
 from fusec.runtime import artifact
 from fusec.runtime.program import Program

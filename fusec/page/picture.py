@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fusec.ir.attributes import ConstantAttributes, ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import ConstantAttributes, ExternAttributes
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Value
 from fusec.page.layout import Layout, lay_out
 
 _LETTER, _LINE, _PAD = 6.7, 15.0, 8.0

@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 
 from fusec.errors import ArtifactError, ParseError, TypeRuleError
-from fusec.ir.graph import Location
 from fusec.ir.parse import parse
+from fusec.location import Location
 from fusec.page.gather import Gathered, KernelText, Part
 from fusec.page.picture import height_of, picture
 from fusec.page.roofline import roofline

@@ -12,7 +12,6 @@ import numpy as np
 
 from fusec.frontend.capture import AsWritten, Library
 from fusec.ir.types import Dim, DType, TensorType
-from fusec.runtime import dynamo
 from fusec.runtime.code import Scope
 
 
@@ -139,22 +138,6 @@ class Arrays(Protocol):
 
     def from_numpy(self, array: np.ndarray[Any, Any], dtype: DType) -> Any:
         """The library's array with the contents of a NumPy array of ``dtype.numpy``."""
-
-
-def load_arrays(library: Library) -> Arrays:
-    """The adapter of a library, imported on first use."""
-    if library == "torch":
-        from fusec.runtime import torch_arrays
-
-        dynamo.notice_torch()
-        return torch_arrays.ARRAYS
-    if library == "cupy":
-        from fusec.runtime import cupy_arrays
-
-        return cupy_arrays.ARRAYS
-    from fusec.runtime import numpy_arrays
-
-    return numpy_arrays.ARRAYS
 
 
 def span(type: TensorType, strides: Sequence[Dim]) -> Dim:

@@ -14,7 +14,8 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType
-from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
 from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.products import bind_product

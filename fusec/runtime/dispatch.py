@@ -19,7 +19,8 @@ from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.structures import CallSpec, flatten
 from fusec.ir.indexing import evaluate
 from fusec.ir.types import contiguous_strides
-from fusec.runtime.arrays import Arrays, Layout, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays, Layout
 from fusec.runtime.captures import captures, is_capturing
 from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openings, symbols_in

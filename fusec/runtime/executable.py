@@ -13,7 +13,8 @@ import numpy as np
 
 from fusec.errors import SignatureError, TargetError
 from fusec.frontend.capture import Library
-from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays
 from fusec.runtime.calls import bind_call
 from fusec.runtime.code import Scope, indented, make_function
 from fusec.runtime.emit import Chain, ChainMaker, Mark, Parts, ProgramWriter, RowMaker, pack_sources

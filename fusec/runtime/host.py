@@ -17,7 +17,8 @@ import numpy as np
 from fusec import tracing
 from fusec.errors import DeviceError
 from fusec.ir.types import fixed
-from fusec.runtime.arrays import Arrays, load_arrays
+from fusec.runtime.adapters import load_arrays
+from fusec.runtime.arrays import Arrays
 from fusec.runtime.code import Scope
 from fusec.runtime.emit import Mark, ProgramWriter
 from fusec.runtime.executable import Executable

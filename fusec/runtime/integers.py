@@ -17,8 +17,9 @@ from fusec.frontend.capture import Capture, IntegerSource, Library
 from fusec.frontend.followed import FollowedInt
 from fusec.frontend.readings import Number, Readings, over_range, requested
 from fusec.frontend.structures import CallSpec, Integer, Node, Static, Structure
-from fusec.ir.graph import Graph, Port, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.nodes import Port, Value
 from fusec.ir.types import TensorType, u8
 from fusec.runtime.dynamic import LEAST, reach
 

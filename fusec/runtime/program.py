@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusec.ir.attributes import ExternAttributes, Scalar
-from fusec.ir.graph import Graph, Location, Port
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Port
 from fusec.ir.types import Dim, TensorType
+from fusec.location import Location
 from fusec.tile.nodes import Kernel
 
 SlotKind = Literal["input", "output", "workspace", "packed", "extern", "view", "constant"]

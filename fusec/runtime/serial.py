@@ -9,10 +9,11 @@ from typing import Any, cast
 
 from fusec.errors import ArtifactError, ParseError
 from fusec.ir.attributes import ExternAttributes, Scalar
-from fusec.ir.graph import InputRole, Location, Port
 from fusec.ir.index import Symbol, bounds, symbol, symbols_of
 from fusec.ir.index_text import parse_index
+from fusec.ir.nodes import InputRole, Port
 from fusec.ir.types import DTYPES, Dim, TensorType
+from fusec.location import Location
 from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer

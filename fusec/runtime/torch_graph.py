@@ -26,7 +26,8 @@ from fusec.ir.attributes import (
     StridedAttributes,
     WindowsAttributes,
 )
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.runtime.torch_arrays import torch_dtype
 

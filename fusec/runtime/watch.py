@@ -15,7 +15,7 @@ from typing import Any
 
 from fusec import config, tracing
 from fusec.frontend.capture import Library
-from fusec.ir.graph import Location
+from fusec.location import Location
 from fusec.runtime.clocks import DeviceClock, device_clock, is_capturing
 from fusec.runtime.code import Scope
 from fusec.runtime.program import Call, KernelReport, Launch, Pack, Program, Step

@@ -16,10 +16,10 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir.attributes import NO_ATTRIBUTES
+from fusec.ir.definition import Array
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, symbols_of
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops import OPS
-from fusec.ir.ops.definition import Array
 from fusec.ir.types import DType, f32, fixed
 from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Move, Reduce, Statement, Store, Weigh
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript

@@ -227,7 +227,8 @@ class Pipeline:
     split: int = 1
 
 
-Language = Literal["triton", "cuda"]
+Language = Literal["tir", "triton", "cuda"]
+"""What a backend writes a kernel in; ``tir``, which is TVM's, on CPUs."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ class Kernel:
     registers: int = 0
     sizes: tuple[Symbol, ...] = ()
     pipeline: Pipeline | None = None
-    language: Language = "triton"
+    language: Language = "tir"
     final: DType | None = None
     unaligned: Kernel | None = None
     cluster: int = 1

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from fusec import tracing
 from fusec.errors import FusecError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.interpret import interpret
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import fixed
 from fusec.passes.lower.frame import LoweredGroup
 from fusec.passes.tune import Done, Measured, Stopped

@@ -19,8 +19,9 @@ import torch
 from fusec import tracing
 from fusec.errors import DeviceError, FusecError
 from fusec.ir.attributes import DotAttributes
-from fusec.ir.graph import Graph, Port
+from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
+from fusec.ir.nodes import Port
 from fusec.ir.types import DType, TensorType
 from fusec.passes.lower.frame import Frame, LoweredGroup, Strides, group_flops
 from fusec.passes.lower.gpu.select import GpuSelector

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import frexp, inf, isfinite
 
 from fusec.ir.attributes import ConstantAttributes, Scalar
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import bool_
 from fusec.passes.fold import evaluate, filled, known
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule

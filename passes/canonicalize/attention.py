@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 from fusec.ir.attributes import IotaAttributes, SdpaAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import Dim, bool_, i64
 from fusec.passes.canonicalize.composites import compute_dtype
 from fusec.passes.canonicalize.contractions import dot

@@ -16,7 +16,7 @@ from fusec.ir.attributes import (
     ReduceAttributes,
     VarAttributes,
 )
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.ops.shapes import extent_product
 from fusec.ir.types import Dim, DType, bf16, f16, f32
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule

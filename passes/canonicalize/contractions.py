@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, PermuteAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import DType, i8, i32

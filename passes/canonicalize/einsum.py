@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import opt_einsum
 
 from fusec.ir.attributes import EinsumAttributes, StridedAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.canonicalize.composites import widen
 from fusec.passes.canonicalize.contractions import dot

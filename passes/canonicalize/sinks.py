@@ -7,7 +7,7 @@ made, and the scores' part is an attention's.
 from __future__ import annotations
 
 from fusec.ir.attributes import AxisAttributes, ConcatAttributes, ReduceAttributes, SliceAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.passes.canonicalize.composites import narrow, widen
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fusec.ir.attributes import SliceAttributes, StridedAttributes, WindowsAttributes
-from fusec.ir.graph import Value
+from fusec.ir.nodes import Value
 from fusec.ir.types import contiguous_strides
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 

@@ -12,8 +12,8 @@ from fusec.ir.attributes import (
     SliceAttributes,
     WindowsAttributes,
 )
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import add, mul
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import Dim, DType

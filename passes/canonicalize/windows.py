@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import DotAttributes, PermuteAttributes, SliceAttributes, WindowsAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import Dim
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import inf
 
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, ReduceAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.attention import AttentionParts
 from fusec.passes.fuse.partition import Partition
-from fusec.passes.inline import Subscripts, broadcast_index, fresh_index, settled, view_index
 from fusec.runtime.program import Declined
+from fusec.tile.views import Subscripts, broadcast_index, fresh_index, settled, view_index
 
 RULE = "dot(softmax(maps(dot(q, k))), v) => attention"
 _REORDERING = ("permute", "reshape", "broadcast")

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import product
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import f64
 from fusec.passes.attention import Elements, find_elements
 from fusec.passes.fuse.attention import RULE, AttentionMatch, match_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.nodes import Op, Value
 from fusec.passes.fuse.partition import (
     POINTWISE,
     Group,

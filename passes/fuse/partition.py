@@ -12,25 +12,16 @@ from sys import maxsize
 
 import networkx as nx
 
-from fusec.ir.attributes import AttentionGroup, FusedAttributes, FusedKind, PermuteAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import FusedKind, PermuteAttributes
+from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
 from fusec.ir.index import Index
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, contiguous_strides
-from fusec.passes.inline import (
-    Inliner,
-    Leaf,
-    Subscripts,
-    broadcast_index,
-    fresh_index,
-    index_only,
-    pure,
-    reshape_index,
-    settled,
-    view_index,
-)
+from fusec.passes.inline import Inliner, Leaf, index_only
 from fusec.tile.scalar import Buffer, Load
+from fusec.tile.views import Subscripts, broadcast_index, fresh_index, pure, reshape_index, settled, view_index
 
 Position = tuple[Index, ...]
 

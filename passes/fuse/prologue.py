@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import product
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op, Value
 from fusec.passes.fuse.grow import Log
 from fusec.passes.fuse.partition import Group, Partition
 from fusec.runtime.program import Declined

@@ -5,9 +5,9 @@ So ``torch.nn.Linear`` keeps a weight. Nothing is packed, and it does not matter
 
 from __future__ import annotations
 
-from fusec.ir.graph import Op
 from fusec.ir.index import Symbol, add, minimum, mul, sub
 from fusec.ir.indexing import ceildiv
+from fusec.ir.nodes import Op
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
 from fusec.passes.lower.gemm import ROW_PADDING, Gemm, apart, limit_of
 from fusec.passes.lower.sums import in_blocks

@@ -6,12 +6,13 @@ softmax's maximum and sum are lane by lane and both products read keys and value
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.nodes import Op
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.attention import AttentionParts, Elements, attention_parts, find_elements
@@ -152,16 +153,16 @@ class _Attention:
             if a not in (e.query_axis, e.value_axis)
         ]
         blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
-        details = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
         if s.split == 1:
             grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
-            return self.frame.finish("attention", (grid,), details)
+            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
         parts = Parts(self.frame, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
         loads = (*(Load(b, (self.qi,)) for b in (peak, total)), Load(out, (self.dv, self.qi)))
         row = self.shift[e.point[e.query_axis]]
         leave = part_stores(parts, parts.at(self.part, row), self.live_lanes, one, loads)
         grid = Grid((*others, blocks, Iter(self.part, s.split)), (*setup, step, *leave))
-        return finish_parts(self.frame, self.match, e, parts, grid, one, details)
+        lowered = finish_parts(self.frame, self.match, e, parts, grid, one, s.describe())
+        return replace(lowered, skipped=span.skipped)
 
     def _clear(self, q: Buffer, depth: Iter) -> list[Statement]:
         """Lanes beyond the last query at 0: what else they hold may be subnormal, which some CPUs multiply slowly."""

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import CopyAtAttributes, DotAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import CopyAtAttributes, DotAttributes
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import Index, Symbol, product
 from fusec.ir.indexing import most, slope, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position
-from fusec.passes.inline import Inliner, Leaf, Subscripts, settled
+from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
+from fusec.tile.views import Subscripts, settled
 
 Strides = tuple[Dim, ...]
 
@@ -47,6 +49,7 @@ class LoweredGroup:
     """A group's kernel, what to pass for each of its parameters, and the packing that comes first.
 
     ``scratch`` is memory of one call between the kernel and its ``followers``, which run in order after it.
+    ``skipped``: the share of an attention's scores that are never computed.
     """
 
     kernel: Kernel
@@ -55,6 +58,11 @@ class LoweredGroup:
     schedule: tuple[tuple[str, int | str], ...]
     scratch: tuple[Buffer, ...] = ()
     followers: tuple[Follower, ...] = ()
+    skipped: float | None = None
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        """What explain shows: the schedule, and what it saves."""
+        return self.schedule if self.skipped is None else (*self.schedule, ("skipped", f"{self.skipped:.0%}"))
 
 
 class Frame:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
 from fusec.passes.fuse.partition import Group, positions_of

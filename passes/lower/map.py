@@ -9,17 +9,17 @@ from itertools import product as combinations
 from math import prod
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
-from fusec.passes.inline import fresh_index, pure, reshape_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_large, place, prefer_index
 from fusec.passes.schedule.map import MapSchedule
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk
+from fusec.tile.views import fresh_index, pure, reshape_index
 
 
 def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:

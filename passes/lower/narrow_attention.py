@@ -141,11 +141,12 @@ class _NarrowAttention:
             if a not in (e.query_axis, e.value_axis)
         ]
         tasks = Iter.over(self.qo, ceildiv(self.queries, s.task))
-        details = (*s.describe(), ("skipped", f"{spans[0].skipped:.0%}"))
         if self.shares:
-            return self._in_parts(tuple(others), tasks, code, state, details)
-        code.append(self._over_blocks(tuple(self._stores(state))))
-        return self.frame.finish("attention", (Grid((*others, tasks), tuple(code)),), details)
+            lowered = self._in_parts(tuple(others), tasks, code, state)
+        else:
+            code.append(self._over_blocks(tuple(self._stores(state))))
+            lowered = self.frame.finish("attention", (Grid((*others, tasks), tuple(code)),), s.describe())
+        return replace(lowered, skipped=spans[0].skipped)
 
     def _in_parts(
         self,
@@ -153,7 +154,6 @@ class _NarrowAttention:
         tasks: Iter,
         code: list[Statement],
         state: tuple[Buffer, Buffer, Buffer],
-        details: tuple[tuple[str, int | str], ...],
     ) -> LoweredGroup:
         """Each task has a chunk of the keys."""
         peak, total, out = state
@@ -163,7 +163,7 @@ class _NarrowAttention:
         loads = (Load(peak, at), Load(total, at), Load(out, (self.qs, self.dv, self.qi)))
         leave = part_stores(parts, parts.at(self.part, add(self.first, self.qi)), self.live, value, loads)
         grid = Grid((*others, tasks, Iter(self.part, self.chunks)), (*code, self._over_blocks(leave)))
-        return finish_parts(self.frame, self.match, self.e, parts, grid, value, details)
+        return finish_parts(self.frame, self.match, self.e, parts, grid, value, self.s.describe())
 
     def _over_blocks(self, body: tuple[Statement, ...]) -> Statement:
         """The body for each of the task's blocks of queries."""

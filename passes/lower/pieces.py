@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusec.ir.graph import Op
+from fusec.ir.nodes import Op
 from fusec.passes.lower.frame import Frame, LoweredGroup
 
 

@@ -6,30 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, ExternAttributes, FusedAttributes, UpdateAttributes
-from fusec.ir.graph import Graph, Location, Op, Value
+from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, ExternAttributes, UpdateAttributes
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import add, mul
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.ir.types import Dim, TensorType, contiguous_strides
+from fusec.location import Location
 from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
-from fusec.passes.outputs import (
-    Strides,
-    input_strides,
-    made_strides,
-    memory_of,
-    same_layout,
-    shown_strides,
-    strided_view,
-)
+from fusec.passes.outputs import input_strides, made_strides, memory_of, same_layout, shown_strides
 from fusec.passes.writes import placed
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
+from fusec.tile.views import Strides, strided_view
 
 LowerGroup = Callable[[Frame], LoweredGroup | Pieces]
 Report = Callable[[LoweredGroup, Op], KernelReport]

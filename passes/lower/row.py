@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Expr, Index, Symbol, add, minimum, mul, product, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, f32
 from fusec.passes.fuse.partition import Group, place_upstream, positions_of
-from fusec.passes.inline import Subscripts, fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_large, place, prefer_index
 from fusec.passes.lower.overlap import rows_in_turn
 from fusec.passes.lower.widened import widen_once
 from fusec.passes.schedule.row import RowSchedule
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, Subscript, loads, reindex, symbols_in, walk
+from fusec.tile.views import Subscripts, fresh_index
 
 SHORT_ROW = 24
 """Rows of at most so many elements fill vectors badly; from a vector and a half on they do."""

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Location, Op
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import FusedAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op
 from fusec.ir.types import DType
+from fusec.location import Location
 from fusec.passes.attention import attention_parts
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.lower.along import lower_along
@@ -111,13 +113,13 @@ class Selector:
         limit, bound = roofline(products, others, kernel.bytes, self.target, self.known, self.threads)
         fused = fused_ops(op)
         return KernelReport(
-            kernel.name, kernel.kind, fused, lowered.schedule, kernel.flops, kernel.bytes, limit, limit, bound
+            kernel.name, kernel.kind, fused, lowered.describe(), kernel.flops, kernel.bytes, limit, limit, bound
         )
 
 
 def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
     """Operations of a group's products that are done, by their operands' type."""
-    skipped = float(str(dict(lowered.schedule).get("skipped", "0%")).rstrip("%")) / 100
+    skipped = lowered.skipped or 0.0
     found: dict[DType, int] = {}
     for op in dots:
         dtype = op.operands[0].type.dtype

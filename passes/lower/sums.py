@@ -10,19 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
+from fusec.passes.schedule.sums import LONG_BLOCK, SUM_BLOCK, block_depth
 from fusec.tile.nodes import Dot, Iter, Loop, Statement
 from fusec.tile.scalar import Load, reindex
-
-SUM_BLOCK = 128
-"""Products added up in registers before the sum joins the accumulator in memory: 1 to 2 % of the time."""
-
-LONG_BLOCK = 16 * SUM_BLOCK
-"""The same where k lies on the lanes, each of which adds up its share."""
-
-
-def block_depth(depth: int, block: int = SUM_BLOCK) -> int:
-    """How many products of a sum of so many are added up before they join the accumulator."""
-    return depth if depth <= 3 * block // 2 else block
 
 
 def in_blocks(dot: Dot) -> list[Statement]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.contraction import contraction, operand_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear

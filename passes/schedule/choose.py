@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from fusec.passes.lower.sums import block_depth
 from fusec.passes.schedule.attention import AttentionSchedule, key_parts
 from fusec.passes.schedule.gemm import GemmSchedule
+from fusec.passes.schedule.sums import block_depth
 from fusec.passes.schedule.widening import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile

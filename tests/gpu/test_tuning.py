@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: E402
 import fusec  # noqa: E402
 from fusec.build import compile_module  # noqa: E402
 from fusec.errors import CodegenError  # noqa: E402
-from fusec.ir.attributes import FusedAttributes  # noqa: E402
+from fusec.ir.graph import FusedAttributes  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.ir.types import contiguous_strides  # noqa: E402
 from fusec.passes.lower.frame import Frame, LoweredGroup  # noqa: E402

@@ -17,12 +17,13 @@ from fusec.ir.attributes import (
     ReduceAttributes,
     ShapeAttributes,
 )
-from fusec.ir.graph import Builder, Location
+from fusec.ir.builder import Builder
+from fusec.ir.definition import Array
 from fusec.ir.index import symbol
 from fusec.ir.interpret import interpret
-from fusec.ir.ops.definition import Array
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, bf16, c64, f16, f32, f64, i32, i64
+from fusec.location import Location
 
 
 @pytest.mark.parametrize(("name", "number"), [(n, k) for n, k in CASES if n != "extern"])

@@ -9,8 +9,8 @@ import pytest
 from op_samples import CASES, SAMPLES
 
 from fusec.errors import ParseError
-from fusec.ir.graph import Location
 from fusec.ir.parse import parse
+from fusec.location import Location
 
 GOOD = """graph @f(%x: f32[2, 3], %w: f32[4, 3]) {
   %h = dot(%x, %w) {contract=[1]x[1]} : f32[2, 4]        // m.py:3

@@ -5,21 +5,17 @@ from __future__ import annotations
 import pytest
 from op_samples import CASES, SAMPLES, t
 
-from fusec.ir.attributes import (
-    DotAttributes,
-    ExternAttributes,
-    FusedAttributes,
-    IotaAttributes,
-    ReduceAttributes,
-    ShapeAttributes,
-)
-from fusec.ir.graph import Builder, Graph, Location, Port
+from fusec.ir.attributes import DotAttributes, ExternAttributes, IotaAttributes, ReduceAttributes, ShapeAttributes
+from fusec.ir.builder import Builder
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import symbol
+from fusec.ir.nodes import Port
 from fusec.ir.ops import OPS
 from fusec.ir.parse import parse
 from fusec.ir.print import print_op
 from fusec.ir.types import TensorType, bool_, f32, i64
 from fusec.ir.verify import verify
+from fusec.location import Location
 
 
 def _mlp() -> Graph:

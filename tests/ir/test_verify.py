@@ -8,20 +8,15 @@ import pytest
 from op_samples import CASES, SAMPLES, t
 
 from fusec.errors import VerifyError
-from fusec.ir.attributes import (
-    NO_ATTRIBUTES,
-    AttentionGroup,
-    ConstantAttributes,
-    FusedAttributes,
-    GeluAttributes,
-    ReduceAttributes,
-    StridedAttributes,
-)
-from fusec.ir.graph import Builder, Graph, Location, Op, Port, Value
+from fusec.ir.attributes import NO_ATTRIBUTES, ConstantAttributes, GeluAttributes, ReduceAttributes, StridedAttributes
+from fusec.ir.builder import Builder
+from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
 from fusec.ir.index import symbol
+from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import TensorType, f32, i64
 from fusec.ir.verify import verify
+from fusec.location import Location
 
 
 def _graph() -> Graph:

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Graph, Value
+from fusec.ir.graph import Graph
 from fusec.ir.index import Expr, symbol
 from fusec.ir.interpret import interpret
+from fusec.ir.nodes import Value
 from fusec.ir.parse import parse
-from fusec.passes.inline import Inliner, Subscripts, index_only, pure, reshape_index, view_index
+from fusec.passes.inline import Inliner, index_only
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
+from fusec.tile.views import Subscripts, pure, reshape_index, view_index
 
 
 def graph_of(body: str, inputs: str = "%x: f32[4, 6]") -> Graph:

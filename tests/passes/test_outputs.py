@@ -10,8 +10,9 @@ from programs import check, execute, random_inputs
 
 from fusec.ir.parse import parse
 from fusec.passes.aliases import hold_aliases
-from fusec.passes.outputs import input_strides, own_outputs, strided_view
+from fusec.passes.outputs import input_strides, own_outputs
 from fusec.passes.pipeline import lower
+from fusec.tile.views import strided_view
 
 FLAT = "%p = permute(%x) {permutation=[1, 0]} : f32[6, 4]\n%r = reshape(%p) : f32[24]"
 

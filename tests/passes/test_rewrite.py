@@ -6,9 +6,10 @@ import pytest
 from rewriting import applying, becomes
 
 from fusec.errors import VerifyError
-from fusec.ir.graph import Builder, Location
+from fusec.ir.builder import Builder
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, f32
+from fusec.location import Location
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, rewrite, rule
 
 RELU = """

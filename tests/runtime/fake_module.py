@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir.graph import Port
+from fusec.ir.nodes import Port
 from fusec.ir.types import DType, TensorType, contiguous_strides, f32
 from fusec.runtime.program import Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import fusec  # noqa: E402
 from fusec.ir.types import TensorType, i64  # noqa: E402
-from fusec.runtime.arrays import load_arrays  # noqa: E402
+from fusec.runtime.adapters import load_arrays  # noqa: E402
 from fusec.runtime.calls import first_checked  # noqa: E402
 from fusec.runtime.library import ResultsDifferError  # noqa: E402
 

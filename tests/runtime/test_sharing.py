@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fusec.runtime.arrays import load_arrays
+from fusec.runtime.adapters import load_arrays
 from fusec.runtime.sharing import Sharing
 
 torch = pytest.importorskip("torch")

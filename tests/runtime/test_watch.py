@@ -212,7 +212,7 @@ def test_groups_that_share_a_kernel_keep_their_names():
 def test_kernels_on_a_gpu_are_launched_on_the_librarys_stream_one_by_one():
     """As rows of one: a kernel's own function would take torch's stream, whatever library the arrays are of."""
     pytest.importorskip("cupy")
-    from fusec.runtime.arrays import load_arrays
+    from fusec.runtime.adapters import load_arrays
     from fusec.runtime.code import Scope
     from fusec.runtime.emit import Parts, ProgramWriter
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fusec
-from fusec.ir.graph import Op
+from fusec.ir.nodes import Op
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import LoweredGroup
 from fusec.passes.pipeline import lower

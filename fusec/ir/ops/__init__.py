@@ -6,10 +6,10 @@ if none fits, and a sample to ``tests/op_samples.py``.
 
 from __future__ import annotations
 
+from fusec.ir.definition import OpDef, OpKind
 from fusec.ir.ops.composite import COMPOSITE_OPS
 from fusec.ir.ops.contract import CONTRACTION_COMPOSITES, DOT_OPS
 from fusec.ir.ops.create import CREATE_OPS, NESTED_OPS
-from fusec.ir.ops.definition import OpDef, OpKind
 from fusec.ir.ops.elementwise import ELEMENTWISE_OPS
 from fusec.ir.ops.reduce import REDUCE_OPS
 from fusec.ir.ops.views import DATA_OPS, VIEW_OPS

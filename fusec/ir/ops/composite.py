@@ -20,7 +20,7 @@ from fusec.ir.attributes import (
     SdpaAttributes,
     VarAttributes,
 )
-from fusec.ir.ops.definition import (
+from fusec.ir.definition import (
     A,
     Array,
     Arrays,

@@ -6,8 +6,7 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import Attributes, DotAttributes, EinsumAttributes
-from fusec.ir.monoid import MONOIDS
-from fusec.ir.ops.definition import (
+from fusec.ir.definition import (
     Array,
     Arrays,
     OpDef,
@@ -20,6 +19,7 @@ from fusec.ir.ops.definition import (
     show,
     widened,
 )
+from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import NUMBER, Dim, TensorType
 

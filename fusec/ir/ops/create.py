@@ -9,15 +9,8 @@ from typing import cast
 import numpy as np
 
 from fusec.errors import FusecError, TypeRuleError
-from fusec.ir.attributes import (
-    Attributes,
-    ConstantAttributes,
-    ExtentAttributes,
-    ExternAttributes,
-    FusedAttributes,
-    IotaAttributes,
-)
-from fusec.ir.ops.definition import (
+from fusec.ir.attributes import Attributes, ConstantAttributes, ExtentAttributes, ExternAttributes, IotaAttributes
+from fusec.ir.definition import (
     A,
     Array,
     Arrays,
@@ -29,6 +22,7 @@ from fusec.ir.ops.definition import (
     require_kind,
     show,
 )
+from fusec.ir.graph import FusedAttributes
 from fusec.ir.types import NUMBER, TensorType
 
 Refusal = Callable[[Arrays, Attributes], tuple[Array, ...]]

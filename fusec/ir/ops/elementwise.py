@@ -10,7 +10,7 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import Attributes, CastAttributes, CopyAtAttributes
-from fusec.ir.ops.definition import (
+from fusec.ir.definition import (
     Array,
     Arrays,
     Facts,

@@ -8,8 +8,7 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes
-from fusec.ir.monoid import MONOIDS, Monoid
-from fusec.ir.ops.definition import (
+from fusec.ir.definition import (
     Array,
     Arrays,
     OpDef,
@@ -19,6 +18,7 @@ from fusec.ir.ops.definition import (
     require_kind,
     widened,
 )
+from fusec.ir.monoid import MONOIDS, Monoid
 from fusec.ir.ops.shapes import without_axes
 from fusec.ir.types import NUMBER, ORDERED, i64
 

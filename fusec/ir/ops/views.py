@@ -20,8 +20,7 @@ from fusec.ir.attributes import (
     UpdateAttributes,
     WindowsAttributes,
 )
-from fusec.ir.index import add, bounds, floordiv, sub
-from fusec.ir.ops.definition import (
+from fusec.ir.definition import (
     Array,
     Arrays,
     OpDef,
@@ -32,6 +31,7 @@ from fusec.ir.ops.definition import (
     require_same_dtype,
     show,
 )
+from fusec.ir.index import add, bounds, floordiv, sub
 from fusec.ir.ops.shapes import broadcast_shapes, extent_product, shape_text
 from fusec.ir.types import Dim
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.ir.graph import Op
+from fusec.ir.nodes import Op
 from fusec.passes.fuse.fuse import fuse_maps, fuse_rows
 from fusec.passes.fuse.partition import Group, Partition, build_fused_graph
 from fusec.passes.lower.frame import Frame

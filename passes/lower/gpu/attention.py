@@ -142,7 +142,6 @@ class _Attention:
         found = self._find_keys()
         setup += found.code if found is not None else ()
         state = (query, peak, total, out)
-        named = (*s.describe(), ("skipped", f"{span.skipped:.0%}"))
         loops = self._loops(span, state)
         if found is not None:
             loops = [replace(loop, within=found.bounds) for loop in loops]
@@ -151,7 +150,8 @@ class _Attention:
         if s.split == 1:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
             stores = self._stores(self.shift, self.q, mean)
-            return self.frame.finish("attention", (Grid((*self.others, turns), (*code, *stores)),), named)
+            grid = Grid((*self.others, turns), (*code, *stores))
+            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
         parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
         leave = (
@@ -160,7 +160,9 @@ class _Attention:
             Store((self.q, self.value), parts.out, (*at, self.vi), Load(out, (self.qi, self.vi))),
         )
         grid = Grid((*self.others, turns, Iter(self.part, s.split)), (*code, *leave))
-        return self.frame.finish_in_two("attention", (grid,), parts.buffers, "row", (self._join(parts),), named)
+        join = (self._join(parts),)
+        lowered = self.frame.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
+        return replace(lowered, skipped=span.skipped)
 
     def _join(self, parts: Parts) -> Grid:
         """The follower: a row of the result from its parts."""

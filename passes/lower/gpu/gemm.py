@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, bounds, floordiv, minimum, mod, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most
+from fusec.ir.nodes import Op
 from fusec.ir.types import bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.hoist import hoist

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last
+from fusec.ir.nodes import Op
 from fusec.ir.types import DType, bool_
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.hoist import hoist

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op
 from fusec.ir.index import Expr, Index, Symbol
+from fusec.ir.nodes import Op
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.gpu.product import Products
 from fusec.passes.lower.gpu.tiles import Operand, TiledProducts

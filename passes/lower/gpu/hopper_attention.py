@@ -24,7 +24,6 @@ def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> L
     fetched(roles.values, roles.key, roles.value)
     anywhere = lower_attention(frame.fresh(), _ANY_ADDRESS).kernel
     launch = _ANY_ADDRESS.launch
-    anywhere = replace(anywhere, warps=launch.warps, stages=launch.stages)
+    anywhere = replace(anywhere, warps=launch.warps, stages=launch.stages, language="triton")
     kernel = replace(lowered.kernel, unaligned=anywhere)
-    skipped = (item for item in lowered.schedule if item[0] == "skipped")
-    return replace(lowered, kernel=kernel, schedule=(*s.describe(), *skipped))
+    return replace(lowered, kernel=kernel, schedule=s.describe())

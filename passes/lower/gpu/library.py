@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes, FusedAttributes
-from fusec.ir.graph import Graph, Op, Value
+from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes
+from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.lower.frame import Frame
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.passes.outputs import same_layout, strided_view
+from fusec.passes.outputs import same_layout
 from fusec.runtime.calls import PRODUCT
 from fusec.runtime.products import Matrix, Product, product_to_text
+from fusec.tile.views import strided_view
 
 _REASON = "the library's kernel was chosen"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, sub, symbol
 from fusec.ir.indexing import substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.attention import Elements

@@ -8,12 +8,12 @@ from math import prod
 from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last
 from fusec.ir.types import Dim, fixed
-from fusec.passes.inline import fresh_index
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
 from fusec.passes.lower.map import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.schedule.gpu import GpuMapSchedule
 from fusec.tile.nodes import Grid, Iter, Statement
 from fusec.tile.scalar import Load, loads
+from fusec.tile.views import fresh_index
 
 MOST_PARTS = 4
 """Parts of a domain that one block computes."""

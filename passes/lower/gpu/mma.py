@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.ir.graph import Op
+from fusec.ir.nodes import Op
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.tiles import Operand, TiledProducts
 from fusec.passes.schedule.mma import MmaGemmSchedule

@@ -16,5 +16,4 @@ def lower_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> Lowered
     s = schedule
     lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch), bounded=False)
     attention_roles(lowered.kernel)
-    skipped = (item for item in lowered.schedule if item[0] == "skipped")
-    return replace(lowered, schedule=(*s.describe(), *skipped))
+    return replace(lowered, schedule=s.describe())

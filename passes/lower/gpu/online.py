@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fusec.ir.graph import Op, Value
+from fusec.ir.nodes import Op, Value
 
 Kind = Literal["exponentials", "squares"]
 Producers = Mapping[Value, Op]

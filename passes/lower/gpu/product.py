@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, product, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.ir.graph import Op, Value
+from fusec.ir.nodes import Op, Value
 from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, place
 from fusec.passes.lower.gpu.rows import Rows
 from fusec.passes.lower.row import accumulator_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ReduceAttributes
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op, Value
 from fusec.passes.lower.frame import Frame, expect_index, place
 from fusec.passes.lower.row import merge_axes, row_group
 from fusec.passes.schedule.gpu import GpuRowSchedule

@@ -8,10 +8,11 @@ from functools import partial
 from math import inf
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes, ReduceAttributes
-from fusec.ir.graph import Op, Value
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.graph import FusedAttributes
 from fusec.ir.index import Index, product, symbols_of
 from fusec.ir.indexing import evaluate, most
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import fixed
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
@@ -310,13 +311,12 @@ class GpuSelector:
         compute, memory = kernel.flops / rate, kernel.bytes / self.target.bandwidth
         limit = max(compute, memory, LAUNCH_SECONDS)
         bound = "launch" if limit == LAUNCH_SECONDS else "compute" if compute >= memory else "memory"
-        in_cuda = kernel.language == "cuda" or kernel.pipeline is not None
-        language: tuple[tuple[str, int | str], ...] = (("language", "cuda"),) if in_cuda else ()
+        language: tuple[tuple[str, int | str], ...] = (("language", "cuda"),) if kernel.language == "cuda" else ()
         return KernelReport(
             kernel.name,
             kernel.kind,
             fused_ops(op),
-            (*lowered.schedule, *language),
+            (*lowered.describe(), *language),
             kernel.flops,
             kernel.bytes,
             limit / 0.85,
@@ -394,13 +394,13 @@ def lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:
     lowered = _lower_with(frame, schedule)
     launch = schedule.launch
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
-    if isinstance(schedule, TiledGemmSchedule | MmaGemmSchedule | MmaAttentionSchedule | InCuda):
-        kernel = replace(kernel, language="cuda")
+    kernel = replace(kernel, language="cuda" if isinstance(schedule, _InCudaAlone) else "triton")
     if isinstance(schedule, InCuda) and isinstance(schedule.schedule, GpuRowSchedule):
         kernel = replace(kernel, cluster=schedule.schedule.cluster)
     if isinstance(schedule, HopperGemmSchedule | HopperAttentionSchedule):
         kernel = replace(kernel, pipeline=schedule.pipeline)
-    return replace(lowered, kernel=kernel)
+    followers = tuple(replace(f, kernel=replace(f.kernel, language="triton")) for f in lowered.followers)
+    return replace(lowered, kernel=kernel, followers=followers)
 
 
 def _lower_with(frame: Frame, schedule: AnySchedule) -> LoweredGroup:

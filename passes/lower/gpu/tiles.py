@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusec.errors import LoweringError
-from fusec.ir.graph import Op
 from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
+from fusec.ir.nodes import Op
 from fusec.ir.types import DType
 from fusec.passes.contraction import allows_tf32
 from fusec.passes.lower.frame import Frame, LoweredGroup

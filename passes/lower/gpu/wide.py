@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.graph import Op, Value
 from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
 from fusec.ir.indexing import last
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i64
-from fusec.passes.inline import broadcast_index, pure
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.online import Online, online_sum
 from fusec.passes.lower.gpu.rows import Rows
@@ -21,6 +20,7 @@ from fusec.passes.lower.row import accumulator_of
 from fusec.passes.schedule.gpu import GpuRowSchedule
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
+from fusec.tile.views import broadcast_index, pure
 
 
 def lower_wide_row(frame: Frame, schedule: GpuRowSchedule) -> LoweredGroup:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Graph
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector, lower_with
 from fusec.passes.lower.pieces import Pieces

@@ -31,9 +31,9 @@ from fusec.ir.attributes import (
     StridedAttributes,
     WindowsAttributes,
 )
+from fusec.ir.definition import Array
 from fusec.ir.interpret import interpret
 from fusec.ir.ops import OPS
-from fusec.ir.ops.definition import Array
 from fusec.ir.types import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 
 AWKWARD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.5, -2.5, 1.5, 3e-8, 88.9, -104.0, 3e38, 1e-40]

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 from random_graphs import random_graph
 
-from fusec.ir.attributes import FusedAttributes
-from fusec.ir.graph import Graph
+from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.parse import parse
 from fusec.passes.fuse.fuse import fuse
 from fusec.passes.fuse.partition import MOST_DEPTH, Group, Partition, build_fused_graph, large_parts, one_by_one

@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fusec.ir.attributes import ExternAttributes, FusedAttributes  # noqa: E402
-from fusec.ir.graph import Graph, Op  # noqa: E402
+from fusec.ir.attributes import ExternAttributes  # noqa: E402
+from fusec.ir.graph import FusedAttributes, Graph  # noqa: E402
 from fusec.ir.interpret import interpret  # noqa: E402
+from fusec.ir.nodes import Op  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.ir.types import bf16, contiguous_strides  # noqa: E402
 from fusec.passes.lower.frame import Frame  # noqa: E402

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 import fusec  # noqa: E402
 from fusec.errors import FusecError  # noqa: E402
-from fusec.ir.attributes import ExternAttributes, FusedAttributes  # noqa: E402
+from fusec.ir.attributes import ExternAttributes  # noqa: E402
+from fusec.ir.graph import FusedAttributes  # noqa: E402
 from fusec.ir.place import place  # noqa: E402
 from fusec.ir.types import contiguous_strides  # noqa: E402
 from fusec.passes.lower.frame import Frame  # noqa: E402

@@ -1,0 +1,14 @@
+"""How many products of a long sum are added up before they join the accumulator."""
+
+from __future__ import annotations
+
+SUM_BLOCK = 128
+"""Products added up in registers before the sum joins the accumulator in memory: 1 to 2 % of the time."""
+
+LONG_BLOCK = 16 * SUM_BLOCK
+"""The same where k lies on the lanes, each of which adds up its share."""
+
+
+def block_depth(depth: int, block: int = SUM_BLOCK) -> int:
+    """How many products of a sum of so many are added up before they join the accumulator."""
+    return depth if depth <= 3 * block // 2 else block
