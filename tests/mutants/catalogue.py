@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_constant_is_given_away",
         "fusec.frontend.numpy_returns",
-        "            return _copy_of(self.constant)\n",
+        "            return _copy_of(self.constant, owners)\n",
         "            return self.constant\n",
         (
             "tests/frontend/test_numpy_returns.py",
@@ -439,7 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dtypes_that_eager_refuses",
         "fusec.frontend.torch_rehearsal",
-        "        raise type(refusal)(str(refusal))",
+        "        raise of_library(type(refusal)(str(refusal)))",
         "        return",
         ("tests/frontend/test_torch_errors.py",),
     ),

@@ -76,6 +76,21 @@ def test_views_of_one_memory_share_it(body: str, returns: str) -> None:
         assert not np.shares_memory(view, inputs[1])
 
 
+def test_what_a_written_input_held_before_is_kept() -> None:
+    text = """graph @g(%x: f32[2, 3]) {
+      %e = add(%x, f32(1.0)) : f32[2, 3]
+      %y = reshape(%x) : f32[6]
+      return %e mutates=0, %y
+    }"""
+    graph = parse(text)
+    (x,) = random_inputs(graph)
+    before = x.copy()
+    written, old = build(graph, "numpy", Options(cache=False)).executable(x)
+    assert written is x
+    np.testing.assert_array_equal(x, before + 1)
+    np.testing.assert_array_equal(old, before.reshape(6))
+
+
 def test_a_view_of_an_input_is_another_array_than_the_input() -> None:
     inputs, (same, view) = run("%y = reshape(%x) : f32[2, 3]", "%x, %y")
     assert same is inputs[0]
