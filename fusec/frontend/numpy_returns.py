@@ -181,8 +181,7 @@ class Returns:
         index = self._output(x.value, Port(_strides_of(x.meta), start // x.meta.itemsize))
         if x.is_root:
             return _Leaf(index)
-        said = base.flags.writeable and not repeats
-        return _Leaf(index, is_view=is_view, is_read_only=said and not writeable)
+        return _Leaf(index, is_view=is_view, is_read_only=base.flags.writeable and not writeable)
 
     def _is_strided(self, x: Traced) -> bool:
         """Whether strides say what the view ops of an input do; those of the diagonal of a part of it, they do not."""

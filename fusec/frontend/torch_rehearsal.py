@@ -1,11 +1,12 @@
-"""What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, and writes to memory
-that the same call reads at other places.
+"""What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, numbers that a dtype
+does not hold, and writes to memory that the same call reads at other places.
 
 Such a call is made once on small tensors of its own, whose contents do not matter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,12 +33,18 @@ _known: dict[tuple[object, ...], Exception | None] = {}
 
 
 def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """What the library raises where it does not take the dtypes of a call on a CPU."""
+    """What the library raises where it does not take the dtypes of a call on a CPU, or a number in one of them."""
     given = tensors_in((args, list(kwargs.values())))
-    dtypes = {t.dtype for t in given}
-    if (len(dtypes) < 2 and dtypes <= _ALWAYS) or any(t.device.type != "cpu" for t in given):
+    if func is torch.ops.aten.full.default:
+        args = ([min(int(n), 2) for n in args[0]], *args[1:])  # of one element it takes any
+    elif not given and func is not torch.ops.aten.scalar_tensor.default:
         return
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    of_tensors = {t.dtype for t in given}
+    dtypes = of_tensors | {kwargs.get("dtype") or torch.float32}
+    if len(of_tensors) < 2 and dtypes <= _ALWAYS and not any(_is_beyond(x) for x in (*args, *kwargs.values())):
+        return
+    devices = {t.device.type for t in given} | {torch.device(kwargs.get("device") or "cpu").type}
+    if devices != {"cpu"} or torch.Tag.nondeterministic_seeded in func.tags:
         return
     key = (func, repr(map_tensors(_kind, args)), repr({k: map_tensors(_kind, v) for k, v in kwargs.items()}))
     if key not in _known:
@@ -45,6 +52,11 @@ def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
     refusal = _known[key]
     if refusal is not None:
         raise of_library(type(refusal)(str(refusal)))
+
+
+def _is_beyond(x: Any) -> bool:
+    """Whether a number is beyond those of f32, and not infinite."""
+    return type(x) is float and torch.finfo(torch.float32).max < abs(x) < math.inf
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -59,7 +71,7 @@ def _small(tensor: torch.Tensor) -> tuple[int, ...]:
 def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
     """What a call of these dtypes raises and one of f32 does not; other errors are of the small extents."""
     error = _attempt(func, args, kwargs, None)
-    if error is None or "not implemented for" in str(error):
+    if error is None or any(reason in str(error) for reason in ("not implemented for", "without overflow")):
         return error
     return error if _attempt(func, args, kwargs, torch.float32) is None else None
 

@@ -384,6 +384,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _mutate(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords) -> Any:
         if not self._decomposing:
             check_overlap(func, args, kwargs)
+            if name.endswith("_"):
+                check_dtypes(func, args, kwargs)
         packet = self._functional(name)
         written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:

@@ -286,3 +286,31 @@ def test_operands_of_products_with_different_dtypes(function: Any, backend: str)
                 _, raised, _ = outcome(fast, (x.to(kind), v))
             assert raised is not None
             assert backend == "compile" or raised is error
+
+
+TOO_LARGE = {
+    "masked_fill": lambda x, number: x.masked_fill(x > 0, number),
+    "masked_fill_": lambda x, number: x.clone().masked_fill_(x > 0, number),
+    "fill_": lambda x, number: x.clone().fill_(number),
+    "full": lambda x, number: torch.full((3,), number, dtype=x.dtype) + x,
+    "full of one": lambda x, number: torch.full((1,), number, dtype=x.dtype) + x,
+    "new_full": lambda x, number: x.new_full((3,), number),
+    "where": lambda x, number: torch.where(x > 0, x, number),
+    "scatter": lambda x, number: x.scatter(1, torch.zeros(2, 1, dtype=torch.int64), number),
+    "pad": lambda x, number: F.pad(x, (1, 1), value=number),
+    "add": lambda x, number: x + number,
+}
+BEYOND: list[tuple[torch.dtype, Any]] = [
+    (torch.float16, -1e9),
+    (torch.float16, -torch.inf),
+    (torch.bfloat16, 1e39),
+    (torch.float32, 1e39),
+    (torch.int32, 2**40),
+    (torch.uint8, 300),
+]
+
+
+@pytest.mark.parametrize(("dtype", "number"), BEYOND, ids=str)
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_numbers_that_a_dtype_does_not_hold(name: str, dtype: torch.dtype, number: Any) -> None:
+    check(lambda x: TOO_LARGE[name](x, number), X.abs().to(dtype), captured=False)
