@@ -76,7 +76,7 @@ def test_luck_is_told_from_a_worse_order(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not difference(program)
 
     def inexact_products(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda q, k, *rest: function(q * (1 + 2e-6), k, *rest)
+        return lambda q, k, *rest: function(q * (1 + 1e-5), k, *rest)
 
     monkeypatch.setattr(fusec, "jit", inexact_products)
     assert "draws" in difference(program)
