@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusec
-from tests.campaigns.held_programs import DifferenceError, Pair, replay, smallest
+from tests.campaigns.held_programs import DifferenceError, Pair, is_dynamos, replay, smallest
 from tests.campaigns.state_machine import READS, WRITES, lives
 
 CALL = "draw(1, (3, 6)), draw(2, (3, 6))"
@@ -144,3 +144,16 @@ def test_steps_are_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert replay(steps)
     assert smallest(steps) == [steps[0], steps[-1]], "a weight that is returned is another tensor"
+
+
+def test_what_dynamo_does_itself_is_told_apart() -> None:
+    """It does not look whether hooks were added to a module that it has seen."""
+    steps = [
+        "pair = Pair('compile')",
+        "pair.do('net.eval()')",
+        f"pair.call('net', {CALL!r})",
+        "pair.do('handles.append(net.block.register_forward_hook(double_output))')",
+        f"pair.call('net', {CALL!r})",
+    ]
+    assert is_dynamos(steps)
+    assert not is_dynamos(steps[:3])
