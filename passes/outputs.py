@@ -83,6 +83,9 @@ def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
 def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
     """Inserts a ``copy`` before each output, or operand of a call, that no plain view of memory can be.
 
+    What kernels compute from indices wherever they need it lies in no memory: an ``alias`` of such an output shows its
+    copy.
+
     An output that shows no ``alias`` lies in memory that is no input's and no other output's.
     LoweringError for one that does, and that the memory's strides can't show.
     What an update writes is a copy of its own; two, one after another, for those updates whose names are in ``apart``.
@@ -110,6 +113,10 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
             copies[key] = fresh(value, where)
         return copies[key]
 
+    def output_copy(value: Value, port: Port) -> Value:
+        return fresh(value, ops) if port.mutates is None else copied(value, ops, port.strides)
+
+    early: dict[int, Value] = {}
     for op in graph.ops:
         if is_call(op):
             operands = tuple(v if _is_operand(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
@@ -121,10 +128,18 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
             if place:
                 ops[-1] = _copy_at(ops[-1], place[0], op)
             ops.append(replace(op, operands=(base, value, *place)))
+        elif isinstance(op.attributes, AliasAttributes) and op.attributes.of == "output" and op.operands[0] in indices:
+            number = op.attributes.index
+            if number not in early:
+                early[number] = output_copy(op.operands[0], graph.output_ports[number])
+            ops.append(replace(op, operands=(early[number],)))
         else:
             ops.append(op)
     given: set[Value] = set()
-    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+    for number, (value, port) in enumerate(zip(graph.outputs, graph.output_ports, strict=True)):
+        if number in early:
+            outputs.append(early[number])
+            continue
         root = memory_of(value, producers)
         made = producers.get(root)
         is_memory = _is_output_memory(value, port, producers, strides, indices)

@@ -113,6 +113,8 @@ VIEWS = {
     "windows": lambda x, y: (x + y).unfold(1, 2, 1),
     "zeros": lambda x, y: (torch.zeros(3), torch.zeros(3), torch.zeros(3, 3)[0]),
     "parts of zeros": lambda x, y: (lambda z: (z, z[:2], z[1:]))(torch.zeros(3)),
+    "made of indices": lambda x, y: (lambda z: (z, z[:2], z, x + z[:4]))(torch.arange(6.0) * 2 + 1),
+    "rows of indices": lambda x, y: (lambda z: (z.floor() / 3, z[1], z))(torch.arange(6.0).view(2, 3).sqrt() + 1),
     "reshaped copies": lambda x, y: (x.t().reshape(-1), x.t().reshape(-1).reshape(4, 2).t()),
     "empty": lambda x, y: (x[:0], (x + y)[:, :0], x + 1),
     "views of arguments": lambda x, y: (x.as_strided((2, 2), (1, 1)), x.unfold(1, 2, 1), x.diagonal(), x[None]),

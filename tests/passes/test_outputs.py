@@ -153,3 +153,17 @@ def test_constants_iota_and_inputs_as_outputs() -> None:
         %c = broadcast(f32(2.5)) : f32[3]
         return %i, %c, f64(-inf), bool(true), %s, %x
     }""")
+
+
+def test_a_view_of_what_is_made_of_indices_shows_the_copy() -> None:
+    """Kernels compute such a value wherever they read it; in memory is its copy alone."""
+    text = """graph @f(%x: f32[6]) {
+  %i = iota() {axis=0} : i64[6]
+  %c = cast(%i) : f32[6]
+  %s = add(%c, f32(1.0)) : f32[6]
+  %v = slice(%s) {starts=[1], stops=[4], steps=[1]} : f32[3]
+  %y = add(%x, %s) : f32[6]
+  return %y, %s, %v
+}"""
+    assert copies(text) == ["s"]
+    check(text)
