@@ -1,6 +1,7 @@
 # make demo    set up .venv and run the main example: a sentence encoder and a search
 # make test    style, types and the test suite (alone: make lint, make types, make pytest)
 # make bench   the benchmark table
+# make docs    the docs site, into build/site
 #
 # make test-gpu, make bench-gpu   the same on a machine with a CUDA card (RUN=python3: by an installed Python that has PyTorch and Triton)
 # make sanitize                   CUDA C++ kernels under compute-sanitizer, there
@@ -21,7 +22,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq --no-input
 # What test-gpu and bench-gpu wait for: nothing where RUN was given.
 INSTALLED := $(if $(filter command,$(firstword $(origin RUN))),,$(STAMP))
 
-.PHONY: demo test pytest lint tree types bench test-gpu bench-gpu sanitize setup clean
+.PHONY: demo test pytest lint tree types docs bench test-gpu bench-gpu sanitize setup clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -44,6 +45,10 @@ tree:
 
 types: $(STAMP) tree
 	@cd build/types && ../../$(RUN) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fusec
+
+# The variable silences what Material says of its successor.
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict $(ARGS)
 
 test-gpu: $(INSTALLED)
 	@PYTHONPATH=. $(RUN) -m pytest tests/gpu $(ARGS)
