@@ -33,6 +33,7 @@ FRESH = [
      "%y strides=[1, 3]"),
     ("%p = pow(%x, f32(1.0)) : f32[2, 3]\n%y = reshape(%p) : f32[6]", "%y"),
     ("%y = copy(%x) : f32[2, 3]", "%y"),
+    ("%y = permute(%x) {permutation=[1, 0]} : f32[3, 2]", "%y"),
     ("%y = copy(%x) : f32[2, 3]\n%w = copy(%x) : f32[2, 3]", "%y, %w, %x"),
     ("%a = exp(%x) : f32[2, 3]\n%b = exp(%x) : f32[2, 3]\n%y = reshape(%b) : f32[6]", "%a, %y"),
 ]  # fmt: skip
