@@ -44,7 +44,7 @@ def extern(
     if any(np.may_share_memory(a, b) for a, b in combinations(arrays, 2)):
         raise trace.unsupported(f"{target} gives views, and is not compiled")
     if _shape_varies(trace, target, function, args, kwargs, operands, leaves):
-        message = f"the shape of {target}'s result depends on the elements; it can't be part of a compiled function"
+        message = f"the shape or dtype of {target}'s result depends on the elements; it can't be compiled"
         raise DataDependentError(message, trace.location())
     types = tuple(TensorType(ir_dtype(a.dtype), a.shape) for a in leaves)
     attributes = ExternAttributes(target, text, types, _REASON)
@@ -102,13 +102,16 @@ def _run(
 def _shape_varies(
     trace: Trace, target: str, function: Callable[..., Any], args: Any, kwargs: Any, operands: Any, leaves: list[Any]
 ) -> bool:
-    """True when arrays of equal elements give results of another shape than random ones."""
-    try:
-        ones = {id(x): np.ones(x.meta.shape, x.meta.dtype) for x in operands}
-        other = _run(trace, target, function, args, kwargs, operands, ones)
-    except UnsupportedOpError:  # such as the inverse of a singular matrix
-        return False
-    return [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in _leaves(trace, target, other)]
+    """True when arrays of equal elements, or of both signs, give results of another shape or dtype than random ones."""
+    first = [(a.shape, a.dtype) for a in leaves]
+    for make in (lambda x: np.ones(x.meta.shape, x.meta.dtype), _signed_sample):
+        try:
+            other = _run(trace, target, function, args, kwargs, operands, {id(x): make(x) for x in operands})
+        except UnsupportedOpError:  # such as the inverse of a singular matrix
+            continue
+        if [(a.shape, a.dtype) for a in _leaves(trace, target, other)] != first:
+            return True
+    return False
 
 
 def _random_sample(x: Traced) -> np.ndarray[Any, Any]:
@@ -124,6 +127,15 @@ def _random_sample(x: Traced) -> np.ndarray[Any, Any]:
     )
     laid[...] = made
     return laid
+
+
+def _signed_sample(x: Traced) -> np.ndarray[Any, Any]:
+    """Random elements of both signs; a square matrix has eigenvalues that are not real."""
+    shape, dtype = x.meta.shape, x.meta.dtype
+    made = np.asarray(np.random.default_rng(2).uniform(-2, 2, shape))
+    if len(shape) > 1 and shape[-1] == shape[-2]:
+        made = made - np.swapaxes(made, -1, -2)
+    return (np.abs(made) if dtype.kind == "u" else made).astype(dtype)
 
 
 def _filled(x: Any, samples: Mapping[int, Any]) -> Any:

@@ -18,7 +18,17 @@ Functions = dict[Any, Callable[..., Any]]
 
 def substitutes(trace: Trace) -> Functions:
     """For each such function of NumPy the one that takes its place in a capture."""
-    return _conversions(trace) | _creation(trace) | _views(trace)
+    return _conversions(trace) | _creation(trace) | _views(trace) | _settings(trace)
+
+
+def _settings(trace: Trace) -> Functions:
+    def refused(function: Callable[..., Any]) -> Callable[..., Any]:
+        def set(*args: Any, **kwargs: Any) -> Any:
+            raise trace.unsupported(f"np.{function.__name__} changes NumPy for all code; call it outside")
+
+        return set
+
+    return {function: refused(function) for function in (np.seterr, np.seterrcall, np.setbufsize)}
 
 
 def _conversions(trace: Trace) -> Functions:

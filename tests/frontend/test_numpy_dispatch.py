@@ -108,3 +108,44 @@ def test_where_floating_point_errors_raise_calls_run_as_written() -> None:
 
     with pytest.raises(FloatingPointError):
         fusec.jit(inside)(X)
+
+
+def test_settings_of_all_code_are_made_at_each_call() -> None:
+    import fusec
+
+    def f(x: Any) -> Any:
+        np.seterr(divide="ignore")
+        return x + 1
+
+    jitted, before = fusec.jit(f), np.geterr()
+    try:
+        for _ in range(3):
+            np.seterr(divide="warn")
+            np.testing.assert_array_equal(jitted(X), X + 1)
+            assert np.geterr()["divide"] == "ignore"
+    finally:
+        np.seterr(**before)
+
+
+VALUES = np.array([[0.0, 1.0], [-1.0, 0.0]], np.float32)
+OF_VALUES: list[Any] = [
+    lambda x: np.emath.sqrt(x) + 1,
+    lambda x: np.emath.log(x - 0.5),
+    lambda x: np.emath.power(x, 0.5),
+    lambda x: np.emath.arccos(x * 2),
+    lambda x: np.linalg.eigvals(x) * 2,
+    lambda x: np.linalg.eig(x)[0],
+    lambda x: np.roots(x[0]),
+    lambda x: np.real_if_close(x + 1j * x),
+]
+
+
+@pytest.mark.parametrize("function", OF_VALUES)
+def test_dtypes_that_elements_decide(function: Any) -> None:
+    import fusec
+
+    jitted = fusec.jit(function)
+    for x in (np.abs(VALUES), VALUES, VALUES * 0 + 1):
+        found, expected = jitted(x), function(x)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

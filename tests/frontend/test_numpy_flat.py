@@ -35,3 +35,19 @@ def test_flat(text: str, x: Any) -> None:
 
 def test_a_read_only_array_stays_as_it_is() -> None:
     agree(program("x.flat[1] = 2; return x"), np.broadcast_to(A[0], (2, 6)))
+
+
+@pytest.mark.parametrize("x", [A, F, A[:, ::2]], ids=["rows", "columns", "part"])
+def test_what_is_read_only_is_not_written(x: Any) -> None:
+    import fusec
+
+    def f(x: Any) -> Any:
+        x.flat[1] = 7
+        return x
+
+    frozen = x.copy(order="K")
+    frozen.flags.writeable = False
+    for given in (frozen, frozen[::2]):
+        with pytest.raises(ValueError, match="read-only"):
+            fusec.jit(f)(given)
+        np.testing.assert_array_equal(frozen, x)

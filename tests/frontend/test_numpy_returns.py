@@ -145,3 +145,16 @@ def test_a_program_that_writes_is_not_for_a_read_only_array() -> None:
     with pytest.raises(ValueError, match="read-only"):
         compiled(frozen)
     assert np.array_equal(frozen, A)
+
+
+def test_a_constant_that_is_returned_is_new_at_each_call() -> None:
+    import fusec
+
+    def f(x: Any) -> Any:
+        return x + 1, np.arange(3.0)
+
+    jitted = fusec.jit(f)
+    for _ in range(3):
+        _, constant = jitted(A)
+        np.testing.assert_array_equal(constant, np.arange(3.0))
+        constant += 5
