@@ -443,7 +443,7 @@ class TracedArray(Reductions):
     def imag(self) -> Any:
         if self.dtype.kind == "c":
             raise self.tracer.unsupported("the imaginary part of complex numbers is not compiled")
-        made = full_like(self.tracer, self, 0)
+        made = full_like(self.tracer, self, 0, order="A")
         made.is_scalar = self.is_scalar
         made.meta.flags.writeable = False
         return made

@@ -52,6 +52,8 @@ class FlatView:
         count = line.meta[key].size
         value: Any = new if isinstance(new, int | float | complex) else as_array(trace, new)
         size = value.meta.size if isinstance(value, Traced) else np.size(value)
+        if isinstance(value, Traced) and value.buffer is array.buffer and size > 1:  # NumPy reads what it has written
+            raise trace.unsupported("storing a part of an array in its own x.flat is not compiled; copy it")
         if size not in (1, count):  # NumPy repeats what is too short, and leaves out what is too long
             raise trace.unsupported(f"storing {size} elements in {count} of x.flat is not compiled")
         if np.ndim(value) if not isinstance(value, Traced) else value.meta.ndim:

@@ -368,10 +368,11 @@ class Result:
         self._by_memory: dict[Value, Memory] = {}
         changed = [m for m in trace.memories if m.source is not None and m.version]
         _check_changed([m.tensor for m in changed], trace)
-        self._bases = {id(m): self._add(m.value, m.tensor.stride(), m.source) for m in changed}
         self._inference = torch.is_inference_mode_enabled()
         self._other_mode: set[int] = set()
         with tracing(trace):
+            values = {id(m): self._distinct(m.value, m) for m in changed}
+            self._bases = {id(m): self._add(values[id(m)], m.tensor.stride(), m.source) for m in changed}
             distinct = {id(leaf): leaf for leaf in leaves}
             shown = Counter(id(trace.handle(leaf).memory) for leaf in distinct.values())
             known = {number: self._slot(leaf, shown) for number, leaf in distinct.items()}

@@ -47,6 +47,7 @@ PROGRAMS = [
     ("y = x ** 2; return y, x[0] ** 2", np.array([True, False])),
     ("return x + 1 if type(x) is np.ndarray and type(type(x)) is type else x - 1", A),
     ("return x.copy(), x.copy(), np.zeros(3), np.zeros(3)", A),
+    ("return x.imag, x.T.imag, x[:, None].T.imag", A[:, ::2]),
     ("return x.imag, x.real, x.conj(), np.real(x), np.imag(x)", A),
     ("return np.real(x), np.imag(x)", Z),
     ("return np.tensordot(x, x), np.dot(x[0], x[1]), np.inner(x[0], x[0]), x[0] @ x[0]", A),

@@ -85,6 +85,20 @@ def take_over(x: Any, y: Any) -> Any:
     return x[0], y[0]
 
 
+def fill_both(x: Any, y: Any) -> Any:
+    y.fill_(3)
+    v = x[:, 2:]
+    x.copy_(y)
+    return v, y[0]
+
+
+def take_what_is_made(x: Any, y: Any) -> Any:
+    z = y * 2
+    x.copy_(z)
+    y.copy_(z)
+    return x[1], y[1], z[1]
+
+
 def turn_and_turn_back(x: Any, y: Any) -> Any:
     x.t_()
     x.transpose_(0, 1)
@@ -102,6 +116,8 @@ SHARED = [
     show_argument,
     swap,
     take_over,
+    fill_both,
+    take_what_is_made,
 ]
 
 VIEWS = {
