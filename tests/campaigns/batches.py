@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 BATCH = 50
 SECONDS = 180
 """What one program may take."""
-ENOUGH = 2000
+ENOUGH = 10_000
 """Programs that show each difference that is known."""
 
 

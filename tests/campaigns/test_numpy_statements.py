@@ -11,7 +11,7 @@ from numpy_parity import DifferenceError, agree
 
 import fusec
 from tests.campaigns.numpy_programs import Program, make_program
-from tests.campaigns.numpy_statements import difference, minimal
+from tests.campaigns.numpy_statements import difference, minimal, trial
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -66,3 +66,10 @@ def test_a_program_is_cut_down_to_what_differs(monkeypatch: pytest.MonkeyPatch) 
     program = Program(make, ("x0",), ["v1 = x0 * 2", "v2 = x0 + 1", "v3 = v2 * 2"], ["v3", "v1"])
     smallest = minimal(program)
     assert (smallest.lines, smallest.results) == (["v1 = x0 * 2"], ["v1"])
+
+
+def test_what_is_known_is_told_apart() -> None:
+    found = trial(3803)
+    assert found is not None
+    assert "np.logical_or" in found.known
+    assert trial(3125) is None
