@@ -66,6 +66,17 @@ def in_a_closure() -> Function:
     return counting
 
 
+def in_a_closure_alone() -> Function:
+    n = 0
+
+    def counting(x: Any) -> Any:
+        nonlocal n
+        n += 1
+        return x * n
+
+    return counting
+
+
 class Counter:
     def __init__(self) -> None:
         self.n = 0
@@ -110,6 +121,7 @@ COUNTING: dict[str, Callable[[], Function]] = {
     "nested": lambda: appends_inside,
     "default": lambda: counts_in_a_default,
     "closure": in_a_closure,
+    "closure alone": in_a_closure_alone,
     "attribute": lambda: Counter().attribute,
     "list of an attribute": lambda: Counter().list_of_an_attribute,
     "helper": lambda: by_a_helper,
