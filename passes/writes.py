@@ -90,15 +90,18 @@ def late_readers(graph: Graph) -> set[str]:
 
 
 def written_before_errors(graph: Graph) -> set[str]:
-    """The names of updates of whole arrays that a call which may raise needs, where others are written at the end.
+    """The names of updates of whole arrays that a call which may raise needs, where others are written after it.
 
-    Written at the end as well, they leave every input as it is when the call raises. A box of an array stays written in
-    place: all of the array would be copied for it.
+    Written at the end as well, they leave every input as it is when the call raises: what is written after the call may
+    have held something else before, which no op says. A box of an array stays written in place: all of the array would
+    be copied for it.
     """
     producers = graph.producers()
     ports = zip(graph.outputs, graph.output_ports, strict=True)
     changed = [producers.get(value) for value, port in ports if port.mutates is not None]
-    if all(op is not None and isinstance(op.attributes, UpdateAttributes) for op in changed):
+    raising = next((k for k, op in enumerate(graph.ops) if may_raise(op)), len(graph.ops))
+    before = set(graph.ops[:raising])
+    if all(op is not None and op in before and isinstance(op.attributes, UpdateAttributes) for op in changed):
         return set()
     needed = {
         v for op in graph.ops if may_raise(op) for made in _ancestors(producers, op.operands) for v in made.results

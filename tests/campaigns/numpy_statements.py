@@ -14,7 +14,6 @@ from numpy_parity import DifferenceError, agree  # found beside this folder
 from tests.campaigns.batches import Campaign, Finding, command
 from tests.campaigns.numpy_programs import Program, make_program
 
-
 KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"np\.(logical_\w+|less\w*|greater\w*|equal|not_equal)\(.*\bout=.*\bwhere=(?!True)",

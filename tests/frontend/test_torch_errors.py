@@ -314,3 +314,22 @@ BEYOND: list[tuple[torch.dtype, Any]] = [
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_numbers_that_a_dtype_does_not_hold(name: str, dtype: torch.dtype, number: Any) -> None:
     check(lambda x: TOO_LARGE[name](x, number), X.abs().to(dtype), captured=False)
+
+
+def test_what_is_written_again_after_the_error() -> None:
+    """The first numbers are in no result of the program, and yet there when the index is out of range."""
+
+    def function(x: Any, z: Any, i: Any) -> Any:
+        x.mul_(2)
+        z.fill_(5)
+        x.flip(-1).index_fill_(0, i, 2.0)
+        z.copy_(x.sum())
+        return (x,)
+
+    jitted = fusec.jit(function)
+    jitted(X.clone(), torch.zeros(4), torch.tensor([1, 0]))
+    x, z = X.clone(), torch.zeros(4)
+    with pytest.raises(IndexError):
+        jitted(x, z, OUT)
+    assert torch.equal(x, X * 2)
+    assert z.tolist() == [5] * 4
