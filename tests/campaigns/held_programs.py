@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -218,19 +217,13 @@ MODES: dict[str, Any] = {
 
 
 class Pair:
-    """Both worlds, and the steps that were made, as source that runs."""
+    """Both worlds, and the steps that were made, each a line of source."""
 
     def __init__(self, way: str) -> None:
         torch._dynamo.reset()
         self.eager, self.fast = World("eager"), World(way)
         self.modes = dict(MODES)
         self.steps = [f"pair = Pair({way!r})"]
-        self.captured = 0
-
-    @property
-    def source(self) -> str:
-        lines = "\n".join(self.steps)
-        return f"import torch\nfrom tests.campaigns.held_programs import Pair\n\n{lines}"
 
     # Steps
 
@@ -429,7 +422,7 @@ class Pair:
         (expected, error, said, theirs, drawn), (got, raised, message, ours, ours_drawn) = sides
         if self._other_error(raised, error):
             raise DifferenceError(f"{name} raises {raised} ({message[:400]}), as written {error} ({said[:200]})")
-        self._compare_kept(before, (theirs, ours))
+        self._compare_kept(before)
         for k, (a, b) in enumerate(zip(leaves(ours), leaves(theirs), strict=True)):
             _same_layout(f"argument {k}", a, b)
             if not near(a, b, None):
@@ -461,7 +454,7 @@ class Pair:
         """Under torch.compile, Dynamo and not fusec chooses the class."""
         return (ours is None) is not (theirs is None) if self.fast.way not in ("eager", "jit") else ours is not theirs
 
-    def _compare_kept(self, before: list[list[Any]], given: tuple[Any, Any]) -> None:
+    def _compare_kept(self, before: list[list[Any]]) -> None:
         """No call writes into results of others, unless the one as written does."""
         for k, (a, b) in enumerate(zip(self.fast.kept, self.eager.kept, strict=True)):
             changed = not _equal(b, before[0][k])
@@ -554,10 +547,15 @@ def near(ours: Any, theirs: Any, exact: Any, roundings: float = 16) -> bool:
     return bool(((a - reference).abs() <= 2 * worst + roundings * size * reach).all())
 
 
+def source(steps: list[str]) -> str:
+    """The steps as source that runs."""
+    lines = "\n".join(steps)
+    return f"import torch\nfrom tests.campaigns.held_programs import Pair\n\n{lines}"
+
+
 def replay(steps: list[str]) -> str:
     """What differs when these steps are made; empty where nothing does."""
     space: dict[str, Any] = {"Pair": Pair, "torch": torch}
-    random.seed(0)
     try:
         exec("\n".join(steps), space)
     except DifferenceError as error:

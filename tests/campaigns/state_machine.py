@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.campaigns.batches import Finding, in_batches
-from tests.campaigns.held_programs import DifferenceError, Pair, is_dynamos, replay, smallest
+from tests.campaigns.held_programs import DifferenceError, Pair, is_dynamos, replay, smallest, source
 
-EXAMPLES, STEPS = 10, 16
+EXAMPLES, STEPS = 5, 16
 """Programs of one seed, and steps of one program."""
 
 KNOWN: dict[str, str] = {}
@@ -246,8 +246,8 @@ class Life(RuleBasedStateMachine):
         self.attempt("call", "net", arguments, keep)
         self.attempt("call", "net", arguments, keep)
 
-    @rule(arguments=tensors())
-    def call_net_again(self, arguments: str) -> None:
+    @rule()
+    def call_net_again(self) -> None:
         self.attempt("call", "net", "draw(1, (3, 6)), draw(2, (3, 6))", True)
 
     @rule(arguments=tensors())
@@ -352,9 +352,8 @@ def trial(number: int) -> Finding | None:
     short = smallest(steps)
     if is_dynamos(short):
         short = steps
-    header = "import torch\nfrom tests.campaigns.held_programs import Pair\n\n"
     others = "".join(f"\n# also: {other}" for other, _ in found[1:])
-    return Finding(replay(short) or said, header + "\n".join(short) + others)
+    return Finding(replay(short) or said, source(short) + others)
 
 
 def main() -> int:
