@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite, pi
+from math import inf, pi
 
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
 from fusec.ir.attributes import Scalar
@@ -255,7 +255,7 @@ def clamp(e: Emitter, x: Value, min: Operand | None = None, max: Operand | None 
 
 
 def _bounds_nothing(op: str, bound: Operand) -> bool:
-    return not isinstance(bound, Value | complex) and not isfinite(bound) and (bound > 0) == (op == "minimum")
+    return not isinstance(bound, Value) and bound == (inf if op == "minimum" else -inf)
 
 
 def _clamp_min(e: Emitter, x: Value, min: Operand) -> Value:

@@ -86,3 +86,29 @@ def test_rows_of_equal_numbers(name: str, length: int) -> None:
     numbers = torch.tensor([0.1, 1000.1, -3.3333, 1e10, 7e-5])
     x = numbers[:, None].expand(5, length).contiguous()
     assert not fusec.jit(NORMS[name])(x).any()
+
+
+NAN, INF = float("nan"), float("inf")
+BOUNDS = [
+    (NAN, None),
+    (None, NAN),
+    (NAN, 1.0),
+    (0.0, NAN),
+    (-INF, 1.0),
+    (0.0, INF),
+    (INF, None),
+    (None, -INF),
+    (INF, NAN),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_bounds_that_are_no_finite_numbers(bounds: tuple[float | None, float | None], dtype: torch.dtype) -> None:
+    low, high = bounds
+    x = torch.tensor([1.0, 2, NAN, -1, INF, -INF], dtype=dtype)
+
+    def f(x: Tensor) -> Tensor:
+        return x.clamp(low, high)
+
+    torch.testing.assert_close(fusec.jit(f)(x), f(x), equal_nan=True, rtol=0, atol=0)
