@@ -484,3 +484,44 @@ def test_operands_on_two_devices_name_the_line() -> None:
 
     with pytest.raises(DeviceError, match=r"test_torch_capture\.py:\d+: aten\.add: operands on cuda:0 and cpu; move"):
         capture(add, (torch.empty(4, device="cuda"), torch.empty((4, 4))), {})
+
+
+# What changes between calls
+
+TABLES = {"first": torch.ones(3), "second": torch.full((3,), 2.0)}
+
+
+def test_the_order_of_a_dict_of_tensors_is_seen() -> None:
+    def folded(x: torch.Tensor) -> torch.Tensor:
+        for table in TABLES.values():
+            x = x * 3 + table
+        return x
+
+    jitted, x = fusec.jit(folded), torch.zeros(3)
+    torch.testing.assert_close(jitted(x), torch.full((3,), 5.0))
+    TABLES["first"] = TABLES.pop("first")
+    torch.testing.assert_close(jitted(x), torch.full((3,), 7.0))
+
+
+def test_hooks_that_come_and_go_are_seen() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).requires_grad_(False), torch.randn(2, 3)
+    jitted = fusec.jit(model)
+    plain = jitted(x)
+    hooks = (
+        lambda: model[0].register_forward_hook(lambda module, given, result: result + 100),
+        lambda: model[1].register_forward_pre_hook(lambda module, given: (given[0] * 2 + 1,)),
+        lambda: model.register_forward_hook(lambda module, given, result: result - 7),
+    )
+    for register in hooks:
+        handle = register()
+        torch.testing.assert_close(jitted(x), model(x))
+        assert not torch.equal(jitted(x), plain)
+        handle.remove()
+        torch.testing.assert_close(jitted(x), plain)
+
+
+def test_the_default_device_is_seen() -> None:
+    jitted = fusec.jit(lambda x: (torch.zeros(3) + 1, x * 2))
+    for device in ("cpu", "meta", "cpu"):
+        with torch.device(device):
+            assert jitted(X)[0].device.type == device
