@@ -140,15 +140,17 @@ def test_results_with_strides() -> None:
     one_kernel(text.replace("%h strides=[18, 2]", "%h"))
 
 
-def test_products_of_one_operand_are_one_kernel() -> None:
-    text = """graph @qkv(%x: f32[7, 5], %a: f32[9, 5], %b: f32[9, 5], %c: f32[9, 5], %d: f32[9]) {
+@pytest.mark.parametrize("kept", ["", ' static "w"'], ids=["read in place", "kept packed"])
+def test_products_of_one_operand_are_one_kernel(kept: str) -> None:
+    weights = ", ".join(f"%{name}: f32[9, 5]{kept.replace('w', name)}" for name in "abc")
+    text = f"""graph @qkv(%x: f32[7, 5], {weights}, %d: f32[9]) {{
         %q = linear(%x, %a, %d) : f32[7, 9]
         %k = linear(%x, %b) : f32[7, 9]
         %v = linear(%x, %c) : f32[7, 9]
         %g = silu(%q) : f32[7, 9]
         %u = mul(%g, %k) : f32[7, 9]
         return %u, %v
-    }"""
+    }}"""
     one_kernel(text)
 
 
