@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from programs import Dot, check, dot_program, group_kinds
 
+from fusec.ir.parse import parse
+from fusec.passes.vectors import open_vectors
+
 
 @pytest.mark.parametrize(
     "dot",
@@ -40,11 +43,12 @@ def test_a_vector(dot: Dot) -> None:
     "dot",
     [
         ("f32[1, 5]", 'f32[5, 9] parameter "w"', "{contract=[1]x[0]}", "f32[1, 9]"),
+        ("f32[1, 5]", 'f32[5, 9] static "w"', "{contract=[1]x[0]}", "f32[1, 9]"),
         ("f32[1]", "f32[9]", "{contract=[]x[]}", "f32[1, 9]"),
         ("f32[3, 2, 5]", "f32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "f32[3, 2, 9]"),
         ("i32[3, 1, 5]", "i32[3, 5, 9]", "{contract=[2]x[1], batch=[0]x[0]}", "i32[3, 1, 9]"),
     ],
-    ids=["weights", "outer", "two rows", "integers"],
+    ids=["weights", "weights kept packed", "outer", "two rows", "integers"],
 )
 def test_others_stay_products(dot: Dot) -> None:
     assert group_kinds(check(dot_program(dot), slack=4).lowered) == ["gemm"]
@@ -79,3 +83,16 @@ def test_views_of_weights_stay_packed() -> None:
         return %z
     }"""
     assert group_kinds(check(text, slack=4).lowered) == ["gemm"]
+
+
+def test_a_large_matrix_that_is_read_across() -> None:
+    """Sums across more than the caches hold are slow; along memory they are not."""
+
+    def opened(dot: Dot) -> bool:
+        return "dot" not in {op.name for op in open_vectors(parse(dot_program(dot))).ops}
+
+    for dtype, k in (("f32", 2048), ("bf16", 4096)):
+        x, rows, columns = f"{dtype}[1, {k}]", f"{dtype}[{k}, 1024]", f"{dtype}[1025, {k}]"
+        assert opened((x, rows, "{contract=[1]x[0]}", f"{dtype}[1, 1024]"))
+        assert not opened((x, rows.replace("1024", "1025"), "{contract=[1]x[0]}", f"{dtype}[1, 1025]"))
+        assert opened((x, columns, "{contract=[1]x[1]}", f"{dtype}[1, 1025]"))
