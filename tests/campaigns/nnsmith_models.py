@@ -9,7 +9,6 @@ others made.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 import warnings
@@ -24,7 +23,7 @@ import torch
 
 import fusec
 from fusec.notices import InternalErrorWarning
-from tests.campaigns.batches import Finding, in_batches
+from tests.campaigns.batches import Campaign, Finding, command
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -439,13 +438,12 @@ def trial(seed: int) -> Finding | None:
     return Finding(difference(short, (way,)) or said, source(short, way))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    return in_batches(trial, given.seed, given.count)
+def _of_seed(seed: int) -> str:
+    """Source that tries a seed, made without computing anything: the process that forks prints it."""
+    return f"from tests.campaigns.nnsmith_models import Program, difference\n\nprint(difference(Program({seed})))"
 
+
+CAMPAIGN = Campaign("nnsmith_models", _of_seed, trial)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(CAMPAIGN, sys.argv[1:]))

@@ -7,7 +7,6 @@ Hypothesis draws the steps. A program of steps that differs is cut down and prin
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.campaigns.batches import Finding, in_batches
+from tests.campaigns.batches import Campaign, Finding, command
 from tests.campaigns.held_programs import DifferenceError, Pair, is_dynamos, replay, smallest, source
 
 EXAMPLES, STEPS = 5, 16
@@ -356,13 +355,12 @@ def trial(number: int) -> Finding | None:
     return Finding(replay(short) or said, source(short) + others)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000, help=f"how many programs, {EXAMPLES} of each seed")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    return in_batches(trial, given.seed, -(-given.count // EXAMPLES))
+def _of_seed(seed: int) -> str:
+    """Source that tries a seed, made without computing anything: the process that forks prints it."""
+    return f"from tests.campaigns.state_machine import lives\n\nprint(lives({seed}))"
 
+
+CAMPAIGN = Campaign("state_machine", _of_seed, trial)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(CAMPAIGN, sys.argv[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from importlib import import_module
 
 import pytest
 
@@ -26,6 +27,16 @@ def _trial(seed: int) -> Finding | None:
 
 def campaign(*known: tuple[str, str]) -> Campaign:
     return Campaign("some", lambda seed: f"source({seed})", _trial, known)
+
+
+@pytest.mark.parametrize("name", ["attention", "nnsmith_models", "numpy_statements", "state_machine", "views"])
+def test_each_campaign_is_one(name: str) -> None:
+    if name == "nnsmith_models":
+        pytest.importorskip("nnsmith")
+    found = import_module(f"tests.campaigns.{name}").CAMPAIGN
+    assert isinstance(found, Campaign)
+    assert found.name == name
+    compile(found.source(0), name, "exec")
 
 
 @pytest.fixture(autouse=True)
