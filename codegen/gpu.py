@@ -102,7 +102,7 @@ def _said_in_cuda(kernels: Sequence[Kernel], target: GpuTarget) -> dict[str, Ker
     """The kernels that are to be written in CUDA C++, by name, without those that Triton says instead."""
     said: dict[str, KernelSource] = {}
     for kernel in kernels:
-        if is_cuda(kernel):
+        if kernel.language == "cuda":
             from fusec.codegen.cuda.emit import emit_kernel
 
             try:
@@ -118,11 +118,6 @@ def _for_any_address(kernel: Kernel) -> Kernel:
     if kernel.unaligned is not None:
         return replace(kernel.unaligned, name=kernel.name)
     return replace(kernel, pipeline=None, language="triton", warps=8, stages=3)
-
-
-def is_cuda(kernel: Kernel) -> bool:
-    """Whether a kernel is to be written in CUDA C++."""
-    return kernel.language == "cuda"
 
 
 def module_from_bytes(data: bytes) -> GpuModule | Part:
@@ -143,7 +138,7 @@ def _part(data: bytes) -> Part:
 
 def kernel_source(kernel: Kernel, target: GpuTarget) -> tuple[str, str]:
     """The ending of a file with the kernel's source in its language, and the source."""
-    if is_cuda(kernel):
+    if kernel.language == "cuda":
         from fusec.codegen.cuda.emit import emit_kernel as emit_cuda
 
         return "cu", emit_cuda(kernel, target).text

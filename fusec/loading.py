@@ -31,6 +31,7 @@ from fusec.runtime.program import Program
 from fusec.runtime.serial import Json, program_from_json, symbols_from_json, type_from_json
 from fusec.runtime.structure import call_from_json, result_from_json
 from fusec.specs import TensorSpec
+from fusec.tile.views import same_layout
 
 MOST_PIECES = 1000
 _MOST_LISTED = 8
@@ -291,16 +292,15 @@ def _check(
     for k, argument in zip(free, arguments, strict=True):
         slot = program.slots[program.inputs[k]]
         type, strides = layouts[argument] if 0 <= argument < len(layouts) else (None, ())
-        if slot.type != type or not _same_steps(slot.type, slot.strides, strides):
+        if slot.type != type or not _is_laid_out(slot.type, slot.strides, strides):
             raise ArtifactError(f"input {slot.name} is {slot.type} in the program and not in the manifest")
     if any(slot not in program.inputs for slot in weights):
         raise ArtifactError("a weight is not an input of the program")
 
 
-def _same_steps(type: TensorType, a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether strides lead to the same elements: an axis of one has any stride, an array of none any strides."""
-    steps = zip(a, b, type.shape, strict=False)
-    return len(a) == len(b) and (0 in type.shape or all(x == y for x, y, n in steps if n != 1))
+def _is_laid_out(type: TensorType, a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether both strides, which a file may have of any number, lead to the same elements."""
+    return len(type.shape) == len(a) == len(b) and same_layout(type.shape, tuple(a), tuple(b))
 
 
 def _spec_from(entry: Json) -> TensorSpec:

@@ -16,8 +16,8 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.dce import dce
-from fusec.passes.outputs import same_layout, shown_strides
-from fusec.tile.views import strided_view
+from fusec.passes.outputs import shown_strides
+from fusec.tile.views import same_layout, strided_view
 
 
 def hold_aliases(graph: Graph) -> Graph:

@@ -10,11 +10,11 @@ from fusec.ir.attributes import NO_ATTRIBUTES, AliasAttributes, CopyAtAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.ops import OPS
-from fusec.ir.types import Dim, contiguous_strides
+from fusec.ir.types import contiguous_strides
 from fusec.location import Location
 from fusec.passes.indices import is_check
 from fusec.passes.inline import index_only
-from fusec.tile.views import Strides, strided_view
+from fusec.tile.views import Strides, same_layout, strided_view
 
 KERNEL_KINDS = ("elementwise", "data", "reduce", "dot")
 """Kinds of the ops that kernels compute; their results can have any strides."""
@@ -73,11 +73,6 @@ def made_strides(value: Value, port: Port) -> Strides:
     if wanted is None or any(isinstance(s, int) and s <= 0 and n != 1 for n, s in zip(shape, wanted, strict=True)):
         return contiguous_strides(shape)
     return wanted
-
-
-def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
-    """Equal strides on every axis with more than one element (others are never stepped along)."""
-    return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n != 1)
 
 
 def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:

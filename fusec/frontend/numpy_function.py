@@ -17,7 +17,7 @@ from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_extern import extern
 from fusec.frontend.numpy_index import store, write
 from fusec.frontend.numpy_trace import Trace, Traced, describe, ir_dtype, like_layout
-from fusec.frontend.numpy_ufunc import broadcast_metas
+from fusec.frontend.numpy_ufunc import UMATH, broadcast_metas
 from fusec.ir.attributes import PadAttributes
 from fusec.ir.types import bool_, i64
 
@@ -283,8 +283,7 @@ def clip(a: Any, low: Any, high: Any, **kwargs: Any) -> Any:
         case False, True:
             return call_ufunc(np.maximum, (a, low), **kwargs)
         case _:
-            ufunc: np.ufunc = np._core.umath.clip  # type: ignore[attr-defined]
-            return call_ufunc(ufunc, (a, low, high), **kwargs)
+            return call_ufunc(UMATH.clip, (a, low, high), **kwargs)
 
 
 _TABLE: dict[Any, Function] = {

@@ -94,13 +94,13 @@ class Returns:
     @property
     def rebuild(self) -> Callable[[Sequence[Any]], Any]:
         structure, leaves, order, library = self.structure, self.leaves, self.order, self.library
+        frozen = [k for k, x in enumerate(leaves) if x.constant is not None and not x.constant.flags.writeable]
 
         def put_together(outputs: Sequence[Any]) -> Any:
             owners: dict[int, Any] = {}  # copies of the memory of constants, in which their views lie
             made = [leaf.make(outputs, library, owners) for leaf in leaves]
-            for array, leaf in zip(made, leaves):
-                if leaf.constant is not None and not leaf.constant.flags.writeable:
-                    array.flags.writeable = False  # when all views are made: one of what is read-only is so, too
+            for k in frozen:
+                made[k].flags.writeable = False  # when all views are made: one of what is read-only is so, too
             return rebuild(structure, iter([made[i] for i in order]))
 
         return put_together

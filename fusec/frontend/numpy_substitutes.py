@@ -23,10 +23,10 @@ def substitutes(trace: Trace) -> Functions:
 
 def _settings(trace: Trace) -> Functions:
     def refused(function: Callable[..., Any]) -> Callable[..., Any]:
-        def set(*args: Any, **kwargs: Any) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
             raise trace.unsupported(f"np.{function.__name__} changes NumPy for all code; call it outside")
 
-        return set
+        return refuse
 
     return {function: refused(function) for function in (np.seterr, np.seterrcall, np.setbufsize)}
 

@@ -81,7 +81,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "greater": operator.gt,
     "greater_equal": operator.ge,
 }
-_UMATH: Any = np._core.umath  # type: ignore[attr-defined]
+UMATH: Any = np._core.umath  # type: ignore[attr-defined]
 _SCIPY = frozenset({"erf", "erfc", "expit"})
 
 
@@ -218,7 +218,7 @@ def is_known(ufunc: np.ufunc) -> bool:
     name = ufunc.__name__
     if name in _SCIPY:
         return True
-    return (name in _SAME or name in _SPECIAL) and getattr(_UMATH, name, None) is ufunc
+    return (name in _SAME or name in _SPECIAL) and getattr(UMATH, name, None) is ufunc
 
 
 def may_raise(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any]) -> bool:
@@ -316,7 +316,7 @@ def _layout(
     """The layout of a new result that is asked for by NumPy's ``order``."""
     if order in (None, "K"):
         if operands > 2:
-            return like_layout(shape, dtype, metas, cast, partial(_UMATH.clip, dtype=np.int64))
+            return like_layout(shape, dtype, metas, cast, partial(UMATH.clip, dtype=np.int64))
         return like_layout(shape, dtype, metas, cast)
     if order == "C":
         return describe(shape, dtype)

@@ -139,6 +139,11 @@ def _matching_runs(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> list[tuple[list[in
     return runs
 
 
+def same_layout(shape: tuple[Dim, ...], a: Strides, b: Strides) -> bool:
+    """Equal strides on every axis with more than one element (others are never stepped along)."""
+    return 0 in shape or all(x == y for n, x, y in zip(shape, a, b, strict=True) if n != 1)
+
+
 @dataclass(frozen=True)
 class StridedView:
     """``value[i...]`` is element ``offset + sum(i * strides)`` after the first of ``base``."""

@@ -18,13 +18,13 @@ from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
-from fusec.passes.outputs import input_strides, made_strides, memory_of, same_layout, shown_strides
+from fusec.passes.outputs import input_strides, made_strides, memory_of, shown_strides
 from fusec.passes.writes import placed
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
 from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
-from fusec.tile.views import Strides, strided_view
+from fusec.tile.views import Strides, same_layout, strided_view
 
 LowerGroup = Callable[[Frame], LoweredGroup | Pieces]
 Report = Callable[[LoweredGroup, Op], KernelReport]

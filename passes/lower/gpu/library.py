@@ -15,10 +15,9 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.lower.frame import Frame
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.passes.outputs import same_layout
 from fusec.runtime.calls import PRODUCT
 from fusec.runtime.products import Matrix, Product, product_to_text
-from fusec.tile.views import strided_view
+from fusec.tile.views import same_layout, strided_view
 
 _REASON = "the library's kernel was chosen"
 

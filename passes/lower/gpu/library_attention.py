@@ -18,11 +18,11 @@ from fusec.passes.lower.frame import Frame, address_step
 from fusec.passes.lower.gpu.library import joined
 from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.passes.outputs import same_layout
 from fusec.runtime.attentions import BACKENDS, Attention, attention_to_text
 from fusec.runtime.calls import ATTENTION
 from fusec.runtime.products import Matrix
 from fusec.tile.scalar import Apply, Const, Load, ScalarExpr, offset_of
+from fusec.tile.views import same_layout
 
 _NAMES = {"cudnn": "library attention (cuDNN)", "flash": "library attention (FlashAttention)"}
 
