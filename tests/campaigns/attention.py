@@ -23,6 +23,7 @@ import torch
 
 import fusec
 from tests.campaigns.batches import Campaign, Finding, command
+from tests.campaigns.lines import function_of, text_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -64,17 +65,14 @@ class Program:
 
     @property
     def text(self) -> str:
-        body = "".join(f"    {line}\n" for line in self.lines)
-        return f"def program({', '.join(ARGUMENTS)}):\n{body}"
+        return text_of(ARGUMENTS, self.lines)
 
     def function(self, own: torch.dtype | None = None) -> Callable[..., Any]:
         own = own or DTYPES[self.dtype]
         wide = torch.float64 if own is torch.float64 else torch.float32
         scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "math": math, "inf": math.inf}
         scope |= {"own": own, "wide": wide, "low": torch.finfo(DTYPES[self.dtype]).min, **vars(self.sizes)}
-        exec(compile(self.text, f"<attention {self.seed}>", "exec"), scope)
-        made: Callable[..., Any] = scope["program"]
-        return made
+        return function_of(self.text, f"<attention {self.seed}>", scope)
 
     def arguments(self, number: int = 0) -> list[torch.Tensor]:
         s, generator = self.sizes, torch.Generator().manual_seed(self.seed * 2 + number)

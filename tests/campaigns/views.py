@@ -21,6 +21,7 @@ import torch
 
 import fusec
 from tests.campaigns.batches import Campaign, Finding, command
+from tests.campaigns.lines import function_of, text_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -45,15 +46,11 @@ class Program:
 
     @property
     def text(self) -> str:
-        body = "".join(f"    {line}\n" for line in self.lines)
-        return f"def program({', '.join(ARGUMENTS)}):\n{body}"
+        return text_of(ARGUMENTS, self.lines)
 
     @property
     def function(self) -> Callable[..., Any]:
-        scope: Environment = {"torch": torch, "F": torch.nn.functional}
-        exec(compile(self.text, f"<views {self.seed}>", "exec"), scope)
-        made: Callable[..., Any] = scope["program"]
-        return made
+        return function_of(self.text, f"<views {self.seed}>", {"torch": torch, "F": torch.nn.functional})
 
     def arguments(self, *, wrong: bool = False, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """The same at each call. ``wrong``: the index is out of range, and one of the numbers is 0."""
