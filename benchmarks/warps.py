@@ -24,10 +24,11 @@ from fusec.codegen.triton.compile import Binary
 from fusec.codegen.triton.module import TritonModule
 from fusec.errors import FusecError
 from fusec.ir.graph import Graph
+from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
+from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
 from fusec.passes.lower.frame import Frame
-from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.mma import MmaAttentionSchedule, MmaGemmSchedule
+from fusec.passes.select_gpu import AnySchedule, GpuSelector
 from fusec.runtime.executable import Executable
 from fusec.target.gpu import gpu_target
 

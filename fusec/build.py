@@ -45,8 +45,8 @@ from fusec.tile.nodes import Kernel
 from fusec.tuning.machines import known_rates, machine_facts
 
 if TYPE_CHECKING:
-    from fusec.passes.lower.gpu.select import GpuSelector
-    from fusec.passes.lower.select import Selector
+    from fusec.passes.select import Selector
+    from fusec.passes.select_gpu import GpuSelector
 
 Tune = Literal[False, "quick", "full"]
 Precision = Literal["ieee", "tf32"]
@@ -295,7 +295,7 @@ def _rates(machine: CpuTarget | GpuTarget) -> Rates | None:
 
 def gpu_selector(target: str, usual: Mapping[str, int] | None = None) -> GpuSelector:
     """A selector that has kernels written in CUDA C++ where they can be compiled; ``usual`` as in :class:`Options`."""
-    from fusec.passes.lower.gpu.select import GpuSelector
+    from fusec.passes.select_gpu import GpuSelector
 
     cuda, triton = _languages(target)
     return GpuSelector(gpu_target(target), cuda, triton, usual or {})

@@ -24,13 +24,13 @@ from fusec.passes.fuse.partition import one_by_one
 from fusec.passes.gathers import gather_first
 from fusec.passes.indices import check_indices, note_indices
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
-from fusec.passes.lower.select import Selector
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
 from fusec.passes.searches import open_searches
+from fusec.passes.select import Selector
+from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
 from fusec.passes.writes import late_readers, open_writes, written_before_errors

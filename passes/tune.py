@@ -14,9 +14,9 @@ from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
 from fusec.ir.nodes import Op
 from fusec.ir.print import print_graph
+from fusec.passes.families.record import Schedule, Times, tuned_from_text, tuned_to_text
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
-from fusec.passes.lower.select import Selector, lower_with
-from fusec.passes.schedule.record import Schedule, Times, tuned_from_text, tuned_to_text
+from fusec.passes.select import Selector, lower_with
 from fusec.runtime.program import Choice
 
 log = logger("tune")

@@ -11,8 +11,8 @@ from fusec.config import logger
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces
+from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.tune import Done, Effort, Measured, Progress, Stopped, results_of, silent, tuning_key
 from fusec.runtime.program import Choice
 

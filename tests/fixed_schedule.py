@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.select import Schedule, Selector, lower_with
+from fusec.passes.select import Schedule, Selector, lower_with
 
 
 @dataclass

@@ -20,11 +20,11 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, contiguous_strides
+from fusec.passes.families.row.schedule.cpu import RowSchedule
 from fusec.passes.lower.frame import Frame
-from fusec.passes.lower.gpu.select import GpuSelector
-from fusec.passes.lower.select import Schedule, Selector
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.row import RowSchedule
+from fusec.passes.select import Schedule, Selector
+from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.library import run_extern
 from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
 from fusec.target.cpu import cpu_target

@@ -24,9 +24,9 @@ from fusec.ir.interpret import interpret
 from fusec.ir.nodes import Port
 from fusec.ir.types import DType, TensorType
 from fusec.passes.lower.frame import Frame, LoweredGroup, Strides, group_flops
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.lower.program import assemble
+from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.tune import Done, Measured, Stopped
 from fusec.runtime.arrays import span
 from fusec.runtime.code import Scope

@@ -12,8 +12,8 @@ from fusec.codegen.gpu import GpuModule, compile_kernels, module_from_bytes
 from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, CodegenError
 from fusec.ir.parse import parse
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.program import Program
 from fusec.target.gpu import gpu_target
 

@@ -7,8 +7,8 @@ from op_samples import CASES, SAMPLES
 
 from fusec.build import kernel_source
 from fusec.ir.ops import OPS
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
 
 GPU = "cuda:sm_90"

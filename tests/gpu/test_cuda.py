@@ -23,8 +23,8 @@ from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.codegen.cuda.module import CudaModule  # noqa: E402
 from fusec.ir.interpret import interpret  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
-from fusec.passes.lower.gpu.select import GpuSelector  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
+from fusec.passes.select_gpu import GpuSelector  # noqa: E402
 from fusec.runtime.executable import Executable  # noqa: E402
 from fusec.runtime.torch_arrays import torch_dtype  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402

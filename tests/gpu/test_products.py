@@ -14,12 +14,12 @@ if not torch.cuda.is_available():
 import fusec  # noqa: E402
 from fusec.build import compile_module  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
+from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule  # noqa: E402
 from fusec.passes.fuse import prologue  # noqa: E402
 from fusec.passes.lower.frame import Frame, LoweredGroup  # noqa: E402
-from fusec.passes.lower.gpu.select import GpuSelector, lower_with  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
-from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule  # noqa: E402
+from fusec.passes.select_gpu import GpuSelector, lower_with  # noqa: E402
 from fusec.runtime.executable import Executable  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
 

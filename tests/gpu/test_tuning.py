@@ -23,9 +23,9 @@ from fusec.ir.graph import FusedAttributes  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.ir.types import contiguous_strides  # noqa: E402
 from fusec.passes.lower.frame import Frame, LoweredGroup  # noqa: E402
-from fusec.passes.lower.gpu.select import GpuSelector  # noqa: E402
 from fusec.passes.lower.pieces import Alternative, Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
+from fusec.passes.select_gpu import GpuSelector  # noqa: E402
 from fusec.runtime.executable import Module  # noqa: E402
 from fusec.runtime.program import Program  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402

@@ -21,7 +21,7 @@ class Mutant:
 
 _COMPOSITES = "fusec.passes.canonicalize.composites"
 _SDPA = "fusec.passes.canonicalize.attention"
-_LOWER_ATTENTION = "fusec.passes.lower.attention"
+_LOWER_ATTENTION = "fusec.passes.families.attention.cpu"
 
 MUTANTS: tuple[Mutant, ...] = (
     # What a library function means
@@ -190,14 +190,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.tile.attention",
         "if guarded else total",
         "if guarded and total is None else total",
-        ("tests/passes/lower/test_attention.py::test_rows_without_a_finite_score",),
+        ("tests/passes/families/attention/test_cpu.py::test_rows_without_a_finite_score",),
     ),
     Mutant(
         "parts_of_the_keys_overlap",
         _LOWER_ATTENTION,
         "return start, minimum(span.stop, add(start, share))",
         "return start, span.stop",
-        ("tests/passes/lower/test_attention.py::test_parts_of_the_keys",),
+        ("tests/passes/families/attention/test_cpu.py::test_parts_of_the_keys",),
     ),
     Mutant(
         "attention_keeps_old_sums",
@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "products_share_the_first_weight",
-        "fusec.passes.lower.gemm",
+        "fusec.passes.families.gemm.cpu",
         "rights = [self._right(op) for op in self.ops]",
         "rights = [self._right(self.ops[0]) for op in self.ops]",
         ("tests/passes/fuse/test_gemm.py::test_products_of_one_operand_are_one_kernel",),
@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "product_forgets_its_last_tile",
-        "fusec.passes.lower.gemm",
+        "fusec.passes.families.gemm.cpu",
         "steps = ceildiv(extents.k, s.tile_k)",
         "steps = floordiv(extents.k, s.tile_k)",
         ("tests/test_torch_compile.py::test_a_long_product",),
@@ -269,11 +269,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rows_forget_the_last_ones",
-        "fusec.passes.lower.row",
+        "fusec.passes.families.row.cpu",
         "        tasks = ceildiv(rows, task)\n",
         "        tasks = maximum(floordiv(rows, task), 1)\n",
         (
-            "tests/passes/lower/test_row.py",
+            "tests/passes/families/row/test_cpu.py",
             "tests/passes/fuse/test_rows.py",
         ),
     ),
@@ -597,38 +597,38 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "online_sum_drops_a_factor",
-        "fusec.passes.lower.gpu.online",
+        "fusec.passes.families.row.online",
         "found = _exponentials(anchor, a, (*factors, (op.name, b)), producers, needs)",
         "found = _exponentials(anchor, a, factors, producers, needs)",
-        ("tests/passes/lower/gpu/test_wide.py",),
+        ("tests/passes/families/row/test_wide.py",),
     ),
     Mutant(
         "parts_joined_without_their_maxima",
         "fusec.passes.lower.join",
         "power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.peak, index), Load(shift, at))",
         "power = Const(1.0, d)",
-        ("tests/passes/lower/gpu/test_attention.py::test_parts_are_joined_by_their_maxima",),
+        ("tests/passes/families/attention/test_gpu.py::test_parts_are_joined_by_their_maxima",),
     ),
     Mutant(
         "heads_share_others_keys",
-        "fusec.passes.lower.gpu.queries",
+        "fusec.passes.families.attention.queries",
         "return all(one not in symbols_in(reindex(element, apart)) for element in (e.key, e.value))",
         "return True",
-        ("tests/passes/lower/gpu/test_attention.py",),
+        ("tests/passes/families/attention/test_gpu.py",),
     ),
     Mutant(
         "plain_product_reads_past_its_depth",
-        "fusec.passes.lower.gpu.tiles",
+        "fusec.passes.families.gemm.tiles",
         "Iter(ki, k, None if axes.k % k == 0 else sub(axes.k, self.k0))",
         "Iter(ki, k, None)",
-        ("tests/passes/lower/gpu/test_gemm.py::test_a_depth_that_is_no_multiple_of_the_tile",),
+        ("tests/passes/families/gemm/test_gpu.py::test_a_depth_that_is_no_multiple_of_the_tile",),
     ),
     Mutant(
         "library_attention_without_its_mask",
-        "fusec.passes.lower.gpu.library_attention",
+        "fusec.passes.families.attention.library",
         "    if conditions and not causal:\n",
         "    if False:\n",
-        ("tests/passes/lower/gpu/test_library_attention.py",),
+        ("tests/passes/families/attention/test_library.py",),
     ),
     # Around the kernels
     Mutant(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector, lower_with
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import AnySchedule, GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 from fusec.tile.verify import verify

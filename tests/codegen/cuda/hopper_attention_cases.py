@@ -11,7 +11,7 @@ import fixed
 import torch
 
 import fusec
-from fusec.passes.schedule.hopper import HopperAttentionSchedule
+from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule
 from fusec.tile.nodes import Kernel
 
 Function = Callable[..., torch.Tensor]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import fixed
 
 from fusec.ir.graph import Graph
-from fusec.passes.schedule.hopper import HopperGemmSchedule
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 from fusec.tile.nodes import Kernel, Pipeline
 
 

@@ -20,7 +20,7 @@ from hopper_attention_cases import (
 )
 
 import fusec
-from fusec.passes.schedule.mma import MmaAttentionSchedule
+from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
 from fusec.tile.nodes import Kernel
 
 

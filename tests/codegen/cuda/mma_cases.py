@@ -6,7 +6,7 @@ import fixed
 from hopper_cases import BATCHED, BATCHED_NN, FLOAT_RESULT, RESIDUAL, SWIGLU, TWO_OUTPUTS, linear, product
 
 from fusec.ir.graph import Graph
-from fusec.passes.schedule.mma import MmaGemmSchedule
+from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
 from fusec.tile.nodes import Kernel
 
 

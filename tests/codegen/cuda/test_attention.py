@@ -27,7 +27,7 @@ from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
 from fusec.errors import LoweringError  # noqa: E402
-from fusec.passes.schedule.hopper import HopperAttentionSchedule  # noqa: E402
+from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
 
 SM_90 = gpu_target("cuda:sm_90")

@@ -18,8 +18,8 @@ from fusec.codegen.cuda.module import CudaModule
 from fusec.codegen.cuda.nvrtc import compile_source
 from fusec.errors import ArtifactError, CodegenError, TargetError
 from fusec.ir.parse import parse
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
 
 try:

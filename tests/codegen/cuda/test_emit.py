@@ -17,10 +17,10 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.tiled import is_tiled
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
+from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
 from fusec.passes.lower.frame import Frame
-from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.tiled import TiledGemmSchedule
+from fusec.passes.select_gpu import AnySchedule, GpuSelector
 from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 from fusec.tile.verify import verify

@@ -10,8 +10,8 @@ from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.codegen.gpu import compile_kernels, module_from_bytes
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame
-from fusec.passes.lower.gpu.select import AnySchedule, GpuSelector
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import AnySchedule, GpuSelector
 from fusec.runtime.launch import TensorMap
 from fusec.target.gpu import gpu_target
 

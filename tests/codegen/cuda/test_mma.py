@@ -16,8 +16,8 @@ from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.mma import emit_mma_gemm
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.ir.parse import parse
+from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
 from fusec.passes.pipeline import lower
-from fusec.passes.schedule.mma import MmaGemmSchedule
 from fusec.target.gpu import gpu_target
 
 SM_80 = gpu_target("cuda:sm_80")

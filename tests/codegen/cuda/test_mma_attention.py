@@ -25,7 +25,7 @@ from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
 from fusec.codegen.cuda.mma_attention import emit_mma_attention  # noqa: E402
 from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
 from fusec.errors import LoweringError  # noqa: E402
-from fusec.passes.schedule.mma import MmaAttentionSchedule  # noqa: E402
+from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
 
 SM_80 = gpu_target("cuda:sm_80")

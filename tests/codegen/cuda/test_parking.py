@@ -14,7 +14,7 @@ from fusec.codegen.cuda.hopper import emit_hopper_gemm
 from fusec.codegen.cuda.parking import parking_of
 from fusec.ir.parse import parse
 from fusec.ir.types import DTYPES
-from fusec.passes.schedule.hopper import HopperGemmSchedule
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr

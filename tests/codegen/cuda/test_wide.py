@@ -15,8 +15,8 @@ from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
-from fusec.passes.lower.gpu.select import GpuSelector
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 

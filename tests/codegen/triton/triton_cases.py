@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.passes.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule, Launch
+from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
+from fusec.passes.schedule.launch import Launch
 
 
 def linear(m: int, k: int, n: int, dtype: str, activation: str = "gelu(%h) {approximate=none}") -> str:

@@ -10,7 +10,7 @@ from tile_harness import buffer, compare, const, iters, kernel, load, op, sym
 import fusec
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import bf16, bool_, f16, f32, f64, i8, i32
-from fusec.passes.schedule import map as map_schedules
+from fusec.passes.families.map.schedule import cpu as map_schedules
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Grid, Iter, Kernel, Store
 

@@ -1,0 +1,344 @@
+"""Attention as one online loop: scores, softmax and the second product, a block of keys at a time.
+
+Queries lie on vector lanes: the scores' tile is [keys, queries] and the accumulator [value size, queries], so the
+softmax's maximum and sum are lane by lane and both products read keys and values where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.nodes import Op
+from fusec.ir.ops import OPS
+from fusec.ir.types import DType, bool_, i64, most_of
+from fusec.passes.attention import AttentionParts, Elements, attention_parts, find_elements
+from fusec.passes.contraction import accumulator_dtype, contraction
+from fusec.passes.families.attention.bounds import KeyTest, key_tests
+from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
+from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
+from fusec.passes.families.gemm.cpu import limit_of
+from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_linear, place
+from fusec.passes.lower.join import LOG2E, Parts, join, times
+from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
+from fusec.passes.lower.online import OnlineState, Score, online_softmax
+from fusec.tile.attention import mean_of
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
+from fusec.tile.scalar import (
+    Apply,
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    ScalarExpr,
+    loads,
+    reindex,
+    rewrite,
+    walk,
+)
+
+MANY_QUERIES = 64
+"""For so many a block of keys is worth copying: it takes a twentieth of the time that they take to use it."""
+
+RECOMPUTE_FLOPS = 8
+"""A score change of at most this many flops is computed twice rather than stored between max and exp."""
+
+
+def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
+    """Grid points are heads (and all other outer axes) by blocks of queries."""
+    return _Attention(frame, schedule).lower()
+
+
+def elements_of(frame: Frame) -> tuple[AttentionParts, Elements]:
+    """The parts of a group's attention, and one element of each."""
+    parts = attention_parts(frame.op)
+    return parts, find_elements(frame.inliner, parts)
+
+
+def start_of(e: Elements, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
+    """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone.
+
+    The maximum is held in powers of two where it is not ``huge``.
+    """
+    dtype = peak.dtype
+    if e.sink is None:
+        return Const(-inf, dtype), Const(0.0, dtype)
+    sink = e.sink if e.sink.dtype == dtype else Apply("cast", (e.sink,), dtype)
+    none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
+    weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
+    return sink if huge else times(sink, LOG2E), weight
+
+
+def keys_seen(frame: Frame) -> int | None:
+    """The most keys that a mask leaves a block of queries; None where extents are not known."""
+    match, e = elements_of(frame)
+    queries, keys = match.value_dot.result.type.shape[e.query_axis], contraction(match.value_dot).extents.k
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return None
+    blocks = -(-queries // _SEEN)
+    number = symbol("block", 0, last(blocks))
+    found = key_range(e.score, e.point[e.query_axis], e.key_symbol, (queries, _SEEN), (keys, _SEEN), number)
+    return min(-(-found.longest(number, blocks) // _SEEN) * _SEEN, keys)
+
+
+_SEEN = 64
+"""Queries and keys in a block, to find how many keys a mask leaves."""
+
+
+class _Attention:
+    def __init__(self, frame: Frame, schedule: AttentionSchedule) -> None:
+        self.frame, self.schedule = frame, schedule
+        self.match, self.e = elements_of(frame)
+        match = self.match
+        self.dtype: DType = accumulator_dtype(match.score_dot)
+        self.huge = may_be_huge(self.e.score)
+        shape = match.value_dot.result.type.shape
+        e, s = self.e, schedule
+        self.queries, self.values = shape[e.query_axis], shape[e.value_axis]
+        self.keys = contraction(match.value_dot).extents.k
+        self.depth = contraction(match.score_dot).extents.k
+        self.qo = symbol("qo", 0, last(ceildiv(self.queries, s.queries)))
+        self.qi = symbol("qi", 0, s.queries - 1)
+        self.k0, self.part = symbol("k0", 0, last(self.keys)), symbol("part", 0, s.split - 1)
+        self.kj = symbol("kj", 0, s.keys - 1)
+        self.dv = symbol("dv", 0, last(self.values))
+        self.shift: dict[Symbol, Index] = {
+            e.point[e.query_axis]: add(mul(self.qo, s.queries), self.qi),
+            e.key_symbol: add(self.k0, self.kj),
+            e.point[e.value_axis]: self.dv,
+        }
+        self.lanes = Iter(self.qi, s.queries)
+        self.live_lanes = Iter(self.qi, s.queries, limit_of(self.queries, s.queries, mul(self.qo, s.queries)))
+        self.block = Iter(self.kj, s.keys, limit_of(self.keys, s.keys, self.k0))
+
+    def tile(self, name: str, *extents: Index) -> Buffer:
+        shape = most_of(extents)
+        strides = (shape[1], 1) if len(shape) == 2 else (1,)
+        return Buffer(self.frame.unique(name), self.dtype, shape, strides, "tile")
+
+    def lower(self) -> LoweredGroup:
+        s, e = self.schedule, self.e
+        one = Iter.over(self.dv, self.values)
+        depth = Iter.over(e.depth, self.depth)
+        q = self.tile("queries", self.depth, s.queries)
+        peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
+        out = self.tile("acc", self.values, s.queries)
+        zero = Const(0.0, self.dtype)
+        begin = first_state(e, Load(peak, (self.qi,)), self.part if s.split > 1 else None, huge=self.huge)
+        first_peak, first_total = (reindex(x, self.shift) for x in begin)
+        span = self._key_range()
+        setup: list[Statement] = [
+            Alloc(q),
+            *self._clear(q, depth),
+            Map((depth, self.live_lanes), q, (e.depth, self.qi), self._cast(reindex(e.query, self.shift))),
+            Alloc(peak),
+            Map((self.lanes if e.sink is None else self.live_lanes,), peak, (self.qi,), first_peak),
+            Alloc(total),
+            Map((self.lanes if e.sink is None else self.live_lanes,), total, (self.qi,), first_total),
+            Alloc(out),
+            Map((one, self.lanes), out, (self.dv, self.qi), zero),
+        ]
+        start, stop = self._share(span)
+        found = find_keys(self.frame, e, self.shift, self.live_lanes, self.keys, s.keys)
+        setup += found.code if found is not None else ()
+        within = found.bounds if found is not None else None
+        step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, peak, total, out)), within)
+        others = [
+            Iter.over(p, n)
+            for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.shape, strict=True))
+            if a not in (e.query_axis, e.value_axis)
+        ]
+        blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
+        if s.split == 1:
+            grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
+            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
+        parts = Parts(self.frame, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
+        loads = (*(Load(b, (self.qi,)) for b in (peak, total)), Load(out, (self.dv, self.qi)))
+        row = self.shift[e.point[e.query_axis]]
+        leave = part_stores(parts, parts.at(self.part, row), self.live_lanes, one, loads)
+        grid = Grid((*others, blocks, Iter(self.part, s.split)), (*setup, step, *leave))
+        lowered = finish_parts(self.frame, self.match, e, parts, grid, one, s.describe())
+        return replace(lowered, skipped=span.skipped)
+
+    def _clear(self, q: Buffer, depth: Iter) -> list[Statement]:
+        """Lanes beyond the last query at 0: what else they hold may be subnormal, which some CPUs multiply slowly."""
+        if self.live_lanes.limit is None:
+            return []
+        return [Map((depth, self.lanes), q, (depth.var, self.qi), Const(0.0, self.dtype))]
+
+    def _share(self, span: KeyRange) -> tuple[Index, Index]:
+        """The keys of a task: where they are shared out, an even part of those its queries see, in whole blocks."""
+        s = self.schedule
+        if s.split == 1:
+            return span.start, span.stop
+        share = mul(ceildiv(sub(span.stop, span.start), s.keys * s.split), s.keys)
+        start = add(span.start, mul(self.part, share))
+        return start, minimum(span.stop, add(start, share))
+
+    def _key_range(self) -> KeyRange:
+        e, s = self.e, self.schedule
+        return key_range(
+            e.score, e.point[e.query_axis], e.key_symbol, (self.queries, s.queries), (self.keys, s.keys), self.qo
+        )
+
+    def _step(self, q: Buffer, peak: Buffer, total: Buffer, out: Buffer) -> list[Statement]:
+        s, e = self.schedule, self.e
+        scores = self.tile("scores", s.keys, s.queries)
+        raw = Load(scores, (self.kj, self.qi))
+        key, stage_key = self._operand(e.key, "key_block", self.kj, e.depth, self.block, Iter.over(e.depth, self.depth))
+        value, stage_value = self._operand(
+            e.value, "value_block", self.kj, self.dv, self.block, Iter.over(self.dv, self.values)
+        )
+        code: list[Statement] = [*stage_key, Alloc(scores)]
+        code.append(
+            Dot(
+                self.block,
+                self.lanes,
+                Iter.over(e.depth, self.depth),
+                raw,
+                key,
+                Load(q, (e.depth, self.qi)),
+                True,
+                s.scores,
+            )
+        )
+        changed = self._changed(raw)
+        base, factor = (changed, 1.0) if self.huge else without_factor(changed)
+        here = _reads_tiles_alone(base)
+        if not here or cost_of(base) > RECOMPUTE_FLOPS:
+            code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
+            base = raw
+        at = (self.qi,)
+        own = [Load(self.tile(n, s.queries), at) for n in ("block_peak", "shift", "scale")]
+        own.append(Load(self.tile("grown", 1), (0,)))
+        state = OnlineState(Load(peak, at), Load(total, at), *own)
+        acc = Load(out, (self.dv, self.qi))
+        rows = Iter.over(self.dv, self.values)
+        code += online_softmax(self.block, self.lanes, Score(base, factor, self.huge), raw, state, acc, rows)
+        code += stage_value
+        code.append(Dot(rows, self.lanes, self.block, acc, value, raw, False, s.values))
+        return code
+
+    def _changed(self, raw: Load) -> ScalarExpr:
+        """The score as the user changes it, over the raw score in its tile."""
+        shifted = reindex(self.e.score, self.shift)
+        buffer = self.e.raw_score
+        return self._cast(rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None))
+
+    def _cast(self, element: ScalarExpr) -> ScalarExpr:
+        return element if element.dtype == self.dtype else Apply("cast", (element,), self.dtype)
+
+    def _operand(
+        self, element: ScalarExpr, name: str, row: Symbol, column: Symbol, rows: Iter, columns: Iter
+    ) -> tuple[Load, list[Statement]]:
+        """Keys or values: read in place where they are plain memory of the right dtype, else copied to scratch.
+
+        Rows far apart, as those of heads beside each other are, fall on few sets of L1: many queries have them copied.
+        """
+        shifted = self._cast(reindex(element, self.shift))
+        if isinstance(shifted, Load) and is_linear(shifted, (row, column)):
+            step = address_step(shifted, row)
+            far = isinstance(step, int) and abs(step) > 2 * most(columns.extent)
+            if not far or self.schedule.queries < MANY_QUERIES:
+                return shifted, []
+        tile = self.tile(name, rows.extent, columns.extent)
+        return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
+
+    def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
+        mean = mean_of(Load(out, (self.dv, self.qi)), Load(total, (self.qi,)), guarded=self.match.guarded)
+        domain = (self.live_lanes, Iter.over(self.dv, self.values))
+        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+
+
+def data_tests(e: Elements) -> list[KeyTest]:
+    """What a mask made of data says of keys; see :func:`key_tests`."""
+    return key_tests(live_conditions(e.score), e.point[e.query_axis], e.key_symbol)
+
+
+def find_keys(
+    frame: Frame, e: Elements, shift: dict[Symbol, Index], queries: Iter, keys: Index, step: int
+) -> FoundKeys | None:
+    """Code that finds which keys a mask made of data leaves to these queries; None where the mask doesn't tell."""
+    tests = data_tests(e)
+    if not tests:
+        return None
+    return KeyFinder(tests, e.key_symbol, shift, queries, keys, step, frame.unique).find()
+
+
+def attention_stores(
+    frame: Frame,
+    value_dot: Op,
+    point: tuple[Symbol, ...],
+    shift: dict[Symbol, Index],
+    domain: tuple[Iter, ...],
+    mean: ScalarExpr,
+) -> list[Statement]:
+    """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
+    group = Group("attention", value_dot.result.type.shape)
+    group.position[value_dot.result] = group.identity
+    positions_of(frame.body, group)
+    marker = Buffer("result", mean.dtype, (), (), "tile")
+    frame.inliner.add_leaf(value_dot.result, expect_index(value_dot.result, point, Load(marker, ())))
+    stores: list[Statement] = []
+    for value in frame.body.outputs:
+        if value not in group.position:
+            raise LoweringError(f"{value} does not lie over the attention's result")
+        at = place(group.position[value], group, point)
+        element = reindex(frame.inliner.at(value, at), shift)
+        element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
+        stores.append(Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element))
+    return stores
+
+
+def first_state(e: Elements, peak: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
+    """:meth:`Elements.start`; of parts of the keys only the first has the sink."""
+    sink, total = start_of(e, peak, huge=huge)
+    if e.sink is not None and part is not None:
+        first = Apply("eq", (IndexValue(part), Const(0, i64)), bool_)
+        sink = Apply("select", (first, sink, Const(-inf, peak.dtype)), peak.dtype)
+    return sink, total
+
+
+def part_stores(
+    parts: Parts, at: tuple[Index, ...], rows: Iter, value: Iter, state: tuple[Load, ...]
+) -> tuple[Store, ...]:
+    """What a task leaves of its part of the keys; ``state`` is peak, total and the sums of values."""
+    peak, total, out = state
+    return (
+        Store((rows,), parts.peak, at, peak),
+        Store((rows,), parts.total, at, total),
+        Store((rows, value), parts.out, (*at, value.var), out),
+    )
+
+
+def finish_parts(
+    frame: Frame,
+    match: AttentionParts,
+    e: Elements,
+    parts: Parts,
+    grid: Grid,
+    value: Iter,
+    details: tuple[tuple[str, int | str], ...],
+) -> LoweredGroup:
+    """The kernel whose tasks leave parts, and the one that joins them, a row of the result at a time."""
+    queries = match.value_dot.result.type.shape[e.query_axis]
+    number = symbol("row", 0, last(queries))
+    code, one, mean = join(parts, number, value, guarded=match.guarded)
+    shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
+    stores = attention_stores(frame, match.value_dot, e.point, shift, (one, value), mean)
+    joined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
+    return frame.finish_in_two("attention", (grid,), parts.buffers, "row", (joined,), details, warps=0)
+
+
+def _reads_tiles_alone(element: ScalarExpr) -> bool:
+    """True when no bias or mask is loaded, which has no elements for queries beyond the last."""
+    return all(x.buffer.space == "tile" for x in loads(element))
+
+
+def cost_of(element: ScalarExpr) -> int:
+    """Floating-point operations of one element."""
+    return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))

@@ -1,0 +1,106 @@
+"""Code that finds the keys that a mask made of data leaves to a block of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fusec.ir.index import Index, Symbol, add, floordiv, mul, sub, symbol
+from fusec.ir.indexing import last, most
+from fusec.ir.types import DType, bool_, i32
+from fusec.passes.families.attention.bounds import Extreme, KeyTest
+from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Statement
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
+
+SCANNED = 1024
+"""Keys that a block looks at together."""
+
+Bounds = tuple[Load, Load]
+"""Scalars: a key, which is a multiple of the tile, and one past the last."""
+
+
+@dataclass(frozen=True)
+class FoundKeys:
+    """``code`` sets the ``bounds`` of the keys that may count."""
+
+    code: tuple[Statement, ...]
+    bounds: Bounds
+
+
+class KeyFinder:
+    """``shift`` are the block's own symbols; ``key`` of a condition is at ``shift[key]`` there. count: of all keys.
+
+    queries: the block's iterator over queries. tile: keys of a step. unique: makes names for buffers.
+    """
+
+    def __init__(
+        self,
+        tests: Sequence[KeyTest],
+        key: Symbol,
+        shift: dict[Symbol, Index],
+        queries: Iter,
+        count: Index,
+        tile: int,
+        unique: Callable[[str], str],
+    ) -> None:
+        self.tests, self.shift, self.queries, self.count, self.tile = tests, shift, queries, count, tile
+        self.unique = unique
+        self.step = max(tile, min(SCANNED, 1 << max(most(count) - 1, 0).bit_length()))
+        self.c, self.j = symbol("c", 0, last(count)), symbol("j", 0, self.step - 1)
+        self.place = add(self.c, self.j)
+        self.at_key: dict[Symbol, Index] = {**shift, key: self.place}
+        self.code: list[Statement] = []
+        self.extremes: dict[tuple[ScalarExpr, Extreme], Load] = {}
+
+    def find(self) -> FoundKeys:
+        """Bounds of all keys that may count."""
+        may = self._all([self._holds(t, t.extreme) for t in self.tests])
+        first, past = self._bound("first_key", self.count), self._bound("past_key", 0)
+        scan = [self._least(first, may, self._tile_of(self.place)), self._greatest(past, may, add(self.place, 1))]
+        return FoundKeys((*self.code, self._scan(scan)), (first, past))
+
+    def _holds(self, test: KeyTest, extreme: Extreme) -> ScalarExpr:
+        one = reindex(test.key, self.at_key)
+        if test.query is None:
+            return one
+        found = self.extremes.get((test.query, extreme))
+        if found is None:
+            found = self.extremes[test.query, extreme] = self._scalar(f"{extreme}_of_queries", test.query.dtype)
+            self.code.append(Alloc(found.buffer))
+            self.code.append(Reduce((self.queries,), found.buffer, (), extreme, reindex(test.query, self.shift)))
+        return Apply(test.compare, (one, Apply("cast", (found,), one.dtype)), bool_)
+
+    def _all(self, parts: list[ScalarExpr]) -> ScalarExpr:
+        first, *rest = parts
+        for part in rest:
+            first = Apply("logical_and", (first, part), bool_)
+        return first
+
+    def _tile_of(self, place: Index) -> Index:
+        return mul(floordiv(place, self.tile), self.tile)
+
+    def _index(self, index: Index) -> ScalarExpr:
+        return Const(index, i32) if isinstance(index, int) else IndexValue(index, i32)
+
+    def _scalar(self, name: str, dtype: DType) -> Load:
+        return Load(Buffer(self.unique(name), dtype, (), (), "tile"), ())
+
+    def _bound(self, name: str, start: Index) -> Load:
+        made = self._scalar(name, i32)
+        self.code += [Alloc(made.buffer), Map((), made.buffer, (), self._index(start))]
+        return made
+
+    def _least(self, bound: Load, where: ScalarExpr, value: Index) -> Reduce:
+        chosen = Apply("select", (where, self._index(value), self._index(self.count)), i32)
+        return Reduce((self._keys(),), bound.buffer, (), "min", chosen, fresh=False)
+
+    def _greatest(self, bound: Load, where: ScalarExpr, value: Index) -> Reduce:
+        chosen = Apply("select", (where, self._index(value), Const(0, i32)), i32)
+        return Reduce((self._keys(),), bound.buffer, (), "max", chosen, fresh=False)
+
+    def _keys(self) -> Iter:
+        whole = isinstance(self.count, int) and self.count % self.step == 0
+        return Iter(self.j, self.step, None if whole else sub(self.count, self.c))
+
+    def _scan(self, body: list[Reduce]) -> Loop:
+        return Loop(self.c, 0, self.count, self.step, tuple(body))

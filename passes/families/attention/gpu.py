@@ -1,0 +1,318 @@
+"""Attention on a GPU: a block of queries against blocks of keys, the softmax online.
+
+Scores are [queries, keys]; exponentials are powers of two, with log2(e) folded into the scores' scale
+(Dao, *FlashAttention-2*, 2023). Where there are few queries, blocks share out the keys and a second kernel joins what
+they found (Dao et al., *Flash-Decoding*, 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf, prod
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
+from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.types import bool_, f32, i64
+from fusec.passes.attention import Elements
+from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
+from fusec.passes.families.attention.bounds import KeyTest
+from fusec.passes.families.attention.cpu import attention_stores, data_tests, elements_of, start_of
+from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
+from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
+from fusec.passes.families.attention.schedule.gpu import AttentionSize, GpuAttentionSchedule
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
+from fusec.passes.lower.mask import (
+    KeyRange,
+    held_in_f32,
+    key_range,
+    live_conditions,
+    may_be_huge,
+    without_conditions,
+    without_factor,
+)
+from fusec.tile.attention import mean_of
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
+
+_NO_REGISTERS = RegisterTile(0, 0)
+
+State = tuple[Load, Buffer, Buffer, Buffer]
+"""The queries; of each of them the maximum, the sum of exponentials and the sum of values so far."""
+
+
+def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bool = True) -> LoweredGroup:
+    """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes.
+
+    With ``schedule.split`` parts of the keys, the kernel leaves a maximum, a sum and a weighted sum of values for each
+    part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
+    """
+    return _Attention(frame, schedule, bounded).lower()
+
+
+def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> AttentionSize:
+    """What its schedule depends on; ``usual`` gives the number to take for an extent that is symbolic."""
+    match, e = elements_of(frame)
+    shape = match.value_dot.result.type.shape
+    keys, depth = usual(contraction(match.value_dot).extents.k), contraction(match.score_dot).k
+    rows = rows_of(e, shape, depth)
+    heads = prod(i.extent if i.limit is None else usual(i.limit) for i in other_axes(e, rows, shape))
+    count = usual(rows.count) if rows.heads == 1 else most(rows.count)
+    bits = match.score_dot.operands[0].type.dtype.bits
+    masked = bool(live_conditions(e.score))
+    bounded = any(t.query is not None for t in shared_tests(e, rows, 1))
+    return AttentionSize(heads, count, rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded)
+
+
+def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
+    """What data say of the keys that a block visits; none where blocks hold several heads, or share out the keys."""
+    if rows.heads > 1 or split > 1:
+        return []
+    return data_tests(e)
+
+
+class _Attention:
+    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, bounded: bool) -> None:
+        self.frame, self.schedule, self.bounded = frame, schedule, bounded
+        self.match, self.e = elements_of(frame)
+        match = self.match
+        self.dtype = accumulator_dtype(match.score_dot)
+        self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
+        if self.dtype is not f32:
+            raise LoweringError(f"attention of {self.dtype} on a GPU")
+        self.shape = match.value_dot.result.type.shape
+        e, s = self.e, schedule
+        self.keys = contraction(match.value_dot).extents.k
+        self.depth = contraction(match.score_dot).k
+        values = self.shape[e.value_axis]
+        if not isinstance(values, int) or not isinstance(contraction(match.score_dot).extents.k, int):
+            raise LoweringError("heads of symbolic extent")
+        self.rows, self.values = rows_of(e, self.shape, self.depth), values
+        if self.rows.heads > 1 and most(self.rows.count) > s.queries:
+            raise LoweringError(f"{self.rows.count} rows that share their keys in a block of {s.queries}")
+        self.blocks = ceildiv(self.rows.count, s.queries)
+        self.qo, self.turn = symbol("qo", 0, last(self.blocks)), symbol("turn", 0, last(self.blocks))
+        self.last_first: dict[Symbol, Index] = {
+            self.qo: sub(sub(self.blocks, 1), self.turn) if most(self.blocks) > 1 else 0
+        }
+        self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
+        self.k0 = symbol("k0", 0, last(self.keys))
+        self.part = symbol("part", 0, s.split - 1)
+        wide, deep = _pow2(self.values), _pow2(self.depth)
+        self.vi, self.di = symbol("vi", 0, wide - 1), symbol("di", 0, deep - 1)
+        first = mul(self.last_first[self.qo], s.queries)
+        self.row = add(first, self.qi)
+        self.others = other_axes(e, self.rows, self.shape)
+        self.shift: dict[Symbol, Index] = {
+            **place_of_row(e, self.rows, self.row),
+            e.key_symbol: add(self.k0, self.kj),
+            e.point[e.value_axis]: self.vi,
+            e.depth: self.di,
+        }
+        self.shared_shift = {**self.shift, **place_of_row(e, self.rows, 0)}
+        whole = self.rows.count % s.queries == 0
+        self.q = Iter(self.qi, s.queries, None if whole else sub(self.rows.count, first))
+        self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
+        self.value = Iter(self.vi, wide, None if wide == self.values else self.values)
+        self.inner = Iter(self.di, deep, None if deep == self.depth else self.depth)
+
+    def tile(self, name: str, *shape: int) -> Buffer:
+        return Buffer(self.frame.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
+
+    def lower(self) -> LoweredGroup:
+        s, e = self.schedule, self.e
+        rows = Iter(self.qi, s.queries)
+        query, query_code = self._operand(e.query, "queries", self.shift, self.q, self.inner, stage=True)
+        peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
+        out = self.tile("acc", s.queries, self.value.extent)
+        span = self._key_range(e.score)
+        row = (self.qi,)
+        first_peak, first_total = self._start(Load(peak, row))
+        setup: list[Statement] = [
+            *query_code,
+            Alloc(peak),
+            Map((rows if e.sink is None else self.q,), peak, row, first_peak),
+            Alloc(total),
+            Map((rows,), total, row, first_total),
+            Alloc(out),
+            Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
+        ]
+        found = self._find_keys()
+        setup += found.code if found is not None else ()
+        state = (query, peak, total, out)
+        loops = self._loops(span, state)
+        if found is not None:
+            loops = [replace(loop, within=found.bounds) for loop in loops]
+        code = (*setup, *loops)
+        turns = Iter.over(self.turn, self.blocks)
+        if s.split == 1:
+            mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
+            stores = self._stores(self.shift, self.q, mean)
+            grid = Grid((*self.others, turns), (*code, *stores))
+            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
+        parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
+        at = parts.at(self.part, self.row)
+        leave = (
+            Store((self.q,), parts.peak, at, Load(peak, row)),
+            Store((self.q,), parts.total, at, Load(total, row)),
+            Store((self.q, self.value), parts.out, (*at, self.vi), Load(out, (self.qi, self.vi))),
+        )
+        grid = Grid((*self.others, turns, Iter(self.part, s.split)), (*code, *leave))
+        join = (self._join(parts),)
+        lowered = self.frame.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
+        return replace(lowered, skipped=span.skipped)
+
+    def _join(self, parts: Parts) -> Grid:
+        """The follower: a row of the result from its parts."""
+        number = symbol("row", 0, last(self.rows.count))
+        code, one, mean = join(parts, number, self.value, guarded=self.match.guarded)
+        shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
+        return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
+
+    def _loops(self, span: KeyRange, state: State) -> list[Loop]:
+        """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
+        if span.full is None or span.full[0] == span.full[1]:
+            return [self._loop(span.start, span.stop, self.e.score, self.block, state)]
+        first, last = span.full
+        plain = without_conditions(self.e.score, span.conditions)
+        loops = [self._loop(first, last, plain, Iter(self.kj, self.schedule.keys), state)]
+        if first != span.start:
+            loops.insert(0, self._loop(span.start, first, self.e.score, self.block, state))
+        if last != span.stop:
+            loops.append(self._loop(last, span.stop, self.e.score, self.block, state))
+        return loops
+
+    def _loop(self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: State) -> Loop:
+        start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
+        s = self.schedule
+        if s.split > 1:
+            share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
+            start = maximum(start, mul(self.part, share))
+            stop = minimum(stop, mul(add(self.part, 1), share))
+        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)))
+
+    def _start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
+        """Of the parts of the keys only the first has the sink."""
+        sink, total = (reindex(x, self.shift) for x in start_of(self.e, peak))
+        if self.e.sink is not None and self.schedule.split > 1:
+            first = Apply("eq", (IndexValue(self.part), Const(0, i64)), bool_)
+            sink = Apply("select", (first, sink, Const(-inf, f32)), f32)
+        return sink, total
+
+    def _find_keys(self) -> FoundKeys | None:
+        """The keys that a mask made of data leaves; None where there is no such mask."""
+        e, s = self.e, self.schedule
+        tests = shared_tests(e, self.rows, s.split)
+        if not tests or not self.bounded:
+            return None
+        finder = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)
+        return finder.find()
+
+    def _key_range(self, score: ScalarExpr) -> KeyRange:
+        e, s = self.e, self.schedule
+        block = s.queries if self.rows.heads == 1 else most(self.rows.queries)
+        query = e.point[e.query_axis]
+        return key_range(score, query, e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo)
+
+    def _step(
+        self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer
+    ) -> list[Statement]:
+        """One block of keys.
+
+        Where the scores are a product alone, their scale and log2(e) are one multiply-add with the maximum; with masks
+        and biases, whose size nothing bounds, the maximum is subtracted first.
+        """
+        s, e = self.schedule, self.e
+        rows = Iter(self.qi, s.queries)
+        key, key_code = self._operand(e.key, "key_block", self.shared_shift, keys, self.inner)
+        value, value_code = self._operand(e.value, "value_block", self.shared_shift, keys, self.value)
+        scores, weights = self.tile("scores", s.queries, s.keys), self.tile("weights", s.queries, s.keys)
+        names = ("block_peak", "shift", "scale", "in_log2")
+        block_peak, shift, scale, in_log2 = (self.tile(n, s.queries) for n in names)
+        index, row = (self.qi, self.kj), (self.qi,)
+        raw, weight = Load(scores, index), Load(weights, index)
+        changed = self._changed(score, raw)
+        base, factor = (changed, 1.0) if may_be_huge(changed) else without_factor(changed)
+        at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale, in_log2)}
+        higher = Apply("maximum", (at[peak], times(at[block_peak], factor)), f32)
+        power = exp2_of(times(raw, factor * LOG2E), at[in_log2])
+        if may_be_huge(changed):
+            power = exp_of(raw, at[shift])
+        if keys.limit is not None:
+            live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
+            power = Apply("select", (live, power, Const(0.0, f32)), f32)
+        domain = (rows, keys)
+        acc = Load(out, (self.qi, self.vi))
+        code: list[Statement] = [
+            *key_code,
+            Alloc(scores),
+            Dot(self.q, keys, self.inner, raw, query, key, True, _NO_REGISTERS, self.tf32[0]),
+        ]
+        if base != raw:
+            reads = any(x.buffer.space == "parameter" for x in loads(base))  # not there for queries beyond the last
+            code.append(Map((self.q if reads else rows, keys), scores, index, base))
+        return [
+            *code,
+            Alloc(block_peak),
+            Reduce(domain, block_peak, row, "max", raw),
+            Map((rows,), block_peak, row, higher),
+            Alloc(shift),
+            Map((rows,), shift, row, finite_or_zero(at[block_peak])),
+            Alloc(scale),
+            Map((rows,), scale, row, exp_of(at[peak], at[shift])),
+            Map((rows,), peak, row, at[block_peak]),
+            Alloc(in_log2),
+            Map((rows,), in_log2, row, times(at[shift], LOG2E)),
+            Alloc(weights),
+            Map((rows, Iter(self.kj, s.keys)), weights, index, power),
+            Map((rows,), total, row, Apply("mul", (at[total], at[scale]), f32)),
+            Reduce((rows, Iter(self.kj, s.keys)), total, row, "sum", weight, fresh=False),
+            Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Apply("mul", (acc, at[scale]), f32)),
+            *value_code,
+            Dot(rows, self.value, keys, acc, weight, value, False, _NO_REGISTERS, self.tf32[1]),
+        ]
+
+    def _changed(self, score: ScalarExpr, raw: Load) -> ScalarExpr:
+        shifted = reindex(score, self.shift)
+        buffer = self.e.raw_score
+        changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
+        return held_in_f32(changed if changed.dtype == f32 else Apply("cast", (changed,), f32))
+
+    def _operand(
+        self,
+        element: ScalarExpr,
+        name: str,
+        shift: dict[Symbol, Index],
+        rows: Iter,
+        columns: Iter,
+        *,
+        stage: bool = False,
+    ) -> tuple[Load, list[Statement]]:
+        """A block of an operand: read where it is used, or first into a tile (``stage``, or one that is computed)."""
+        shifted = reindex(element, shift)
+        if isinstance(shifted, Load) and not stage:
+            return shifted, []
+        if not isinstance(shifted, Load):
+            shifted = _zero_beyond(shifted, rows, columns)
+        shape = (rows.extent, columns.extent)
+        tile = Buffer(self.frame.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
+        index = (rows.var, columns.var)
+        return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
+
+    def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Statement]:
+        return attention_stores(self.frame, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
+
+
+def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
+    """What is computed from zeros beyond the limits may be no zero, as a product's operand must be there."""
+    for i in domain:
+        if i.limit is not None:
+            inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)
+            element = Apply("select", (inside, element, Const(0.0, element.dtype)), element.dtype)
+    return element
+
+
+def _pow2(n: int) -> int:
+    return max(16, 1 << max(n - 1, 0).bit_length())

@@ -1,0 +1,19 @@
+"""Attention for warps' tensor core instructions: the kernel as elsewhere, in blocks that its own emitter arranges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.passes.families.attention.gpu import lower_attention
+from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
+from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.tile.attention import attention_roles
+
+
+def lower_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> LoweredGroup:
+    """LoweringError where operands are computed or not of 16 bits, and for heads of odd sizes."""
+    s = schedule
+    lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch), bounded=False)
+    attention_roles(lowered.kernel)
+    return replace(lowered, schedule=s.describe())

@@ -1,0 +1,301 @@
+"""A matrix product with what was fused into its loads and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
+from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op, Value
+from fusec.ir.types import DType, contiguous_strides
+from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
+from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
+from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.inline import Leaf
+from fusec.passes.lower.frame import (
+    Frame,
+    LoweredGroup,
+    address_step,
+    expect_index,
+    is_linear,
+    place,
+)
+from fusec.passes.lower.sums import in_blocks
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store, statements
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite
+
+ROW_PADDING = 16
+"""Elements added to a packed row, so that rows don't fall on the same cache sets."""
+
+
+def lower_gemm(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:
+    """Tasks are blocks of rows by blocks of columns; each packs its rows once and walks its columns tile by tile."""
+    return Gemm(frame, schedule).lower()
+
+
+class Gemm:
+    """One product being lowered: its symbols, and the statements for them."""
+
+    def __init__(self, frame: Frame, schedule: GemmSchedule) -> None:
+        self.frame = frame
+        self.schedule = schedule
+        self.ops = frame.anchors("dot")
+        self.op = self.ops[0]
+        self.axes = contraction(self.op)
+        self.extents = self.axes.extents
+        self.dtype = accumulator_dtype(self.op)
+        self.operand = self.op.operands[0].type.dtype if schedule.narrow else self.dtype
+        axes, extents = self.axes, self.extents
+        self.b = symbol("b", 0, last(extents.batches))
+        self.i = symbol("i", 0, last(extents.m))
+        self.j = symbol("j", 0, last(extents.n))
+        self.k = symbol("k", 0, last(extents.k))
+        s = schedule
+        self.mo = symbol("mo", 0, last(ceildiv(extents.m, s.tile_m)))
+        self.no = symbol("no", 0, last(ceildiv(extents.n, s.block_n)))
+        self.n0 = symbol("n0", 0, max(-(-s.block_n // s.tile_n) - 1, 0))
+        self.k0 = symbol("k0", 0, last(ceildiv(extents.k, s.tile_k)))
+        self.mi = symbol("mi", 0, s.tile_m - 1)
+        self.ni = symbol("ni", 0, s.tile_n - 1)
+        self.ki = symbol("ki", 0, max(min(s.tile_k, axes.k) - 1, 0))
+        row: Index = add(mul(self.mo, s.tile_m), self.mi)
+        column: Index = add(add(mul(self.no, s.block_n), mul(self.n0, s.tile_n)), self.ni)
+        self.split = axes.k > s.tile_k
+        inner0: Index = mul(self.k0, s.tile_k) if self.split else 0
+        inner: Index = add(inner0, self.ki)
+        self.shift: dict[Symbol, Index] = {self.i: row, self.j: column, self.k: inner}
+        self.row_limit = limit_of(extents.m, s.tile_m, mul(self.mo, s.tile_m))
+        self.inner_limit = limit_of(extents.k, min(s.tile_k, axes.k), inner0)
+
+    def lower(self) -> LoweredGroup:
+        axes, extents, s = self.axes, self.extents, self.schedule
+        left, left_code = self._left()
+        rights = [self._right(op) for op in self.ops]
+        right_code = [code for _, codes in rights for code in codes]
+        tiles = -(-s.block_n // s.tile_n)
+        column0 = add(mul(self.no, s.block_n), mul(self.n0, s.tile_n))
+        stop = minimum(tiles, ceildiv(sub(extents.n, mul(self.no, s.block_n)), s.tile_n))
+        accumulators = [self._accumulator(op, tiles) for op in self.ops]
+        m = Iter(self.mi, s.tile_m, self.row_limit)
+        n = Iter(self.ni, s.tile_n)
+        k = Iter(self.ki, min(s.tile_k, axes.k), self.inner_limit)
+        dots = [
+            part
+            for acc, (right, _) in zip(accumulators, rights, strict=True)
+            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers))
+        ]
+        allocs = [Alloc(acc.buffer) for acc in accumulators]
+        stores = self._stores(accumulators, column0)
+        if not self.split:
+            tiles_of = apart(allocs, dots, stores) if s.reads_once else [(*allocs, *dots, *stores)]
+            body: list[Statement] = [*left_code, *right_code, *(Loop(self.n0, 0, stop, 1, tile) for tile in tiles_of)]
+        else:
+            steps = ceildiv(extents.k, s.tile_k)
+            multiply = Loop(self.k0, 0, steps, 1, (*left_code, *right_code, Loop(self.n0, 0, stop, 1, tuple(dots))))
+            zeros = [self._zero(acc.buffer, m) for acc in accumulators]
+            body = [*allocs, *zeros, multiply, Loop(self.n0, 0, stop, 1, tuple(stores))]
+        grid = Grid(
+            (
+                Iter.over(self.b, extents.batches),
+                Iter.over(self.mo, ceildiv(extents.m, s.tile_m)),
+                Iter.over(self.no, ceildiv(extents.n, s.block_n)),
+            ),
+            tuple(body),
+        )
+        return self.frame.finish("gemm", (grid,), s.describe())
+
+    def _accumulator(self, op: Op, tiles: int) -> Load:
+        """The accumulator of one product: a tile of columns, or the task's whole block where K is split."""
+        s = self.schedule
+        width = tiles * s.tile_n if self.split else s.tile_n
+        name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
+        buffer = Buffer(self.frame.unique(name), self.dtype, (s.tile_m, width), (width, 1), "tile")
+        column: Index = add(mul(self.n0, s.tile_n), self.ni) if self.split else self.ni
+        return Load(buffer, (self.mi, column))
+
+    def _zero(self, acc: Buffer, rows: Iter) -> Map:
+        width = acc.shape[1]
+        column = symbol("z", 0, last(width))
+        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
+        return Map((rows, Iter.over(column, width)), acc, (self.mi, column), zero)
+
+    def _batch(self) -> tuple[Index, ...]:
+        return delinearize(self.b, self.axes.batch) if self.axes.batch else ()
+
+    def _element(self, op: Op, side: int) -> ScalarExpr:
+        """The operand's element at the tight symbols, in the accumulator's dtype."""
+        axes = self.axes
+        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
+        free = delinearize(free_symbol, free_shape) if free_shape else ()
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        index = operand_index(op, side, self._batch(), free, inner)
+        element = self.frame.inliner.at(op.operands[side], index)
+        return element if element.dtype == self.operand else Apply("cast", (element,), self.operand)
+
+    def _left(self) -> tuple[Load, list[Statement]]:
+        s = self.schedule
+        element = reindex(self._element(self.op, 0), self.shift)
+        direct = isinstance(element, Load) and is_linear(element, (self.mi, self.ki))
+        if direct and not s.pack_left:
+            assert isinstance(element, Load)
+            return element, []
+        depth = min(s.tile_k, self.axes.k)
+        rows = Buffer(self.frame.unique("left"), self.dtype, (s.tile_m, depth), (depth + ROW_PADDING, 1), "tile")
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ki, depth, self.inner_limit))
+        return Load(rows, (self.mi, self.ki)), [Alloc(rows), Map(domain, rows, (self.mi, self.ki), element)]
+
+    def _right(self, op: Op) -> tuple[Load, list[Statement]]:
+        element = self._element(op, 1)
+        if not self.axes.batch and not self.schedule.staged:
+            return self._packed_right(op, element), []
+        shifted = reindex(element, self.shift)
+        direct = (
+            isinstance(shifted, Load)
+            and address_step(shifted, self.ni) == 1
+            and is_linear(shifted, (self.ki,))
+            and self.extents.n % self.schedule.tile_n == 0
+        )
+        if direct:
+            assert isinstance(shifted, Load)
+            return shifted, []
+        return self._staged_right(element)
+
+    def _staged_right(self, element: ScalarExpr) -> tuple[Load, list[Statement]]:
+        """The task's columns of a right operand, copied to scratch in panels."""
+        s = self.schedule
+        depth = min(s.tile_k, self.axes.k)
+        width = s.registers.columns
+        block = -(-s.block_n // s.tile_n) * s.tile_n
+        panels = -(-block // width)
+        tile = Buffer(self.frame.unique("right"), self.dtype, (panels, depth, width), (depth * width, width, 1), "tile")
+        p, c = symbol("p", 0, panels - 1), symbol("c", 0, width - 1)
+        at_panel: dict[Symbol, Index] = {
+            self.j: add(add(mul(self.no, s.block_n), mul(p, width)), c),
+            self.k: self.shift[self.k],
+        }
+        start = add(mul(self.no, s.block_n), mul(p, width))
+        limit = limit_of(self.extents.n, block, start)
+        inner = Iter(self.ki, depth, self.inner_limit)
+        copy = Map((inner, Iter(c, width, limit)), tile, (p, self.ki, c), reindex(element, at_panel))
+        local = add(mul(self.n0, s.tile_n), self.ni)
+        load = Load(tile, (floordiv(local, width), self.ki, mod(local, width)))
+        return load, [Alloc(tile), Loop(p, 0, panels, 1, (copy,))]
+
+    def _packed_right(self, op: Op, element: ScalarExpr) -> Load:
+        """The right operand in panels of ``registers.columns`` columns, made by a kernel of its own."""
+        width = self.schedule.registers.columns
+        depth, n = self.extents.k, self.extents.n
+        panels = ceildiv(n, width)
+        shape = (panels, depth, width)
+        packed = Buffer(
+            self.frame.unique(f"{op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
+        )
+        p, c = symbol("p", 0, last(panels)), symbol("c", 0, width - 1)
+        limit = limit_of(n, width, mul(p, width))
+        value = reindex(element, {self.j: add(mul(p, width), c)})
+        store = Store((Iter.over(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
+        read = list(dict.fromkeys(x.buffer for x in loads(value)))
+        kernel = Kernel(
+            f"{self.frame.name}_pack{len(self.frame.packs)}",
+            "pack",
+            (*read, packed),
+            1,
+            (Grid((Iter.over(p, panels),), (store,)),),
+            0,
+            2 * packed.most * self.dtype.itemsize,
+            sizes=_sizes_in(packed, *read),
+        )
+        self.frame.pack(kernel, read, packed)
+        column = self.shift[self.j]
+        return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
+
+    def _stores(self, accumulators: list[Load], column0: Index) -> list[Store]:
+        axes, s = self.axes, self.schedule
+        point = (
+            *self._batch(),
+            *(delinearize(self.i, axes.rows) if axes.rows else ()),
+            *(delinearize(self.j, axes.columns) if axes.columns else ()),
+        )
+        columns = min(s.tile_n, axes.n)
+        limit = None if self.extents.n == columns else limit_of(self.extents.n, s.tile_n, column0)
+        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
+        return epilogue_stores(self.frame, self.ops, point, self.shift, domain, accumulators)
+
+
+def apart(allocs: Sequence[Alloc], dots: Sequence[Statement], stores: Sequence[Store]) -> list[tuple[Statement, ...]]:
+    """Products of one left operand, each with what is stored of it; those that a store needs together stay so.
+
+    Panels that pass once are then read one after the other as they lie in memory.
+    """
+    sums = [frozenset({alloc.buffer}) for alloc in allocs]
+    uses = {id(store): frozenset(load.buffer for load in loads(store.value)) for store in stores}
+    for used in uses.values():
+        together = [group for group in sums if group & used]
+        if len(together) > 1:
+            sums = [group for group in sums if group not in together] + [frozenset().union(*together)]
+    return [
+        (
+            *(alloc for alloc in allocs if alloc.buffer in group),
+            *(dot for dot in dots if _sums_of(dot) & group),
+            *(store for store in stores if uses[id(store)] & group),
+        )
+        for group in sums
+    ]
+
+
+def _sums_of(statement: Statement) -> frozenset[Buffer]:
+    return frozenset(s.accumulator.buffer for s in statements((statement,)) if isinstance(s, Dot))
+
+
+def epilogue_stores(
+    frame: Frame,
+    ops: list[Op],
+    point: tuple[Index, ...],
+    shift: dict[Symbol, Index],
+    domain: tuple[Iter, ...],
+    accumulators: Sequence[ScalarExpr],
+) -> list[Store]:
+    """The stores of every output, over what holds the products at the result's index ``point``.
+
+    ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
+    """
+    group = Group("gemm", ops[0].result.type.shape)
+    for op in ops:
+        group.position[op.result] = group.identity
+    positions_of(frame.body, group)
+    placeholders = [_Placeholder(frame, op.result, point, acc.dtype) for op, acc in zip(ops, accumulators, strict=True)]
+    stores: list[Store] = []
+    for value in frame.body.outputs:
+        if value not in group.position:
+            raise LoweringError(f"{value} does not lie over the product's result")
+        at = place(group.position[value], group, point)
+        element = reindex(frame.inliner.at(value, at), shift)
+        for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
+            element = placeholder.fill(element, accumulator)
+        stores.append(Store(domain, frame.buffers[value], tuple(substitute(x, shift) for x in at), element))
+    return stores
+
+
+class _Placeholder:
+    """Stands for an accumulator while an epilogue is expanded, so that its subscripts are not shifted twice."""
+
+    def __init__(self, frame: Frame, value: Value, point: tuple[Index, ...], dtype: DType) -> None:
+        self.buffer = Buffer("accumulator", dtype, (), (), "tile")
+        leaf: Leaf = expect_index(value, point, Load(self.buffer, ()))
+        frame.inliner.add_leaf(value, leaf)
+
+    def fill(self, element: ScalarExpr, accumulator: ScalarExpr) -> ScalarExpr:
+        """The epilogue, its symbols already shifted, with the placeholder replaced."""
+        return rewrite(element, lambda e: accumulator if isinstance(e, Load) and e.buffer is self.buffer else None)
+
+
+def _sizes_in(*buffers: Buffer) -> tuple[Symbol, ...]:
+    """The symbolic extents of some buffers, by name."""
+    found = {s for b in buffers for n in (*b.shape, *b.strides) for s in symbols_of(n)}
+    return tuple(sorted(found, key=lambda s: s.name))
+
+
+def limit_of(extent: Index, tile: int, start: Index) -> Index | None:
+    """How many points there are from ``start`` on; None where tiles are always whole."""
+    return None if extent % tile == 0 else sub(extent, start)

@@ -1,0 +1,147 @@
+"""Schedules of a group of products: how its right operands are read, and in which unit it multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Symbol, symbol
+from fusec.ir.indexing import delinearize, last
+from fusec.ir.types import DType
+from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
+from fusec.passes.families.gemm.schedule.along import AlongProblem, along_candidates, packing_seconds
+from fusec.passes.families.gemm.schedule.cpu import (
+    GemmSchedule,
+    Problem,
+    gemm_candidates,
+    gemm_seconds,
+    unpacked_candidates,
+)
+from fusec.passes.families.gemm.schedule.widening import (
+    WideningProblem,
+    WideningSchedule,
+    predict_widening,
+    sum_dtype,
+    widening_candidates,
+)
+from fusec.passes.families.gemm.widening import reads_rows_in_place
+from fusec.passes.lower.frame import Frame, address_step
+from fusec.target.cpu import CpuTarget
+from fusec.tile.scalar import Load, ScalarExpr, loads
+
+Schedules = list[GemmSchedule | WideningSchedule]
+
+
+def product_schedules(frame: Frame, target: CpuTarget, threads: int) -> Schedules:
+    """Schedules of a group's products, best predicted first. LoweringError where there is none.
+
+    A right operand that stays from call to call is packed once, and read as packed. Any other is read where it lies,
+    so that nothing has to tell when it changes, or packed at each call, where that takes less.
+    """
+    op = frame.anchors("dot")[0]
+    axes = contraction(op)
+    if axes.k == 0:
+        raise LoweringError("a product over an empty axis")
+    narrow = widening_sum(frame, target) is not None
+    if narrow:
+        problem = _widening_problem(frame)
+        candidates = widening_candidates(problem, target, threads)
+        seconds = predict_widening(problem, candidates[0], target, threads)
+        packed: Schedules = [*candidates]
+        across: Schedules = []
+    else:
+        dtype = accumulator_dtype(op)
+        if dtype.name not in ("f32", "f64", "i32"):
+            raise LoweringError(f"no matrix product of {dtype} on this target")
+        wide = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
+        found = gemm_candidates(wide, target, threads)
+        seconds = gemm_seconds(wide, found[0], target, threads)
+        packed = [*found]
+        across = [*unpacked_candidates(wide, target, threads)]
+    if axes.batch:
+        return packed
+    right = _right_operands(frame)
+    if _keeps_packed(frame, right):
+        return packed
+    fits = isinstance(axes.extents.k, int) and (not narrow or target.multiplies(op.operands[0].type.dtype))
+    if fits and right.steps_by_one(right.k):
+        return _with_along(_along_problem(frame, right, narrow), packed, seconds, target, threads)
+    return [*across, *packed] if right.steps_by_one(right.j) else packed
+
+
+def _with_along(p: AlongProblem, packed: Schedules, seconds: float, target: CpuTarget, threads: int) -> Schedules:
+    """Those that read the right operand along K and those that pack it, of which the first takes so many ``seconds``
+    without the packing."""
+    found = along_candidates(p, target, threads)
+    along: Sequence[GemmSchedule] = sorted(found, key=found.__getitem__)
+    if along and found[along[0]] <= seconds + packing_seconds(p, target, threads):
+        return [*along, *packed]
+    return [*packed, *along]
+
+
+@dataclass(frozen=True)
+class _Right:
+    """The right operands' elements at a column ``j`` and a place ``k`` of K."""
+
+    elements: tuple[ScalarExpr, ...]
+    j: Symbol
+    k: Symbol
+
+    @property
+    def largest(self) -> list[Load | None]:
+        """Of the arrays that each is made from."""
+        return [max(loads(e), key=lambda x: x.buffer.most, default=None) for e in self.elements]
+
+    def steps_by_one(self, s: Symbol) -> bool:
+        return all(x is not None and address_step(x, s) == 1 for x in self.largest)
+
+
+def _right_operands(frame: Frame) -> _Right:
+    """Of products without batch axes."""
+    ops = frame.anchors("dot")
+    axes = contraction(ops[0])
+    j, k = symbol("j", 0, last(axes.extents.n)), symbol("k", 0, last(axes.extents.k))
+    free = delinearize(j, axes.columns) if axes.columns else ()
+    inner = delinearize(k, axes.inner) if axes.inner else ()
+    elements = (frame.inliner.at(op.operands[1], operand_index(op, 1, (), free, inner)) for op in ops)
+    return _Right(tuple(elements), j, k)
+
+
+def _keeps_packed(frame: Frame, right: _Right) -> bool:
+    """Whether what is packed of the right operands stays from call to call: it is made of nothing else but weights that
+    are said to stay."""
+    read = [x.buffer for element in right.elements for x in loads(element)]
+    return bool(read) and all(frame.input_of(buffer) in frame.static for buffer in read)
+
+
+def _along_problem(frame: Frame, right: _Right, narrow: bool) -> AlongProblem:
+    """narrow: the operands' type is multiplied as it is."""
+    op = frame.anchors("dot")[0]
+    axes = contraction(op)
+    dtype = op.operands[0].type.dtype if narrow else accumulator_dtype(op)
+    computed = any(not isinstance(e, Load) or e.dtype != dtype for e in right.elements)
+    source = right.largest[0]
+    assert source is not None
+    return AlongProblem(axes.m, axes.n, axes.k, dtype.itemsize, narrow, computed, source.dtype.itemsize)
+
+
+def widening_sum(frame: Frame, target: CpuTarget) -> DType | None:
+    """The type of the sums where all of a group's products are of narrow operands that the target multiplies as
+    such."""
+    ops = frame.anchors("dot")
+    dtypes = {v.type.dtype for op in ops for v in op.operands}
+    extents = contraction(ops[0]).extents
+    if len(dtypes) != 1 or not isinstance(extents.n, int) or not isinstance(extents.k, int):
+        return None
+    total = sum_dtype(dtypes.pop(), target)
+    whole = total is not None and (total.is_float or all(op.result.type.dtype == total for op in ops))
+    return total if whole else None
+
+
+def _widening_problem(frame: Frame) -> WideningProblem:
+    op = frame.anchors("dot")[0]
+    axes = contraction(op)
+    dtype = op.operands[0].type.dtype
+    fixed = isinstance(axes.extents.m, int)
+    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(frame), fixed)

@@ -1,0 +1,72 @@
+"""A matrix product for Hopper's tensor cores: operands come by bulk copies alone, straight from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.errors import LoweringError
+from fusec.ir.index import Expr, Index, Symbol
+from fusec.ir.nodes import Op
+from fusec.passes.families.gemm.product import Products
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
+from fusec.passes.families.gemm.tiles import Operand, TiledProducts
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.tile.fetch import fetch_of
+from fusec.tile.nodes import Iter, Store
+from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, reindex, walk
+
+
+def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGroup:
+    """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
+
+    LoweringError for operands that a bulk copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
+    """
+    products = _HopperGemm(frame, schedule)
+    return products.lower(schedule.describe(), products.fetched)
+
+
+def columns_adjoin(frame: Frame) -> bool:
+    """Whether neighbours in the right operands' memory are of different columns of the result."""
+    products = Products(frame)
+    elements = [products.element(op, 1) for op in products.ops]
+    return any(
+        isinstance(e, Load) and address_step(e, products.j) == 1 and address_step(e, products.k) != 1 for e in elements
+    )
+
+
+class _HopperGemm(TiledProducts):
+    def __init__(self, frame: Frame, schedule: HopperGemmSchedule) -> None:
+        s, self.pipeline = schedule, schedule.pipeline
+        super().__init__(frame, s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n))
+        self.multiplied_type()
+
+    def total(self, op: Op, product: Load) -> ScalarExpr:
+        """A product is rounded as the code says where the rest of its epilogue is put off until the next tile is
+        multiplied (``codegen/cuda/parking.py``): 16 bits of each are kept."""
+        whole = self.pipeline.turns or self.pipeline.split > 1 or op.result.type.dtype is product.dtype
+        return product if whole else Apply("cast", (product,), op.result.type.dtype)
+
+    def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
+        """LoweringError where what an element is made from depends on other elements."""
+        stores = super().stores(shift, domain, totals)
+        if not all(_is_plain(s.value) for s in stores):
+            raise LoweringError("an epilogue that reads at loaded subscripts, or one of two places")
+        return stores
+
+    def fetched(self, op: Op, side: int) -> Operand:
+        """A load that bulk copies can do."""
+        element = reindex(self.element(op, side), self.shift)
+        fetch = fetch_of(element, self.domain(side)) if isinstance(element, Load) else None
+        if not isinstance(element, Load) or fetch is None:
+            raise LoweringError(f"{op.operands[side]} can't be fetched by bulk copies")
+        if element.dtype.bits == 32 and fetch.turned != (side == 1):
+            raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take 32 bits")
+        return element, []
+
+
+def _is_plain(value: ScalarExpr) -> bool:
+    """Whether every element that is read lies inside its tensor, at an index known without reading another."""
+    chosen = [a for e in walk(value) if isinstance(e, Apply) and e.op == "select" for a in e.args[1:]]
+    if any(load.buffer.space == "parameter" for a in chosen for load in loads(a)):
+        return False
+    return all(isinstance(i, int | Expr) for load in loads(value) for i in load.index)

@@ -1,0 +1,139 @@
+"""What every kernel of matrix products on a GPU starts from: the products' points, operands and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.ir.index import Index, Symbol, product, symbol
+from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op, Value
+from fusec.ir.ops import OPS
+from fusec.ir.types import contiguous_strides
+from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index
+from fusec.passes.families.gemm.cpu import epilogue_stores
+from fusec.passes.families.gemm.schedule.gpu import Making
+from fusec.passes.families.row.cpu import accumulator_of
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.tile.nodes import Grid, Iter, Store
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
+
+FINISH_ELEMENTS = 512
+"""Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
+
+
+def epilogue_inputs(frame: Frame) -> list[Value]:
+    """What a group reads besides the operands of its products and what makes these."""
+    operands = {v for dot in frame.anchors("dot") for v in dot.operands}
+    above = set(operands)
+    for op in reversed(frame.body.ops):
+        if op.name != "dot" and not above.isdisjoint(op.results):
+            above.update(op.operands)
+    read = {v for o in frame.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
+    return [v for v in frame.body.inputs if v in read]
+
+
+def making_of(frame: Frame, side: int) -> Making | None:
+    """What it takes to have an element of an operand of the group's products; None where it is in memory."""
+    products = Products(frame)
+    dot = products.ops[0]
+    element = products.element(dot, side)
+    if isinstance(element, Load):
+        return None
+    size = max(dot.operands[side].type.most, 1)
+    read = sum(min(1.0, x.buffer.most / size) * x.dtype.itemsize for x in loads(element))
+    rows = (products.row_of(op, side) for op in products.statistics)
+    return Making(read, sum(_operations(e) for e in (element, *rows)))
+
+
+def _operations(element: ScalarExpr) -> int:
+    return 1 + sum(max(1, OPS[e.op].flops) for e in walk(element) if isinstance(e, Apply))
+
+
+class Products:
+    """The dots of a group, which share their left operand, at batch ``b``, row ``i``, column ``j`` and depth ``k``."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.ops = frame.anchors("dot")
+        self.axes = contraction(self.ops[0])
+        self.dtype = accumulator_dtype(self.ops[0])
+        self.tf32 = allows_tf32(self.ops[0])
+        self.extents = n = self.axes.extents
+        self.b = symbol("b", 0, last(n.batches))
+        self.i, self.j, self.k = symbol("i", 0, last(n.m)), symbol("j", 0, last(n.n)), symbol("k", 0, last(n.k))
+        self.statistics = {op: self._statistic(op) for op in frame.body.ops if op.definition.kind == "reduce"}
+        """Reductions of an operand that is one row, and where their results lie."""
+
+    def _statistic(self, op: Op) -> Load:
+        dtype = accumulator_of(op.result.type.dtype)
+        found = Load(Buffer(self.frame.name_of(op.result), dtype, (), (), "tile"), ())
+        self.frame.inliner.add_leaf(op.result, lambda index: found)
+        return found
+
+    def row_of(self, op: Op, side: int) -> ScalarExpr:
+        """The operand of a reduction, at depth ``k`` of the one row that the products' operand is."""
+        axes = self.axes
+        free = tuple(0 for _ in (axes.rows, axes.columns)[side])
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        return self.frame.inliner.at(op.operands[0], operand_index(self.ops[0], side, (), free, inner))
+
+    @property
+    def batch(self) -> Iter:
+        return Iter.over(self.b, self.extents.batches)
+
+    def point(self) -> tuple[Index, ...]:
+        """The index of an element of the result."""
+        axes = self.axes
+        parts = ((self.b, axes.batch), (self.i, axes.rows), (self.j, axes.columns))
+        return tuple(x for flat, shape in parts if shape for x in delinearize(flat, shape))
+
+    def element(self, op: Op, side: int) -> ScalarExpr:
+        """An element of an operand, with what is computed on the way to it."""
+        axes = self.axes
+        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
+        batch = delinearize(self.b, axes.batch) if axes.batch else ()
+        free = delinearize(free_symbol, free_shape) if free_shape else ()
+        inner = delinearize(self.k, axes.inner) if axes.inner else ()
+        return self.frame.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+
+    def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
+        """The stores of the group's outputs over a domain that holds the products."""
+        return epilogue_stores(self.frame, self.ops, self.point(), shift, domain, totals)
+
+    # Sums over K in parts
+
+    def partials(self, parts: int) -> Buffer:
+        """Memory for the parts' sums of every product."""
+        shape = (len(self.ops), parts, self.extents.batches, self.extents.m, self.extents.n)
+        return Buffer(self.frame.unique("partials"), self.dtype, shape, contiguous_strides(shape))
+
+    def part_store(
+        self, partials: Buffer, product: int, part: Index, shift: dict[Symbol, Index], domain: tuple[Iter, ...], x: Load
+    ) -> Store:
+        """The store of one product's part."""
+        place = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
+        return Store(domain, partials, (product, part, *place), x)
+
+    def finish(
+        self, grid: Grid, partials: Buffer, parts: int, schedule: tuple[tuple[str, int | str], ...]
+    ) -> LoweredGroup:
+        """``grid`` fills the ``parts``; a second kernel adds them up in order, and runs the epilogue."""
+        n = self.extents
+        size = product((n.batches, n.m, n.n))
+        blocks = ceildiv(size, FINISH_ELEMENTS)
+        block, e = symbol("block", 0, last(blocks)), symbol("e", 0, FINISH_ELEMENTS - 1)
+        limit = None if size % FINISH_ELEMENTS == 0 else size - block * FINISH_ELEMENTS
+        flat = block * FINISH_ELEMENTS + e
+        place = delinearize(flat, (n.m, n.n) if n.batches == 1 else (n.batches, n.m, n.n))
+        shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *place)[-3:], strict=True))
+        totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
+        stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
+        joined = Grid((Iter.over(block, blocks),), tuple(stores))
+        return self.frame.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
+
+    def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
+        place = tuple(shift[s] for s in (self.b, self.i, self.j))
+        total: ScalarExpr = Load(partials, (product, 0, *place))
+        for part in range(1, parts):
+            total = Apply("add", (total, Load(partials, (product, part, *place))), self.dtype)
+        return total

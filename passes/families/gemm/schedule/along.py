@@ -1,0 +1,114 @@
+"""Schedules of products on a CPU whose right operand is read where it lies, along K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
+from fusec.passes.families.gemm.schedule.widening import TASKS_PER_THREAD
+from fusec.target.cpu import CpuTarget
+from fusec.tile.nodes import RegisterTile
+
+TILE_COLUMNS = 32
+"""Columns whose sums are finished together: whole vectors for the epilogue."""
+
+ADDING_UP = 2.0
+"""Cycles to add up the lanes of one sum."""
+
+REACHED = 0.93
+"""Of the multiplication rate with operands in L1 and L2. Zen 5, one thread, 128×768×3072: f32 5.85 ms, with a packed
+operand 5.69; bf16 3.01 and 2.77."""
+
+PACKING = {4: 3.0, 2: 1.2, 1: 0.6, 8: 4.0}
+"""Cycles to pack one element, by its bytes: 768×3072 on Zen 5, one thread, f32 1.7 ms, bf16 0.6."""
+
+LATENCY = 8
+"""Sums that have to be under way: two multiplications a cycle, four cycles each."""
+
+
+@dataclass(frozen=True)
+class AlongProblem:
+    """A product of M by K with N by K. item: bytes of an operand's element as it is multiplied. narrow: their sums are
+    wider. computed: the right operand is made on the way. source: bytes of an element of what it is made from."""
+
+    m: int
+    n: int
+    k: int
+    item: int
+    narrow: bool = False
+    computed: bool = False
+    source: int = 4
+
+    @property
+    def sum_bits(self) -> int:
+        return 32 if self.narrow else 8 * self.item
+
+
+def along_candidates(p: AlongProblem, target: CpuTarget, threads: int) -> dict[GemmSchedule, float]:
+    """Schedules with their predicted seconds."""
+    found: dict[GemmSchedule, float] = {}
+    for registers in _register_tiles(p, target):
+        fit = int(target.l2 // 2 // (p.item * max(p.k, 1)))
+        tile_m = min(_round(max(p.m, 1), registers.rows), max(fit // registers.rows, 1) * registers.rows)
+        tile_n = _tile_columns(p, registers, target)
+        block_n = _round(max(ceil(p.n / (TASKS_PER_THREAD * threads)), 1), tile_n)
+        s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.narrow)
+        found[s] = seconds_along(p, s, target, threads)
+    return found
+
+
+def _register_tiles(p: AlongProblem, target: CpuTarget) -> list[RegisterTile]:
+    """Few rows take as many columns as fit; more of them blocks that are as even as can be."""
+    found = []
+    for columns in (8, 4, 2):
+        most = (target.vector_registers - 1 - columns) // columns
+        if columns > target.lanes(p.sum_bits) or most < 1:
+            continue
+        most = min(most, 6)
+        rows = ceil(max(p.m, 1) / ceil(max(p.m, 1) / most))
+        ahead = 0 if p.computed else columns * p.k * p.item
+        found.append(RegisterTile(rows, columns, along=True, ahead=ahead))
+    return found
+
+
+def _tile_columns(p: AlongProblem, registers: RegisterTile, target: CpuTarget) -> int:
+    """Those that are computed stay in L1."""
+    if not p.computed:
+        return TILE_COLUMNS
+    fit = target.l1 // 2 // max(p.k * p.item, 1) // registers.columns * registers.columns
+    return min(max(fit, registers.columns), TILE_COLUMNS)
+
+
+def seconds_along(p: AlongProblem, s: GemmSchedule, target: CpuTarget, threads: int) -> float:
+    """Of the product, its right operand from beyond L2."""
+    r, cycle = s.registers, 1.0 / target.frequency
+    rate = target.peak_flops(8 * p.item, 1) * REACHED * _issued(r)
+    rows = ceil(p.m / r.rows) * r.rows
+    columns = _round(min(s.block_n, p.n), r.columns)
+    per_task = 2.0 * rows * columns * p.k / rate + rows * columns * ADDING_UP * cycle
+    if p.computed:
+        per_task += columns * p.k * cycle / target.lanes(32) * 4
+    tasks = max(1, ceil(p.n / s.block_n))
+    rounds = ceil(tasks / threads)
+    busy = min(threads, tasks) / threads
+    again = ceil(p.m / s.tile_m)
+    traffic = ((p.m * p.k * p.item) + again * p.n * p.k * p.source + p.m * p.n * 4) / (target.bandwidth * busy)
+    return max(rounds * per_task, traffic) + (2e-6 if tasks > 1 else 0.2e-6)
+
+
+def _issued(r: RegisterTile) -> float:
+    """Share of the multiplication rate: two loads start in a cycle, and as many multiplications."""
+    products = r.rows * r.columns
+    return min(1.0, products / LATENCY, products / (1.2 * (r.rows + r.columns)))
+
+
+def packing_seconds(p: AlongProblem, target: CpuTarget, threads: int) -> float:
+    """Of packing the right operand at a call."""
+    elements = p.n * p.k
+    cycles = elements * PACKING[p.item] / threads
+    return max(cycles / target.frequency, elements * (2 * p.item + p.source) / target.bandwidth) + 2e-6
+
+
+def _round(n: int, step: int) -> int:
+    return -(-n // step) * step

@@ -1,0 +1,411 @@
+"""Candidates for matrix products on a GPU, in the order of a cost model.
+
+The model's constants were fitted to some 600 measured candidates of 22 shapes on one H200; its first choice was within
+4 % of the best of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from fusec.passes.schedule.launch import Launch
+from fusec.target.gpu import GpuTarget
+
+
+@dataclass(frozen=True)
+class GpuGemmSchedule:
+    """A block computes ``m`` by ``n`` of the result in steps of ``k``.
+
+    group: row blocks whose column blocks run side by side, so that L2 serves both operands.
+    split: parts of K that different blocks add up (1: none). walkers: blocks in flight, each of which computes tile
+    after tile (0: a block for each tile). slices: stores that a tile's columns go out in.
+    turned: the tile is computed transposed, because the matrix units want at least 64 rows.
+    """
+
+    m: int
+    n: int
+    k: int
+    group: int
+    split: int
+    walkers: int
+    launch: Launch
+    slices: int = 1
+    turned: bool = False
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}" + (" turned" if self.turned else "")),
+            ("group", self.group),
+            ("split", self.split),
+            ("walkers", self.walkers),
+            ("slices", self.slices),
+            ("warps", self.launch.warps),
+            ("stages", self.launch.stages),
+        )
+
+
+@dataclass(frozen=True)
+class GpuGemvSchedule:
+    """A block reads ``lines`` of the matrix, ``unroll`` times ``depth`` of K at once; ``split`` as in a gemm."""
+
+    lines: int
+    depth: int
+    unroll: int
+    split: int
+    launch: Launch
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("lines", self.lines),
+            ("depth", f"{self.unroll}x{self.depth}"),
+            ("split", self.split),
+            ("warps", self.launch.warps),
+        )
+
+
+Candidate = GpuGemmSchedule | GpuGemvSchedule
+
+
+@dataclass(frozen=True)
+class Making:
+    """An operand that is computed on its way in: ``bytes`` read and ``flops`` done for each of its elements."""
+
+    bytes: float
+    flops: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``products`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
+
+    walks: the stores need no memory but the product's own, so that blocks may go from tile to tile.
+    exact: f32 multiplied by plain arithmetic, no matrix units. across: of the longer operand, neighbours in memory
+    are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
+    reduces: every block reduces the vector first.
+    """
+
+    batches: int
+    m: int
+    n: int
+    k: int
+    bits: int
+    products: int = 1
+    walks: bool = True
+    exact: bool = False
+    across: bool = False
+    left: Making | None = None
+    right: Making | None = None
+    reduces: bool = False
+
+    @property
+    def item(self) -> int:
+        return self.bits // 8
+
+    def read(self, left: float, right: float) -> float:
+        """Bytes of memory for so many elements of the left operand, and of each right one."""
+        of_left, of_right = (self.item if m is None else m.bytes for m in (self.left, self.right))
+        return left * of_left + right * of_right * self.products
+
+    def made(self, left: float, right: float, besides: int) -> float:
+        """Operations that compute so many elements of the left operand and of each right one, ``besides`` their own."""
+        of_left, of_right = (0 if m is None else m.flops + besides for m in (self.left, self.right))
+        return left * of_left + right * of_right * self.products
+
+    def kept(self, m: int, n: int, k: int, stages: int) -> float:
+        """Bytes of shared memory for a block's operands: of computed ones a tile of their own, too."""
+        made = sum(size for size, x in ((m, self.left), (n * self.products, self.right)) if x is not None)
+        return k * (self.read(m, n) * stages + made * self.item)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A tile of half types: rows, columns, depth, warps, stages.
+
+    rate: the share of the matrix units' peak that full units of such blocks reach. slices: of a tile's stores.
+    walkers: blocks a unit that go from tile to tile (0: a block for each tile).
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    rate: float
+    slices: int = 1
+    walkers: int = 0
+    turned: bool = False
+
+
+_BLOCKS = (
+    _Block(128, 256, 64, 8, 4, 0.97, slices=2, walkers=1),
+    _Block(128, 128, 64, 4, 3, 0.915, slices=2, walkers=2),
+    _Block(128, 128, 64, 8, 4, 0.92, walkers=1),
+    _Block(128, 64, 64, 4, 3, 0.90, walkers=2),
+    _Block(128, 256, 64, 8, 4, 0.905),
+    _Block(256, 128, 64, 8, 4, 0.90),
+    _Block(128, 128, 64, 4, 3, 0.905),
+    _Block(128, 128, 64, 8, 4, 0.80),
+    _Block(128, 64, 64, 4, 4, 0.78),
+    _Block(64, 128, 64, 4, 4, 0.82),
+    _Block(64, 256, 64, 4, 4, 0.95),
+    _Block(64, 128, 128, 4, 4, 0.92),
+    _Block(128, 64, 128, 4, 4, 0.83),
+    _Block(64, 64, 64, 4, 5, 0.56),
+    _Block(64, 64, 128, 4, 4, 0.61),
+    _Block(64, 32, 128, 4, 6, 0.41),
+    _Block(32, 64, 128, 4, 6, 0.41, turned=True),
+    _Block(32, 128, 64, 4, 6, 0.51, turned=True),
+    _Block(16, 64, 128, 4, 3, 0.21, turned=True),
+    _Block(16, 64, 128, 4, 6, 0.21, turned=True),
+    _Block(16, 64, 128, 4, 8, 0.21, turned=True),
+    _Block(16, 128, 64, 4, 4, 0.25, turned=True),
+    _Block(32, 32, 64, 4, 4, 0.20),
+    _Block(16, 32, 64, 4, 4, 0.10),
+)
+
+_MAKING_BLOCKS = (
+    _Block(16, 64, 128, 4, 4, 0.21),
+    _Block(16, 64, 256, 4, 3, 0.21),
+    _Block(16, 128, 64, 4, 4, 0.25),
+    _Block(16, 128, 128, 4, 4, 0.25),
+    _Block(16, 128, 128, 8, 4, 0.25),
+    _Block(32, 64, 128, 4, 4, 0.41),
+    _Block(32, 128, 64, 4, 4, 0.51),
+    _Block(32, 128, 128, 8, 4, 0.51),
+)
+"""More of them for few rows where operands are computed on their way in."""
+
+_EXACT_BLOCKS = (
+    _Block(64, 64, 32, 8, 2, 0.12),
+    _Block(64, 64, 32, 4, 2, 0.22),
+    _Block(32, 64, 32, 4, 2, 0.13),
+    _Block(64, 32, 32, 4, 2, 0.12),
+    _Block(32, 32, 32, 4, 2, 0.10),
+    _Block(16, 32, 32, 4, 2, 0.08),
+)
+"""f32 through plain arithmetic; ``rate`` is of its own peak."""
+
+_ALONG = ((1, 1024, 4, 1), (2, 2048, 2, 4), (2, 2048, 1, 4), (4, 2048, 2, 4), (8, 512, 2, 4))
+_MAKING_ALONG = ((4, 2048, 2, 8), (8, 1024, 2, 8), (16, 512, 2, 8))
+_ACROSS = ((64, 32, 4, 4), (64, 64, 2, 4), (128, 16, 4, 4), (128, 32, 2, 4), (32, 64, 2, 4))
+"""Lines, depth, unrolled steps and warps of a matrix times a few vectors, where neighbours in memory are of one line,
+more of them where operands are computed on their way in, and where neighbours are of different lines."""
+
+
+def most_vectors(p: Problem) -> int:
+    """Vectors that a matrix is multiplied with by plain arithmetic; more go to the matrix units, or to blocks of f32.
+
+    Of half types the matrix units are as fast from two vectors on, and faster where neighbours in memory are of
+    different lines (H200). There Triton 3.6 aborts on two vectors of f32 (in LLVM's SLP vectorizer).
+    """
+    if p.across:
+        return 1 if p.exact else 0
+    return 4 if p.exact else 2
+
+
+MAX_ACCUMULATORS = 128 * 256
+"""Elements of the results that a block of eight warps keeps in registers."""
+
+_GROUP_ROWS = 64
+"""Rows that four warps multiply at once on Hopper. Triton 3.6 starts to compute the next step's rows in registers
+while the units may still read the last one's (up to 7 groups of products are under way): results are wrong at times."""
+
+_RESERVED = 1024
+"""Bytes of shared memory for barriers, and what the driver keeps of every block's."""
+
+_REGISTERS = 65536
+_THREADS = 2048
+_LAUNCH = 4.8e-6
+_TILE = 0.7e-6
+"""Seconds a tile until its first loads have arrived and after its last product, where nothing runs beside it."""
+_EPILOGUE = 0.4e-6
+"""The part of it that the loads of the next tile don't hide."""
+_STEP = 0.04e-6
+"""The least a step along K takes."""
+_SOLO = 0.82
+"""The share of its rate that one block of four warps reaches alone on a unit."""
+_L2 = 3.0
+"""L2's bandwidth in units of memory's."""
+_AHEAD = 6.7e6
+"""Bytes under way that keep the memory busy."""
+_NARROW_TF32 = 0.65
+"""What blocks of four warps keep of their rate where f32 goes through the matrix units 32 deep."""
+_ELEMENT = 0.025e-6
+"""Seconds for each element that a thread multiplies by itself, where few threads share a unit."""
+_MAKING, _MAKING_ALONG_VECTORS = 10, 5
+"""Operations that an element of an operand that is computed takes besides its own: for the matrix units, where it also
+goes through registers and shared memory, and beside plain arithmetic."""
+_BUSY = 16
+"""Warps on a unit that compute operands at the full rate."""
+_BOTH = 0.3
+"""The part of computing operands, or of multiplying them, that other blocks' other work does not hide."""
+_SECOND = 0.85e-6
+"""A second kernel, which starts while the first one ends."""
+_SPLITS = (1, 2, 3, 4, 6, 8, 16)
+
+
+def gemm_candidates(p: Problem, target: GpuTarget) -> list[Candidate]:
+    """Schedules that fit shared memory and registers, best predicted first."""
+    schedules: list[Candidate] = [*_gemms(p, target), *_gemvs(p)]
+    found = {s: predict(p, s, target) for s in schedules}
+    return sorted(found, key=found.__getitem__)
+
+
+def predict(p: Problem, s: Candidate, target: GpuTarget) -> float:
+    """Seconds."""
+    return _predict_gemv(p, s, target) if isinstance(s, GpuGemvSchedule) else _predict_gemm(p, s, target)
+
+
+def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
+    for b in _blocks(p):
+        s = _fitted(p, b, target)
+        if s is None:
+            continue
+        tiles = p.batches * ceil(p.m / s.m) * ceil(p.n / s.n)
+        slots = b.walkers * target.units
+        if slots:
+            if p.walks and p.batches == 1 and tiles > slots and not (p.left or p.right):
+                even = ceil(tiles / ceil(tiles / slots))
+                for walkers in dict.fromkeys((even, slots)):
+                    yield _with(s, walkers=walkers)
+            continue
+        for split in _SPLITS:
+            many = 8 if p.left or p.right else 2  # what makes operands hides behind the loads of other blocks
+            if split == 1 or (tiles * split <= many * target.units and p.k // split >= 4 * s.k):
+                yield _with(s, split=split)
+
+
+def _blocks(p: Problem) -> tuple[_Block, ...]:
+    if p.exact:
+        return _EXACT_BLOCKS
+    return (*_BLOCKS, *_MAKING_BLOCKS) if p.left or p.right else _BLOCKS
+
+
+def _with(s: GpuGemmSchedule, *, walkers: int = 0, split: int = 1) -> GpuGemmSchedule:
+    return GpuGemmSchedule(s.m, s.n, s.k, s.group, split, walkers, s.launch, s.slices, s.turned)
+
+
+def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
+    """The block for this problem; None where it is too large for it, or for the target."""
+    m, n, k, stages = b.m, b.n, b.k, b.stages
+    if (m > 16 and m >= 2 * _pow2(p.m)) or (n > 32 and n >= 2 * _pow2(p.n)):
+        return None
+    if m * n * p.products > MAX_ACCUMULATORS * b.warps // 8:
+        return None
+    first, rows = (p.right, n) if b.turned else (p.left, m)
+    if first is not None and rows >= _GROUP_ROWS and target.has_tma and not p.exact:
+        return None
+    if not p.exact:
+        k = k * 2 // p.item
+    k = min(k, max(16, _pow2(p.k)))
+    room = target.shared_memory // max(b.walkers, 1) - _RESERVED - (m * n // b.slices * 2 if b.slices > 1 else 0)
+    while stages > 1 and p.kept(m, n, k, stages) > room:
+        stages -= 1
+    if p.kept(m, n, k, stages) > room:
+        return None
+    return GpuGemmSchedule(m, n, k, 8, 1, 0, Launch(b.warps, stages), b.slices, b.turned)
+
+
+def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
+    vectors, lines = min(p.m, p.n), max(p.m, p.n)
+    if vectors > most_vectors(p):
+        return
+    along = (*_MAKING_ALONG, *_ALONG) if p.reduces else (*_ALONG, *_MAKING_ALONG) if p.left or p.right else _ALONG
+    for block, depth, unroll, warps in _ACROSS if p.across else along:
+        while unroll > 1 and depth * unroll >= 2 * _pow2(p.k):
+            unroll //= 2
+        block, depth = min(block, _pow2(lines)), min(depth, max(16, _pow2(p.k)))
+        if block * depth * vectors * p.products > 64 * 32 * warps:
+            continue
+        for split in _SPLITS:
+            if split == 1 or (p.batches * lines // block * split <= 1024 and p.k // split >= 2 * depth * unroll):
+                yield GpuGemvSchedule(block, depth, unroll, split, Launch(warps, 2))
+
+
+def _resident(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> int:
+    """Blocks that a unit holds at once."""
+    threads = 32 * s.launch.warps
+    memory = int(p.kept(s.m, s.n, s.k, s.launch.stages)) + _RESERVED
+    registers = min(255, s.m * s.n * p.products // threads + 48) * threads
+    return max(1, min(target.shared_memory // memory, _REGISTERS // registers, _THREADS // threads))
+
+
+def _rate(p: Problem, s: GpuGemmSchedule) -> float:
+    alike = [
+        b
+        for b in _blocks(p)
+        if (b.m, b.n, b.warps, b.turned, b.walkers > 0) == (s.m, s.n, s.launch.warps, s.turned, s.walkers > 0)
+    ]
+    rate = next((b.rate for b in alike if b.k * 2 == s.k * p.item), alike[0].rate if alike else 0.5)
+    return rate * _NARROW_TF32 if p.item == 4 and not p.exact and s.launch.warps == 4 and s.k <= 32 else rate
+
+
+def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
+    """Each unit works through its tiles, some at a time; or the traffic, whichever takes longer."""
+    tiles = p.batches * ceil(p.m / s.m) * ceil(p.n / s.n) * s.split
+    resident = _resident(p, s, target)
+    steps = ceil(p.k / s.split / s.k)
+    depth = steps * s.k
+    if s.walkers:
+        rounds = ceil(tiles / s.walkers)
+        share = rounds * ceil(s.walkers / target.units)
+        idle = _TILE - _EPILOGUE + rounds * _EPILOGUE * (0.3 if s.walkers > target.units else 1.0)
+    else:
+        share = ceil(tiles / target.units)
+        idle = ceil(tiles / (target.units * resident)) * _TILE
+    beside = min(share, resident)
+    peak = (target.single_flops if p.exact else target.half_flops * 2 / p.item) / target.units
+    peak *= _rate(p, s) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
+    compute = share * max(2.0 * s.m * s.n * p.products * depth / peak, steps * _STEP / beside) + idle
+    compute = _beside(compute, share * depth * _making(p, s, beside, target), beside)
+    loaded = tiles * depth * p.read(s.m, s.n)
+    moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item)
+    ahead = min(tiles, resident * target.units) * s.k * p.read(s.m, s.n)
+    fetched = ahead * min(steps, max(1, s.launch.stages - 1))
+    supply = min(1.0, sqrt(fetched / _AHEAD)) if fetched else 1.0  # operands that are computed are not fetched
+    traffic = max(moved, loaded / _L2) / target.bandwidth / supply
+    arrival = traffic + _TILE - _EPILOGUE
+    return _LAUNCH + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)
+
+
+def _making(p: Problem, s: GpuGemmSchedule, beside: int, target: GpuTarget) -> float:
+    """Seconds to compute the operands of a tile, one element deep, where so many blocks share a unit."""
+    busy = sqrt(sqrt(min(1.0, beside * s.launch.warps / _BUSY)))
+    return p.made(s.m, s.n, _MAKING) * 2 * target.units / target.single_flops / busy
+
+
+def _beside(a: float, b: float, blocks: int) -> float:
+    """Both works on a unit: one after the other in a block; among more of them the longer hides most of the other."""
+    return a + b if blocks < 2 else max(a, b) + _BOTH * min(a, b)
+
+
+def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
+    """The matrix's way in, slower where a block has little under way; or the arithmetic of few blocks."""
+    vectors, lines = min(p.m, p.n), max(p.m, p.n)
+    blocks = p.batches * ceil(lines / s.lines) * s.split
+    matrix, vector = ((0, 1), (1, 0)) if p.n >= p.m else ((1, 0), (0, 1))
+    moved = p.batches * lines * p.k * p.read(*matrix)
+    ahead = s.lines * s.depth * s.unroll * p.read(*matrix)
+    resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
+    supply = min(1.0, sqrt(min(blocks, resident * target.units) * ahead / _AHEAD))
+    traffic = moved / target.bandwidth / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
+    elements = p.batches * p.products * lines * p.k
+    making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
+    rate = target.single_flops / max(1.0, target.units / blocks)
+    arithmetic = 2.0 * elements / p.products * (p.products * (vectors + 1) + making) / rate
+    alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
+    return _LAUNCH + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
+
+
+def _finish(p: Problem, split: int, target: GpuTarget) -> float:
+    """The second kernel of a sum in parts."""
+    if split == 1:
+        return 0.0
+    return _SECOND + 1.4 * 4.0 * p.batches * p.m * p.n * p.products * (split + 1) / target.bandwidth
+
+
+def _pow2(n: int) -> int:
+    """The least power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,128 @@
+"""Schedules of products by warps' tensor core instructions (sm_80 and later), best predicted first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from fusec.passes.schedule.launch import Launch
+from fusec.target.gpu import GpuTarget
+
+
+@dataclass(frozen=True)
+class MmaGemmSchedule:
+    """A block computes ``m`` by ``n`` of the result in steps of ``k``, ``stages`` of them in shared memory.
+
+    A warp has ``warp_m`` by ``warp_n`` of the result. seconds: what the cost model says of a product.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    warp_m: int
+    warp_n: int
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.m * self.n // (self.warp_m * self.warp_n), self.stages)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("warp", f"{self.warp_m}x{self.warp_n}"),
+            ("stages", self.stages),
+        )
+
+
+_TILES = (
+    (128, 256, 128, 3, 64, 64, 0.97),
+    (256, 128, 128, 3, 64, 64, 0.96),
+    (128, 256, 64, 4, 64, 64, 0.94),
+    (128, 128, 128, 3, 64, 64, 0.92),
+    (128, 128, 64, 4, 64, 64, 0.88),
+    (128, 64, 128, 4, 64, 32, 0.74),
+    (64, 128, 128, 4, 32, 64, 0.74),
+    (64, 64, 128, 5, 32, 32, 0.60),
+    (32, 64, 256, 4, 16, 32, 0.40),
+)
+"""Rows, columns, bytes of a step, stages, a warp's rows and columns; the share of the instructions' rate reached
+with many tiles. On an H200, 4096³ in bf16: 512, 499, 492, 488, 475, 394, 396 TFLOP/s. Small tiles are used where there
+are few, which wait for memory: 128x4096x4096 has 168 TFLOP/s with five stages, 116 with three.
+Wider ones share a unit by twos."""
+
+_RATES = {90: 0.69, 100: 0.35}
+"""Of a card's rate of half products, what these instructions reach where there are others that are faster."""
+_MOST_RESULTS = 64 * 64
+"""Elements of the results that a warp keeps in registers."""
+_START, _TILE = 3.5e-6, 1.2e-6
+"""Seconds of a launch, and of a tile until its first products and after its last."""
+_AWAY = 0.9e-6
+"""Seconds until a copy from device memory has arrived."""
+_SOLO = 0.8
+"""The share of its rate that one block of four warps reaches alone on a unit."""
+_SHALLOW = 0.93
+"""What is kept of the rate where fewer stages fit shared memory."""
+_NARROW = 0.85
+"""What products of 32 bits keep of the half of the rate that they have."""
+_L2 = 3.0
+"""L2's bandwidth in units of memory's."""
+_WARPS = 8
+"""Warps of a unit whose registers hold results of that size."""
+
+
+def has_faster(target: GpuTarget) -> bool:
+    """Whether the card has instructions for products that are faster than those of a warp."""
+    return target.arch in _RATES
+
+
+def mma_candidates(
+    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1, bits: int = 16
+) -> list[MmaGemmSchedule]:
+    """Schedules for products of operands of 16 bits, or of 32 that may be rounded to TF32, best predicted first.
+
+    None for cards before sm_80 and others than NVIDIA's.
+    """
+    if target.backend != "cuda" or not isinstance(target.arch, int) or target.arch < 80 or bits > 32:
+        return []
+    if not batches * m * n * k:
+        return []
+    found: dict[MmaGemmSchedule, float] = {}
+    for rows, columns, step, stages, warp_m, warp_n, share in _TILES:
+        if warp_m * warp_n * products > _MOST_RESULTS or (rows > 32 and rows >= 2 * max(m, 32)):
+            continue
+        item = bits // 8
+        step_bytes = (rows + products * columns) * step
+        fitting = min(stages, target.shared_memory // step_bytes)
+        if fitting < 2:
+            continue
+        share *= 1.0 if fitting == stages else _SHALLOW
+        s = MmaGemmSchedule(rows, columns, step // item, fitting, warp_m, warp_n)
+        seconds = _predict(batches, m, n, k, s, products, item, share, target)
+        found[replace(s, seconds=seconds)] = seconds
+    return sorted(found, key=found.__getitem__)
+
+
+def _predict(
+    batches: int, m: int, n: int, k: int, s: MmaGemmSchedule, products: int, item: int, share: float, target: GpuTarget
+) -> float:
+    """Seconds: each unit works through its tiles, as many at a time as its registers and shared memory hold."""
+    assert isinstance(target.arch, int)
+    tiles = batches * ceil(m / s.m) * ceil(n / s.n)
+    shared = s.stages * (s.m + products * s.n) * s.k * item
+    resident = max(1, min(target.shared_memory // shared, _WARPS // s.launch.warps))
+    each = ceil(tiles / target.units)
+    beside = min(each, resident)
+    rate = target.half_flops * _RATES.get(target.arch, 1.0) * share / target.units
+    if item == 4:
+        rate *= _NARROW / 2
+    if beside == 1 and s.launch.warps < _WARPS:
+        rate *= _SOLO
+    rounds, steps = ceil(each / resident), ceil(k / s.k)
+    multiply = each * 2.0 * s.m * s.n * products * steps * s.k / rate
+    arrive = rounds * steps * _AWAY / (s.stages - 1)
+    read = max(tiles * (s.m + products * s.n) / _L2, batches * (m + products * n)) * k
+    moved = item * (read + batches * m * n)
+    traffic = max(arrive, moved / target.bandwidth)
+    return _START + rounds * _TILE + max(multiply, traffic) + 0.1 * min(multiply, traffic)

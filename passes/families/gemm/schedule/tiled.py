@@ -1,0 +1,71 @@
+"""Schedules of products in plain arithmetic: tiles in shared memory, accumulators in the threads' registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from fusec.passes.schedule.launch import Launch
+from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import RegisterTile
+
+
+@dataclass(frozen=True)
+class TiledGemmSchedule:
+    """A block computes ``m`` by ``n`` of the result in steps of ``k``, ``stages`` of them in shared memory.
+
+    A thread has ``registers.rows`` by ``registers.columns`` of the result.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    registers: RegisterTile
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.m * self.n // (32 * self.registers.rows * self.registers.columns), self.stages)
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        return (
+            ("block", f"{self.m}x{self.n}x{self.k}"),
+            ("thread", f"{self.registers.rows}x{self.registers.columns}"),
+            ("stages", self.stages),
+        )
+
+    def shared(self, item: int) -> int:
+        """Bytes of shared memory, for elements of so many bytes."""
+        return self.stages * self.k * (self.m + self.n + 32 // item) * item
+
+
+_BLOCKS = (
+    (128, 128, 16, 3, 8, 8),
+    (64, 128, 16, 3, 8, 8),
+    (64, 64, 16, 4, 8, 4),
+    (32, 64, 16, 4, 4, 4),
+)
+"""Rows, columns, depth, stages; a thread's rows and columns. On an H200, 4096³ in f32: the first 49.1 TFLOP/s, 128x256
+and 256x128 47.9, 128x128 in steps of 8 46.4, cuBLAS 51.3."""
+
+
+def tiled_gemm_candidates(
+    batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget
+) -> list[TiledGemmSchedule]:
+    """Schedules that fit shared memory and registers, best predicted first."""
+    found: dict[TiledGemmSchedule, float] = {}
+    for bm, bn, bk, stages, rows, columns in _BLOCKS:
+        schedule = TiledGemmSchedule(bm, bn, bk, stages, RegisterTile(rows, columns))
+        if schedule.shared(bits // 8) <= target.shared_memory:
+            found[schedule] = _predict(batches, m, n, k, schedule, target)
+    return sorted(found, key=found.__getitem__)
+
+
+def _predict(batches: int, m: int, n: int, k: int, s: TiledGemmSchedule, target: GpuTarget) -> float:
+    """Seconds: waves of blocks, at a rate that grows with the work a thread does for each element it reads."""
+    tiles = batches * ceil(m / s.m) * ceil(n / s.n)
+    work = s.registers.rows * s.registers.columns
+    reuse = work / (s.registers.rows + s.registers.columns)
+    rate = target.single_flops / target.units * reuse / (reuse + 1.2)
+    waves = ceil(tiles / (2 * target.units)) if tiles > target.units else 0.6  # a block alone is not slowed by another
+    return waves * 2 * 2.0 * s.m * s.n * k / rate

@@ -1,0 +1,23 @@
+"""A matrix product in plain arithmetic on a GPU, for any element type: operands may be computed on the way."""
+
+from __future__ import annotations
+
+from fusec.errors import LoweringError
+from fusec.ir.nodes import Op
+from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
+from fusec.passes.families.gemm.tiles import Operand, TiledProducts
+from fusec.passes.lower.frame import Frame, LoweredGroup
+
+
+def lower_tiled_gemm(frame: Frame, schedule: TiledGemmSchedule) -> LoweredGroup:
+    """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it."""
+    s = schedule
+    products = TiledProducts(frame, s.m, s.n, s.k)
+    if len(products.ops) > 1:
+        raise LoweringError(f"{len(products.ops)} products side by side in plain arithmetic")
+    products.tf32 = False
+
+    def operand(op: Op, side: int) -> Operand:
+        return products.loaded_or_computed(op, side, products.dtype)
+
+    return products.lower(s.describe(), operand, s.registers)

@@ -1,0 +1,111 @@
+"""A map kernel on a GPU: each block computes a run of neighbouring output elements, or a tile of a transposition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol
+from fusec.ir.indexing import ceildiv, delinearize, last
+from fusec.ir.types import Dim, fixed
+from fusec.passes.families.map.cpu import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
+from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
+from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.tile.nodes import Grid, Iter, Statement
+from fusec.tile.scalar import Load, loads
+from fusec.tile.views import fresh_index
+
+MOST_PARTS = 4
+"""Parts of a domain that one block computes."""
+
+LEAST_TURNED = 256
+"""Places of a transposition below which a tile does not pay."""
+
+
+def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
+    """The index space is taken flat, in the order of the first output's memory, or in tiles of two axes."""
+    axes = turned_axes(frame) if schedule.turned else None
+    if axes is not None:
+        return _tiles(frame, schedule, *axes)
+    shape = map_domain(frame)
+    order = memory_order(frame, shape)
+    extents, starts = _parts(frame, shape, order)
+    size, block = product(extents), schedule.elements
+    blocks = ceildiv(size, block)
+    g, e = symbol("g", 0, last(blocks)), symbol("e", 0, last(size))
+    lane = symbol("i", 0, block - 1)
+    place = scatter(order, delinearize(e, tuple(extents[a] for a in order)) if shape else ())
+    shift: dict[Symbol, Index] = {e: add(mul(g, block), lane)}
+    limit = None if size % block == 0 else sub(size, mul(g, block))
+    domain = (Iter(lane, block, limit),)
+    body: list[Statement] = []
+    for start in starts:
+        point = tuple(map(add, place, start))
+        body += [store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point)]
+    return frame.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
+
+
+def _parts(
+    frame: Frame, shape: tuple[Dim, ...], order: tuple[int, ...]
+) -> tuple[tuple[Dim, ...], list[tuple[Dim, ...]]]:
+    """Extents and starts of equal parts that the domain falls into where joins turn from one operand to the next.
+
+    A block computes the same place of each part: what several of them read (both halves of a rotary embedding) it
+    loads once, and none of them asks where it is.
+    """
+    boxes = boxes_of(frame, shape, order)
+    sizes = {tuple(stop - start for start, stop in box) for box in boxes}
+    if len(sizes) > 1 or len(boxes) > MOST_PARTS:
+        return shape, [(0,) * len(shape)]
+    return sizes.pop(), [tuple(start for start, _ in box) for box in boxes]
+
+
+def turned_axes(frame: Frame) -> tuple[int, int] | None:
+    """The axis along which the first output lies in memory and the one along which most that is read does; None if one.
+
+    A block that walks along the first alone would fetch a whole sector of memory for each element it reads.
+    """
+    domain = map_domain(frame)
+    if not all(isinstance(n, int) for n in domain):
+        return None
+    shape = fixed(domain)
+    live = [a for a in memory_order(frame, shape) if shape[a] > 1]
+    if len(live) < 2:
+        return None
+    along = live[-1]
+    point = fresh_index("p", shape)
+    found: Counter[int] = Counter()
+    for value, at in outputs_at(frame, shape, point):
+        accesses = [*loads(frame.inliner.at(value, at)), Load(frame.buffers[value], at)]
+        for access in dict.fromkeys(accesses):
+            size = prod(fixed(access.buffer.shape))
+            if 4 * size < prod(shape) or address_step(access, point[along]) in (None, 0, 1, -1):
+                continue
+            found.update({a: size for a in live[:-1] if address_step(access, point[a]) in (1, -1)})
+    if not found:
+        return None
+    across = max(found, key=lambda a: found[a])
+    return (along, across) if shape[along] * shape[across] >= LEAST_TURNED else None
+
+
+def _tiles(frame: Frame, schedule: GpuMapSchedule, along: int, across: int) -> LoweredGroup:
+    """Blocks neighbouring along the output's memory run one after another."""
+    shape = fixed(map_domain(frame))
+    outer = [a for a in range(len(shape)) if a not in (along, across)]
+    point = fresh_index("p", shape)
+    steps = {along: schedule.elements, across: schedule.turned}
+    counts = {axis: -(-shape[axis] // step) for axis, step in steps.items()}
+    rest = (*(shape[a] for a in outer), counts[across])
+    g, o = symbol("g", 0, counts[along] - 1), symbol("o", 0, prod(rest) - 1)
+    *places, row = delinearize(o, rest)
+    shift: dict[Symbol, Index] = {point[a]: i for a, i in zip(outer, places, strict=True)}
+    domain = []
+    for axis, block, name in ((across, row, "j"), (along, g, "i")):
+        lane = symbol(name, 0, steps[axis] - 1)
+        start = mul(block, steps[axis])
+        shift[point[axis]] = add(start, lane)
+        limit = None if shape[axis] % steps[axis] == 0 else sub(shape[axis], start)
+        domain.append(Iter(lane, steps[axis], limit))
+    body = tuple(store_at(frame, v, at, tuple(domain), shift) for v, at in outputs_at(frame, shape, point))
+    grid = Grid((Iter(o, prod(rest)), Iter(g, counts[along])), body)
+    return frame.finish("map", (grid,), schedule.describe())

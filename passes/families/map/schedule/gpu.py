@@ -1,0 +1,46 @@
+"""Schedules of map kernels on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.passes.schedule.launch import Launch, pow2
+from fusec.target.gpu import GpuTarget
+
+
+@dataclass(frozen=True)
+class GpuMapSchedule:
+    """A block computes ``elements`` neighbouring elements, at ``turned`` places along the axis that operands lie along.
+
+    turned: 0 where they lie along the same axis as the result.
+    """
+
+    elements: int
+    launch: Launch
+    turned: int = 0
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        block: int | str = f"{self.elements}x{self.turned}" if self.turned else self.elements
+        return (("elements", block), ("warps", self.launch.warps))
+
+
+def turned_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
+    """A tile for results that lie along an axis of ``along`` places, and operands along one of ``across``.
+
+    On an H200, 8192 by 8192 turned: 4.05 TB/s in f32, 3.82 in bf16 (128 by 128: 3.87), by PyTorch 1.16 and 0.61.
+    """
+    rows = min(pow2(along), 64)
+    columns = min(pow2(across), max(64 if bits > 16 else 128, 2048 // rows))
+    rows = min(pow2(along), max(rows, 2048 // columns))
+    return GpuMapSchedule(rows, Launch(8 if rows * columns >= 4096 else 4, 1), columns)
+
+
+def map_schedule(elements: int, bits: int, target: GpuTarget) -> GpuMapSchedule:
+    """Enough blocks for every unit, and where there are many 4 KiB of the widest operand (of ``bits``) in each.
+
+    A thread moves 16 bytes of it at once. On an H200, 2²⁷ bf16 times two: 4.29 TB/s, with half as large blocks 3.34
+    (each waits for the kernel ahead), with 4096 elements 4.13, with 8192 4.06; f32 4.27, twice as large blocks 4.09.
+    """
+    if elements < 1024 * target.units * 4:
+        return GpuMapSchedule(256, Launch(4, 1))
+    return GpuMapSchedule(2048, Launch(8, 1)) if bits <= 16 else GpuMapSchedule(1024, Launch(4, 1))

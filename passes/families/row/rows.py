@@ -1,0 +1,81 @@
+"""What row kernels on a GPU share: the rows of a group, taken flat, and where its values lie over them."""
+
+from __future__ import annotations
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
+from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.nodes import Op, Value
+from fusec.passes.families.row.cpu import merge_axes, row_group
+from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
+from fusec.passes.lower.frame import Frame, expect_index, place
+from fusec.tile.nodes import Iter, Statement, Store
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
+
+
+class Rows:
+    """Rows are the kept axes taken flat; a row is the reduced axes taken flat.
+
+    A block takes ``schedule.rows`` rows. ``row`` and ``column`` are the iterators of its tile; ``point`` is the place
+    in the reductions' domain, whose tight symbols ``shift`` turns into block and iterators.
+    """
+
+    def __init__(self, frame: Frame, schedule: GpuRowSchedule) -> None:
+        self.frame, self.schedule = frame, schedule
+        self.anchors = [op for op in frame.body.ops if op.definition.kind == "reduce"]
+        shape = self.anchors[0].operands[0].type.shape
+        assert isinstance(self.anchors[0].attributes, ReduceAttributes)
+        axes = self.anchors[0].attributes.axes
+        self.group = row_group(frame, self.anchors)
+        kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
+        kept = tuple(shape[a] for a in kept_axes)
+        self.rows, self.length = product(kept), product(shape[a] for a in axes)
+        r, self.j = symbol("r", 0, last(self.rows)), symbol("j", 0, last(self.length))
+        reduced = delinearize(self.j, tuple(shape[a] for a in axes))
+        self.point = merge_axes(len(shape), kept_axes, delinearize(r, kept) if kept else (), axes, reduced)
+        self.blocks = ceildiv(self.rows, schedule.rows)
+        self.g = symbol("g", 0, last(self.blocks))
+        ri, ji = symbol("row", 0, schedule.rows - 1), symbol("col", 0, schedule.columns - 1)
+        self.shift: dict[Symbol, Index] = {r: add(mul(self.g, schedule.rows), ri), self.j: ji}
+        row_limit = None if self.rows % schedule.rows == 0 else sub(self.rows, mul(self.g, schedule.rows))
+        self.row = Iter(ri, schedule.rows, row_limit)
+        self.column = Iter(ji, schedule.columns, None if schedule.columns == self.length else self.length)
+
+    @property
+    def tile(self) -> tuple[Iter, ...]:
+        """The domain of a block's elements."""
+        return (self.row, self.column)
+
+    @property
+    def place(self) -> tuple[Index, ...]:
+        """Subscripts of a buffer that holds a block's elements."""
+        return (self.row.var, self.column.var)
+
+    def element(self, value: Value, index: tuple[Index, ...] | None = None) -> ScalarExpr:
+        """The value at a point of the domain (by default the block's own) in the block's iterators."""
+        return reindex(self.frame.inliner.at(value, self.point if index is None else index), self.shift)
+
+    def position(self, value: Value) -> tuple[Index, ...]:
+        """The value's own index at the block's point. LoweringError where it does not lie over the rows."""
+        position = self.group.position.get(value)
+        if position is None:
+            raise LoweringError(f"{value} does not lie over the rows of its kernel")
+        return place(position, self.group, self.point)
+
+    def settle(self, op: Op, target: Buffer) -> None:
+        """From now on the reduction's result is read from ``target``, which has an element for each row."""
+        at = self.position(op.result)
+        self.frame.inliner.add_leaf(op.result, expect_index(op.result, at, Load(target, (self.row.var,))))
+
+    def is_whole(self, value: Value) -> bool:
+        """Whether the value has an element for each place in a row, not one for the row."""
+        return self.length != 1 and any(self.j in symbols_of(i) for i in self.position(value))
+
+    def store(self, value: Value) -> Statement:
+        """The statement that stores an output."""
+        at = self.position(value)
+        index = tuple(substitute(i, self.shift) for i in at)
+        element = self.element(value, at)
+        whole = self.is_whole(value) or self.column.var in symbols_in(element)  # a row of one is read at its column
+        return Store(self.tile if whole else (self.row,), self.frame.buffers[value], index, element)

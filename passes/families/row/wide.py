@@ -1,0 +1,279 @@
+"""A row kernel on a GPU for rows that no block holds: they are read chunk after chunk, once for each step in need.
+
+Reductions that need no other's result share the first pass over a row, and so do those that can be put right
+afterwards (:mod:`fusec.passes.families.row.online`); what needs their results takes another pass. Where neighbours in
+memory lie in different rows, a block takes several rows side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
+from fusec.ir.indexing import last
+from fusec.ir.nodes import Op, Value
+from fusec.ir.types import DType, bool_, f32, i64
+from fusec.passes.families.row.cpu import accumulator_of
+from fusec.passes.families.row.online import Online, online_sum
+from fusec.passes.families.row.rows import Rows
+from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
+from fusec.tile.views import broadcast_index, pure
+
+
+def lower_wide_row(frame: Frame, schedule: GpuRowSchedule) -> LoweredGroup:
+    """Rows are read in chunks of ``schedule.columns`` elements."""
+    return _WideRows(frame, schedule).lower()
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Reductions made in one pass over a row. ``online`` are those that need one of ``plain`` for their own sum."""
+
+    plain: tuple[Op, ...]
+    online: tuple[Online, ...]
+
+
+@dataclass
+class _Parts:
+    """Statements before, in (those that come last apart) and after the loop over a row."""
+
+    before: list[Statement]
+    body: list[Statement]
+    last: list[Statement]
+    after: list[Statement]
+
+
+class _WideRows(Rows):
+    def __init__(self, frame: Frame, schedule: GpuRowSchedule) -> None:
+        super().__init__(frame, schedule)
+        chunk = schedule.columns
+        self.start = symbol("c", 0, last(self.length))
+        self.shift[self.j] = add(self.start, self.column.var)
+        limit = None if self.length % chunk == 0 else sub(self.length, self.start)
+        self.column = Iter(self.column.var, chunk, limit)
+        self.made_by = {op.result: op for op in self.anchors}
+        self.settled: set[Op] = set()
+        self.running: dict[Op, tuple[Buffer, Buffer, Buffer]] = {}
+        self._needs: dict[Value, frozenset[Op]] = {}
+
+    def lower(self) -> LoweredGroup:
+        passes = self._passes()
+        waiting = list(self.frame.body.outputs)
+        code: list[Statement] = []
+        for step in passes:
+            code += self._one_pass(step, waiting)
+        rest = [self.store(v) for v in waiting if self.is_whole(v)]
+        if rest:
+            code.append(self._loop(rest))
+        code += [self.store(v) for v in waiting if not self.is_whole(v)]
+        grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
+        return self.frame.finish("row", (grid,), self.schedule.describe())
+
+    def _loop(self, body: list[Statement]) -> Loop:
+        return Loop(self.start, 0, self.length, self.schedule.columns, tuple(body))
+
+    # Which reduction is made in which pass
+
+    def _passes(self) -> list[_Pass]:
+        level: dict[Op, int] = {}
+        online: dict[Op, Online] = {}
+        for op in self.anchors:
+            level[op] = 1 + max((level[n] for n in self.needs(op.operands[0])), default=-1)
+            found = online_sum(op, self.frame.producers, self.needs)
+            if found is not None and self._is_settled(found, level):
+                level[op], online[op] = level[found.parent], found
+        return [
+            _Pass(
+                tuple(op for op in self.anchors if level[op] == k and op not in online),
+                tuple(online[op] for op in self.anchors if level[op] == k and op in online),
+            )
+            for k in range(max(level.values()) + 1)
+        ]
+
+    def _is_settled(self, found: Online, level: dict[Op, int]) -> bool:
+        """Whether all that the sum reads, but for its parent, is known before the parent's pass; one base a row."""
+        others = {op for v in found.others for op in self.needs(v)} - {found.parent}
+        if found.parent in {op for _, v in found.factors for op in self.needs(v)}:
+            return False
+        return all(level[op] < level[found.parent] for op in others) and not self._varies(found.base)
+
+    def _varies(self, value: Value) -> bool:
+        """Whether a value that is subtracted changes along a row."""
+        trial = self.frame.fresh().inliner
+        for op in self.anchors:
+            trial.add_leaf(op.result, lambda index: Const(0.0, f32))
+        return self.j in symbols_in(trial.at(value, self._index_of(value)))
+
+    def _index_of(self, value: Value) -> tuple[Index, ...]:
+        """Where an operand of a map over the domain is read at the block's point."""
+        return pure(broadcast_index(self.point, value.type.shape))
+
+    def needs(self, value: Value) -> frozenset[Op]:
+        """The reductions whose results the value is made of."""
+        if value not in self._needs:
+            op = self.frame.producers.get(value)
+            made = self.made_by.get(value)
+            parts = () if op is None or made is not None else op.operands
+            own = frozenset() if made is None else frozenset((made,))
+            self._needs[value] = own.union(*(self.needs(v) for v in parts))
+        return self._needs[value]
+
+    # The statements of a pass
+
+    def _one_pass(self, step: _Pass, waiting: list[Value]) -> list[Statement]:
+        """Sets the totals up, runs over the row, and settles them. Outputs that need no more are stored on the way."""
+        ready = [v for v in waiting if self.is_whole(v) and self.needs(v) <= self.settled]
+        parts = _Parts([], [], [], [])
+        stores = [self.store(v) for v in ready]
+        parents = {o.parent for o in step.online}
+        for op in step.plain:
+            if op not in parents:
+                self._in_lanes(op, parts)
+            elif op.name == "reduce_max":
+                self._running_maximum(op, parts)
+            else:
+                self._running_sum(op, parts)
+        for found in step.online:
+            if found.kind == "exponentials":
+                self._exponentials(found, parts)
+            else:
+                self._squares(found, parts)
+        self.settled |= {*step.plain, *(o.anchor for o in step.online)}
+        for v in ready:
+            waiting.remove(v)
+        return [*parts.before, self._loop([*parts.body, *parts.last, *stores]), *parts.after]
+
+    def _in_lanes(self, op: Op, parts: _Parts) -> None:
+        """A total for each place of a chunk; they are put together after the last."""
+        dtype, monoid = accumulator_of(op.result.type.dtype), op.definition.reduction
+        shape = (self.schedule.rows, self.schedule.columns)
+        lanes = Buffer(self.frame.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")
+        whole = (self.row, Iter(self.column.var, shape[1]))
+        parts.before += [Alloc(lanes), Map(whole, lanes, self.place, Const(monoid.identity(dtype), dtype))]
+        element = self.element(op.operands[0])
+        parts.body.append(Reduce(self.tile, lanes, self.place, monoid.name, element, fresh=False))
+        total = self._of_rows(op.result)
+        parts.after += [Alloc(total), Reduce(whole, total, (self.row.var,), monoid.name, Load(lanes, self.place))]
+        self.settle(op, total)
+
+    def _running_maximum(self, op: Op, parts: _Parts) -> None:
+        """The maximum so far, a finite reference near it, and what older exponentials are to be multiplied by."""
+        element = self.element(op.operands[0])
+        largest, chunk, new, reference, factor = (self._of_rows(op.result) for _ in range(5))
+        parts.before += self._set(largest, Const(float("-inf"), largest.dtype))
+        parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "max", element)]
+        parts.body += self._set(new, _apply("maximum", self._at(largest), self._at(chunk)))
+        parts.body += self._set(reference, _without_infinity(self._at(new)))
+        parts.body += self._set(factor, _exp(_apply("sub", self._at(largest), self._at(reference))))
+        parts.body.append(self._map(largest, self._at(new)))
+        parts.after += self._set(last := self._of_rows(op.result), _without_infinity(self._at(largest)))
+        self.running[op] = (reference, factor, last)
+        self.settle(op, largest)
+
+    def _exponentials(self, found: Online, parts: _Parts) -> None:
+        reference, factor, last = self.running[found.parent]
+        total, chunk = self._of_rows(found.anchor.result), self._of_rows(found.anchor.result)
+        element = _exp(_apply("sub", self.element(found.value), self._at(reference)))
+        for name, value in reversed(found.factors):
+            element = _apply(name, element, self.element(value, self._index_of(value)))
+        parts.before += self._set(total, Const(0.0, total.dtype))
+        parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "sum", element)]
+        older = _apply("mul", self._at(total), self._at(factor))
+        parts.body.append(self._map(total, _apply("add", older, self._at(chunk))))
+        moved = _exp(_apply("sub", self._at(last), self.element(found.base, self._index_of(found.base))))
+        parts.after.append(self._map(total, _apply("mul", self._at(total), moved)))
+        self.settle(found.anchor, total)
+
+    def _running_sum(self, op: Op, parts: _Parts) -> None:
+        """The sum less a reference, which is the mean so far, and what moving the reference adds to a sum of squares.
+
+        The reference starts as the mean of the first chunk. It stays finite, so that infinities reach the sum.
+        """
+        total, part = self._of_rows(op.result), self._of_rows(op.result)
+        rest, chunk, reference, moved, shift, next_reference = (self._of_rows(op.result) for _ in range(6))
+        dtype = rest.dtype
+        element = self.element(op.operands[0])
+        start: dict[Symbol, Index] = {self.start: 0}
+        count = minimum(self.length, self.schedule.columns)
+        first = Iter(self.column.var, self.schedule.columns, count)
+        parts.before += [Alloc(rest), Reduce((self.row, first), rest, (self.row.var,), "sum", reindex(element, start))]
+        mean = _apply("div", self._at(rest), _number(count, dtype))
+        parts.before += self._set(reference, _finite(mean, Const(0.0, dtype)))
+        parts.before.append(self._map(rest, Const(0.0, dtype)))
+        parts.before += self._set(total, Const(0.0, dtype))
+        parts.body += [Alloc(part), Reduce(self.tile, part, (self.row.var,), "sum", element)]
+        parts.body.append(self._map(total, _apply("add", self._at(total), self._at(part))))
+        less = _apply("sub", element, self._at(reference))
+        parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "sum", less)]
+        parts.body.append(self._map(rest, _apply("add", self._at(rest), self._at(chunk))))
+        seen = _number(minimum(add(self.start, self.schedule.columns), self.length), dtype)
+        mean = _apply("add", self._at(reference), _apply("div", self._at(rest), seen))
+        parts.body += self._set(next_reference, _finite(mean, self._at(reference)))
+        parts.body += self._set(moved, _apply("sub", self._at(next_reference), self._at(reference)))
+        parts.body += self._set(shift, _moved(self._at(rest), self._at(moved), seen))
+        parts.body.append(self._map(rest, _apply("sub", self._at(rest), _apply("mul", seen, self._at(moved)))))
+        parts.last.append(self._map(reference, self._at(next_reference)))
+        self.running[op] = (reference, shift, rest)
+        self.settle(op, total)
+
+    def _squares(self, found: Online, parts: _Parts) -> None:
+        reference, shift, rest = self.running[found.parent]
+        total, chunk = self._of_rows(found.anchor.result), self._of_rows(found.anchor.result)
+        dtype = total.dtype
+        less = _apply("sub", self.element(found.value), self._at(reference))
+        parts.before += self._set(total, Const(0.0, dtype))
+        square = _apply("mul", less, less)
+        parts.body += [Alloc(chunk), Reduce(self.tile, chunk, (self.row.var,), "sum", square)]
+        added = _apply("add", self._at(chunk), self._at(shift))
+        parts.body.append(self._map(total, _apply("add", self._at(total), added)))
+        base = _apply("sub", self.element(found.base, self._index_of(found.base)), self._at(reference))
+        moved = _moved(self._at(rest), base, _number(self.length, dtype))
+        parts.after.append(self._map(total, _apply("add", self._at(total), moved)))
+        self.settle(found.anchor, total)
+
+    def _of_rows(self, value: Value) -> Buffer:
+        """Scratch with an element for each row."""
+        dtype = accumulator_of(value.type.dtype)
+        return Buffer(self.frame.name_of(value), dtype, (self.schedule.rows,), (1,), "tile")
+
+    def _at(self, buffer: Buffer) -> Load:
+        return Load(buffer, (self.row.var,))
+
+    def _map(self, target: Buffer, value: ScalarExpr) -> Map:
+        return Map((self.row,), target, (self.row.var,), value)
+
+    def _set(self, target: Buffer, value: ScalarExpr) -> list[Statement]:
+        return [Alloc(target), self._map(target, value)]
+
+
+def _apply(name: str, a: ScalarExpr, b: ScalarExpr) -> Apply:
+    return Apply(name, (a, b), accumulator_of(a.dtype))
+
+
+def _exp(a: ScalarExpr) -> Apply:
+    return Apply("exp", (a,), accumulator_of(a.dtype))
+
+
+def _finite(a: ScalarExpr, other: ScalarExpr) -> Apply:
+    """``a`` where it is finite, else ``other``."""
+    return Apply("select", (Apply("isfinite", (a,), bool_), a, other), a.dtype)
+
+
+def _without_infinity(a: ScalarExpr) -> Apply:
+    """``a``, but 0 for infinities."""
+    return Apply("select", (Apply("isinf", (a,), bool_), Const(0.0, a.dtype), a), a.dtype)
+
+
+def _moved(rest: ScalarExpr, by: ScalarExpr, count: ScalarExpr) -> Apply:
+    """What ``sum((x - m)²)`` gains as ``m`` moves by ``by``, where ``rest`` is ``sum(x - m)`` of ``count`` elements."""
+    twice = _apply("add", rest, rest)
+    return _apply("mul", by, _apply("sub", _apply("mul", count, by), twice))
+
+
+def _number(index: Index, dtype: DType) -> ScalarExpr:
+    if isinstance(index, int):
+        return Const(float(index), dtype)
+    return Apply("cast", (IndexValue(index, i64),), dtype)

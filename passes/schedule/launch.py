@@ -1,0 +1,22 @@
+"""What one block of a GPU is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one block is: ``warps`` of it, and how many loads ahead its loops run (``stages``).
+
+    registers: the most that a thread may have (0: the compiler's choice).
+    """
+
+    warps: int
+    stages: int
+    registers: int = 0
+
+
+def pow2(n: int) -> int:
+    """The least power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,144 @@
+"""Keys that a mask made of data leaves: every block of queries visits those alone, and the results stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from programs import Run, check, random_inputs
+
+from fusec.ir.index import symbol
+from fusec.ir.parse import parse
+from fusec.ir.types import bool_, f32, i64
+from fusec.passes.families.attention.bounds import key_tests
+from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.mask import Live
+from fusec.passes.schedule.launch import Launch
+from fusec.passes.select_gpu import GpuSelector, lower_with
+from fusec.target.gpu import gpu_target
+from fusec.tile.scalar import Apply, Buffer, IndexValue, Load
+
+TARGET = gpu_target("cuda:sm_90")
+N = 150
+
+
+class InBlocks(GpuSelector):
+    """Lowers attention in blocks of 16 queries and 16 keys."""
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        return lower_with(frame, GpuAttentionSchedule(16, 16, Launch(4, 1)))  # type: ignore[return-value]
+
+
+def masked(*lines: str, inputs: str = "%ids: i64[2, 150]", fill: str = "-inf") -> str:
+    return "\n  ".join(
+        (
+            f"graph @g(%q: f32[2, {N}, 16], %k: f32[2, {N}, 16], %v: f32[2, {N}, 16], {inputs}) {{",
+            f"%s = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : f32[2, {N}, {N}]",
+            f"%i = iota() {{axis=0}} : i64[{N}, 1]",
+            f"%j = iota() {{axis=1}} : i64[1, {N}]",
+            *lines,
+            f"%z = select(%c, %s, f32({fill})) : f32[2, {N}, {N}]",
+            f"%p = softmax(%z) {{axis=2}} : f32[2, {N}, {N}]",
+            f"%o = dot(%p, %v) {{contract=[2]x[1], batch=[0]x[0]}} : f32[2, {N}, 16]",
+            "return %o\n}",
+        )
+    )
+
+
+SAME = (
+    "%a = reshape(%ids) : i64[2, 150, 1]",
+    "%b = reshape(%ids) : i64[2, 1, 150]",
+    "%c = eq(%a, %b) : bool[2, 150, 150]",
+)
+CAUSAL = (*SAME[:2], "%e = eq(%a, %b) : bool[2, 150, 150]", "%l = le(%j, %i) : bool[150, 150]")
+BOTH = (*CAUSAL, "%c = logical_and(%e, %l) : bool[2, 150, 150]")
+
+
+def run(text: str, *data: Any) -> Run:
+    arrays = [*random_inputs(parse(text))[:3], *data]
+    return check(text, arrays, target=TARGET.name, selector=InBlocks(TARGET), slack=6, atol=2e-6)
+
+
+def documents(*lengths: int) -> np.ndarray[Any, Any]:
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    return np.stack([ids, ids[::-1]]).astype(np.int64)
+
+
+@pytest.mark.parametrize("lines", [SAME, BOTH])
+@pytest.mark.parametrize("kind", ["sorted", "one", "shuffled", "single"])
+def test_documents(lines: tuple[str, ...], kind: str) -> None:
+    ids = documents(*{"one": [150], "single": [1] * 150}.get(kind, [40, 3, 57, 50]))
+    if kind == "shuffled":
+        ids = np.random.default_rng(0).permuted(ids, axis=1)
+    assert "within first_key[]..past_key[]" in run(masked(*lines), ids).lowered.stages["tile"]
+
+
+def test_blocks_of_other_documents_are_not_visited() -> None:
+    """What is there does not reach the result, not even as 0 times NaN."""
+    text = masked(*SAME)
+    arrays = [*random_inputs(parse(text))[:3], documents(64, 86)]
+    whole = check(text, arrays, target=TARGET.name, selector=InBlocks(TARGET), slack=6, atol=2e-6)
+    arrays[2] = arrays[2].copy()
+    arrays[2][0, :64] = np.nan
+    from programs import run as run_only
+
+    found = run_only(parse(text), arrays, target=TARGET.name, selector=InBlocks(TARGET))
+    np.testing.assert_array_equal(found.outputs[0][0, 64:], whole.outputs[0][0, 64:])
+    assert np.isnan(found.outputs[0][0, :64]).all()
+
+
+def test_padding_and_lengths() -> None:
+    keep = np.zeros((2, N), bool)
+    keep[0, 37:91], keep[1, 149] = True, True
+    kept = "%c = reshape(%keep) : bool[2, 1, 150]"
+    assert "within" in run(masked(kept, inputs="%keep: bool[2, 150]"), keep).lowered.stages["tile"]
+    short = ("%n = reshape(%length) : i64[2, 1, 1]", "%c = lt(%j, %n) : bool[2, 1, 150]")
+    text = masked(*short, inputs="%length: i64[2]")
+    assert "within" in run(text, np.asarray([3, 150])).lowered.stages["tile"]
+
+
+def test_rows_without_any_key_are_what_the_code_makes_of_them() -> None:
+    found = run(masked("%c = reshape(%keep) : bool[2, 1, 150]", inputs="%keep: bool[2, 150]"), np.zeros((2, N), bool))
+    assert np.isnan(found.outputs[0]).all()
+
+
+def test_a_finite_fill_is_not_trusted() -> None:
+    """A row of which every score is masked is the mean of all values."""
+    text = masked("%c = reshape(%keep) : bool[2, 1, 150]", inputs="%keep: bool[2, 150]", fill="-1e38")
+    found = run(text, np.zeros((2, N), bool))
+    assert "within" not in found.lowered.stages["tile"]
+
+
+QUERY, KEY = symbol("q", 0, 99), symbol("k", 0, 99)
+IDS = Buffer("ids", i64, (100,), (1,), "parameter")
+WEIGHTS = Buffer("w", f32, (100,), (1,), "parameter")
+
+
+def test_what_is_told_of_keys() -> None:
+    f, g = Load(IDS, (QUERY,)), Load(IDS, (KEY,))
+
+    def told(op: str, a: Any, b: Any, wanted: bool = True) -> list[tuple[str, str]]:
+        found = key_tests([Live(Apply(op, (a, b), bool_), wanted, True)], QUERY, KEY)
+        assert all(t.key == g and t.query == f for t in found)
+        return [(t.compare, t.extreme) for t in found]
+
+    both = [("ge", "min"), ("le", "max")]
+    assert told("eq", f, g) == told("eq", g, f) == told("ne", f, g, wanted=False) == both
+    assert told("ne", f, g) == told("eq", f, g, wanted=False) == []
+    assert told("lt", g, f) == told("gt", f, g) == told("le", f, g, wanted=False) == [("lt", "max")]
+    assert told("ge", g, f) == told("le", f, g) == [("ge", "min")]
+
+
+def test_what_is_not_told() -> None:
+    f, g = Load(IDS, (QUERY,)), Load(IDS, (KEY,))
+    mixed = Load(Buffer("m", i64, (100, 100), (100, 1), "parameter"), (QUERY, KEY))
+    real = Apply("lt", (Load(WEIGHTS, (KEY,)), Load(WEIGHTS, (QUERY,))), bool_)
+    plain = Apply("lt", (IndexValue(KEY), IndexValue(QUERY)), bool_)
+    for condition in (Apply("eq", (mixed, f), bool_), Apply("eq", (mixed, g), bool_), real, plain):
+        assert key_tests([Live(condition, True, True)], QUERY, KEY) == []
+    same = Apply("eq", (f, g), bool_)
+    assert key_tests([Live(same, True, False)], QUERY, KEY) == []
+    assert len(key_tests([Live(Apply("logical_and", (same, plain), bool_), True, True)], QUERY, KEY)) == 2
+    assert key_tests([Live(Apply("logical_or", (same, plain), bool_), True, True)], QUERY, KEY) == []

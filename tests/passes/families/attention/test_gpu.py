@@ -1,0 +1,110 @@
+"""Attention on a GPU: which rows share a block, how keys are shared out, and what the parts are joined to."""
+
+from __future__ import annotations
+
+import pytest
+from programs import check
+
+from fusec.errors import LoweringError
+from fusec.ir.graph import Graph
+from fusec.ir.parse import parse
+from fusec.ir.types import contiguous_strides
+from fusec.passes.families.attention.schedule.gpu import AttentionSize, GpuAttentionSchedule, attention_candidates
+from fusec.passes.lower.frame import Frame
+from fusec.passes.pipeline import lower
+from fusec.passes.schedule.launch import Launch
+from fusec.passes.select_gpu import lower_with
+from fusec.runtime.program import Program
+from fusec.target.gpu import gpu_target
+
+TARGET = gpu_target("cuda:sm_90")
+
+
+def sdpa(heads: int, key_heads: int, queries: int, keys: int, size: int = 64) -> Graph:
+    return parse(f"""graph @g(%q: f32[2, {heads}, {queries}, {size}], %k: f32[2, {key_heads}, {keys}, {size}],
+      %v: f32[2, {key_heads}, {keys}, {size}]) {{
+        %o = sdpa(%q, %k, %v) {{causal=false, scale=none, grouped=true}} : f32[2, {heads}, {queries}, {size}]
+        return %o
+    }}""")
+
+
+def lowered(graph: Graph) -> Program:
+    return lower(graph, "cuda:sm_90", check=True).program
+
+
+def test_one_query_of_each_head_that_shares_keys_is_a_row_and_keys_are_shared_out() -> None:
+    program = lowered(sdpa(8, 2, 1, 1000))
+    first, last = program.kernels
+    assert (first.kind, last.kind) == ("attention", "row")
+    assert [p.shape for p in first.parameters[-3:]] == [(4, 2, 2, 1, 4), (4, 2, 2, 1, 4), (4, 2, 2, 1, 4, 64)]
+    assert first.final is not None
+    assert [program.slots[s].kind for s in program.steps[0].arguments[-3:]] == ["workspace"] * 3
+
+
+def test_parts_are_joined_by_their_maxima() -> None:
+    run = check(str(sdpa(8, 2, 1, 1000, size=16)), target=TARGET.name, slack=4)
+    assert run.kernels == ["attention", "row"]
+
+
+def test_few_queries_of_one_head_alone() -> None:
+    first, _ = lowered(sdpa(3, 3, 2, 1000)).kernels
+    assert first.parameters[-1].shape[1:] == (2, 3, 2, 64)
+
+
+def test_enough_blocks_are_not_split() -> None:
+    (kernel,) = lowered(sdpa(64, 64, 1, 1000)).kernels
+    assert kernel.kind == "attention"
+
+
+def test_short_keys_are_not_split() -> None:
+    (kernel,) = lowered(sdpa(8, 2, 1, 60)).kernels
+    assert kernel.kind == "attention"
+
+
+def test_many_queries_are_blocks_of_one_head() -> None:
+    (kernel,) = lowered(sdpa(64, 8, 300, 300)).kernels
+    assert kernel.parameters[-1].shape == (2, 8, 8, 300, 64)
+
+
+@pytest.mark.parametrize("keys", [1, 100, 1000, 4096, 65536])
+@pytest.mark.parametrize("heads", [0, 1, 8, 60, 132, 1000])
+def test_every_part_of_the_keys_has_steps(heads: int, keys: int) -> None:
+    size = AttentionSize(heads, 4, True, False, keys, 128, 128, 16)
+    for s in attention_candidates(size, TARGET):
+        steps = -(-keys // s.keys)
+        assert s.queries >= 4
+        assert 1 <= s.split <= 64
+        assert (s.split - 1) * -(-steps // s.split) < steps
+
+
+def test_a_block_too_small_for_the_rows_that_share_keys_is_refused() -> None:
+    graph = lower(sdpa(64, 2, 1, 1000), "cuda:sm_90").graph
+    (op,) = (o for o in graph.ops if o.name == "fused")
+    strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
+    with pytest.raises(LoweringError, match="32 rows that share their keys in a block of 16"):
+        lower_with(Frame(op, strides, "k"), GpuAttentionSchedule(16, 64, Launch(4, 2)))
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("size", [16, 32, 80, 128, 256, 512, 576])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "hip:gfx942"])
+def test_candidates_fit_shared_memory_and_registers(target: str, size: int, bits: int) -> None:
+    card = gpu_target(target)
+    padded = 1 << (size - 1).bit_length()
+    found = attention_candidates(AttentionSize(8, 300, False, True, 300, size, size, bits), card)
+    assert found or bits * size >= 16 * 576
+    for s in found:
+        held = s.queries * padded + s.launch.stages * s.keys * 2 * padded
+        assert held * bits // 8 <= card.shared_memory
+        assert s.queries * padded <= 128 * 32 * s.launch.warps
+
+
+def test_heads_too_wide_for_a_block_are_attended_to_in_pieces() -> None:
+    program = lowered(sdpa(2, 2, 40, 40, size=4096))
+    assert "attention" not in [r.kind for r in program.reports]
+    assert any("heads of 4096 and 4096 elements do not fit a block" in d.reason for d in program.declined)
+
+
+def test_long_rows_of_scores_are_no_reduction_of_their_own() -> None:
+    program = lowered(sdpa(8, 2, 1, 65536))
+    assert [k.kind for k in program.kernels] == ["attention", "row"]

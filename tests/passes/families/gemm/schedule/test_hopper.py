@@ -1,0 +1,134 @@
+"""Which schedules Hopper's products are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fusec.passes.families.attention.schedule.gpu import AttentionSize
+from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule, hopper_attention_candidates
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
+from fusec.target.gpu import gpu_target
+
+SM_90 = gpu_target("cuda:sm_90")
+
+
+def found(m: int, n: int, k: int, **given: Any) -> list[HopperGemmSchedule]:
+    return hopper_candidates(HopperProblem(given.pop("batches", 1), m, n, k, **given), SM_90)
+
+
+def first(m: int, n: int, k: int, **given: Any) -> HopperGemmSchedule:
+    return found(m, n, k, **given)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((4096, 4096, 4096), "128x256x64"),
+        ((16384, 4096, 1024), "128x128x64"),  # short tiles: their epilogues run under the next tile's products
+        ((8192, 14336, 4096), "128x128x64"),
+        ((512, 4096, 4096), "128x128x64"),  # wider tiles would leave half of the units idle
+    ],
+)
+def test_best(shape: tuple[int, int, int], block: str) -> None:
+    assert dict(first(*shape).describe())["block"] == block
+
+
+def test_a_single_tile_is_stored_by_both_consumers() -> None:
+    assert dict(first(512, 3072, 768).describe())["consumers"] == "together"
+
+
+def test_epilogues_that_read_run_under_products() -> None:
+    assert dict(first(4096, 4096, 4096, reads=1).describe())["consumers"] == "in turns"
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (16384, 4096, 1024), (8192, 14336, 4096)])
+def test_epilogues_under_the_next_tile_leave_wide_tiles_the_best(shape: tuple[int, int, int]) -> None:
+    described = dict(first(*shape, parks=True, reads=1).describe())
+    assert (described["block"], described["consumers"]) == ("128x256x64", "together")
+
+
+@pytest.mark.parametrize(("shape", "split"), [((128, 4096, 4096), 2), ((256, 4096, 4096), 1), ((512, 3072, 768), 1)])
+def test_few_tiles_are_split_along_k(shape: tuple[int, int, int], split: int) -> None:
+    schedule = first(*shape, parks=True)
+    assert schedule.pipeline.split == split
+    assert dict(schedule.describe()).get("split", 1) == split
+
+
+def test_a_split_leaves_each_block_some_steps() -> None:
+    assert all(s.pipeline.split == 1 for s in found(256, 1024, 512))
+    assert any(s.pipeline.split > 1 for s in found(256, 1024, 4096))
+
+
+def test_a_single_wave_shares_no_operands() -> None:
+    assert dict(first(512, 3072, 768).describe())["cluster"] == "1x1"
+
+
+def test_blocks_share_operands_where_tiles_pair_up() -> None:
+    assert dict(first(4096, 4096, 4096).describe())["cluster"] == "2x1"
+    assert dict(first(128 * 33, 4096, 512).describe())["cluster"] == "1x2"
+    assert dict(first(128 * 33, 128 * 33, 512).describe())["cluster"] == "1x1"
+
+
+def test_everything_fits_shared_memory_and_registers() -> None:
+    for products in (1, 2):
+        for s in found(4096, 4096, 4096, products=products):
+            assert (s.m + s.n * products) * 128 * s.stages + 4 * 8192 + 2048 <= SM_90.shared_memory
+            rows = s.m if s.pipeline.turns else s.m // 2
+            assert rows * s.n * products <= 128 * 128
+
+
+def test_left_to_others() -> None:
+    assert not found(64, 4096, 4096)
+    assert not found(4096, 4096, 4096, products=3)
+    assert not hopper_candidates(HopperProblem(1, 4096, 4096, 4096), gpu_target("cuda:sm_80"))
+    assert not found(4096, 4096, 4096, batches=0)
+
+
+def attention(heads: int, keys: int, columns: int, masked: bool, bits: int = 16) -> list[HopperAttentionSchedule]:
+    size = AttentionSize(heads, keys, False, masked, keys, columns, columns, bits)
+    return hopper_attention_candidates(size, SM_90)
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "masked", "turns", "walks"),
+    [
+        (4096, 64, False, False, True),
+        (4096, 64, True, True, True),
+        (16384, 64, False, True, False),
+        (16384, 64, True, True, False),
+        (4096, 128, True, True, True),
+        (16384, 128, False, True, True),
+        (16384, 128, True, True, False),
+        (4096, 256, False, True, False),
+    ],
+)
+def test_attention_walks_where_rows_are_short_and_there_is_room(
+    keys: int, columns: int, masked: bool, turns: bool, walks: bool
+) -> None:
+    found = attention(64, keys, columns, masked)
+    assert (found[0].turns, found[0].walks) == (turns, walks)
+    assert len(set(found)) == len(found)
+
+
+def test_attention_of_other_sizes_has_no_such_schedule() -> None:
+    assert not attention(64, 4096, 512, False)
+    assert not attention(2, 128, 64, False)
+    assert not attention(64, 4096, 64, False, bits=32)
+
+
+def test_blocks_that_walk_fit_shared_memory() -> None:
+    """Operands of the widest heads of each list, and the results, for those that walk."""
+    for columns in (64, 128, 192, 256):
+        for s in attention(64, 4096, columns, False):
+            rows = s.queries * (2 if s.walks else 1) + 2 * s.stages * s.keys
+            assert 1024 + rows * columns * 2 <= SM_90.shared_memory
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_share_whole_copies(turned: bool) -> None:
+    """Of columns that lie side by side a copy brings 64: half a tile of 64 is none."""
+    halves = [s.n // s.pipeline.cluster_m for s in found(2048, 2048, 1024, turned=turned) if s.pipeline.cluster_m > 1]
+    assert halves
+    assert (min(halves) >= 64) is turned

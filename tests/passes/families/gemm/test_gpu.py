@@ -1,0 +1,115 @@
+"""Products on a GPU in the tile IR's interpreter: every way to cut one up gives the same results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from programs import Run, check
+
+from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.schedule.launch import Launch
+from fusec.passes.select_gpu import GpuSelector, lower_with
+from fusec.target.gpu import gpu_target
+
+TARGET = gpu_target("cuda:sm_90")
+PLAIN = GpuGemmSchedule(16, 32, 16, 2, 1, 0, Launch(4, 2))
+
+
+@dataclass
+class With(GpuSelector):
+    """Lowers every product with one schedule."""
+
+    schedule: GpuGemmSchedule | GpuGemvSchedule = PLAIN
+
+    def lower(self, frame: Frame) -> LoweredGroup:
+        if frame.op.attributes.kind == "gemm":  # type: ignore[attr-defined]
+            return lower_with(frame, self.schedule)
+        return super().lower(frame)
+
+
+def run(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule, **options: Any) -> Run:
+    return check(text, target=TARGET.name, selector=With(TARGET, schedule=schedule), **{"slack": 4, **options})
+
+
+def gemm(m: int = 16, n: int = 32, k: int = 16, **more: Any) -> GpuGemmSchedule:
+    return GpuGemmSchedule(m, n, k, 2, more.pop("split", 1), more.pop("walkers", 0), Launch(4, 2), **more)
+
+
+def linear(m: int, k: int, n: int, kind: str = "f32") -> str:
+    return f"""graph @linear(%x: {kind}[{m}, {k}], %w: {kind}[{n}, {k}], %b: {kind}[{n}], %r: {kind}[{m}, {n}]) {{
+  %h = linear(%x, %w, %b) : {kind}[{m}, {n}]
+  %g = silu(%h) : {kind}[{m}, {n}]
+  %y = add(%g, %r) : {kind}[{m}, {n}]
+  return %y
+}}"""
+
+
+SWIGLU = """graph @g(%x: bf16[19, 70], %w: bf16[40, 70], %v: bf16[40, 70]) {
+  %a = linear(%x, %w) : bf16[19, 40]
+  %b = linear(%x, %v) : bf16[19, 40]
+  %c = silu(%a) : bf16[19, 40]
+  %d = mul(%c, %b) : bf16[19, 40]
+  return %d
+}"""
+
+BATCHED = """graph @b(%x: f32[3, 19, 50], %w: f32[3, 50, 45], %s: f32[3, 1, 45]) {
+  %h = matmul(%x, %w) : f32[3, 19, 45]
+  %y = mul(%h, %s) : f32[3, 19, 45]
+  return %y, %h
+}"""
+
+STRIDED = """graph @s(%x: f32[19, 50] strides=[120, 2], %w: f32[50, 45] strides=[1, 61]) {
+  %y = matmul(%x, %w) : f32[19, 45]
+  return %y
+}"""
+
+EVERY = [
+    gemm(),
+    gemm(turned=True),
+    gemm(split=3),
+    gemm(split=2, turned=True),
+    gemm(slices=2),
+    gemm(n=64, slices=4, walkers=1),
+    gemm(walkers=1),
+    GpuGemvSchedule(2, 16, 1, 1, Launch(4, 1)),
+    GpuGemvSchedule(4, 16, 2, 3, Launch(4, 1)),
+]
+
+
+@pytest.mark.parametrize("schedule", EVERY, ids=str)
+@pytest.mark.parametrize("text", [linear(19, 50, 45), linear(32, 64, 64), SWIGLU, BATCHED, STRIDED])
+def test_same_results_however_it_is_cut(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule) -> None:
+    made = run(text, schedule)
+    assert made.kernels == (["gemm", "gemm"] if schedule.split > 1 else ["gemm"])
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 77, 100), (3, 40, 33), (77, 1, 100), (1, 1, 200), (2, 2, 1)])
+@pytest.mark.parametrize("split", [1, 4])
+def test_a_matrix_times_a_few_vectors(m: int, n: int, k: int, split: int) -> None:
+    run(linear(m, k, n), GpuGemvSchedule(4, 16, 1, split, Launch(4, 1)))
+    run(linear(m, k, n, "f16"), GpuGemvSchedule(1, 32, 2, split, Launch(4, 1)))
+
+
+def test_parts_longer_than_k_add_nothing() -> None:
+    run(linear(19, 17, 45), gemm(split=8))
+    run(linear(1, 17, 45), GpuGemvSchedule(4, 16, 2, 8, Launch(4, 1)))
+
+
+def test_parts_are_workspace_of_each_call() -> None:
+    made = run(linear(19, 50, 45), gemm(split=2))
+    (slot,) = (s for s in made.lowered.program.slots if s.name.startswith("partials"))
+    assert slot.kind == "workspace"
+    assert slot.type.static_shape == (1, 2, 1, 19, 45)
+
+
+@pytest.mark.parametrize("kind", ["f32", "i32"])
+def test_a_depth_that_is_no_multiple_of_the_tile(kind: str) -> None:
+    text = f"""graph @g(%x: {kind}[19, 37], %w: {kind}[37, 21]) {{
+      %y = dot(%x, %w) {{contract=[1]x[0]}} : {kind}[19, 21]
+      return %y
+    }}"""
+    made = check(text, target=TARGET.name, selector=GpuSelector(TARGET, cuda=True, triton=False), slack=4)
+    assert made.kernels == ["gemm"]
