@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,45 @@ def agree(function: Callable[..., Any], *args: Any, calls: int = 2, wide: bool =
     """
     own = copies(args)
     eager = outcome(function, own)
-    exact = outcome(function, copies(args, widen=True)) if wide else None
+    widened = copies(args, widen=True)
+    exact = outcome(_in_wide(function), widened) if wide else None
     jitted = fusec.jit(function)
     for _ in range(calls):
         mine = copies(args)
         made = outcome(jitted, mine)
-        compare(eager, own, made, mine, exact)
+        compare(eager, own, made, mine, exact, widened)
     return jitted
+
+
+class _Wide:
+    """NumPy, but what it computes in float16 for bools and integers of 8 bits, in float64."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name)
+        return _in_double(found) if isinstance(found, np.ufunc) else found
+
+
+def _in_double(ufunc: np.ufunc) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        numbers = [np.asarray(x).dtype for x in args[: ufunc.nin]]
+        try:
+            loop = ufunc.resolve_dtypes((*numbers, *[None] * ufunc.nout))
+        except TypeError:
+            return ufunc(*args, **options)
+        half = any(dtype == np.float16 for dtype in loop) and "dtype" not in options and "signature" not in options
+        return ufunc(*args, **options, **({"dtype": np.float64} if half else {}))
+
+    return call
+
+
+def _in_wide(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with :class:`_Wide` for the module that it calls ``np``."""
+    if not isinstance(function, FunctionType):
+        return function
+    scope = {**function.__globals__, "np": _Wide()} if function.__globals__.get("np") is np else function.__globals__
+    made = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 class Outcome:
@@ -57,8 +90,18 @@ def outcome(function: Callable[..., Any], args: Sequence[Any]) -> Outcome:
     return Outcome(result, error, [w.category for w in noted])
 
 
-def compare(eager: Outcome, own: Sequence[Any], made: Outcome, mine: Sequence[Any], exact: Outcome | None) -> None:
-    """Raises DifferenceError unless the outcomes and the arguments afterwards are alike."""
+def compare(
+    eager: Outcome,
+    own: Sequence[Any],
+    made: Outcome,
+    mine: Sequence[Any],
+    exact: Outcome | None,
+    widened: Sequence[Any] = (),
+) -> None:
+    """Raises DifferenceError unless the outcomes and the arguments afterwards are alike.
+
+    exact, widened: the outcome and the arguments of the same call in wider numbers.
+    """
     if (eager.error is None) != (made.error is None):
         raise DifferenceError(f"NumPy: {_told(eager)}\nfusec: {_told(made)}")
     if eager.error is not None and not isinstance(made.error, type(eager.error)):
@@ -77,8 +120,9 @@ def compare(eager: Outcome, own: Sequence[Any], made: Outcome, mine: Sequence[An
     results = list(zip(leaves(eager.result), leaves(made.result)))
     for k, (a, b) in enumerate(results):
         compare_values(f"result {k}", a, b, references[k] if len(references) == len(results) else None)
+    ran = exact is not None and exact.error is None
     for k, (a, b) in enumerate(zip(own, mine)):
-        compare_values(f"argument {k} afterwards", a, b, None)
+        compare_values(f"argument {k} afterwards", a, b, widened[k] if ran and k < len(widened) else None)
 
 
 def _told(of: Outcome) -> str:

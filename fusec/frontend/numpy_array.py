@@ -348,7 +348,7 @@ class TracedArray(Reductions):
             return self
         flags = self.meta.flags
         if order == "F" or (order == "A" and flags.f_contiguous and not flags.c_contiguous):
-            return self.transpose().reshape(extents[::-1], copy=copy).transpose()
+            return self.transpose().reshape(wanted[::-1], copy=copy).transpose()
         step = Step("reshape", ShapeAttributes(extents))
         try:
             meta = np.reshape(self.meta, tuple(operator.index(n) for n in wanted), copy=False)
@@ -372,7 +372,11 @@ class TracedArray(Reductions):
 
     def ravel(self, order: str = "C") -> Any:
         flat = self._in_memory_order().reshape(-1) if order == "K" else self.reshape(-1, order=order)
-        return flat if flat.meta.flags.c_contiguous else self.tracer.fresh(flat.value)
+        if not flat.meta.flags.c_contiguous:
+            return self.tracer.fresh(flat.value)
+        if flat.meta.strides == (flat.meta.itemsize,):
+            return flat
+        return self.tracer.make(self.tracer, flat.buffer, flat.steps, self.meta.reshape(-1))  # of one element
 
     def flatten(self, order: str = "C") -> Any:
         flat = self._in_memory_order().reshape(-1) if order == "K" else self.reshape(-1, order=order)

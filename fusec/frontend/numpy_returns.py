@@ -241,10 +241,13 @@ def _differs_in_ones(meta: Meta, base: Meta) -> bool:
 
 
 def _owner_of(constant: Meta) -> Meta:
+    """The array whose memory it is; ``as_strided`` puts an object between its view and that."""
     owner = constant
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    return owner
+    while True:
+        base = owner.base if isinstance(owner.base, np.ndarray) else getattr(owner.base, "base", None)
+        if not isinstance(base, np.ndarray):
+            return owner
+        owner = base
 
 
 def _copy_of(constant: Meta, owners: dict[int, Any]) -> Meta:

@@ -209,8 +209,6 @@ def _comparison(op: str) -> Lowering:
         common = e.promote(self, other)
         if not common.is_float:
             other = _comparable(e, op, other, common)
-        elif not isinstance(other, Value) and not exact_in(other, common):
-            common = f32
         return e.emit(op, e.value(self, common), e.value(other, common))
 
     return lower

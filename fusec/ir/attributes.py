@@ -20,11 +20,15 @@ NO_ATTRIBUTES = Attributes()
 
 @dataclass(frozen=True)
 class ConstantAttributes(Attributes):
-    """A 0-d constant."""
+    """A 0-d constant. ``value`` is what the dtype holds of the number given: f16(0.1) is 0.0999755859375."""
 
     value: Scalar
     dtype: DType
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.dtype.is_float and self.dtype.bits < 32:
+            object.__setattr__(self, "value", self.dtype.rounded(self.value))
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,11 @@ class DType:
         """The NumPy dtype; bfloat16 comes from ml_dtypes."""
         return np.dtype(ml_dtypes.bfloat16) if self.name == "bf16" else np.dtype(_NUMPY_NAMES[self.name])
 
+    def rounded(self, value: complex) -> float:
+        """What a float dtype holds of a number: the nearest one, infinity beyond the largest."""
+        with np.errstate(over="ignore"):
+            return float(np.float64(value.real).astype(self.numpy))
+
     @property
     def long_name(self) -> str:
         """The name that NumPy and PyTorch share, such as ``float32``."""

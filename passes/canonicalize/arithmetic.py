@@ -5,10 +5,11 @@ Nothing here reassociates floats or drops a NaN, an infinity or the sign of a ze
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import frexp, inf, isfinite
 
 from fusec.ir.attributes import ConstantAttributes, Scalar
-from fusec.ir.nodes import Value
+from fusec.ir.nodes import Op, Value
 from fusec.ir.types import bool_
 from fusec.passes.fold import evaluate, filled, known
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
@@ -164,32 +165,63 @@ def function_of_mask(r: Rewriter) -> Outcome:
     """f(select(c, k1, k2), k3) ⇒ select(c, f(k1, k3), f(k2, k3)), and c itself where that is true and false
 
     Constants k; a bool cast to a number is ``select(c, 1, 0)``. So ``tril(ones) == 0`` is one comparison of indices.
+    A chain of such functions counts as one where a half type rounds its end: ``(1 - mask) * -1e4`` and
+    ``masked_fill(~mask, -1e4)`` must be the same number.
     """
-    found = [_two_valued(r, v) for v in r.operands]
-    masks = [k for k, mask in enumerate(found) if mask is not None]
-    if len(masks) != 1 or (r.op.name in ("cast", "logical_not") and r.operands[0].type.dtype == bool_):
+    if r.op.name in ("cast", "logical_not") and r.operands[0].type.dtype == bool_:
         return None
-    mask = found[masks[0]]
-    assert mask is not None
-    condition, choices = mask
-    others = [known(r, v) if k != masks[0] else False for k, v in enumerate(r.operands)]
-    numbers = [number for number in others if number is not None]
-    if len(numbers) != len(others):
+    rounds = _rounds(r.op)
+    found = _choices(r, r.op, _chosen if rounds else _two_valued)
+    if found is None:
         return None
-    values: list[Scalar] = []
-    for choice in choices:
-        numbers[masks[0]] = choice
-        values.append(evaluate(r.op, numbers))
+    condition, values = found
     result = r.op.result.type
     if result.dtype == bool_:
-        return _condition(r, condition, values[0], values[1])
-    if r.producer(r.operands[masks[0]], "select") is None:
+        return _condition(r, condition, *values)
+    if not rounds and all(r.producer(v, "select") is None for v in r.operands):
         return None
     picked = [r.constant_of(ConstantAttributes(v, result.dtype, result.device)) for v in values]
     return r.broadcast(r.emit("select", condition, *picked), result.shape)
 
 
-def _two_valued(r: Rewriter, value: Value) -> tuple[Value, tuple[Scalar, Scalar]] | None:
+def _rounds(op: Op) -> bool:
+    """Whether an op is a cast to a half type from a wider float."""
+    source, result = op.operands[0].type.dtype, op.result.type.dtype
+    return op.name == "cast" and result.is_float and result.bits == 16 and source.is_float and source.bits > 16
+
+
+Choices = tuple[Value, tuple[Scalar, Scalar]]
+"""A condition, and the number where it holds and elsewhere."""
+
+
+def _choices(r: Rewriter, op: Op, of: Callable[[Rewriter, Value], Choices | None]) -> Choices | None:
+    """What an elementwise op gives that has one operand of two numbers, as ``of`` finds them, and else constants."""
+    found = [of(r, v) for v in op.operands]
+    masks = [k for k, mask in enumerate(found) if mask is not None]
+    if len(masks) != 1 or (mask := found[masks[0]]) is None:
+        return None
+    others = [known(r, v) if k != masks[0] else False for k, v in enumerate(op.operands)]
+    numbers = [number for number in others if number is not None]
+    if len(numbers) != len(others):
+        return None
+    condition, (first, second) = mask
+
+    def evaluated(choice: Scalar) -> Scalar:
+        return evaluate(op, [*numbers[: masks[0]], choice, *numbers[masks[0] + 1 :]])
+
+    return condition, (evaluated(first), evaluated(second))
+
+
+def _chosen(r: Rewriter, value: Value) -> Choices | None:
+    """:func:`_two_valued`, and what functions of such a value and constants give."""
+    direct = _two_valued(r, value)
+    if direct is not None or value.type.dtype == bool_:
+        return direct
+    made = r.producer(value, *_MASK_READERS)
+    return None if made is None else _choices(r, made, _chosen)
+
+
+def _two_valued(r: Rewriter, value: Value) -> Choices | None:
     """A value that is one constant where a condition holds, and another elsewhere."""
     if value.type.dtype == bool_:
         return (value, (True, False)) if known(r, value) is None else None

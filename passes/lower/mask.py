@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isinf
 
 from fusec.ir.attributes import Scalar
 from fusec.ir.index import Index, Symbol, add, bounds, floordiv, maximum, minimum, mod, mul, sub, symbol, symbols_of
@@ -64,13 +64,29 @@ def live_conditions(score: ScalarExpr) -> list[Live]:
                 return [Live(condition, False, _fill(chosen) == -float("inf")), *live_conditions(other)]
             return []
         case Apply("add", (a, b), _):
-            return [*live_conditions(a), *live_conditions(b)]
+            return [
+                *(live_conditions(a) if not _makes_nan(b) else []),
+                *(live_conditions(b) if not _makes_nan(a) else []),
+            ]
         case Apply("sub", (a, _), _) | Apply("cast" | "copy", (a,), _):
             return live_conditions(a)
         case Apply("mul" | "div", (a, Const(value, _)), _) | Apply("mul", (Const(value, _), a), _) if _positive(value):
             return [c for c in live_conditions(a) if c.exact]
         case _:
             return []
+
+
+def _makes_nan(e: ScalarExpr) -> bool:
+    """Whether an expression may be NaN where all that it reads is finite: by arithmetic on an infinite fill."""
+    match e:
+        case Apply("select" | "add" | "copy" | "cast", args, _):
+            return any(_makes_nan(a) for a in args if a.dtype.is_float)
+        case Apply("mul" | "div", (a, Const(value, _)), _) | Apply("mul", (Const(value, _), a), _) if _positive(value):
+            return _makes_nan(a)
+        case Apply():
+            return any(isinstance(x, Const) and isinstance(x.value, float) and isinf(x.value) for x in walk(e))
+        case _:
+            return False
 
 
 def _fill(e: ScalarExpr) -> float | None:

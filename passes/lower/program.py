@@ -152,10 +152,13 @@ def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
     port = a.graph.output_ports[output] if output is not None else None
     wanted = None if port is None else (contiguous_strides(value.type.shape) if port.strides is None else port.strides)
     if value in a.slot_of:
-        known = a.slots[a.slot_of[value]]
-        if wanted is None or known.kind != "view" or known.strides == wanted:
-            return a.slot_of[value]
-        return _add(a, replace(known, strides=wanted))  # strides differ along axes of one element
+        slot = a.slot_of[value]
+        known = a.slots[slot]
+        if wanted is None or known.kind not in ("view", "extern") or known.strides == wanted:
+            return slot
+        # strides differ along axes of one element
+        shown = known if known.kind == "view" else replace(known, kind="view", source=slot, offset=0)
+        return _add(a, replace(shown, strides=wanted))
     view = strided_view(value, a.graph.producers(), a.strides)
     if view is None or view.base not in a.slot_of:
         raise LoweringError(f"{value} is not in memory")

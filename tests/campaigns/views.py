@@ -32,8 +32,16 @@ Environment = dict[str, Any]
 ARGUMENTS = ("x", "y", "z", "i", "n")
 """Two matrices, a row, an index and whole numbers."""
 
-KNOWN: tuple[tuple[str, str], ...] = ()
-"""Differences that are known: the line that makes one, and why it stays."""
+UNTOUCHED = "is as before the call that raises"
+
+KNOWN: tuple[tuple[str, str], ...] = (
+    (
+        UNTOUCHED,
+        "an argument that is written both before and after a library call that raises keeps what it held: what it held "
+        "in between is no array of the program's",
+    ),
+)
+"""Differences that are known: the line that makes one, or what is said of it, and why it stays."""
 
 
 @dataclass(frozen=True)
@@ -320,11 +328,14 @@ def _differs(program: Program, function: Callable[..., Any], jitted: Callable[..
         if raised is not error:
             return f"raises {raised} ({message[:200]}), as written {error} ({said[:200]})"
         reference = _in_double(program, wrong=wrong) if error is None else None
-    for name, a, b in zip(ARGUMENTS, ours, theirs, strict=True):
+    before = program.arguments(wrong=wrong)
+    for name, a, b, was in zip(ARGUMENTS, ours, theirs, before, strict=True):
         if (a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype):
             return f"argument {name} has another layout"
         if not _near(a, b, None if reference is None else reference[1][name]):
-            return f"argument {name} holds other numbers"
+            return (
+                f"argument {name} {UNTOUCHED if error is not None and torch.equal(a, was) else 'holds other numbers'}"
+            )
     if error is not None:
         return ""
     if describe(got, ours) != describe(expected, theirs):
@@ -398,7 +409,7 @@ def trial(seed: int) -> Finding | None:
         said = traceback.format_exc()
     if not said:
         return None
-    known = next((line for line, _ in KNOWN if any(line in own for own in program.lines)), "")
+    known = next((line for line, _ in KNOWN if any(line in own for own in (said, *program.lines))), "")
     short = program if known else smallest(program)
     return Finding(difference(short) or said, source(short), known)
 

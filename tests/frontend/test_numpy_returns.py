@@ -90,6 +90,8 @@ ORDERS = [
     "return np.where(x > 2, x, 1), np.where(x > 2, 0, 1), np.where(True, x, x)",
     "return np.clip(x, 1, 3), np.clip(x, x, 3), x.clip(0)",
     "return x.copy('K'), x.astype(np.float32), np.zeros_like(x), np.array(x), x.copy('A')",
+    "return np.array(np.sort(x), order='F'), np.array(np.sort(x, 0)[:, :1], order='F')",
+    "return x.ravel('F'), x.reshape(-1, order='F')",
     "return x.cumsum(0), x.sum(0, keepdims=True), x.max(-1), np.concatenate([x, x], 1), x[[0]]",
 ]
 GAPPED = np.arange(160.0).reshape(8, 10, 2)[::2, ::2, ::2]
@@ -99,6 +101,8 @@ LAYOUTS = {
     "dense": GAPPED.copy().T,
     "one in the middle": GAPPED.transpose(1, 2, 0),
     "backwards": GAPPED[::-1].T,
+    "one element, backwards": np.ones((1, 1, 1))[::-1, ::-1],
+    "a column": np.arange(4.0)[:, None],
 }
 
 
@@ -106,6 +110,13 @@ LAYOUTS = {
 @pytest.mark.parametrize("text", ORDERS)
 def test_axes_of_one_element_lie_where_numpys_do(text: str, layout: str) -> None:
     agree(program(text), LAYOUTS[layout])
+
+
+@pytest.mark.parametrize(
+    "shown", ["windows(v, 1)", "windows(v, 4)", "windows(v, 2).view()", "np.broadcast_to(v, (2, 4))"]
+)
+def test_views_of_arrays_that_are_the_same_at_each_call_lie_in_them(shown: str) -> None:
+    agree(program(f"windows = np.lib.stride_tricks.sliding_window_view; v = np.arange(4.0); return v, {shown}, x"), A)
 
 
 @pytest.mark.parametrize("x", [np.array([3, 3, 2])[::-1], A[::-1], A[:, ::-1]], ids=["numbers", "rows", "columns"])

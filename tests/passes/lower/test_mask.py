@@ -101,6 +101,26 @@ def test_rows_without_a_key_are_nan_under_an_infinite_fill() -> None:
     assert np.isnan(run.outputs[0][:, :3]).all()
 
 
+def test_scores_that_become_nan_under_another_mask_are_visited() -> None:
+    """-inf * 0 is NaN for the keys that the second mask hides, and NaN plus -inf is NaN: the row is NaN in eager."""
+    text = f"""graph @g(%q: f32[2, {Q}, 16], %k: f32[2, {K}, 16], %v: f32[2, {K}, 16]) {{
+      %j = iota() {{axis=1}} : i64[1, {K}]
+      %d = dot(%q, %k) {{contract=[2]x[2], batch=[0]x[0]}} : f32[2, {Q}, {K}]
+      %c = lt(%j, i64(64)) : bool[1, {K}]
+      %f = select(%c, %d, f32(-inf)) : f32[2, {Q}, {K}]
+      %b = lt(%j, i64(64)) : bool[1, {K}]
+      %n = cast(%b) : f32[1, {K}]
+      %z = mul(%f, %n) : f32[2, {Q}, {K}]
+      %h = select(%c, f32(0.0), f32(-inf)) : f32[1, {K}]
+      %s = add(%z, %h) : f32[2, {Q}, {K}]
+      %p = softmax(%s) {{axis=2}} : f32[2, {Q}, {K}]
+      %o = dot(%p, %v) {{contract=[2]x[1], batch=[0]x[0]}} : f32[2, {Q}, 16]
+      return %o
+    }}"""
+    run = check(text, slack=4)
+    assert np.isnan(run.outputs[0]).all()
+
+
 def test_a_mask_loaded_from_data_skips_nothing() -> None:
     text = masked("%c = copy(%m) : bool[150, 150]", more=", %m: bool[150, 150]")
     arrays = random_inputs(parse(text))

@@ -1,0 +1,63 @@
+"""Python numbers that a half type can't hold: what PyTorch rounds is rounded, and what is compared is one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusec
+
+HALVES = [torch.bfloat16, torch.float16]
+NUMBERS = [0.1, -0.3, 3.999, -10000.0, 257, 2049, 1e-45]
+
+ROUNDING: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "eq": lambda x, s: x == s,
+    "ne": lambda x, s: x != s,
+    "gt": lambda x, s: x > s,
+    "ge": lambda x, s: x >= s,
+    "lt": lambda x, s: x < s,
+    "le": lambda x, s: x <= s,
+    "reflected": lambda x, s: s < x,
+    "where": lambda x, s: torch.where(x > 0.5, x, s),
+    "masked_fill": lambda x, s: x.masked_fill(x > 0.5, s),
+    "filled and compared": lambda x, s: x.masked_fill(x > 0.5, s) == s,
+    "full": lambda x, s: torch.full_like(x, s) == x,
+    "clamp": lambda x, s: x.clamp(min=s),
+    "pad": lambda x, s: F.pad(x, (1, 2), value=s),
+    "floor": lambda x, s: torch.full_like(x, s).floor() + x * 0,
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ROUNDING)
+def test_numbers_are_rounded_as_pytorch_rounds_them(name: str, dtype: torch.dtype) -> None:
+    def all_of(x: Tensor) -> list[Tensor]:
+        return [ROUNDING[name](x, s) for s in NUMBERS]
+
+    held = torch.tensor(NUMBERS).to(dtype)
+    beside = torch.nextafter(held, torch.tensor(torch.inf, dtype=dtype))
+    x = torch.cat([held, beside, torch.tensor([0.0, 1.0, -7.7, torch.nan, torch.inf]).to(dtype)])
+    for ours, theirs in zip(fusec.jit(all_of, fallback="error")(x), all_of(x), strict=True):
+        assert torch.equal(ours.nan_to_num(77.0), theirs.nan_to_num(77.0))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rows_that_two_masks_hide_by_one_number_are_means(dtype: torch.dtype) -> None:
+    """``(1 - seen) * -1e4`` and ``masked_fill(-1e4)`` are one number of the half type, whatever computes it."""
+    n = 48
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor) -> Tensor:
+        seen = torch.arange(n)[:, None] == torch.arange(n)[None, :]
+        s = q @ k.mT
+        s = s * seen + (1.0 - seen.to(s.dtype)) * -1e4
+        return torch.softmax(s.masked_fill(~keys, -1e4), -1) @ v
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, n, 16, generator=generator).to(dtype) for _ in range(3))
+    keys = torch.arange(n) % 3 > 0
+    found = fusec.jit(attend, fallback="error")(q, k, v, keys)
+    torch.testing.assert_close(found[:, ~keys], v.mean(1, keepdim=True).expand(3, 16, 16), rtol=0, atol=2e-2)
