@@ -28,7 +28,8 @@ from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
 from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
-from fusec.passes.select_gpu import AnySchedule, GpuSelector
+from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.executable import Executable
 from fusec.target.gpu import gpu_target
 
@@ -41,7 +42,7 @@ _TRIED = 10
 class ByWarps(GpuSelector):
     """Takes schedules for warps' instructions alone."""
 
-    def candidates(self, frame: Frame) -> list[AnySchedule]:
+    def candidates(self, frame: Frame) -> list[GpuSchedule]:
         found = super().candidates(frame)
         return [s for s in found if isinstance(s, MmaGemmSchedule | MmaAttentionSchedule)]
 
@@ -52,7 +53,7 @@ class Nth(GpuSelector):
 
     number: int = 0
 
-    def candidates(self, frame: Frame) -> list[AnySchedule]:
+    def candidates(self, frame: Frame) -> list[GpuSchedule]:
         return super().candidates(frame)[self.number :]
 
 

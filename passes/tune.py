@@ -14,8 +14,9 @@ from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
 from fusec.ir.nodes import Op
 from fusec.ir.print import print_graph
-from fusec.passes.families.record import Schedule, Times, tuned_from_text, tuned_to_text
+from fusec.passes.families.record import Times, tuned_from_text, tuned_to_text
 from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.select import Selector, lower_with
 from fusec.runtime.program import Choice
 
@@ -96,7 +97,7 @@ class TuningSelector(Selector):
             self.measured.append(Choice(frame.name, _text(lowered), times))
         return lowered
 
-    def _search(self, frame: Frame, candidates: Sequence[Schedule]) -> tuple[Schedule, Times]:
+    def _search(self, frame: Frame, candidates: Sequence[CpuSchedule]) -> tuple[CpuSchedule, Times]:
         """The fastest right candidate, and what was measured; the first one where nothing could be."""
         assert self.measure is not None
         budget = SECONDS[self.effort]
@@ -104,7 +105,7 @@ class TuningSelector(Selector):
             budget = min(budget, self.deadline - time.monotonic())
         if budget <= 0:
             return candidates[0], ()
-        lowered: list[tuple[Schedule, LoweredGroup]] = []
+        lowered: list[tuple[CpuSchedule, LoweredGroup]] = []
         for schedule in candidates:
             try:
                 lowered.append((schedule, lower_with(frame.fresh(), schedule)))

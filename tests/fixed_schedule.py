@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.select import Schedule, Selector, lower_with
+from fusec.passes.schedule.base import CpuSchedule
+from fusec.passes.select import Selector, lower_with
 
 
 @dataclass
 class Fixed(Selector):
     """Lowers every group of one kind with one schedule, and the others as ever; no kind: every group."""
 
-    schedule: Schedule | None = None
+    schedule: CpuSchedule | None = None
     kind: str | None = "gemm"
 
     def lower(self, frame: Frame) -> LoweredGroup:

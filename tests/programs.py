@@ -23,7 +23,8 @@ from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.families.row.schedule.cpu import RowSchedule
 from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
-from fusec.passes.select import Schedule, Selector
+from fusec.passes.schedule.base import CpuSchedule
+from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.library import run_extern
 from fusec.runtime.program import Call, Launch, Lowered, Pack, Program, Slot
@@ -257,7 +258,7 @@ class Streaming(Selector):
 
     staged: bool = False
 
-    def candidates(self, frame: Frame) -> list[Schedule]:
+    def candidates(self, frame: Frame) -> list[CpuSchedule]:
         found = (s for s in super().candidates(frame) if isinstance(s, RowSchedule))
         return [replace(s, streams=1, ahead=True, staged=self.staged) for s in found]
 

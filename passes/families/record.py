@@ -1,4 +1,4 @@
-"""Schedules as plain text, for the cache of measured choices."""
+"""Schedules of CPU kernels as plain text, for the cache of measured choices."""
 
 from __future__ import annotations
 
@@ -6,26 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
-from fusec.passes.families.attention.schedule.cpu import AttentionSchedule, NarrowAttentionSchedule
-from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.families.gemm.schedule.widening import WideningSchedule
-from fusec.passes.families.map.schedule.cpu import MapSchedule
-from fusec.passes.families.row.schedule.cpu import RowSchedule
+from fusec.passes.families.all import FAMILIES
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.tile.nodes import RegisterTile
 
-Schedule = GemmSchedule | WideningSchedule | AttentionSchedule | NarrowAttentionSchedule | RowSchedule | MapSchedule
-
-_KINDS: dict[str, type[Schedule]] = {
-    "gemm": GemmSchedule,
-    "widening": WideningSchedule,
-    "attention": AttentionSchedule,
-    "narrow_attention": NarrowAttentionSchedule,
-    "row": RowSchedule,
-    "map": MapSchedule,
-}
+_KINDS: dict[str, type[CpuSchedule]] = {name: cls for f in FAMILIES for name, cls in f.cpu.schedules.items()}
 
 
-def schedule_to_text(schedule: Schedule) -> str:
+def schedule_to_text(schedule: CpuSchedule) -> str:
     """One line of JSON."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(schedule, cls))
     return json.dumps({"kind": kind, **asdict(schedule)}, sort_keys=True)
@@ -35,12 +23,12 @@ Times = tuple[tuple[str, float | None, str], ...]
 """What was measured: a schedule's text, its seconds or None, and then why it was counted out."""
 
 
-def tuned_to_text(schedule: Schedule, times: Times) -> str:
+def tuned_to_text(schedule: CpuSchedule, times: Times) -> str:
     """A choice and what it was chosen from, as one line of JSON."""
     return json.dumps({"schedule": schedule_to_text(schedule), "measured": times})
 
 
-def tuned_from_text(text: str) -> tuple[Schedule, Times] | None:
+def tuned_from_text(text: str) -> tuple[CpuSchedule, Times] | None:
     """The inverse of :func:`tuned_to_text`; None for anything else (an older format is measured again)."""
     try:
         record = json.loads(text)
@@ -51,11 +39,11 @@ def tuned_from_text(text: str) -> tuple[Schedule, Times] | None:
     return None if schedule is None else (schedule, times)
 
 
-def schedule_from_text(text: str) -> Schedule | None:
+def schedule_from_text(text: str) -> CpuSchedule | None:
     """The inverse of :func:`schedule_to_text`; None for anything else (an older format is measured again)."""
     try:
         fields = json.loads(text)
-        cls: Callable[..., Schedule] = _KINDS[fields.pop("kind")]
+        cls: Callable[..., CpuSchedule] = _KINDS[fields.pop("kind")]
         values = {k: RegisterTile(**v) if isinstance(v, dict) else v for k, v in fields.items()}
         return cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError):

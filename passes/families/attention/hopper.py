@@ -26,5 +26,5 @@ def lower_hopper_attention(frame: Frame, schedule: HopperAttentionSchedule) -> L
     anywhere = lower_attention(frame.fresh(), _ANY_ADDRESS).kernel
     launch = _ANY_ADDRESS.launch
     anywhere = replace(anywhere, warps=launch.warps, stages=launch.stages, language="triton")
-    kernel = replace(lowered.kernel, unaligned=anywhere)
+    kernel = replace(lowered.kernel, unaligned=anywhere, pipeline=s.pipeline)
     return replace(lowered, kernel=kernel, schedule=s.describe())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol
@@ -22,7 +23,8 @@ def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGrou
     LoweringError for operands that a bulk copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
     products = _HopperGemm(frame, schedule)
-    return products.lower(schedule.describe(), products.fetched)
+    lowered = products.lower(schedule.describe(), products.fetched)
+    return replace(lowered, kernel=replace(lowered.kernel, pipeline=schedule.pipeline))
 
 
 def columns_adjoin(frame: Frame) -> bool:

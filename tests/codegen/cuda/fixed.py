@@ -9,7 +9,8 @@ from fusec.ir.graph import FusedAttributes, Graph
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
-from fusec.passes.select_gpu import AnySchedule, GpuSelector, lower_with
+from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 from fusec.tile.verify import verify
@@ -23,7 +24,7 @@ class RefusedError(Exception):
 class Fixed(GpuSelector):
     """Every product and attention with one schedule."""
 
-    schedule: AnySchedule | None = None
+    schedule: GpuSchedule | None = None
 
     def lower(self, frame: Frame) -> LoweredGroup | Pieces:
         assert self.schedule is not None
@@ -38,7 +39,7 @@ class Fixed(GpuSelector):
             raise
 
 
-def lowered(graph: Graph, schedule: AnySchedule, target: str) -> Kernel:
+def lowered(graph: Graph, schedule: GpuSchedule, target: str) -> Kernel:
     """The graph's only kernel."""
     selector = Fixed(gpu_target(target), schedule=schedule)
     (kernel,) = lower(graph, target, tf32=True, selector=selector).program.kernels

@@ -20,7 +20,8 @@ from fusec.ir.parse import parse
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
 from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
-from fusec.passes.select_gpu import AnySchedule, GpuSelector
+from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
 from fusec.tile.nodes import Kernel
 from fusec.tile.verify import verify
@@ -89,7 +90,7 @@ def test_a_product_has_its_sizes_by_name() -> None:
 
 
 class InPlainArithmetic(GpuSelector):
-    def candidates(self, frame: Frame) -> list[AnySchedule]:
+    def candidates(self, frame: Frame) -> list[GpuSchedule]:
         return [s for s in super().candidates(frame) if isinstance(s, TiledGemmSchedule)]
 
 

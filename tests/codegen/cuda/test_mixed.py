@@ -11,7 +11,8 @@ from fusec.codegen.gpu import compile_kernels, module_from_bytes
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
-from fusec.passes.select_gpu import AnySchedule, GpuSelector
+from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.launch import TensorMap
 from fusec.target.gpu import gpu_target
 
@@ -92,7 +93,7 @@ def test_cards_before_hopper_have_kernels_of_their_own(text: str, header: str) -
 @pytest.mark.parametrize("text", [MLP, ATTENTION])
 def test_on_hopper_they_are_tried_after_its_own(text: str) -> None:
     class Listing(GpuSelector):
-        def candidates(self, frame: Frame) -> list[AnySchedule]:
+        def candidates(self, frame: Frame) -> list[GpuSchedule]:
             found = super().candidates(frame)
             if frame.op.attributes.kind in ("gemm", "attention"):  # type: ignore[attr-defined]
                 listed.append([type(s).__name__ for s in found])

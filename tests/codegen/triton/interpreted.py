@@ -36,7 +36,8 @@ from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.pipeline import lower
-from fusec.passes.select_gpu import GpuSchedule, GpuSelector, lower_with
+from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.runtime.program import Call, Launch, Program
 from fusec.runtime.torch_arrays import torch_dtype
 from fusec.target.gpu import gpu_target

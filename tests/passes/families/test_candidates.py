@@ -13,14 +13,14 @@ from fusec.passes.families.attention.schedule.cpu import AttentionSchedule, atte
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule, Problem, gemm_candidates, register_tiles
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
-from fusec.passes.select import Schedule
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.tile.nodes import RegisterTile
 
 TARGET = cpu_target("cpu")
 
 
-def with_schedule(text: str, schedule: Schedule) -> None:
+def with_schedule(text: str, schedule: CpuSchedule) -> None:
     kind = type(schedule).__name__.lower().removesuffix("schedule")
     check(text, selector=Fixed(TARGET, 2, {}, schedule, kind), slack=8, atol=1e-5)
 

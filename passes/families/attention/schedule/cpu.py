@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.ir.types import bf16
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
 
 @dataclass(frozen=True)
-class AttentionSchedule:
+class AttentionSchedule(CpuSchedule):
     """``queries``: rows of one task, on lanes. ``keys``: rows of one step of the online softmax.
     ``scores`` and ``values``: accumulators of the first and the second product. ``split``: parts of the keys, a task
     each."""
@@ -33,7 +34,7 @@ class AttentionSchedule:
 
 
 @dataclass(frozen=True)
-class NarrowAttentionSchedule:
+class NarrowAttentionSchedule(CpuSchedule):
     """Attention whose products are of bf16.
 
     task: queries of one task, ``queries`` at a time, on lanes. chunk: keys whose values a task turns and keeps in L2

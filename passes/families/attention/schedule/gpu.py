@@ -7,6 +7,7 @@ from math import ceil
 
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Language
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class GpuAttentionSchedule:
     keys: int
     launch: Launch
     split: int = 1
+
+    @property
+    def language(self) -> Language:
+        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

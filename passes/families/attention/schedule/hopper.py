@@ -8,7 +8,7 @@ from math import ceil
 from fusec.passes.families.attention.schedule.gpu import AttentionSize
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Pipeline
+from fusec.tile.nodes import Language, Pipeline
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class HopperAttentionSchedule:
     @property
     def pipeline(self) -> Pipeline:
         return Pipeline(1, 1, self.heads, self.turns, self.walks)
+
+    @property
+    def language(self) -> Language:
+        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

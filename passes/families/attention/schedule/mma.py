@@ -8,6 +8,7 @@ from math import ceil
 from fusec.passes.families.attention.schedule.gpu import AttentionSize
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Language
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class MmaAttentionSchedule:
     @property
     def launch(self) -> Launch:
         return Launch(self.warps, self.stages)
+
+    @property
+    def language(self) -> Language:
+        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fusec.passes.families.gemm.schedule.widening import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.schedule.sums import block_depth
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
@@ -19,7 +20,7 @@ LEFT_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class GemmSchedule:
+class GemmSchedule(CpuSchedule):
     """Tile sizes of one product of M by K with K by N.
 
     tile_m: rows of the left operand that a task keeps in L2. block_n: columns of one task.

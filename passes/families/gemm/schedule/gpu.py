@@ -12,6 +12,7 @@ from math import ceil, sqrt
 
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Language
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class GpuGemmSchedule:
     slices: int = 1
     turned: bool = False
 
+    @property
+    def language(self) -> Language:
+        return "triton"
+
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (
             ("block", f"{self.m}x{self.n}x{self.k}" + (" turned" if self.turned else "")),
@@ -55,6 +60,10 @@ class GpuGemvSchedule:
     unroll: int
     split: int
     launch: Launch
+
+    @property
+    def language(self) -> Language:
+        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

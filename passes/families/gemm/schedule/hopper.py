@@ -8,7 +8,7 @@ from math import ceil
 
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Pipeline
+from fusec.tile.nodes import Language, Pipeline
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class HopperGemmSchedule:
     def launch(self) -> Launch:
         """One warpgroup that fetches, and two that multiply."""
         return Launch(12, self.stages)
+
+    @property
+    def language(self) -> Language:
+        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         p = self.pipeline

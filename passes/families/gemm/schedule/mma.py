@@ -7,6 +7,7 @@ from math import ceil
 
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Language
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class MmaGemmSchedule:
     @property
     def launch(self) -> Launch:
         return Launch(self.m * self.n // (self.warp_m * self.warp_n), self.stages)
+
+    @property
+    def language(self) -> Language:
+        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

@@ -7,7 +7,7 @@ from math import ceil
 
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import RegisterTile
+from fusec.tile.nodes import Language, RegisterTile
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class TiledGemmSchedule:
     @property
     def launch(self) -> Launch:
         return Launch(self.m * self.n // (32 * self.registers.rows * self.registers.columns), self.stages)
+
+    @property
+    def language(self) -> Language:
+        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

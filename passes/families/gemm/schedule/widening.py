@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fusec.ir.types import DType, bf16, f32, i8, i32
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
@@ -34,7 +35,7 @@ SUMS: dict[DType, DType] = {bf16: f32, i8: i32}
 
 
 @dataclass(frozen=True)
-class WideningSchedule:
+class WideningSchedule(CpuSchedule):
     """Tile sizes of one product of M by K with K by N.
 
     tile_m, block_n: rows and columns of one task, whole register tiles. tile_k: how much of K is multiplied before

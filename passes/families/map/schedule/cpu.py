@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
 
 
 @dataclass(frozen=True)
-class MapSchedule:
+class MapSchedule(CpuSchedule):
     """``task_elements``: about how many elements one parallel task computes. ``streams``: results of at least so many
     bytes go past the caches, 0 for none."""
 

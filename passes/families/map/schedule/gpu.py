@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Language
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,10 @@ class GpuMapSchedule:
     elements: int
     launch: Launch
     turned: int = 0
+
+    @property
+    def language(self) -> Language:
+        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         block: int | str = f"{self.elements}x{self.turned}" if self.turned else self.elements

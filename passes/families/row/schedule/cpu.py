@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.passes.families.map.schedule.cpu import streams_from
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
 
 
 @dataclass(frozen=True)
-class RowSchedule:
+class RowSchedule(CpuSchedule):
     """``task_rows``: rows one parallel task does. ``keep_bytes``: a row's intermediate value is kept, not
     computed again, while it fits in this much scratch. ``lanes``: kept elements side by side when the reduced
     axis is not the innermost in memory. ``streams``: results of at least so many bytes go past the caches, 0 for

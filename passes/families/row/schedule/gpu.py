@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.target.gpu import GpuTarget
+from fusec.tile.nodes import Language
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class GpuRowSchedule:
     launch: Launch
     whole: bool = True
     cluster: int = 1
+
+    @property
+    def language(self) -> Language:
+        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         columns = "columns" if self.whole else "chunk"

@@ -13,7 +13,7 @@ from programs import Run, check, random_inputs
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule, NarrowAttentionSchedule
-from fusec.passes.select import Schedule
+from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import RegisterTile
 
@@ -57,7 +57,9 @@ def masked(dtype: str, *lines: str, inputs: str, queries: int = N, fill: str = "
     )
 
 
-def run(schedule: Schedule, target: str, lines: tuple[str, ...], data: Any, *, found: bool = True, **how: Any) -> Run:
+def run(
+    schedule: CpuSchedule, target: str, lines: tuple[str, ...], data: Any, *, found: bool = True, **how: Any
+) -> Run:
     dtype = "f32" if isinstance(schedule, AttentionSchedule) else "bf16"
     text = masked(dtype, *lines, **how)
     machine = cpu_target(target)
@@ -90,7 +92,7 @@ EARLIER = (
 @WAYS
 @pytest.mark.parametrize("lines", [EQUAL, EARLIER], ids=["documents", "causal within documents"])
 @pytest.mark.parametrize("kind", ["sorted", "shuffled", "one"])
-def test_documents(schedule: Schedule, target: str, lines: tuple[str, ...], kind: str) -> None:
+def test_documents(schedule: CpuSchedule, target: str, lines: tuple[str, ...], kind: str) -> None:
     lengths = [150] if kind == "one" else [40, 3, 57, 50]
     ids = np.repeat(np.arange(len(lengths)), lengths)
     ids = np.stack([ids, ids[::-1]]).astype(np.int64)
@@ -101,7 +103,7 @@ def test_documents(schedule: Schedule, target: str, lines: tuple[str, ...], kind
 
 @WAYS
 @pytest.mark.parametrize("lengths", [(3, 150), (1, 64), (65, 0), (0, 0)], ids=str)
-def test_lengths(schedule: Schedule, target: str, lengths: tuple[int, int]) -> None:
+def test_lengths(schedule: CpuSchedule, target: str, lengths: tuple[int, int]) -> None:
     """Without a key a row of this code is NaN."""
     lines = ("%n = reshape(%length) : i64[2, 1, 1]", "%c = lt(%j, %n) : bool[2, 1, 150]")
     result = run(schedule, target, lines, np.asarray(lengths), inputs="%length: i64[2]")
@@ -112,14 +114,14 @@ def test_lengths(schedule: Schedule, target: str, lengths: tuple[int, int]) -> N
 @WAYS
 @pytest.mark.parametrize("queries", [1, 4, 33])
 @pytest.mark.parametrize("first", [0, 31, 32, 117])
-def test_places_of_a_cache(schedule: Schedule, target: str, queries: int, first: int) -> None:
+def test_places_of_a_cache(schedule: CpuSchedule, target: str, queries: int, first: int) -> None:
     lines = (f"%n = reshape(%place) : i64[{queries}, 1]", f"%c = le(%j, %n) : bool[{queries}, 150]")
     places = np.arange(first, first + queries)
     run(schedule, target, lines, places, inputs=f"%place: i64[{queries}]", queries=queries)
 
 
 @WAYS
-def test_keys_outside_are_not_visited(schedule: Schedule, target: str) -> None:
+def test_keys_outside_are_not_visited(schedule: CpuSchedule, target: str) -> None:
     """What is there does not reach the result, not even as 0 times NaN."""
     keep = np.zeros((2, N), bool)
     keep[:, 70:90] = True
@@ -140,7 +142,7 @@ def test_keys_outside_are_not_visited(schedule: Schedule, target: str) -> None:
 
 
 @WAYS
-def test_a_finite_fill_is_not_trusted(schedule: Schedule, target: str) -> None:
+def test_a_finite_fill_is_not_trusted(schedule: CpuSchedule, target: str) -> None:
     """A row of which every score is masked is the mean of all values."""
     lines, keep = ("%c = reshape(%keep) : bool[2, 1, 150]",), np.zeros((2, N), bool)
     run(schedule, target, lines, keep, found=False, inputs="%keep: bool[2, 150]", fill="-1e30")

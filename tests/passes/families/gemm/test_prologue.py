@@ -14,8 +14,9 @@ from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
+from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.schedule.launch import Launch
-from fusec.passes.select_gpu import AnySchedule, GpuSelector, lower_with
+from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
 
 TARGET = gpu_target("cuda:sm_90")
@@ -142,7 +143,7 @@ def test_operands_first(name: str) -> None:
 class Plain(GpuSelector):
     """Has plain arithmetic alone for products whose operands are computed."""
 
-    def candidates(self, frame: Frame) -> list[AnySchedule]:
+    def candidates(self, frame: Frame) -> list[GpuSchedule]:
         found = super().candidates(frame)
         return [s for s in found if isinstance(s, TiledGemmSchedule)] if any(frame.anchors("dot")) else found
 

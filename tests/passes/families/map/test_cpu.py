@@ -12,7 +12,8 @@ from fusec.ir.parse import parse
 from fusec.passes.families.map.schedule.cpu import MapSchedule
 from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
-from fusec.passes.select import Schedule, Selector
+from fusec.passes.schedule.base import CpuSchedule
+from fusec.passes.select import Selector
 from fusec.target.cpu import cpu_target
 
 
@@ -156,7 +157,7 @@ def test_a_small_map_is_one_task_and_a_large_one_many() -> None:
 class _Streamed(Selector):
     """Every result counts as a large one."""
 
-    def candidates(self, frame: Frame) -> list[Schedule]:
+    def candidates(self, frame: Frame) -> list[CpuSchedule]:
         return [replace(s, streams=1) for s in super().candidates(frame) if isinstance(s, MapSchedule)]
 
 

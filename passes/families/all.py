@@ -1,0 +1,23 @@
+"""Every family of kernels."""
+
+from __future__ import annotations
+
+from fusec.errors import LoweringError
+from fusec.ir.graph import FusedAttributes
+from fusec.ir.nodes import Op
+from fusec.passes.families.attention.family import ATTENTION
+from fusec.passes.families.family import Family
+from fusec.passes.families.gemm.family import GEMM
+from fusec.passes.families.map.family import MAP
+from fusec.passes.families.row.family import ROW
+
+FAMILIES: tuple[Family, ...] = (ATTENTION, GEMM, ROW, MAP)
+
+
+def family_of(op: Op) -> Family:
+    """The family that a fused op is of."""
+    assert isinstance(op.attributes, FusedAttributes)
+    found = next((family for family in FAMILIES if family.kind == op.attributes.kind), None)
+    if found is None:
+        raise LoweringError(f"no family for {op.attributes.kind} groups")
+    return found

@@ -1,0 +1,106 @@
+"""Attention: two products and the softmax between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.errors import LoweringError
+from fusec.passes.attention import attention_parts
+from fusec.passes.contraction import accumulator_dtype, contraction
+from fusec.passes.families.attention.cpu import keys_seen, lower_attention
+from fusec.passes.families.attention.gpu import attention_size
+from fusec.passes.families.attention.gpu import lower_attention as lower_gpu_attention
+from fusec.passes.families.attention.hopper import lower_hopper_attention
+from fusec.passes.families.attention.library import attention_alternatives
+from fusec.passes.families.attention.mma import lower_mma_attention
+from fusec.passes.families.attention.narrow import lower_narrow_attention, multiplies_narrow
+from fusec.passes.families.attention.schedule.cpu import (
+    AttentionSchedule,
+    NarrowAttentionSchedule,
+    attention_candidates,
+    narrow_attention_candidates,
+)
+from fusec.passes.families.attention.schedule.gpu import AttentionSize, GpuAttentionSchedule
+from fusec.passes.families.attention.schedule.gpu import attention_candidates as gpu_attention_candidates
+from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule, hopper_attention_candidates
+from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule, mma_attention_candidates
+from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, can_be_lowered, foreign
+from fusec.passes.families.gemm.schedule.mma import has_faster
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+
+
+def _cpu_candidates(frame: Frame, machine: CpuMachine) -> Sequence[CpuSchedule]:
+    target, threads = machine.target, machine.threads
+    match = attention_parts(frame.op)
+    dot, first = contraction(match.value_dot), contraction(match.score_dot)
+    sides = (dot.m, dot.n)
+    dtype = accumulator_dtype(match.score_dot)
+    if dtype.name not in ("f32", "f64"):
+        raise LoweringError(f"no attention of {dtype} on this target")
+    side = match.weights_side
+    rows, values = sides[side], sides[1 - side]
+    heads = match.value_dot.result.type.most // max(rows * values, 1)
+    if multiplies_narrow(match, target):
+        narrow = heads, rows, dot.k, values, target, threads
+        found = narrow_attention_candidates(*narrow)
+        shares = any(s.shared for s in found)
+        return narrow_attention_candidates(*narrow, keys_seen(frame.fresh())) if shares else found
+    sizes = rows, dot.k, first.k, values, dtype.bits, target, heads, threads
+    wide = attention_candidates(*sizes)
+    shares = any(s.split > 1 for s in wide)
+    return attention_candidates(*sizes, keys_seen(frame.fresh())) if shares else wide
+
+
+def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+    match schedule:
+        case AttentionSchedule():
+            return lower_attention(frame, schedule)
+        case NarrowAttentionSchedule():
+            return lower_narrow_attention(frame, schedule)
+        case _:
+            raise foreign("attention", schedule)
+
+
+def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
+    size = attention_size(frame.fresh(), machine.extent)
+    piped = _hopper(frame, size, machine)
+    others = gpu_attention_candidates(size, machine.target)
+    by_warps = _mma(frame, size, machine)
+    later = machine.triton and has_faster(machine.target)
+    rest: list[GpuSchedule] = [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
+    usable: list[GpuSchedule] = [*others, *piped, *by_warps] if size.bounded else [*piped, *rest]
+    if not usable:
+        raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
+    return usable
+
+
+def _hopper(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[HopperAttentionSchedule]:
+    found = hopper_attention_candidates(size, machine.target) if machine.writes_cuda(frame) else []
+    return found if can_be_lowered(frame, found, _gpu_lower) else []
+
+
+def _mma(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[MmaAttentionSchedule]:
+    found = mma_attention_candidates(size, machine.target) if machine.writes_cuda(frame) else []
+    return found if can_be_lowered(frame, found, _gpu_lower) else []
+
+
+def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+    match schedule:
+        case HopperAttentionSchedule():
+            return lower_hopper_attention(frame, schedule)
+        case MmaAttentionSchedule():
+            return lower_mma_attention(frame, schedule)
+        case GpuAttentionSchedule():
+            return lower_gpu_attention(frame, schedule)
+        case _:
+            raise foreign("attention", schedule)
+
+
+ATTENTION = Family(
+    "attention",
+    CpuMember(
+        {"attention": AttentionSchedule, "narrow_attention": NarrowAttentionSchedule}, _cpu_candidates, _cpu_lower
+    ),
+    GpuMember(_gpu_candidates, _gpu_lower, library=attention_alternatives),
+)

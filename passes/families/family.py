@@ -1,0 +1,115 @@
+"""What a family of kernels is to those who choose among kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.ir.attributes import FusedKind
+from fusec.ir.index import Index, symbols_of
+from fusec.ir.indexing import evaluate, most
+from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.lower.pieces import Alternative
+from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+from fusec.target.cpu import CpuTarget
+from fusec.target.gpu import GpuTarget
+
+
+@dataclass(frozen=True)
+class CpuMachine:
+    """A CPU, and how many of its threads a kernel has."""
+
+    target: CpuTarget
+    threads: int
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A GPU, and the languages in which kernels may be written here.
+
+    usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
+    """
+
+    target: GpuTarget
+    cuda: bool
+    triton: bool
+    usual: Mapping[str, int]
+
+    def extent(self, extent: Index) -> int:
+        """The extent to schedule for."""
+        if isinstance(extent, int) or any(s.name not in self.usual for s in symbols_of(extent)):
+            return most(extent)
+        return evaluate(extent, self.usual)
+
+    def writes_cuda(self, frame: Frame) -> bool:
+        """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones."""
+        return self.cuda and not sizes_of(frame.body)
+
+    def some(self, found: list[GpuSchedule], what: str) -> list[GpuSchedule]:
+        """What was found. LoweringError for nothing."""
+        if not found:
+            raise LoweringError(f"no {what} on {self.target.name} in the languages that are here")
+        return found
+
+
+@dataclass(frozen=True)
+class CpuMember:
+    """A family on CPUs.
+
+    schedules: the types of its schedules, by the names under which measured choices are kept. candidates: schedules for
+    a group, best predicted first; LoweringError where there is none. lower: a group's kernel with one of them.
+    """
+
+    schedules: Mapping[str, type[CpuSchedule]]
+    candidates: Callable[[Frame, CpuMachine], Sequence[CpuSchedule]]
+    lower: Callable[[Frame, CpuSchedule], LoweredGroup]
+
+
+def _none(frame: Frame) -> list[Alternative]:
+    return []
+
+
+def _never(frame: Frame, best: GpuSchedule) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class GpuMember:
+    """A family on GPUs: ``candidates`` and ``lower`` as on CPUs.
+
+    pieces: ways of several kernels of ours, which come after the best schedule, or before it where ``pieces_first``.
+    library: ways that call the library, for a group of fixed extents.
+    """
+
+    candidates: Callable[[Frame, GpuMachine], list[GpuSchedule]]
+    lower: Callable[[Frame, GpuSchedule], LoweredGroup]
+    pieces: Callable[[Frame], list[Alternative]] = _none
+    pieces_first: Callable[[Frame, GpuSchedule], bool] = _never
+    library: Callable[[Frame], list[Alternative]] = _none
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that are scheduled and lowered alike, on each kind of device."""
+
+    kind: FusedKind
+    cpu: CpuMember
+    gpu: GpuMember
+
+
+def foreign(kind: FusedKind, schedule: CpuSchedule | GpuSchedule) -> LoweringError:
+    """A schedule that is of another family."""
+    return LoweringError(f"a {kind} kernel by {schedule}")
+
+
+def can_be_lowered(
+    frame: Frame, found: Sequence[GpuSchedule], lower: Callable[[Frame, GpuSchedule], LoweredGroup]
+) -> bool:
+    """Whether the group fits a family, told by its first schedule: what is refused does not depend on sizes."""
+    try:
+        for schedule in found[:1]:
+            lower(frame.fresh(), schedule)
+    except LoweringError:
+        return False
+    return True

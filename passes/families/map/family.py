@@ -1,0 +1,56 @@
+"""Maps: elementwise code over one index space."""
+
+from __future__ import annotations
+
+from fusec.ir.types import fixed
+from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
+from fusec.passes.families.languages import InCuda, in_both
+from fusec.passes.families.map.cpu import lower_map, map_domain
+from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
+from fusec.passes.families.map.gpu import turned_axes
+from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
+from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, turned_schedule
+from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+from fusec.target.gpu import GpuTarget
+
+
+def _cpu_candidates(frame: Frame, machine: CpuMachine) -> list[MapSchedule]:
+    size = max(v.type.most for v in frame.body.outputs)
+    return [map_schedule(size, machine.threads, machine.target)]
+
+
+def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+    if not isinstance(schedule, MapSchedule):
+        raise foreign("map", schedule)
+    return lower_map(frame, schedule)
+
+
+def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
+    return in_both(frame, machine, [_gpu_schedule(frame, machine.target)])
+
+
+def _gpu_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:
+    axes = turned_axes(frame)
+    if axes is None:
+        size = max(v.type.most for v in frame.body.outputs)
+        bits = max(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if 4 * v.type.most >= size)
+        return gpu_map_schedule(size, bits, target)
+    shape = fixed(map_domain(frame))
+    return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in frame.body.outputs))
+
+
+def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+    match schedule:
+        case InCuda():
+            return _gpu_lower(frame, schedule.schedule)
+        case GpuMapSchedule():
+            return lower_gpu_map(frame, schedule)
+        case _:
+            raise foreign("map", schedule)
+
+
+MAP = Family(
+    "map", CpuMember({"map": MapSchedule}, _cpu_candidates, _cpu_lower), GpuMember(_gpu_candidates, _gpu_lower)
+)

@@ -1,0 +1,88 @@
+"""Rows: reductions over the same rows, and the maps around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.index import product
+from fusec.ir.indexing import most
+from fusec.ir.nodes import Op
+from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
+from fusec.passes.families.languages import InCuda, in_both
+from fusec.passes.families.row.cpu import lower_row, reduced_is_innermost
+from fusec.passes.families.row.gpu import lower_row as lower_gpu_row
+from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
+from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates
+from fusec.passes.families.row.wide import lower_wide_row
+from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+from fusec.target.gpu import GpuTarget
+
+
+def _anchors(frame: Frame) -> list[Op]:
+    return [o for o in frame.body.ops if o.definition.kind == "reduce"]
+
+
+def _cpu_candidates(frame: Frame, machine: CpuMachine) -> list[RowSchedule]:
+    op = _anchors(frame)[0]
+    assert isinstance(op.attributes, ReduceAttributes)
+    shape = op.operands[0].type.shape
+    reduced = most(product(shape[a] for a in op.attributes.axes))
+    rows = most(product(shape)) // max(reduced, 1)
+    return [row_schedule(rows, reduced, machine.threads, machine.target)]
+
+
+def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+    if not isinstance(schedule, RowSchedule):
+        raise foreign("row", schedule)
+    return lower_row(frame, schedule)
+
+
+def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
+    """Rows that a cluster of blocks holds are read once, where one block would read them again."""
+    found = in_both(frame, machine, _row_candidates(frame, machine.target))
+    length, across = _row_length(frame)
+    if not machine.writes_cuda(frame) or across:
+        return found
+    elements = max(v.type.size for o in _anchors(frame) for v in o.operands)
+    bits = sum(v.type.dtype.bits for v in frame.body.inputs if v.type.size >= elements)
+    held: list[GpuSchedule] = [InCuda(s) for s in cluster_candidates(length, bits, machine.target)]
+    again = any(v.type.size >= elements for v in frame.body.outputs)
+    return [*held, *found] if again else [*found[:1], *held, *found[1:]]
+
+
+def _row_length(frame: Frame) -> tuple[int, bool]:
+    """Elements of a row, and whether neighbours in memory are of neighbouring rows."""
+    op = _anchors(frame)[0]
+    assert isinstance(op.attributes, ReduceAttributes)
+    shape, axes = op.operands[0].type.shape, op.attributes.axes
+    kept = tuple(a for a in range(len(shape)) if a not in axes)
+    return most(product(shape[a] for a in axes)), not reduced_is_innermost(frame, op, shape, kept)
+
+
+def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
+    anchors = _anchors(frame)
+    op = anchors[0]
+    length, across = _row_length(frame)
+    rows = most(op.operands[0].type.count) // max(length, 1)
+    largest = max(frame.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
+    bits = max(8, largest.type.dtype.bits)
+    again = any(v.type.most > rows for v in frame.body.outputs)
+    return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors), again=again)
+
+
+def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+    match schedule:
+        case InCuda():
+            return _gpu_lower(frame, schedule.schedule)
+        case GpuRowSchedule():
+            lowered = lower_gpu_row(frame, schedule) if schedule.whole else lower_wide_row(frame, schedule)
+            return replace(lowered, kernel=replace(lowered.kernel, cluster=schedule.cluster))
+        case _:
+            raise foreign("row", schedule)
+
+
+ROW = Family(
+    "row", CpuMember({"row": RowSchedule}, _cpu_candidates, _cpu_lower), GpuMember(_gpu_candidates, _gpu_lower)
+)

@@ -1,0 +1,30 @@
+"""What schedules of all families have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusec.passes.schedule.launch import Launch
+from fusec.tile.nodes import Language
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """How a CPU's kernel does its work, in the terms of the family that lowers it. Its fields are numbers, texts and
+    register tiles, so that a measured choice can be kept as text."""
+
+
+class GpuSchedule(Protocol):
+    """How a GPU's kernel does its work, in the terms of the family that lowers it, and what writes it."""
+
+    @property
+    def launch(self) -> Launch:
+        """What one block is."""
+
+    @property
+    def language(self) -> Language:
+        """What the kernel is written in."""
+
+    def describe(self) -> tuple[tuple[str, int | str], ...]:
+        """The sizes by name. Two schedules of a group differ in them or in the language."""
