@@ -76,8 +76,8 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
     ops = frozenset(
         (score_dot, value_dot, divide, *between, *softmax.ops, *(p for p in passed if p not in partition.free))
     )
-    for op in ops:
-        if op is value_dot:
+    for op in partition.graph.ops:
+        if op not in ops or op is value_dot:
             continue
         if op in partition.owner:
             return no(f"{op.result} is already part of another kernel")
