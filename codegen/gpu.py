@@ -16,7 +16,7 @@ from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, CodegenError, LoweringError
 from fusec.runtime.launch import DeviceKernel
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Kernel
+from fusec.tile.nodes import HopperGemm, Kernel
 
 MAGIC = b"fusec-gpu-parts\n"
 Part = TritonModule | CudaModule
@@ -108,7 +108,7 @@ def _said_in_cuda(kernels: Sequence[Kernel], target: GpuTarget) -> dict[str, Ker
             try:
                 said[kernel.name] = emit_kernel(kernel, target)
             except LoweringError:
-                if kernel.pipeline is not None and kernel.unaligned is None:
+                if isinstance(kernel.template, HopperGemm):
                     raise
     return said
 
@@ -117,7 +117,7 @@ def _for_any_address(kernel: Kernel) -> Kernel:
     """The kernel for Triton, in its own schedule where it has one."""
     if kernel.unaligned is not None:
         return replace(kernel.unaligned, name=kernel.name)
-    return replace(kernel, pipeline=None, language="triton", warps=8, stages=3)
+    return replace(kernel, template=None, pipeline=None, language="triton", warps=8, stages=3)
 
 
 def module_from_bytes(data: bytes) -> GpuModule | Part:

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from fusec.codegen.cuda.attention import emit_hopper_attention
 from fusec.codegen.cuda.blocks import emit_blocks
 from fusec.codegen.cuda.hopper import emit_hopper_gemm
-from fusec.codegen.cuda.mma import emit_mma_gemm, is_mma
+from fusec.codegen.cuda.mma import emit_mma_gemm
 from fusec.codegen.cuda.mma_attention import emit_mma_attention
 from fusec.codegen.cuda.source import KernelSource
-from fusec.codegen.cuda.tiled import emit_tiled_gemm, is_tiled
+from fusec.codegen.cuda.tiled import emit_tiled_gemm
 from fusec.codegen.cuda.wide import emit_wide_rows
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Kernel
+from fusec.tile.nodes import HopperGemm, Kernel, MmaGemm, SimtGemm
 
 
 def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
     """The kernel as CUDA C++ for a target. LoweringError for what no emitter can say."""
+    match kernel.template:
+        case SimtGemm():
+            return emit_tiled_gemm(kernel, kernel.template)
+        case MmaGemm():
+            return emit_mma_gemm(kernel, kernel.template)
+        case HopperGemm():
+            return emit_hopper_gemm(kernel, kernel.template, target)
+        case None:
+            return _emit_nest(kernel, target)
+        case _:
+            assert_never(kernel.template)
+
+
+def _emit_nest(kernel: Kernel, target: GpuTarget) -> KernelSource:
+    """A kernel as its loop nest says."""
     match kernel.kind:
         case "row" if kernel.cluster > 1:
             return emit_wide_rows(kernel)
         case "map" | "row":
             return emit_blocks(kernel)
-        case "gemm" if kernel.pipeline is not None:
-            return emit_hopper_gemm(kernel, target)
-        case "gemm" if is_mma(kernel):
-            return emit_mma_gemm(kernel)
-        case "gemm" if is_tiled(kernel):
-            return emit_tiled_gemm(kernel)
         case "attention" if kernel.pipeline is not None:
             return emit_hopper_attention(kernel, target)
         case "attention":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fusec.codegen.cuda.parking import parking_of
-from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, product_loop
+from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
+from fusec.tile.expand import operand_of, tile_stores
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import Dot, Iter, Kernel, Store
+from fusec.tile.nodes import HopperGemm, Iter, Kernel, Store, TemplateOperand
 from fusec.tile.scalar import Load
 
 _CONSUMERS = 2
@@ -18,36 +19,33 @@ _OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k prod
 early fusec plan Type Early TensorMap Barrier gemm split_gemm"""
 
 
-def emit_hopper_gemm(kernel: Kernel, target: GpuTarget) -> KernelSource:
+def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
     """The kernel as CUDA C++. LoweringError where bulk copies can't move its operands."""
-    return _Emitter(kernel, target).emit()
+    return _Emitter(kernel, template, target).emit()
 
 
 class _Emitter(PlanWriter):
-    def __init__(self, kernel: Kernel, target: GpuTarget) -> None:
-        assert kernel.pipeline is not None
-        grid, self.loop = product_loop(kernel)
-        self.dots = [s for s in self.loop.body if isinstance(s, Dot)]
-        first = self.dots[0]
-        products = {d.accumulator.buffer: f"values[{k}][{{}}]" for k, d in enumerate(self.dots)}
-        stores = [s for s in grid.body if isinstance(s, Store)]
-        super().__init__(kernel, _OWN_NAMES.split(), first.m, first.n, stores, products)
-        self.target, self.pipeline = target, kernel.pipeline
-        self.k, self.dtype = first.k, first.a.dtype
-        self.batches, self.row_tiles, self.column_tiles = grid.iters
+    def __init__(self, kernel: Kernel, template: HopperGemm, target: GpuTarget) -> None:
+        self.nest = nest = template.nest
+        products = {total.buffer: f"values[{k}][{{}}]" for k, total in enumerate(nest.sums)}
+        stores = tile_stores(nest)
+        super().__init__(kernel, _OWN_NAMES.split(), nest.row.inner, nest.column.inner, stores, products)
+        self.target, self.pipeline = target, template.pipeline
+        self.k, self.dtype = nest.depth.inner, nest.left.dtype
         self.symbols |= {
-            self.batches.var: "batch",
-            self.row_tiles.var: "row_tile",
-            self.column_tiles.var: "column_tile",
+            nest.batch.var: "batch",
+            nest.row_tiles.var: "row_tile",
+            nest.column_tiles.var: "column_tile",
         }
-        self.symbols[self.loop.var] = "k"
+        self.symbols[nest.step] = "k"
         alone = self.pipeline.turns or self.pipeline.split > 1
         self.parking = None if alone else parking_of(stores, products)
 
     def emit(self) -> KernelSource:
         kernel, p = self.kernel, self.pipeline
-        a = self._operand(self.dots[0].a, (self.m, self.k), 0, self.m.extent // p.cluster_n)
-        b = [self._operand(d.b, (self.k, self.n), 1, self.n.extent // p.cluster_m) for d in self.dots]
+        nest = self.nest
+        a = self._operand(nest.left, (self.m, self.k), 0, self.m.extent // p.cluster_n)
+        b = [self._operand(right, (self.k, self.n), 1, self.n.extent // p.cluster_m) for right in nest.rights]
         if len({m.fetch.turned for m in b}) > 1:
             raise LoweringError("operands of one product turned in different ways")
         outputs = [self._output(s) for s in self.stores]
@@ -67,7 +65,7 @@ class _Emitter(PlanWriter):
             _THREADS,
             self._shared(len(staged)),
             tensor_maps=tuple(m.map for m in self.maps),
-            shapes=(self.n.extent * len(self.dots),),
+            shapes=(self.n.extent * len(self.nest.sums),),
             aligned=True,
             overlaps=True,
         )
@@ -78,13 +76,14 @@ class _Emitter(PlanWriter):
 
     # What is moved
 
-    def _operand(self, load: Load, domain: tuple[Iter, Iter], side: int, part: int) -> Moved:
+    def _operand(self, operand: TemplateOperand, domain: tuple[Iter, Iter], side: int, part: int) -> Moved:
         """Boxes of 64 elements of memory's rows: ``part`` rows along K, or one of many where they run along M or N."""
+        load, _ = operand_of(self.nest, operand, side)
         fetch = fetch_of(load, domain)
         if fetch is None or load.dtype is not self.dtype or self.k.extent * self.dtype.itemsize != ROW_BYTES:
             raise LoweringError(f"{load.buffer} can't be fetched by bulk copies")
         along_k = fetch.turned == (side == 1)
-        if self.dtype.bits != 16 and not (along_k and self.dots[0].tf32):
+        if self.dtype.bits != 16 and not (along_k and self.nest.tf32):
             raise LoweringError(f"{load.buffer} is not what tensor cores multiply")
         box = (part if along_k else self.k.extent, ROW_BYTES // self.dtype.itemsize)
         if not along_k and part % box[1]:
@@ -119,12 +118,12 @@ class _Emitter(PlanWriter):
             line(f"static constexpr int kSplit = {p.split};")
         flags = (flag("kPingPong", p.turns), flag("kTurnedA", a.fetch.turned), flag("kTurnedB", not b[0].fetch.turned))
         line(f"static constexpr bool {', '.join(flags)};")
-        steps = -(-int(self.loop.stop) // self.loop.step)  # type: ignore[arg-type]
+        steps = -(-self.nest.depth.whole.extent // self.k.extent)
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kProducts = {len(b)}, kSteps = {steps}, kStaged = {staged};")
         line(f"static constexpr int kParked = {len(self.parking.values) if self.parking else 0};")
-        counts = (self.batches.extent, self.row_tiles.extent, self.column_tiles.extent)
+        counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
         line()
 
@@ -169,7 +168,7 @@ class _Emitter(PlanWriter):
     def _finish(self, outputs: list[Moved | None]) -> None:
         count, parking, line = sum(m is not None for m in outputs), self.parking, self.writer.line
         where = "int batch, int row_tile, int column_tile, int row, int column"
-        values, staged = f"const float (&values)[{len(self.dots)}][2]", f"u32 (&staged)[{max(count, 1)}]"
+        values, staged = f"const float (&values)[{len(self.nest.sums)}][2]", f"u32 (&staged)[{max(count, 1)}]"
         line()
         if parking is None:
             with self.writer.block(f"void finish({where}, {values}, {staged}) const"), self.names.scope():
@@ -190,8 +189,9 @@ class _Emitter(PlanWriter):
         power from them."""
         p = self.pipeline
         cluster = p.cluster_m * p.cluster_n
-        rows, columns = -(-self.row_tiles.extent // p.cluster_m), -(-self.column_tiles.extent // p.cluster_n)
-        tiles, most = rows * columns * self.batches.extent, self.target.units // cluster
+        nest = self.nest
+        rows, columns = -(-nest.row_tiles.extent // p.cluster_m), -(-nest.column_tiles.extent // p.cluster_n)
+        tiles, most = rows * columns * nest.batch.extent, self.target.units // cluster
         if p.split > 1:
             return tiles * p.split
         waves = -(-tiles // most)
@@ -199,6 +199,6 @@ class _Emitter(PlanWriter):
 
     def _shared(self, staged: int) -> int:
         """Bytes, as ``Layout`` in ``gemm.cuh`` counts them."""
-        stage = (self.m.extent + len(self.dots) * self.n.extent) * ROW_BYTES
+        stage = (self.m.extent + len(self.nest.sums) * self.n.extent) * ROW_BYTES
         staging = _CONSUMERS * (2 if staged == 1 else staged) * BOX * ROW_BYTES
         return ALIGNMENT + self.kernel.stages * stage + staging

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.codegen.cuda.indices import spell_index, step_of
-from fusec.codegen.cuda.plan import PlanWriter, product_loop
+from fusec.codegen.cuda.plan import PlanWriter
 from fusec.codegen.cuda.rows import InRows, alike, in_rows
 from fusec.codegen.cuda.scalars import Scalars, bare, stored
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, sub, symbol
-from fusec.ir.indexing import substitute
-from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Store
-from fusec.tile.scalar import Load, ScalarExpr, offset_of, reindex
+from fusec.ir.index import Index
+from fusec.tile.expand import tile_stores
+from fusec.tile.nodes import Iter, Kernel, MmaGemm, Store, TemplateOperand
+from fusec.tile.scalar import Load, offset_of
 
 _GROUP = 8
 _EIGHT = 8
@@ -24,51 +24,35 @@ right finish send mma_gemm InRows kTileM kTileN kTileK kStages kWarpM kWarpN kM 
 kLeftTurned kRightTurned"""
 
 
-def is_mma(kernel: Kernel) -> bool:
-    """Whether a product's operands are such that a warp's tensor core instructions multiply them."""
-    loops = [s for grid in kernel.body if isinstance(grid, Grid) for s in grid.body if isinstance(s, Loop)]
-    dots = [s for loop in loops for s in loop.body if isinstance(s, Dot)]
-    return any(d.registers.rows > 0 and (d.tf32 or d.a.dtype is not d.accumulator.dtype) for d in dots)
-
-
-def emit_mma_gemm(kernel: Kernel) -> KernelSource:
-    """The kernel as CUDA C++. LoweringError for one that is more than a loop over products."""
-    source = _Emitter(kernel, vectors=True).emit()
-    if _Emitter(kernel, vectors=False).emit().text == source.text:
+def emit_mma_gemm(kernel: Kernel, template: MmaGemm) -> KernelSource:
+    """The kernel as CUDA C++. LoweringError for operands and results at places that are loaded."""
+    source = _Emitter(kernel, template, vectors=True).emit()
+    if _Emitter(kernel, template, vectors=False).emit().text == source.text:
         return replace(source, aligned=False)
     plain = replace(kernel, name=f"{kernel.name}_unaligned")
-    return replace(source, unaligned=_Emitter(plain, vectors=False).emit())
+    return replace(source, unaligned=_Emitter(plain, template, vectors=False).emit())
 
 
 class _Emitter(PlanWriter):
-    def __init__(self, kernel: Kernel, *, vectors: bool) -> None:
-        grid, self.loop = product_loop(kernel)
-        self.dots = [s for s in self.loop.body if isinstance(s, Dot)]
-        self.computed = {s.target: s.value for s in self.loop.body if isinstance(s, Map)}
-        first = self.dots[0]
-        products = {d.accumulator.buffer: f"values[{p}][{{}}]" for p, d in enumerate(self.dots)}
-        stores = [s for s in grid.body if isinstance(s, Store)]
-        super().__init__(kernel, _OWN_NAMES.split(), first.m, first.n, stores, products, pairs=vectors)
-        self.vectors, self.dtype = vectors, first.a.dtype
-        self.batches, self.row_tiles, self.column_tiles = grid.iters
+    def __init__(self, kernel: Kernel, template: MmaGemm, *, vectors: bool) -> None:
+        self.nest = nest = template.nest
+        self.warp = template.warp
+        products = {total.buffer: f"values[{p}][{{}}]" for p, total in enumerate(nest.sums)}
+        m, n = nest.row.inner, nest.column.inner
+        super().__init__(kernel, _OWN_NAMES.split(), m, n, tile_stores(nest), products, pairs=vectors)
+        self.vectors, self.dtype = vectors, nest.left.dtype
         self.symbols |= {
-            self.batches.var: "batch",
-            self.row_tiles.var: "row_tile",
-            self.column_tiles.var: "column_tile",
+            nest.batch.var: "batch",
+            nest.row_tiles.var: "row_tile",
+            nest.column_tiles.var: "column_tile",
         }
-        self.row, self.column = _whole("row", first.m, self.row_tiles), _whole("column", first.n, self.column_tiles)
-        self.k = Iter(symbol("k", 0, int(self.loop.stop) - 1), int(self.loop.stop))  # type: ignore[arg-type]
-        self.back: dict[Symbol, Index] = {
-            first.m.var: sub(self.row.var, self.row_tiles.var * first.m.extent),
-            first.n.var: sub(self.column.var, self.column_tiles.var * first.n.extent),
-            first.k.var: sub(self.k.var, self.loop.var),
-        }
-        self.places = {self.batches.var: "batch", self.row.var: "row", self.column.var: "column", self.k.var: "k"}
+        self.row, self.column, self.k = nest.row.whole, nest.column.whole, nest.depth.whole
+        self.places = {nest.batch.var: "batch", self.row.var: "row", self.column.var: "column", self.k.var: "k"}
 
     def emit(self) -> KernelSource:
         kernel = self.kernel
-        left = self._operand(self.dots[0].a, self.row)
-        rights = [self._operand(d.b, self.column) for d in self.dots]
+        left = self._operand(self.nest.left, self.row)
+        rights = [self._operand(right, self.column) for right in self.nest.rights]
         right = alike(rights)
         leaving = [self._leaves_in_eights(s) for s in self.stores]
         self._constants(left, right, sum(leaving))
@@ -81,7 +65,7 @@ class _Emitter(PlanWriter):
             kernel.name,
             self.text("mma_gemm.cuh", "mma_gemm", 32 * kernel.warps, together=self._together),
             tuple(x.dtype.name for x in kernel.parameters),
-            (self.batches.extent * self.row_tiles.extent * self.column_tiles.extent, 1, 1),
+            (self.nest.tiles, 1, 1),
             32 * kernel.warps,
             self._shared(),
             aligned=self.vectors,
@@ -89,21 +73,19 @@ class _Emitter(PlanWriter):
 
     # Operands
 
-    def _operand(self, load: Load, free: Iter) -> InRows:
-        value: ScalarExpr = self.computed[load.buffer] if load.buffer.space == "tile" else load
-        return in_rows(reindex(value, self.back), free, self.k, vectors=self.vectors)
+    def _operand(self, operand: TemplateOperand, free: Iter) -> InRows:
+        return in_rows(operand.element, free, self.k, vectors=self.vectors)
 
     def _constants(self, left: InRows, right: InRows, staged: int) -> None:
-        line, dot = self.writer.line, self.dots[0]
+        line, nest, warp = self.writer.line, self.nest, self.warp
         line(f"using Type = {memory_type(self.dtype) if self.dtype.bits == 16 else 'tf32'};")
-        tile = f"kTileM = {dot.m.extent}, kTileN = {dot.n.extent}, kTileK = {dot.k.extent}"
+        m, n, k = (a.inner.extent for a in (nest.row, nest.column, nest.depth))
+        tile = f"kTileM = {m}, kTileN = {n}, kTileK = {k}"
         line(f"static constexpr int {tile}, kStages = {self.kernel.stages};")
-        line(
-            f"static constexpr int kWarpM = {dot.registers.rows}, kWarpN = {dot.registers.columns}, kGroup = {_GROUP};"
-        )
+        line(f"static constexpr int kWarpM = {warp.rows}, kWarpN = {warp.columns}, kGroup = {_GROUP};")
         whole = f"kM = {self.row.extent}, kN = {self.column.extent}, kK = {self.k.extent}"
-        line(f"static constexpr int {whole}, kBatches = {self.batches.extent};")
-        line(f"static constexpr int kProducts = {len(self.dots)}, kStaged = {staged};")
+        line(f"static constexpr int {whole}, kBatches = {nest.batch.extent};")
+        line(f"static constexpr int kProducts = {len(nest.sums)}, kStaged = {staged};")
         line(f"using Left = {left.text()};")
         line(f"using Right = {right.text()};")
         turned = f"kLeftTurned = {str(left.turned).lower()}, kRightTurned = {str(right.turned).lower()}"
@@ -153,7 +135,7 @@ class _Emitter(PlanWriter):
 
     def _place(self, e: Index) -> str:
         """An index in the whole product's row, column and k, not those of a tile."""
-        return spell_index(substitute(e, self.back), self.places)
+        return spell_index(e, self.places)
 
     # The epilogue
 
@@ -170,7 +152,7 @@ class _Emitter(PlanWriter):
 
     def _finish(self, leaving: list[bool]) -> None:
         head = "int batch, int row_tile, int column_tile, int row, int column"
-        head += f", const float (&values)[{len(self.dots)}][2], u32 (&staged)[{max(sum(leaving), 1)}]"
+        head += f", const float (&values)[{len(self.nest.sums)}][2], u32 (&staged)[{max(sum(leaving), 1)}]"
         self.writer.line()
         with self.writer.block(f"void finish({head}) const"), self.names.scope():
             self.results(leaving)
@@ -195,14 +177,7 @@ class _Emitter(PlanWriter):
 
     def _shared(self) -> int:
         """Bytes, as ``MmaGemm`` in ``mma_gemm.cuh`` counts them."""
-        dot = self.dots[0]
-        step = (dot.m.extent + len(self.dots) * dot.n.extent) * dot.k.extent * self.dtype.itemsize
+        nest = self.nest
+        m, n, k = (a.inner.extent for a in (nest.row, nest.column, nest.depth))
+        step = (m + len(nest.sums) * n) * k * self.dtype.itemsize
         return self.kernel.stages * step
-
-
-def _whole(name: str, i: Iter, tiles: Iter) -> Iter:
-    """The iterator over a whole axis of which ``i`` is a tile."""
-    extent = i.extent * tiles.extent
-    if i.limit is not None:
-        extent = int(i.limit + tiles.var * i.extent)  # type: ignore[arg-type]
-    return Iter(symbol(name, 0, extent - 1), extent)

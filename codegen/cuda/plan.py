@@ -15,7 +15,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
-from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Loop, Map, Store
+from fusec.tile.nodes import Iter, Kernel, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 BOX = 64
@@ -33,17 +33,6 @@ class Moved:
     map: TensorMap
     fetch: Fetch
     places: dict[Symbol, str]
-
-
-def product_loop(kernel: Kernel) -> tuple[Grid, Loop]:
-    """The grid over batches and tiles, and the one loop of products in it. LoweringError for another kernel."""
-    (grid,) = kernel.body
-    if not isinstance(grid, Grid) or len(grid.iters) != 3:
-        raise LoweringError(f"{kernel.name} is no product over batches and tiles")
-    loops = [s for s in grid.body if isinstance(s, Loop)]
-    if len(loops) != 1 or any(not isinstance(s, Loop | Store | Alloc | Map) for s in grid.body):
-        raise LoweringError(f"{kernel.name} is more than one loop of products")
-    return grid, loops[0]
 
 
 class PlanWriter:

@@ -11,10 +11,10 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, sub, symbol
-from fusec.ir.indexing import coefficient, substitute
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Store
-from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of, reindex
+from fusec.ir.index import Index
+from fusec.ir.indexing import coefficient
+from fusec.tile.nodes import Iter, Kernel, SimtGemm, TemplateOperand
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 
 _FRAGMENT = 4
 """Neighbours of a row that are stored together."""
@@ -41,53 +41,33 @@ class _Operand:
     strides: tuple[int, int] = (-1, -1)
 
 
-def emit_tiled_gemm(kernel: Kernel) -> KernelSource:
-    """The kernel as CUDA C++. LoweringError for one that is more than a loop over one product."""
-    aligned = _Emitter(kernel, vectors=True)
+def emit_tiled_gemm(kernel: Kernel, template: SimtGemm) -> KernelSource:
+    """The kernel as CUDA C++. LoweringError for operands and results at places that are loaded."""
+    aligned = _Emitter(kernel, template, vectors=True)
     source = aligned.emit()
     if not source.aligned:
         return source
     plain = replace(kernel, name=f"{kernel.name}_unaligned")
-    return replace(source, unaligned=_Emitter(plain, vectors=False).emit())
-
-
-def is_tiled(kernel: Kernel) -> bool:
-    """Whether a product's accumulators are laid out over threads, which :func:`emit_tiled_gemm` needs."""
-    loops = [s for grid in kernel.body if isinstance(grid, Grid) for s in grid.body if isinstance(s, Loop)]
-    return any(isinstance(s, Dot) and s.registers.rows > 0 for loop in loops for s in loop.body)
+    return replace(source, unaligned=_Emitter(plain, template, vectors=False).emit())
 
 
 class _Emitter:
-    def __init__(self, kernel: Kernel, *, vectors: bool) -> None:
-        (grid,) = kernel.body
-        if not isinstance(grid, Grid) or len(grid.iters) != 3:
-            raise LoweringError(f"{kernel.name} is no product over batches and tiles")
+    def __init__(self, kernel: Kernel, template: SimtGemm, *, vectors: bool) -> None:
         self.kernel, self.vectors = kernel, vectors
-        self.batches, row_tiles, column_tiles = grid.iters
-        self.blocks = self.batches.extent * row_tiles.extent * column_tiles.extent
-        self.stores = [s for s in grid.body if isinstance(s, Store)]
-        (self.loop,) = (s for s in grid.body if isinstance(s, Loop))
-        (self.dot,) = (s for s in self.loop.body if isinstance(s, Dot))
-        if any(not isinstance(s, Loop | Store | Alloc | Map) for s in grid.body):
-            raise LoweringError(f"{kernel.name} is more than one loop of products")
-        self.computed = {s.target: s.value for s in self.loop.body if isinstance(s, Map)}
-        m, n, k = self.dot.m, self.dot.n, self.dot.k
-        self.row, self.column = _whole("row", m, row_tiles), _whole("column", n, column_tiles)
-        self.k = Iter(symbol("k", 0, int(self.loop.stop) - 1), int(self.loop.stop))  # type: ignore[arg-type]
-        self.back: dict[Symbol, Index] = {
-            m.var: sub(self.row.var, row_tiles.var * m.extent),
-            n.var: sub(self.column.var, column_tiles.var * n.extent),
-            k.var: sub(self.k.var, self.loop.var),
-        }
+        self.nest = nest = template.nest
+        self.thread = template.thread
+        (self.sum,) = nest.sums
+        self.row, self.column, self.k = nest.row.whole, nest.column.whole, nest.depth.whole
         self.style = Style(kernel)
         self.names = Names([kernel.name, *_OWN_NAMES.split()])
         self.buffers = {b: self.names.unique(b.name) for b in kernel.parameters}
-        self.symbols = {self.batches.var: "batch", self.row.var: "row", self.column.var: "column", self.k.var: "k"}
+        self.symbols = {nest.batch.var: "batch", self.row.var: "row", self.column.var: "column", self.k.var: "k"}
         self.writer = Writer(1)
 
     def emit(self) -> KernelSource:
-        kernel, dot = self.kernel, self.dot
-        left, right = self._operand("left", dot.a, self.row), self._operand("right", dot.b, self.column)
+        kernel, nest = self.kernel, self.nest
+        left = self._operand("left", nest.left, self.row)
+        right = self._operand("right", nest.rights[0], self.column)
         self._constants(left, right)
         for buffer, name in self.buffers.items():
             self.writer.line(f"{self._pointer(buffer)} {name};")
@@ -95,55 +75,51 @@ class _Emitter:
         self._element(right, "int batch, int k, int column")
         wide = self._finish()
         threads = 32 * kernel.warps
-        dtype = dot.accumulator.dtype
-        shared = kernel.stages * dot.k.extent * (dot.m.extent + dot.n.extent + 32 // dtype.itemsize) * dtype.itemsize
+        dtype = self.sum.dtype
+        m, n, k = (a.inner.extent for a in (nest.row, nest.column, nest.depth))
+        shared = kernel.stages * k * (m + n + 32 // dtype.itemsize) * dtype.itemsize
         aligned = wide or left.vector > 1 or right.vector > 1
         kinds = tuple(b.dtype.name for b in kernel.parameters)
         return KernelSource(
-            kernel.name, self._text(threads), kinds, (self.blocks, 1, 1), threads, shared, aligned=aligned
+            kernel.name, self._text(threads), kinds, (nest.tiles, 1, 1), threads, shared, aligned=aligned
         )
 
     # Operands
 
-    def _operand(self, name: str, load: Load, free: Iter) -> _Operand:
+    def _operand(self, name: str, operand: TemplateOperand, free: Iter) -> _Operand:
         """How an operand is fetched: copied as it lies in memory, or computed element by element."""
-        if load.buffer.space == "tile":
-            value = self._here(self.computed[load.buffer])
+        value = operand.element
+        if operand.tile is not None:
             steps = [vector_step(x, self.k, 1) for x in loads(value) if x.buffer.space == "parameter"]
             along = sum(s is not None and s.along == 1 for s in steps) * 2 > len(steps)
             return _Operand(name, value, True, along, 1)
-        value = self._here(load)
         assert isinstance(value, Load)
         flat = offset_of(value.buffer, value.index)
         if flat is None:
-            raise LoweringError(f"{load.buffer} read at loaded subscripts in a product")
+            raise LoweringError(f"{value.buffer} read at loaded subscripts in a product")
         step = vector_step(value, self.k, 1)
-        unit = max(1, 16 // load.dtype.itemsize)
+        unit = max(1, 16 // value.dtype.itemsize)
         vector = unit if self.vectors and free.extent % unit == 0 and is_vector(value, free, unit) else 1
         along = vector == 1 and step is not None and step.along == 1
-        if vector * load.dtype.itemsize < _LEAST_COPY:
+        if vector * value.dtype.itemsize < _LEAST_COPY:
             return _Operand(name, value, True, along, 1)
         strides = [coefficient(flat, i.var) for i in (free, self.k)]
         even = tuple(-1 if stride is None or stride < 0 else stride for stride in strides)
         return _Operand(name, value, False, along, vector, even if -1 not in even else (-1, -1))  # type: ignore[arg-type]
 
-    def _here(self, e: ScalarExpr) -> ScalarExpr:
-        """In the whole product's row, column and k, not those of a tile."""
-        return reindex(e, self.back)
-
     def _constants(self, left: _Operand, right: _Operand) -> None:
-        line, dot = self.writer.line, self.dot
-        registers = dot.registers
+        line, nest, thread = self.writer.line, self.nest, self.thread
 
         def flags(*named: tuple[str, bool]) -> str:
             return ", ".join(f"{name} = {str(value).lower()}" for name, value in named)
 
-        line(f"using Type = {memory_type(dot.accumulator.dtype)};")
-        tile = f"kTileM = {dot.m.extent}, kTileN = {dot.n.extent}, kTileK = {dot.k.extent}"
+        line(f"using Type = {memory_type(self.sum.dtype)};")
+        m, n, k = (a.inner.extent for a in (nest.row, nest.column, nest.depth))
+        tile = f"kTileM = {m}, kTileN = {n}, kTileK = {k}"
         line(f"static constexpr int {tile}, kStages = {self.kernel.stages};")
-        line(f"static constexpr int kThreadM = {registers.rows}, kThreadN = {registers.columns}, kGroup = {_GROUP};")
+        line(f"static constexpr int kThreadM = {thread.rows}, kThreadN = {thread.columns}, kGroup = {_GROUP};")
         whole = f"kM = {self.row.extent}, kN = {self.column.extent}, kK = {self.k.extent}"
-        line(f"static constexpr int {whole}, kBatches = {self.batches.extent};")
+        line(f"static constexpr int {whole}, kBatches = {nest.batch.extent};")
         line(f"static constexpr int kLeftVector = {left.vector}, kRightVector = {right.vector};")
         for side, operand in (("Left", left), ("Right", right)):
             stride, stride_k = operand.strides
@@ -162,7 +138,7 @@ class _Emitter:
         if operand.computed:
             with self.writer.block(f"Type {operand.name}({parameters}) const"), self.names.scope():
                 text = self._scalars({}, "", [operand.value]).value(operand.value)
-                self.writer.line(f"return {bare(stored(text, operand.value.dtype, self.dot.accumulator.dtype))};")
+                self.writer.line(f"return {bare(stored(text, operand.value.dtype, self.sum.dtype))};")
             return
         assert isinstance(operand.value, Load)
         with self.writer.block(f"const Type* {operand.name}({parameters}) const"):
@@ -172,14 +148,14 @@ class _Emitter:
 
     def _finish(self) -> bool:
         """The member that stores neighbours of a row; True where it moves several at once."""
-        kind = memory_type(self.dot.accumulator.dtype)
+        kind = memory_type(self.sum.dtype)
         self.writer.line()
         self.writer.line("template <int kCount>")
         head = f"void finish(int batch, int row, int column, const Vec<{kind}, kCount>& values) const"
         wide = False
         with self.writer.block(head), self.names.scope():
-            targets = [self._whole_load(s) for s in self.stores]
-            values = [self._here(s.value) for s in self.stores]
+            targets = [Load(s.target, s.index) for s in self.nest.stores]
+            values = [s.value for s in self.nest.stores]
             read: dict[Load, str] = {}
             for load in dict.fromkeys(x for value in values for x in loads(value)):
                 wide |= self._read_ahead(load, read)
@@ -195,11 +171,6 @@ class _Emitter:
                     wide = True
                     self.writer.line(f"store({self._address(target)}, {out});")
         return wide
-
-    def _whole_load(self, s: Store) -> Load:
-        target = self._here(Load(s.target, s.index))
-        assert isinstance(target, Load)
-        return target
 
     def _is_wide(self, load: Load) -> bool:
         """Whether four neighbours of a row are four neighbours in memory, at a multiple of their size."""
@@ -233,7 +204,7 @@ class _Emitter:
 
     def _scalars(self, read: dict[Load, str], lane: str, roots: list[ScalarExpr]) -> Scalars:
         def text(load: Load) -> str:
-            if load.buffer is self.dot.accumulator.buffer:
+            if load.buffer is self.sum.buffer:
                 return f"values[{lane}]"
             if load.buffer.space != "parameter":
                 raise LoweringError(f"tile {load.buffer} in a product's epilogue")
@@ -245,7 +216,7 @@ class _Emitter:
 
     def _index(self, e: Index, lane: str) -> str:
         column = f"(column + {lane})" if lane else "column"
-        return spell_index(substitute(e, self.back), {**self.symbols, self.column.var: column})
+        return spell_index(e, {**self.symbols, self.column.var: column})
 
     def _subscripted(self, load: Load, lane: str, scalars: Scalars | None = None) -> str:
         flat = offset_of(load.buffer, load.index)
@@ -265,7 +236,7 @@ class _Emitter:
     @property
     def _together(self) -> int:
         """Blocks that are to share a unit, where their registers can."""
-        small = self.dot.registers.rows * self.dot.registers.columns <= 64 and self.dot.accumulator.dtype.bits <= 32
+        small = self.thread.rows * self.thread.columns <= 64 and self.sum.dtype.bits <= 32
         return 2 if small else 1
 
     def _text(self, threads: int) -> str:
@@ -286,11 +257,3 @@ class _Emitter:
                 "",
             ]
         )
-
-
-def _whole(name: str, i: Iter, tiles: Iter) -> Iter:
-    """The iterator over a whole axis of which ``i`` is a tile."""
-    extent = i.extent * tiles.extent
-    if i.limit is not None:
-        extent = int(i.limit + tiles.var * i.extent)  # type: ignore[arg-type]
-    return Iter(symbol(name, 0, extent - 1), extent)

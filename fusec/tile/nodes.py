@@ -241,6 +241,84 @@ class Move:
 
 
 @dataclass(frozen=True)
+class TiledAxis:
+    """An axis of a product in tiles: ``whole`` over all of it, ``inner`` over the tile that starts at ``first``."""
+
+    whole: Iter
+    first: Index
+    inner: Iter
+
+
+@dataclass(frozen=True)
+class TemplateOperand:
+    """An element of a product's operand over the whole axes. ``tile``: what it is computed into, block by block; None
+    where it is read as it lies."""
+
+    element: ScalarExpr
+    tile: Buffer | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """Of what is multiplied."""
+        return self.element.dtype if self.tile is None else self.tile.dtype
+
+
+@dataclass(frozen=True)
+class GemmNest:
+    """Products of one left operand, in tiles: batches by rows by columns, with steps along K from ``step`` on.
+
+    rights, sums: for each product, its right operand and its accumulator. stores: of the results, over the whole rows
+    and columns, where they read the accumulators at their places in a tile.
+    """
+
+    batch: Iter
+    row_tiles: Iter
+    column_tiles: Iter
+    row: TiledAxis
+    column: TiledAxis
+    depth: TiledAxis
+    step: Symbol
+    left: TemplateOperand
+    rights: tuple[TemplateOperand, ...]
+    sums: tuple[Load, ...]
+    stores: tuple[Store, ...]
+    tf32: bool
+
+    @property
+    def tiles(self) -> int:
+        """How many there are."""
+        return self.batch.extent * self.row_tiles.extent * self.column_tiles.extent
+
+
+@dataclass(frozen=True)
+class SimtGemm:
+    """A product by plain arithmetic; ``thread``: what a thread has of a tile."""
+
+    nest: GemmNest
+    thread: RegisterTile
+
+
+@dataclass(frozen=True)
+class MmaGemm:
+    """Products by the tensor core instructions of a warp (sm_80 and later); ``warp``: what a warp has of a tile."""
+
+    nest: GemmNest
+    warp: RegisterTile
+
+
+@dataclass(frozen=True)
+class HopperGemm:
+    """Products by warpgroups that multiply what another one fetches by TMA."""
+
+    nest: GemmNest
+    pipeline: Pipeline
+
+
+Template = SimtGemm | MmaGemm | HopperGemm
+"""A loop nest that a backend has by hand. Its expansion to statements (``tile/expand.py``) says what it computes."""
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
 
@@ -250,7 +328,8 @@ class Kernel:
     loops run ``stages`` loads ahead; both are 0 elsewhere. A thread may have ``registers`` registers, 0 for any number.
     With a ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
     end, where the outputs are parts of them that another kernel adds up. ``unaligned``: the same work scheduled for
-    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``cluster``: how many of
+    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: of what
+    the body is the expansion, for a backend that has such a loop nest. ``cluster``: how many of
     the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
     ``moves``: outputs whose places in their arrays are data, on a CPU.
     """
@@ -272,6 +351,7 @@ class Kernel:
     unaligned: Kernel | None = None
     cluster: int = 1
     moves: tuple[Move, ...] = ()
+    template: Template | None = None
 
 
 def statements(block: Block) -> Iterator[Statement]:

@@ -7,7 +7,22 @@ from typing import assert_never
 
 from fusec.ir.index import Expr, Index, bounds
 from fusec.ir.types import contiguous_strides
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    HopperGemm,
+    If,
+    Iter,
+    Kernel,
+    Loop,
+    Map,
+    Reduce,
+    Statement,
+    Store,
+    Weigh,
+)
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 _INDENT = "  "
@@ -42,7 +57,7 @@ def print_kernel(kernel: Kernel) -> str:
     launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
     launch += f" registers={kernel.registers}" if kernel.registers else ""
     launch += f" cluster={kernel.cluster}" if kernel.cluster > 1 else ""
-    p = kernel.pipeline
+    p = kernel.template.pipeline if isinstance(kernel.template, HopperGemm) else kernel.pipeline
     if p is not None:
         launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' turns' if p.turns else ''}"
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]

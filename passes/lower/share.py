@@ -39,4 +39,5 @@ def kernel_key(kernel: Kernel) -> tuple[object, ...]:
         key(kernel.parameters),
         key(kernel.body),
         key(kernel.moves),
+        key(kernel.template),
     )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Symbol
+from fusec.ir.index import Expr
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
-from fusec.passes.families.gemm.tiles import Operand, TiledProducts
+from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
 from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.tile.expand import in_tile
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import Iter, Store
-from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, reindex, walk
+from fusec.tile.nodes import HopperGemm, Store, TemplateOperand
+from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, walk
 
 
 def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGroup:
@@ -23,8 +23,8 @@ def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGrou
     LoweringError for operands that a bulk copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
     products = _HopperGemm(frame, schedule)
-    lowered = products.lower(schedule.describe(), products.fetched)
-    return replace(lowered, kernel=replace(lowered.kernel, pipeline=schedule.pipeline))
+    template = HopperGemm(products.nest(products.fetched), schedule.pipeline)
+    return products.finish_template(template, schedule.describe())
 
 
 def columns_adjoin(frame: Frame) -> bool:
@@ -39,7 +39,7 @@ def columns_adjoin(frame: Frame) -> bool:
 class _HopperGemm(TiledProducts):
     def __init__(self, frame: Frame, schedule: HopperGemmSchedule) -> None:
         s, self.pipeline = schedule, schedule.pipeline
-        super().__init__(frame, s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n))
+        super().__init__(frame, TileSizes(s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n)))
         self.multiplied_type()
 
     def total(self, op: Op, product: Load) -> ScalarExpr:
@@ -48,22 +48,24 @@ class _HopperGemm(TiledProducts):
         whole = self.pipeline.turns or self.pipeline.split > 1 or op.result.type.dtype is product.dtype
         return product if whole else Apply("cast", (product,), op.result.type.dtype)
 
-    def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
+    def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:
         """LoweringError where what an element is made from depends on other elements."""
-        stores = super().stores(shift, domain, totals)
+        stores = super().results(totals)
         if not all(_is_plain(s.value) for s in stores):
             raise LoweringError("an epilogue that reads at loaded subscripts, or one of two places")
         return stores
 
-    def fetched(self, op: Op, side: int) -> Operand:
+    def fetched(self, op: Op, side: int) -> TemplateOperand:
         """A load that bulk copies can do."""
-        element = reindex(self.element(op, side), self.shift)
-        fetch = fetch_of(element, self.domain(side)) if isinstance(element, Load) else None
+        element = self.over_whole(op, side)
+        axes = ((self.row, self.depth), (self.depth, self.column))[side]
+        block = in_tile(element, *axes)
+        fetch = fetch_of(block, (axes[0].inner, axes[1].inner)) if isinstance(block, Load) else None
         if not isinstance(element, Load) or fetch is None:
             raise LoweringError(f"{op.operands[side]} can't be fetched by bulk copies")
         if element.dtype.bits == 32 and fetch.turned != (side == 1):
             raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take 32 bits")
-        return element, []
+        return TemplateOperand(element)
 
 
 def _is_plain(value: ScalarExpr) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
-from fusec.passes.families.gemm.tiles import Operand, TiledProducts
+from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.tile.nodes import RegisterTile
+from fusec.tile.nodes import MmaGemm, RegisterTile, TemplateOperand
 
 
 def lower_mma_gemm(frame: Frame, schedule: MmaGemmSchedule) -> LoweredGroup:
@@ -15,10 +15,11 @@ def lower_mma_gemm(frame: Frame, schedule: MmaGemmSchedule) -> LoweredGroup:
     LoweringError for operands that tensor cores don't multiply: not of 16 bits, nor of 32 that may be rounded to TF32.
     """
     s = schedule
-    products = TiledProducts(frame, s.m, s.n, s.k)
+    products = TiledProducts(frame, TileSizes(s.m, s.n, s.k))
     dtype = products.multiplied_type()
 
-    def operand(op: Op, side: int) -> Operand:
+    def operand(op: Op, side: int) -> TemplateOperand:
         return products.loaded_or_computed(op, side, dtype)
 
-    return products.lower(s.describe(), operand, RegisterTile(s.warp_m, s.warp_n))
+    template = MmaGemm(products.nest(operand), RegisterTile(s.warp_m, s.warp_n))
+    return products.finish_template(template, s.describe())

@@ -5,19 +5,20 @@ from __future__ import annotations
 from fusec.errors import LoweringError
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
-from fusec.passes.families.gemm.tiles import Operand, TiledProducts
+from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
 from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.tile.nodes import SimtGemm, TemplateOperand
 
 
 def lower_tiled_gemm(frame: Frame, schedule: TiledGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it."""
     s = schedule
-    products = TiledProducts(frame, s.m, s.n, s.k)
+    products = TiledProducts(frame, TileSizes(s.m, s.n, s.k))
     if len(products.ops) > 1:
         raise LoweringError(f"{len(products.ops)} products side by side in plain arithmetic")
     products.tf32 = False
 
-    def operand(op: Op, side: int) -> Operand:
+    def operand(op: Op, side: int) -> TemplateOperand:
         return products.loaded_or_computed(op, side, products.dtype)
 
-    return products.lower(s.describe(), operand, s.registers)
+    return products.finish_template(SimtGemm(products.nest(operand), s.registers), s.describe())

@@ -1,90 +1,110 @@
-"""Products in tiles, for emitters that walk them: what plain arithmetic and tensor cores have in common."""
+"""Products in tiles, for templates: what SIMT kernels and tensor cores have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, mul, sub, symbol
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType
 from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement
-from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, loads, reindex
+from fusec.tile.expand import expand
+from fusec.tile.nodes import GemmNest, Iter, Store, Template, TemplateOperand, TiledAxis
+from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, reindex
 
 Description = tuple[tuple[str, int | str], ...]
-Operand = tuple[Load, list[Statement]]
-"""A block of an operand, and the code of a step along K that makes it."""
 
-_NO_REGISTERS = RegisterTile(0, 0)
+
+@dataclass(frozen=True)
+class TileSizes:
+    """A tile of ``m`` by ``n`` in steps of ``k``. cluster: tiles of rows and of columns that run together, so that some
+    of them may lie beyond the end."""
+
+    m: int
+    n: int
+    k: int
+    cluster: tuple[int, int] = (1, 1)
 
 
 class TiledProducts(Products):
-    """The grid in plain order, batch by row tiles by column tiles, each of ``m`` by ``n`` in steps of ``k``.
+    """The parts of a template's loop nest: the grid is batch by row tiles by column tiles, in plain order."""
 
-    cluster: tiles of rows and of columns that run together, so that some of them may lie beyond the end.
-    """
-
-    def __init__(self, frame: Frame, m: int, n: int, k: int, cluster: tuple[int, int] = (1, 1)) -> None:
+    def __init__(self, frame: Frame, sizes: TileSizes) -> None:
         super().__init__(frame)
         if self.statistics:
             raise LoweringError("a product of tiles reduces no rows of its operands")
-        axes = self.axes
-        self.row_tiles, self.column_tiles = -(-axes.m // m), -(-axes.n // n)
-        self.mo, self.no = symbol("mo", 0, self.row_tiles - 1), symbol("no", 0, self.column_tiles - 1)
-        mi, ni, ki = symbol("mi", 0, m - 1), symbol("ni", 0, n - 1), symbol("ki", 0, k - 1)
-        self.k0 = symbol("k0", 0, axes.k - 1)
-        row0, column0 = mul(self.mo, m), mul(self.no, n)
-        self.shift: dict[Symbol, Index] = {self.i: add(row0, mi), self.j: add(column0, ni), self.k: add(self.k0, ki)}
-        self.m = Iter(mi, m, None if axes.m % (m * cluster[0]) == 0 else sub(axes.m, row0))
-        self.n = Iter(ni, n, None if axes.n % (n * cluster[1]) == 0 else sub(axes.n, column0))
-        self.depth = Iter(ki, k, None if axes.k % k == 0 else sub(axes.k, self.k0))
+        axes, s = self.axes, sizes
+        row_tiles, column_tiles = -(-axes.m // s.m), -(-axes.n // s.n)
+        mo, no = symbol("mo", 0, row_tiles - 1), symbol("no", 0, column_tiles - 1)
+        self.row_tiles, self.column_tiles = Iter(mo, row_tiles), Iter(no, column_tiles)
+        self.step = symbol("k0", 0, axes.k - 1)
+        self.row = _tiled("row", "mi", axes.m, s.m, mul(mo, s.m), s.cluster[0])
+        self.column = _tiled("column", "ni", axes.n, s.n, mul(no, s.n), s.cluster[1])
+        self.depth = _tiled("k", "ki", axes.k, s.k, self.step, 1)
+        self.whole: dict[Symbol, Index] = {
+            self.i: self.row.whole.var,
+            self.j: self.column.whole.var,
+            self.k: self.depth.whole.var,
+        }
 
-    def lower(
-        self, schedule: Description, operand: Callable[[Op, int], Operand], registers: RegisterTile = _NO_REGISTERS
-    ) -> LoweredGroup:
-        """The kernel, of the operands that ``operand(op, side)`` gives, sides being 0 and 1."""
-        whole = (Iter(self.m.var, self.m.extent), Iter(self.n.var, self.n.extent))
-        place, shape = (self.m.var, self.n.var), (self.m.extent, self.n.extent)
-        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
-        totals: list[ScalarExpr] = []
-        before: list[Statement] = []
-        left, step = operand(self.ops[0], 0)
+    def nest(self, operand: Callable[[Op, int], TemplateOperand]) -> GemmNest:
+        """Of the operands that ``operand(op, side)`` gives, sides being 0 and 1."""
+        place, shape = (self.row.inner.var, self.column.inner.var), (self.row.inner.extent, self.column.inner.extent)
+        left = operand(self.ops[0], 0)
+        rights: list[TemplateOperand] = []
+        sums: list[Load] = []
         for op in self.ops:
             name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-            acc = Load(Buffer(self.frame.unique(name), self.dtype, shape, (shape[1], 1), "tile"), place)
-            before += [Alloc(acc.buffer), Map(whole, acc.buffer, place, zero)]
-            right, code = operand(op, 1)
-            dot = Dot(self.m, self.n, self.depth, acc, left, right, False, registers, self.tf32)
-            step = [*step, *code, dot]
-            totals.append(self.total(op, acc))
-        stores = self.stores(self.shift, (self.m, self.n), totals)
-        tiles = (self.batch, Iter(self.mo, self.row_tiles), Iter(self.no, self.column_tiles))
-        loop = Loop(self.k0, 0, self.axes.k, self.depth.extent, tuple(step))
-        return self.frame.finish("gemm", (Grid(tiles, (*before, loop, *stores)),), schedule)
+            sums.append(Load(Buffer(self.frame.unique(name), self.dtype, shape, (shape[1], 1), "tile"), place))
+            rights.append(operand(op, 1))
+        stores = self.results([self.total(op, total) for op, total in zip(self.ops, sums, strict=True)])
+        return GemmNest(
+            self.batch,
+            self.row_tiles,
+            self.column_tiles,
+            self.row,
+            self.column,
+            self.depth,
+            self.step,
+            left,
+            tuple(rights),
+            tuple(sums),
+            tuple(stores),
+            self.tf32,
+        )
+
+    def finish_template(self, template: Template, schedule: Description) -> LoweredGroup:
+        """The kernel of a template."""
+        lowered = self.frame.finish("gemm", expand(template), schedule)
+        return replace(lowered, kernel=replace(lowered.kernel, template=template))
+
+    def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:
+        """The stores of the group's outputs over the whole rows and columns."""
+        return self.stores(self.whole, (self.row.whole, self.column.whole), totals)
 
     def total(self, op: Op, product: Load) -> ScalarExpr:
         """What the epilogue reads of a product."""
         return product
 
-    def loaded_or_computed(self, op: Op, side: int, dtype: DType) -> Operand:
+    def over_whole(self, op: Op, side: int) -> ScalarExpr:
+        """An element of an operand, over the whole axes."""
+        return reindex(self.element(op, side), self.whole)
+
+    def loaded_or_computed(self, op: Op, side: int, dtype: DType) -> TemplateOperand:
         """A load of the operand's memory, or a tile of ``dtype`` that its value is computed into."""
-        element = reindex(self.element(op, side), self.shift)
+        element = self.over_whole(op, side)
         if isinstance(element, Load) and element.dtype is dtype:
-            return element, []
+            return TemplateOperand(element)
         if not loads(element):
             raise LoweringError("an operand that is no memory")
-        domain = self.domain(side)
-        shape = tuple(i.extent for i in domain)
-        tile = Buffer(self.frame.unique(("left", "right")[side]), dtype, shape, (shape[1], 1), "tile")
-        index = tuple(i.var for i in domain)
-        return Load(tile, index), [Alloc(tile), Map(domain, tile, index, element)]
-
-    def domain(self, side: int) -> tuple[Iter, Iter]:
-        """Of an operand's block."""
-        return ((self.m, self.depth), (self.depth, self.n))[side]
+        rows, columns = ((self.row, self.depth), (self.depth, self.column))[side]
+        shape = rows.inner.extent, columns.inner.extent
+        name = self.frame.unique(("left", "right")[side])
+        return TemplateOperand(element, Buffer(name, dtype, shape, (shape[1], 1), "tile"))
 
     def multiplied_type(self) -> DType:
         """The operands' one type, of 16 bits or of 32 that may be rounded to TF32, which tensor cores multiply."""
@@ -93,3 +113,10 @@ class TiledProducts(Products):
         if len(kinds) > 1 or not all(d.is_float and (d.bits == 16 or (d.bits == 32 and self.tf32)) for d in kinds):
             raise LoweringError(f"tensor cores multiply no {', '.join(map(str, kinds))}, but 16 bits, or 32 as TF32")
         return kinds.pop()
+
+
+def _tiled(name: str, inner: str, extent: int, tile: int, first: Index, together: int) -> TiledAxis:
+    """An axis in tiles, of which so many run together."""
+    limit = None if extent % (tile * together) == 0 else sub(extent, first)
+    whole = Iter(symbol(name, 0, extent - 1), extent)
+    return TiledAxis(whole, first, Iter(symbol(inner, 0, tile - 1), tile, limit))

@@ -12,7 +12,7 @@ from fixed import Fixed
 from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, linear, lowered, product, schedule
 
 from fusec.codegen.cuda.build import compile_kernels
-from fusec.codegen.cuda.hopper import emit_hopper_gemm
+from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
@@ -34,7 +34,7 @@ def test_compiles_without_spills(name: str) -> None:
 
 
 def test_plan() -> None:
-    source = emit_hopper_gemm(lowered(parse(linear(1024, 512, 768)), IN_TURNS), SM_90)
+    source = emit_kernel(lowered(parse(linear(1024, 512, 768)), IN_TURNS), SM_90)
     assert (source.grid, source.threads) == ((48, 1, 1), 384)
     assert "__cluster_dims__(2, 1, 1)" in source.text
     assert [m.box for m in source.tensor_maps] == [(128, 64), (64, 64), (64, 64)]
@@ -45,7 +45,7 @@ def test_plan() -> None:
 
 def test_turned_operands_come_in_boxes_of_64() -> None:
     text = product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512")
-    source = emit_hopper_gemm(lowered(parse(text), TOGETHER), SM_90)
+    source = emit_kernel(lowered(parse(text), TOGETHER), SM_90)
     assert "kTurnedA = true, kTurnedB = true" in source.text
     assert [m.box for m in source.tensor_maps[:2]] == [(64, 64), (64, 64)]
     assert "fetch_tile(to, x_map, full, blocks, row_tile * 128 + row, k);" in source.text
@@ -54,19 +54,19 @@ def test_turned_operands_come_in_boxes_of_64() -> None:
 def test_a_box_is_not_cut_among_the_blocks_of_a_cluster() -> None:
     text = product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512")
     with pytest.raises(LoweringError, match="can't share copies of 32 places of w"):
-        emit_hopper_gemm(lowered(parse(text), schedule(128, 64, 8, (2, 1))), SM_90)
+        emit_kernel(lowered(parse(text), schedule(128, 64, 8, (2, 1))), SM_90)
 
 
 def test_no_more_blocks_than_are_done_as_early() -> None:
     text = linear(4096, 4096, 4096)
-    assert emit_hopper_gemm(lowered(parse(text), TOGETHER), SM_90).grid == (128, 1, 1)
-    assert emit_hopper_gemm(lowered(parse(text), IN_TURNS), SM_90).grid == (128, 1, 1)
-    assert emit_hopper_gemm(lowered(parse(linear(4096, 4096, 4352)), TOGETHER), SM_90).grid == (110, 1, 1)
+    assert emit_kernel(lowered(parse(text), TOGETHER), SM_90).grid == (128, 1, 1)
+    assert emit_kernel(lowered(parse(text), IN_TURNS), SM_90).grid == (128, 1, 1)
+    assert emit_kernel(lowered(parse(linear(4096, 4096, 4352)), TOGETHER), SM_90).grid == (110, 1, 1)
 
 
 def test_split_plan() -> None:
     text, s = CASES["split"]
-    source = emit_hopper_gemm(lowered(parse(text), s), SM_90)
+    source = emit_kernel(lowered(parse(text), s), SM_90)
     assert source.grid == (4 * 3, 1, 1)
     assert source.overlaps
     assert "__cluster_dims__(3, 1, 1)" in source.text
@@ -78,12 +78,12 @@ def test_split_plan() -> None:
 def test_no_block_without_a_step() -> None:
     s = CASES["split"][1]
     with pytest.raises(LoweringError, match="2 steps along K are not split 3 times"):
-        emit_hopper_gemm(lowered(parse(linear(128, 128, 512)), s), SM_90)
-    assert emit_hopper_gemm(lowered(parse(linear(128, 192, 512)), s), SM_90).grid == (12, 1, 1)
+        emit_kernel(lowered(parse(linear(128, 128, 512)), s), SM_90)
+    assert emit_kernel(lowered(parse(linear(128, 192, 512)), s), SM_90).grid == (12, 1, 1)
 
 
 def test_two_products() -> None:
-    source = emit_hopper_gemm(lowered(parse(SWIGLU), schedule(128, 128, 4)), SM_90)
+    source = emit_kernel(lowered(parse(SWIGLU), schedule(128, 128, 4)), SM_90)
     assert "kProducts = 2" in source.text
     assert "values[1][0]" in source.text
 

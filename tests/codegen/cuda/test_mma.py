@@ -13,7 +13,7 @@ from hopper_cases import SWIGLU, linear, product
 from mma_cases import CASES, PREPARED, SMALL, SQUARE, WIDE, lowered
 
 from fusec.codegen.cuda.build import compile_kernels
-from fusec.codegen.cuda.mma import emit_mma_gemm
+from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.ir.parse import parse
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
@@ -48,7 +48,7 @@ def test_compiles_for_other_cards(name: str, target: str) -> None:
 
 
 def test_plan() -> None:
-    source = emit_mma_gemm(lowered(parse(linear(1024, 512, 768)), SQUARE))
+    source = emit_kernel(lowered(parse(linear(1024, 512, 768)), SQUARE), SM_80)
     assert (source.grid, source.threads, source.shared) == ((48, 1, 1), 128, 49152)
     assert not source.tensor_maps
     assert "__launch_bounds__(128, 2)" in source.text
@@ -59,7 +59,7 @@ def test_plan() -> None:
 
 
 def test_what_is_not_aligned_is_read_one_by_one() -> None:
-    source = emit_mma_gemm(lowered(parse(linear(130, 131, 136)), SQUARE))
+    source = emit_kernel(lowered(parse(linear(130, 131, 136)), SQUARE), SM_80)
     assert "using Left = InRows<130, 131, 131, 0>;" in source.text
     assert "bf16 left(int batch, int row, int k) const {\n        return x[k + row * 131];" in source.text
     assert source.unaligned is not None
@@ -70,24 +70,24 @@ def test_what_is_not_aligned_is_read_one_by_one() -> None:
 
 def test_turned_operands_run_along_their_memory() -> None:
     text = product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512")
-    source = emit_mma_gemm(lowered(parse(text), WIDE))
+    source = emit_kernel(lowered(parse(text), WIDE), SM_80)
     assert "kLeftTurned = true, kRightTurned = true" in source.text
     assert "using Right = InRows<256, 512, 512, 8>;" in source.text
 
 
 def test_narrow_copies() -> None:
-    assert "InRows<130, 132, 132, 4>" in emit_mma_gemm(lowered(parse(linear(130, 132, 136)), SMALL)).text
-    assert "InRows<130, 134, 134, 2>" in emit_mma_gemm(lowered(parse(linear(130, 134, 136)), SMALL)).text
+    assert "InRows<130, 132, 132, 4>" in emit_kernel(lowered(parse(linear(130, 132, 136)), SMALL), SM_80).text
+    assert "InRows<130, 134, 134, 2>" in emit_kernel(lowered(parse(linear(130, 134, 136)), SMALL), SM_80).text
 
 
 def test_computed_operands_are_rounded() -> None:
-    text = emit_mma_gemm(lowered(parse(PREPARED), SMALL)).text
+    text = emit_kernel(lowered(parse(PREPARED), SMALL), SM_80).text
     assert "using Left = InRows<130, 200, -1, 0>;" in text
     assert "const float as_f32 = float(x[k + row * 200]) * float(s[k]);\n        return bf16(" in text
 
 
 def test_two_products() -> None:
-    source = emit_mma_gemm(lowered(parse(SWIGLU), MmaGemmSchedule(128, 64, 32, 3, 64, 32)))
+    source = emit_kernel(lowered(parse(SWIGLU), MmaGemmSchedule(128, 64, 32, 3, 64, 32)), SM_80)
     assert "kProducts = 2" in source.text
     assert "if (product == 0) {\n            return g" in source.text
 

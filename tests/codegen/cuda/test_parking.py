@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from hopper_cases import CASES, PAIRED, SMALL, SWIGLU, TOGETHER, TWO_OUTPUTS, linear, lowered
 
-from fusec.codegen.cuda.hopper import emit_hopper_gemm
+from fusec.codegen.cuda.emit import emit_kernel
 from fusec.codegen.cuda.parking import parking_of
 from fusec.ir.parse import parse
 from fusec.ir.types import DTYPES
@@ -94,7 +94,7 @@ def test_not_cut(stores: list[Store]) -> None:
 
 
 def text_of(graph: str, schedule: HopperGemmSchedule) -> str:
-    return emit_hopper_gemm(lowered(parse(graph), schedule), SM_90).text
+    return emit_kernel(lowered(parse(graph), schedule), SM_90).text
 
 
 def test_plan_in_two_parts() -> None:
