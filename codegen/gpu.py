@@ -117,7 +117,7 @@ def _for_any_address(kernel: Kernel) -> Kernel:
     """The kernel for Triton, in its own schedule where it has one."""
     if kernel.unaligned is not None:
         return replace(kernel.unaligned, name=kernel.name)
-    return replace(kernel, template=None, pipeline=None, language="triton", warps=8, stages=3)
+    return replace(kernel, template=None, language="triton", warps=8, stages=3)
 
 
 def module_from_bytes(data: bytes) -> GpuModule | Part:

@@ -9,7 +9,7 @@ from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.attention import fetched
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import Iter, Kernel
+from fusec.tile.nodes import HopperAttention, Iter, Kernel
 from fusec.tile.scalar import Load
 
 _GROUP_ROWS = 64
@@ -20,18 +20,17 @@ _REGISTERS = {1: 210, 2: 210, 3: 150}
 _OWN_NAMES = "TensorMap Barrier attention to from full kConsumers kTurns kWalks"
 
 
-def emit_hopper_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
+def emit_hopper_attention(kernel: Kernel, template: HopperAttention, target: GpuTarget) -> KernelSource:
     """The kernel as CUDA C++. LoweringError where bulk copies can't move its operands, or it is no plain attention."""
-    return _Emitter(kernel, target).emit()
+    return _Emitter(kernel, template, target).emit()
 
 
 class _Emitter(AttentionPlan):
-    def __init__(self, kernel: Kernel, target: GpuTarget) -> None:
-        assert kernel.pipeline is not None
-        super().__init__(kernel, _OWN_NAMES.split())
-        self.target, self.pipeline = target, kernel.pipeline
-        self.consumers = self.roles.query.extent // _GROUP_ROWS
-        self._check(self.roles.query.extent, self.roles.key.extent)
+    def __init__(self, kernel: Kernel, template: HopperAttention, target: GpuTarget) -> None:
+        super().__init__(kernel, template.nest, _OWN_NAMES.split())
+        self.target, self.pipeline = target, template.pipeline
+        self.consumers = self.nest.query.extent // _GROUP_ROWS
+        self._check(self.nest.query.extent, self.nest.key.extent)
 
     def _check(self, rows: int, keys: int) -> None:
         if rows % _GROUP_ROWS or not 1 <= self.consumers <= _MOST_CONSUMERS or keys % 16 or keys > 256:
@@ -42,10 +41,10 @@ class _Emitter(AttentionPlan):
             raise LoweringError(f"{self.kernel.name} needs {self._shared()} bytes of shared memory")
 
     def emit(self) -> KernelSource:
-        kernel, roles = self.kernel, self.roles
-        queries = self._operand(roles.queries, roles.query, roles.depth)
-        keys = self._operand(roles.keys, roles.key, roles.depth)
-        values = self._operand(roles.values, roles.key, roles.value)
+        kernel, nest = self.kernel, self.nest
+        queries = self._operand(nest.queries, nest.query, nest.depth)
+        keys = self._operand(nest.keys, nest.key, nest.depth)
+        values = self._operand(nest.values, nest.key, nest.value)
         outputs = self._outputs()
         staged = next((m for m in outputs if m is not None), None)
         self._constants(staged is not None)
@@ -67,7 +66,7 @@ class _Emitter(AttentionPlan):
             threads,
             self._shared(),
             tensor_maps=tuple(m.map for m in self.maps),
-            shapes=tuple(sorted({roles.key.extent, self.values})),
+            shapes=tuple(sorted({nest.key.extent, self.values})),
             aligned=True,
         )
 
@@ -117,5 +116,5 @@ class _Emitter(AttentionPlan):
     def _shared(self) -> int:
         """Bytes, as ``AttentionLayout`` counts them."""
         deep, wide = -(-self.depth // BOX), -(-self.values // BOX)
-        queries = (deep + wide if self.pipeline.walks else max(deep, wide)) * self.roles.query.extent
-        return ALIGNMENT + (queries + self.kernel.stages * (deep + wide) * self.roles.key.extent) * ROW_BYTES
+        queries = (deep + wide if self.pipeline.walks else max(deep, wide)) * self.nest.query.extent
+        return ALIGNMENT + (queries + self.kernel.stages * (deep + wide) * self.nest.key.extent) * ROW_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import prod
 
 from fusec.codegen.cuda.plan import PlanWriter
@@ -12,9 +11,8 @@ from fusec.codegen.cuda.score_plan import SCORE_NAMES, ScorePlan
 from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import symbols_of
 from fusec.ir.types import f32
-from fusec.tile.attention import attention_roles, columns_of, mean_of
-from fusec.tile.nodes import Kernel, Store
-from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
+from fusec.tile.attention import columns_of
+from fusec.tile.nodes import AttentionNest, Kernel
 
 _OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head turn first whole part last
 finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kGuarded
@@ -22,55 +20,35 @@ kMaskedBefore kMaskedAfter"""
 
 
 class AttentionPlan(PlanWriter):
-    """Writes ``struct Plan`` of an attention kernel. LoweringError for one that does more than attention.
+    """Writes ``struct Plan`` of an attention kernel. LoweringError for heads that tensor cores don't take.
 
     names: those of its header, besides the ones here. depth, values: columns of queries and of values. heads, blocks:
     how many heads there are, and blocks of queries of each.
     """
 
-    def __init__(self, kernel: Kernel, names: Iterable[str], *, pairs: bool = True) -> None:
-        self.roles = roles = attention_roles(kernel)
-        self.mean = Buffer("mean", f32, (), (), "tile")
-        self.guarded = False
-        stores = [replace(s, value=self._over_mean(s)) for s in roles.stores]
+    def __init__(self, kernel: Kernel, nest: AttentionNest, names: Iterable[str], *, pairs: bool = True) -> None:
+        self.nest = nest
         taken = [*names, *_OWN_NAMES.split(), *SCORE_NAMES.split()]
-        super().__init__(kernel, taken, roles.query, roles.value, stores, {self.mean: "values[{}]"}, pairs=pairs)
-        self.depth, self.values = columns_of(roles.depth), columns_of(roles.value)
-        self.heads, self.blocks = prod(i.extent for i in roles.heads), roles.turn.extent
-        self.symbols |= {roles.first_key: "first_key", roles.key.var: "place", roles.turn.var: "turn"}
-        for head in roles.heads:
+        products = {nest.mean: "values[{}]"}
+        super().__init__(kernel, taken, nest.query, nest.value, nest.stores, products, pairs=pairs)
+        self.depth, self.values = columns_of(nest.depth), columns_of(nest.value)
+        self.heads, self.blocks = prod(i.extent for i in nest.heads), nest.turn.extent
+        self.symbols |= {nest.first_key: "first_key", nest.key.var: "place", nest.turn.var: "turn"}
+        for head in nest.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
-        self.scores = ScorePlan(self, roles)
-
-    def _over_mean(self, s: Store) -> ScalarExpr:
-        """The epilogue over the weighted mean of values, in place of its numerator and denominator."""
-        result, total = self.roles.result, self.roles.total
-
-        def change(node: ScalarExpr) -> ScalarExpr | None:
-            if not isinstance(node, Apply) or node.op != "div":
-                return None
-            over = node.args[0]
-            if not isinstance(over, Load) or over.buffer is not result:
-                return None
-            for guarded in (False, True):
-                if node == mean_of(over, Load(total, over.index[:1]), guarded=guarded):
-                    self.guarded = guarded
-                    return Load(self.mean, ())
-            return None
-
-        return rewrite(s.value, change)
+        self.scores = ScorePlan(self, nest)
 
     def constants(self, sizes: str, flags: dict[str, bool]) -> None:
         """What the header's loops are told; ``sizes`` and ``flags`` are those of one kind of kernel alone."""
-        roles, line = self.roles, self.writer.line
+        nest, line = self.nest, self.writer.line
         flags = flags | {
-            "kSubtractsFirst": any(loop.subtracts_first for loop in roles.loops),
-            "kGuarded": self.guarded,
-            "kMaskedBefore": roles.whole > 0,
-            "kMaskedAfter": roles.whole < len(roles.loops) - 1,
+            "kSubtractsFirst": any(loop.subtracts_first for loop in nest.loops),
+            "kGuarded": nest.guarded,
+            "kMaskedBefore": nest.whole > 0,
+            "kMaskedAfter": nest.whole < len(nest.loops) - 1,
         }
-        line(f"using Type = fusec::{roles.queries.dtype.name};")
-        line(f"static constexpr int kDepth = {self.depth}, kValues = {self.values}, kKeys = {roles.key.extent};")
+        line(f"using Type = fusec::{nest.queries.dtype.name};")
+        line(f"static constexpr int kDepth = {self.depth}, kValues = {self.values}, kKeys = {nest.key.extent};")
         line(f"static constexpr int {sizes}, kStages = {self.kernel.stages};")
         line(f"static constexpr int kHeads = {self.heads}, kBlocks = {self.blocks};")
         line(f"static constexpr bool {', '.join(f'{k} = {str(v).lower()}' for k, v in flags.items())};")
@@ -82,8 +60,8 @@ class AttentionPlan(PlanWriter):
         side_by_side: heads done together where blocks have different numbers of keys; 0: one after another. rows: a
         member that gets how many queries of the block there are.
         """
-        roles, line = self.roles, self.writer.line
-        heads = [i for i in roles.heads if i.extent > 1]
+        nest, line = self.nest, self.writer.line
+        heads = [i for i in nest.heads if i.extent > 1]
         line(f"int {', '.join(['turn', *(self.symbols[i.var] for i in heads)])};")
         line(f"int first, whole, part, last{f', {rows}' if rows else ''};")
         self.scores.members()
@@ -96,20 +74,20 @@ class AttentionPlan(PlanWriter):
             for i in heads:
                 step //= i.extent
                 line(f"{self.symbols[i.var]} = at.head{f' / {step}' if step > 1 else ''} % {i.extent};")
-            loops = roles.loops
-            ends = (loops[0].start, loops[roles.whole].start, loops[roles.whole].stop, loops[-1].stop)
+            loops = nest.loops
+            ends = (loops[0].start, loops[nest.whole].start, loops[nest.whole].stop, loops[-1].stop)
             for name, end in zip(("first", "whole", "part", "last"), ends, strict=True):
                 line(f"{name} = {bare(self.index(end))};")
             if rows:
-                there = roles.query.extent if roles.query.limit is None else roles.query.limit
+                there = nest.query.extent if nest.query.limit is None else nest.query.limit
                 line(f"{rows} = {bare(self.index(there))};")
             with self.names.scope():
                 self.scores.begin()
 
     def _uneven(self) -> bool:
         """Whether blocks of queries walk over different numbers of keys."""
-        turn = self.roles.turn.var
-        return any(turn in symbols_of(e) for loop in self.roles.loops for e in (loop.start, loop.stop))
+        turn = self.nest.turn.var
+        return any(turn in symbols_of(e) for loop in self.nest.loops for e in (loop.start, loop.stop))
 
     def finish(self, staged: Sequence[object]) -> None:
         """The member that takes two neighbours of a row."""

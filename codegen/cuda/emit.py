@@ -14,7 +14,7 @@ from fusec.codegen.cuda.tiled import emit_tiled_gemm
 from fusec.codegen.cuda.wide import emit_wide_rows
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import HopperGemm, Kernel, MmaGemm, SimtGemm
+from fusec.tile.nodes import HopperAttention, HopperGemm, Kernel, MmaAttention, MmaGemm, SimtGemm
 
 
 def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
@@ -26,22 +26,22 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
             return emit_mma_gemm(kernel, kernel.template)
         case HopperGemm():
             return emit_hopper_gemm(kernel, kernel.template, target)
+        case MmaAttention():
+            return emit_mma_attention(kernel, kernel.template, target)
+        case HopperAttention():
+            return emit_hopper_attention(kernel, kernel.template, target)
         case None:
-            return _emit_nest(kernel, target)
+            return _emit_nest(kernel)
         case _:
             assert_never(kernel.template)
 
 
-def _emit_nest(kernel: Kernel, target: GpuTarget) -> KernelSource:
+def _emit_nest(kernel: Kernel) -> KernelSource:
     """A kernel as its loop nest says."""
     match kernel.kind:
         case "row" if kernel.cluster > 1:
             return emit_wide_rows(kernel)
         case "map" | "row":
             return emit_blocks(kernel)
-        case "attention" if kernel.pipeline is not None:
-            return emit_hopper_attention(kernel, target)
-        case "attention":
-            return emit_mma_attention(kernel, target)
         case kind:
             raise LoweringError(f"no {kind} kernels in CUDA C++")

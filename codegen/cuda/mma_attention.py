@@ -12,7 +12,7 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, sub, symbol
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Iter, Kernel, Store
+from fusec.tile.nodes import Iter, Kernel, MmaAttention, Store
 from fusec.tile.scalar import Load, offset_of, reindex
 
 _HEADS = 8
@@ -23,19 +23,19 @@ _REGISTERS = 216
 _OWN_NAMES = "Queries Keys Values mma_attention eight rows query key value kQueries kWarps InRows"
 
 
-def emit_mma_attention(kernel: Kernel, target: GpuTarget) -> KernelSource:
+def emit_mma_attention(kernel: Kernel, template: MmaAttention, target: GpuTarget) -> KernelSource:
     """The kernel as CUDA C++. LoweringError for what is no plain attention, or does not fit."""
-    source = _Emitter(kernel, target, vectors=True).emit()
+    source = _Emitter(kernel, template, target, vectors=True).emit()
     plain = replace(kernel, name=f"{kernel.name}_unaligned")
-    return replace(source, unaligned=_Emitter(plain, target, vectors=False).emit())
+    return replace(source, unaligned=_Emitter(plain, template, target, vectors=False).emit())
 
 
 class _Emitter(AttentionPlan):
-    def __init__(self, kernel: Kernel, target: GpuTarget, *, vectors: bool) -> None:
-        super().__init__(kernel, _OWN_NAMES.split(), pairs=vectors)
+    def __init__(self, kernel: Kernel, template: MmaAttention, target: GpuTarget, *, vectors: bool) -> None:
+        super().__init__(kernel, template.nest, _OWN_NAMES.split(), pairs=vectors)
         self.vectors = vectors
-        roles = self.roles
-        self.queries, self.keys = roles.query.extent, roles.key.extent
+        nest = self.nest
+        self.queries, self.keys = nest.query.extent, nest.key.extent
         rows = self.queries // kernel.warps
         if self.queries % (16 * kernel.warps) or self.keys % 16:
             raise LoweringError(f"{kernel.name}: blocks of {self.queries} queries by {self.keys} keys")
@@ -44,21 +44,21 @@ class _Emitter(AttentionPlan):
         if self._shared() > target.shared_memory:
             raise LoweringError(f"{kernel.name} needs {self._shared()} bytes of shared memory")
         self.together = max(1, min(2, target.shared_memory // self._shared(), 8 // kernel.warps))
-        whole = roles.key.extent
-        if roles.key.limit is not None:
-            whole = int(roles.key.limit + roles.first_key)  # type: ignore[arg-type]
+        whole = nest.key.extent
+        if nest.key.limit is not None:
+            whole = int(nest.key.limit + nest.first_key)  # type: ignore[arg-type]
         self.key = Iter(symbol("key", 0, max(whole - 1, 0)), whole)
 
     def emit(self) -> KernelSource:
-        kernel, roles = self.kernel, self.roles
-        query = self._operand(roles.queries, roles.query, Iter(roles.depth.var, self.depth))
-        key = self._operand(self._of_key(roles.keys), self.key, Iter(roles.depth.var, self.depth))
-        value = self._operand(self._of_key(roles.values), self.key, Iter(roles.value.var, self.values))
+        kernel, nest = self.kernel, self.nest
+        query = self._operand(nest.queries, nest.query, Iter(nest.depth.var, self.depth))
+        key = self._operand(self._of_key(nest.keys), self.key, Iter(nest.depth.var, self.depth))
+        value = self._operand(self._of_key(nest.values), self.key, Iter(nest.value.var, self.values))
         staged = self._leaves_in_eights()
         self._constants((query, key, value), staged is not None)
         self.members()
         self.begin(_HEADS, "rows")
-        names = {roles.query.var: "row", self.key.var: "row", roles.depth.var: "column", roles.value.var: "column"}
+        names = {nest.query.var: "row", self.key.var: "row", nest.depth.var: "column", nest.value.var: "column"}
         for name, operand in (("query", query), ("key", key), ("value", value)):
             self._element(name, operand, names)
         self.scores.rows()
@@ -79,7 +79,7 @@ class _Emitter(AttentionPlan):
 
     def _of_key(self, load: Load) -> Load:
         """In the key's place among all, not that in its block."""
-        back: dict[Symbol, Index] = {self.roles.key.var: sub(self.key.var, self.roles.first_key)}
+        back: dict[Symbol, Index] = {self.nest.key.var: sub(self.key.var, self.nest.first_key)}
         found = reindex(load, back)
         assert isinstance(found, Load)
         return found

@@ -20,7 +20,7 @@ from fusec.codegen.cuda.scores import (
 from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import Index, Symbol, bounds, symbol
 from fusec.ir.types import f32
-from fusec.tile.attention import AttentionRoles
+from fusec.tile.nodes import AttentionNest
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, rewrite
 
 SCORE_NAMES = "Row at raw number place changed score_masked score_whole"
@@ -32,17 +32,17 @@ class ScorePlan:
     masked, whole: which of the loops' scores each function computes.
     """
 
-    def __init__(self, plan: PlanWriter, roles: AttentionRoles) -> None:
-        self.plan, self.roles = plan, roles
-        self.whole = roles.whole
-        self.masked = next((n for n in range(len(roles.loops)) if n != roles.whole), roles.whole)
-        self.limit = next((loop.limit for loop in roles.loops if loop.limit is not None), None)
-        self.scale = roles.loops[roles.whole].scale
-        key, row = roles.key.var, roles.query.var
+    def __init__(self, plan: PlanWriter, nest: AttentionNest) -> None:
+        self.plan, self.nest = plan, nest
+        self.whole = nest.whole
+        self.masked = next((n for n in range(len(nest.loops)) if n != nest.whole), nest.whole)
+        self.limit = next((loop.limit for loop in nest.loops if loop.limit is not None), None)
+        self.scale = nest.loops[nest.whole].scale
+        key, row = nest.key.var, nest.query.var
         self.place = Buffer("place", f32, (), (), "tile")
-        self.tiles = {self.place, *(loop.raw for loop in roles.loops)}
-        scores = [self._cheaper(loop.score) for loop in roles.loops]
-        self.constants = self._held("steady", scores, (row, key, roles.first_key))
+        self.tiles = {self.place, *(loop.raw for loop in nest.loops)}
+        scores = [self._cheaper(loop.score) for loop in nest.loops]
+        self.constants = self._held("steady", scores, (row, key, nest.first_key))
         scores = [_over(self.constants, s) for s in scores]
         self.of_rows = self._held("same", scores, (key,))
         scores = [_over(self.of_rows, s) for s in scores]
@@ -50,20 +50,20 @@ class ScorePlan:
         self.scores = [rewrite(s, self._over_bounds) for s in scores]
 
     def _cheaper(self, score: ScalarExpr) -> ScalarExpr:
-        key = self.roles.key.var
+        key = self.nest.key.var
         places = over_places(compared_to_key(as_indices(score), key), key, self.place)
         return spread(folded(places), key, self.place, self.tiles)
 
     def _held(self, name: str, scores: Sequence[ScalarExpr], varying: Collection[Symbol]) -> dict[ScalarExpr, Buffer]:
         """Parts that are computed before the scores, and what holds them; nothing is loaded beyond the last row."""
-        odd = self.roles.query.limit is not None and self.roles.query.var not in varying
+        odd = self.nest.query.limit is not None and self.nest.query.var not in varying
         found = dict.fromkeys(part for s in scores for part in constants_of(s, varying, self.tiles))
         parts = [p for p in found if _is_made(p) and not (odd and _reads(p))]
         return {part: Buffer(self.plan.names.unique(name), part.dtype, (), (), "tile") for part in parts}
 
     def _bounds(self, scores: Sequence[ScalarExpr]) -> dict[Index, Symbol]:
         """What keys are compared to, and the symbol that stands for it."""
-        found = dict.fromkeys(b for s in scores for b in bounds_of_keys(s, self.roles.key.var))
+        found = dict.fromkeys(b for s in scores for b in bounds_of_keys(s, self.nest.key.var))
         limits = [self.limit] if self.limit is not None and not isinstance(self.limit, int) else []
         return {b: symbol(self.plan.names.unique("bound"), *bounds(b)) for b in dict.fromkeys([*found, *limits])}
 
@@ -105,13 +105,13 @@ class ScorePlan:
     def functions(self) -> None:
         """A score of a block that the mask touches, or that lies at the end, and one of all other blocks."""
         self._function("score_masked", self.masked, self.limit)
-        self._function("score_whole", self.whole, self.roles.loops[self.whole].limit)
+        self._function("score_whole", self.whole, self.nest.loops[self.whole].limit)
 
     def _function(self, name: str, number: int, limit: Index | None) -> None:
         """The score of a row at a place: of a key within a block, counted from the row's ``first_key``."""
-        line, loop, score = self.plan.writer.line, self.roles.loops[number], self.scores[number]
-        roles = self.roles
-        symbols = self.plan.symbols | {roles.query.var: "at.row", roles.first_key: "at.first_key"}
+        line, loop, score = self.plan.writer.line, self.nest.loops[number], self.scores[number]
+        nest = self.nest
+        symbols = self.plan.symbols | {nest.query.var: "at.row", nest.first_key: "at.first_key"}
         symbols |= {s: f"at.{s.name}" for s in self.bounds.values()}
         line()
         with (

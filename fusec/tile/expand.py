@@ -1,4 +1,4 @@
-"""What templates compute, as statements: for the interpreter, and for backends that lack the template."""
+"""What templates of products compute, as statements: for the interpreter, and for backends that lack the template."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fusec.tile.nodes import (
     Block,
     Dot,
     GemmNest,
+    GemmTemplate,
     Grid,
     HopperGemm,
     Iter,
@@ -22,7 +23,6 @@ from fusec.tile.nodes import (
     SimtGemm,
     Statement,
     Store,
-    Template,
     TemplateOperand,
     TiledAxis,
 )
@@ -31,8 +31,8 @@ from fusec.tile.scalar import Const, Load, ScalarExpr, reindex
 _NO_REGISTERS = RegisterTile(0, 0)
 
 
-def expand(template: Template) -> Block:
-    """The body of a template's kernel."""
+def expand(template: GemmTemplate) -> Block:
+    """The body of a product's kernel."""
     match template:
         case SimtGemm():
             return _product(template.nest, template.thread)

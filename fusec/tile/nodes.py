@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import e, log2
 from typing import Literal, assert_never
 
 from fusec.ir.index import Index, Symbol
@@ -314,8 +315,73 @@ class HopperGemm:
     pipeline: Pipeline
 
 
-Template = SimtGemm | MmaGemm | HopperGemm
-"""A loop nest that a backend has by hand. Its expansion to statements (``tile/expand.py``) says what it computes."""
+@dataclass(frozen=True)
+class KeyLoop:
+    """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the product of queries and keys.
+
+    ``limit``: keys of a block that there are, counted from its first; None where all are. factor: of scores.
+    ``subtracts_first``: the maximum of a row is subtracted before they are exponents, as scores may be huge.
+    """
+
+    start: Index
+    stop: Index
+    limit: Index | None
+    raw: Buffer
+    score: ScalarExpr
+    factor: float
+    subtracts_first: bool
+
+    @property
+    def scale(self) -> float:
+        """The factor in units of log2: a key's weight is a power of two."""
+        return self.factor * log2(e)
+
+
+@dataclass(frozen=True)
+class AttentionNest:
+    """A block of queries against blocks of keys, the softmax online.
+
+    heads: the grid's other axes. turn: number of the block of queries. query, key, depth, value: iterators over a block
+    of queries, a block of keys, and the columns of queries and of values. first_key: the loops' variable. loops: in
+    order; ``whole`` is the place of the one whose blocks no mask touches (of the only one, where there is no other).
+    stores: over ``mean``, the weighted mean of values; ``guarded``: which is 0 where no key has a weight.
+    """
+
+    heads: tuple[Iter, ...]
+    turn: Iter
+    query: Iter
+    key: Iter
+    depth: Iter
+    value: Iter
+    first_key: Symbol
+    queries: Load
+    keys: Load
+    values: Load
+    loops: tuple[KeyLoop, ...]
+    whole: int
+    mean: Buffer
+    guarded: bool
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class MmaAttention:
+    """Attention by the tensor core instructions of a warp (sm_80 and later)."""
+
+    nest: AttentionNest
+
+
+@dataclass(frozen=True)
+class HopperAttention:
+    """Attention by warpgroups that multiply what another one fetches by TMA."""
+
+    nest: AttentionNest
+    pipeline: Pipeline
+
+
+GemmTemplate = SimtGemm | MmaGemm | HopperGemm
+Template = GemmTemplate | MmaAttention | HopperAttention
+"""A loop nest that a backend has by hand. The kernel's body says what it computes, in statements."""
 
 
 @dataclass(frozen=True)
@@ -326,10 +392,10 @@ class Kernel:
     ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
     what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
     loops run ``stages`` loads ahead; both are 0 elsewhere. A thread may have ``registers`` registers, 0 for any number.
-    With a ``pipeline`` the kernel is written in CUDA C++. ``final``: what the results are rounded to in the
+    ``final``: what the results are rounded to in the
     end, where the outputs are parts of them that another kernel adds up. ``unaligned``: the same work scheduled for
-    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: of what
-    the body is the expansion, for a backend that has such a loop nest. ``cluster``: how many of
+    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: the same
+    work as a record, for a backend that has such a loop nest by hand. ``cluster``: how many of
     the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
     ``moves``: outputs whose places in their arrays are data, on a CPU.
     """
@@ -345,7 +411,6 @@ class Kernel:
     stages: int = 0
     registers: int = 0
     sizes: tuple[Symbol, ...] = ()
-    pipeline: Pipeline | None = None
     language: Language = "tir"
     final: DType | None = None
     unaligned: Kernel | None = None

@@ -12,6 +12,7 @@ from fusec.tile.nodes import (
     Block,
     Dot,
     Grid,
+    HopperAttention,
     HopperGemm,
     If,
     Iter,
@@ -57,8 +58,8 @@ def print_kernel(kernel: Kernel) -> str:
     launch = f" warps={kernel.warps} stages={kernel.stages}" if kernel.warps else ""
     launch += f" registers={kernel.registers}" if kernel.registers else ""
     launch += f" cluster={kernel.cluster}" if kernel.cluster > 1 else ""
-    p = kernel.template.pipeline if isinstance(kernel.template, HopperGemm) else kernel.pipeline
-    if p is not None:
+    if isinstance(kernel.template, HopperGemm | HopperAttention):
+        p = kernel.template.pipeline
         launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' turns' if p.turns else ''}"
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
     lines += [f"{_INDENT}{m.buffer} starts at {print_scalar(m.by)} * {_index(m.stride)}" for m in kernel.moves]

@@ -248,7 +248,7 @@ class _Attention:
         tile = self.tile(name, rows.extent, columns.extent)
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 
-    def _stores(self, out: Buffer, total: Buffer) -> list[Statement]:
+    def _stores(self, out: Buffer, total: Buffer) -> list[Store]:
         mean = mean_of(Load(out, (self.dv, self.qi)), Load(total, (self.qi,)), guarded=self.match.guarded)
         domain = (self.live_lanes, Iter.over(self.dv, self.values))
         return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
@@ -276,14 +276,14 @@ def attention_stores(
     shift: dict[Symbol, Index],
     domain: tuple[Iter, ...],
     mean: ScalarExpr,
-) -> list[Statement]:
+) -> list[Store]:
     """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
     group = Group("attention", value_dot.result.type.shape)
     group.position[value_dot.result] = group.identity
     positions_of(frame.body, group)
     marker = Buffer("result", mean.dtype, (), (), "tile")
     frame.inliner.add_leaf(value_dot.result, expect_index(value_dot.result, point, Load(marker, ())))
-    stores: list[Statement] = []
+    stores: list[Store] = []
     for value in frame.body.outputs:
         if value not in group.position:
             raise LoweringError(f"{value} does not lie over the attention's result")

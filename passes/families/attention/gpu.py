@@ -33,9 +33,22 @@ from fusec.passes.lower.mask import (
     without_conditions,
     without_factor,
 )
-from fusec.tile.attention import mean_of
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
+from fusec.tile.attention import half, mean_of
+from fusec.tile.nodes import (
+    Alloc,
+    AttentionNest,
+    Dot,
+    Grid,
+    Iter,
+    KeyLoop,
+    Loop,
+    Map,
+    Reduce,
+    RegisterTile,
+    Statement,
+    Store,
+)
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, walk
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -50,6 +63,15 @@ def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bo
     part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
     """
     return _Attention(frame, schedule, bounded).lower()
+
+
+def lower_attention_nest(frame: Frame, schedule: GpuAttentionSchedule) -> tuple[LoweredGroup, AttentionNest]:
+    """The same kernel, and as a record what it reads, computes and stores, for tensor cores that multiply 16 bits.
+
+    LoweringError where operands are computed or not of 16 bits, for heads of odd sizes, and for a sink.
+    """
+    attention = _Attention(frame, schedule, bounded=False)
+    return attention.lower(), attention.nest()
 
 
 def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> AttentionSize:
@@ -117,6 +139,9 @@ class _Attention:
         self.block = Iter(self.kj, s.keys, None if self.keys % s.keys == 0 else sub(self.keys, self.k0))
         self.value = Iter(self.vi, wide, None if wide == self.values else self.values)
         self.inner = Iter(self.di, deep, None if deep == self.depth else self.depth)
+        self.mean = Buffer("mean", f32, (), (), "tile")
+        self.loops: list[KeyLoop] = []
+        self.stores: list[Store] = []
 
     def tile(self, name: str, *shape: int) -> Buffer:
         return Buffer(self.frame.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
@@ -142,14 +167,16 @@ class _Attention:
         found = self._find_keys()
         setup += found.code if found is not None else ()
         state = (query, peak, total, out)
-        loops = self._loops(span, state)
+        self.loops = self._loops(span)
+        loops = [self._loop_of(loop, state) for loop in self.loops]
         if found is not None:
             loops = [replace(loop, within=found.bounds) for loop in loops]
         code = (*setup, *loops)
         turns = Iter.over(self.turn, self.blocks)
         if s.split == 1:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
-            stores = self._stores(self.shift, self.q, mean)
+            self.stores = self._stores(self.shift, self.q, Load(self.mean, ()))
+            stores = [replace(s, value=_in_place_of(self.mean, s.value, mean)) for s in self.stores]
             grid = Grid((*self.others, turns), (*code, *stores))
             return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
         parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
@@ -171,27 +198,61 @@ class _Attention:
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
         return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 
-    def _loops(self, span: KeyRange, state: State) -> list[Loop]:
+    def nest(self) -> AttentionNest:
+        """What has been lowered, as a record."""
+        e, loops = self.e, self.loops
+        if e.sink is not None:
+            raise LoweringError("logits beside those of the keys")
+        plain = Iter(self.kj, self.schedule.keys)
+        partial = any(loop.limit is not None for loop in loops)
+        return AttentionNest(
+            self.others,
+            Iter.over(self.turn, self.blocks),
+            self.q,
+            self.block if partial else plain,
+            self.inner,
+            self.value,
+            self.k0,
+            half(reindex(e.query, self.shift), self.inner, "queries"),
+            half(reindex(e.key, self.shared_shift), self.inner, "keys"),
+            half(reindex(e.value, self.shared_shift), self.value, "values"),
+            tuple(loops),
+            min(range(len(loops)), key=lambda n: _effort(loops[n])),
+            self.mean,
+            self.match.guarded,
+            tuple(self.stores),
+        )
+
+    def _loops(self, span: KeyRange) -> list[KeyLoop]:
         """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
         if span.full is None or span.full[0] == span.full[1]:
-            return [self._loop(span.start, span.stop, self.e.score, self.block, state)]
+            return [self._key_loop(span.start, span.stop, self.e.score, self.block.limit)]
         first, last = span.full
         plain = without_conditions(self.e.score, span.conditions)
-        loops = [self._loop(first, last, plain, Iter(self.kj, self.schedule.keys), state)]
+        loops = [self._key_loop(first, last, plain, None)]
         if first != span.start:
-            loops.insert(0, self._loop(span.start, first, self.e.score, self.block, state))
+            loops.insert(0, self._key_loop(span.start, first, self.e.score, self.block.limit))
         if last != span.stop:
-            loops.append(self._loop(last, span.stop, self.e.score, self.block, state))
+            loops.append(self._key_loop(last, span.stop, self.e.score, self.block.limit))
         return loops
 
-    def _loop(self, start: Index, stop: Index, score: ScalarExpr, keys: Iter, state: State) -> Loop:
+    def _key_loop(self, start: Index, stop: Index, score: ScalarExpr, limit: Index | None) -> KeyLoop:
+        """Where the scores are a product alone, their scale and log2(e) are one multiply-add with the maximum; with
+        masks and biases, whose size nothing bounds, the maximum is subtracted first."""
         start, stop = substitute(start, self.last_first), substitute(stop, self.last_first)
         s = self.schedule
         if s.split > 1:
             share = mul(ceildiv(self.keys, s.keys * s.split), s.keys)
             start = maximum(start, mul(self.part, share))
             stop = minimum(stop, mul(add(self.part, 1), share))
-        return Loop(self.k0, start, stop, s.keys, tuple(self._step(score, keys, *state)))
+        scores = self.tile("scores", s.queries, s.keys)
+        changed = self._changed(score, Load(scores, (self.qi, self.kj)))
+        huge = may_be_huge(changed)
+        base, factor = (changed, 1.0) if huge else without_factor(changed)
+        return KeyLoop(start, stop, limit, scores, base, factor, huge)
+
+    def _loop_of(self, loop: KeyLoop, state: State) -> Loop:
+        return Loop(self.k0, loop.start, loop.stop, self.schedule.keys, tuple(self._step(loop, *state)))
 
     def _start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
         """Of the parts of the keys only the first has the sink."""
@@ -216,30 +277,20 @@ class _Attention:
         query = e.point[e.query_axis]
         return key_range(score, query, e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo)
 
-    def _step(
-        self, score: ScalarExpr, keys: Iter, query: Load, peak: Buffer, total: Buffer, out: Buffer
-    ) -> list[Statement]:
-        """One block of keys.
-
-        Where the scores are a product alone, their scale and log2(e) are one multiply-add with the maximum; with masks
-        and biases, whose size nothing bounds, the maximum is subtracted first.
-        """
-        s, e = self.schedule, self.e
-        rows = Iter(self.qi, s.queries)
+    def _step(self, loop: KeyLoop, query: Load, peak: Buffer, total: Buffer, out: Buffer) -> list[Statement]:
+        """One block of keys."""
+        s, e, scores = self.schedule, self.e, loop.raw
+        rows, keys = Iter(self.qi, s.queries), Iter(self.kj, s.keys, loop.limit)
         key, key_code = self._operand(e.key, "key_block", self.shared_shift, keys, self.inner)
         value, value_code = self._operand(e.value, "value_block", self.shared_shift, keys, self.value)
-        scores, weights = self.tile("scores", s.queries, s.keys), self.tile("weights", s.queries, s.keys)
+        weights = self.tile("weights", s.queries, s.keys)
         names = ("block_peak", "shift", "scale", "in_log2")
         block_peak, shift, scale, in_log2 = (self.tile(n, s.queries) for n in names)
         index, row = (self.qi, self.kj), (self.qi,)
         raw, weight = Load(scores, index), Load(weights, index)
-        changed = self._changed(score, raw)
-        base, factor = (changed, 1.0) if may_be_huge(changed) else without_factor(changed)
         at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale, in_log2)}
-        higher = Apply("maximum", (at[peak], times(at[block_peak], factor)), f32)
-        power = exp2_of(times(raw, factor * LOG2E), at[in_log2])
-        if may_be_huge(changed):
-            power = exp_of(raw, at[shift])
+        higher = Apply("maximum", (at[peak], times(at[block_peak], loop.factor)), f32)
+        power = exp_of(raw, at[shift]) if loop.subtracts_first else exp2_of(times(raw, loop.scale), at[in_log2])
         if keys.limit is not None:
             live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
             power = Apply("select", (live, power, Const(0.0, f32)), f32)
@@ -250,9 +301,10 @@ class _Attention:
             Alloc(scores),
             Dot(self.q, keys, self.inner, raw, query, key, True, _NO_REGISTERS, self.tf32[0]),
         ]
-        if base != raw:
-            reads = any(x.buffer.space == "parameter" for x in loads(base))  # not there for queries beyond the last
-            code.append(Map((self.q if reads else rows, keys), scores, index, base))
+        if loop.score != raw:
+            # what a mask or a bias reads is not there for queries beyond the last
+            reads = any(x.buffer.space == "parameter" for x in loads(loop.score))
+            code.append(Map((self.q if reads else rows, keys), scores, index, loop.score))
         return [
             *code,
             Alloc(block_peak),
@@ -301,8 +353,16 @@ class _Attention:
         index = (rows.var, columns.var)
         return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
 
-    def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Statement]:
+    def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Store]:
         return attention_stores(self.frame, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
+
+
+def _in_place_of(mean: Buffer, e: ScalarExpr, value: ScalarExpr) -> ScalarExpr:
+    return rewrite(e, lambda n: value if isinstance(n, Load) and n.buffer is mean else None)
+
+
+def _effort(loop: KeyLoop) -> tuple[bool, int]:
+    return loop.limit is not None, sum(1 for _ in walk(loop.score))
 
 
 def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:

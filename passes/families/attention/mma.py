@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.passes.families.attention.gpu import lower_attention
+from fusec.passes.families.attention.gpu import lower_attention_nest
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.tile.attention import attention_roles
+from fusec.tile.nodes import MmaAttention
 
 
 def lower_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> LoweredGroup:
     """LoweringError where operands are computed or not of 16 bits, and for heads of odd sizes."""
     s = schedule
-    lowered = lower_attention(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch), bounded=False)
-    attention_roles(lowered.kernel)
-    return replace(lowered, schedule=s.describe())
+    lowered, nest = lower_attention_nest(frame, GpuAttentionSchedule(s.queries, s.keys, s.launch))
+    return replace(lowered, kernel=replace(lowered.kernel, template=MmaAttention(nest)), schedule=s.describe())

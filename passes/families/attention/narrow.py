@@ -38,7 +38,7 @@ from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_hug
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.target.cpu import CpuTarget
 from fusec.tile.attention import mean_of
-from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement
+from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
 
 _LINE = 32
@@ -418,7 +418,7 @@ class _NarrowAttention:
             base = raw
         return base, factor
 
-    def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Statement]:
+    def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Store]:
         _, total, out = state
         sums, weights = Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))
         mean = mean_of(sums, weights, guarded=self.match.guarded)

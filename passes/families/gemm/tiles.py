@@ -13,7 +13,7 @@ from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.tile.expand import expand
-from fusec.tile.nodes import GemmNest, Iter, Store, Template, TemplateOperand, TiledAxis
+from fusec.tile.nodes import GemmNest, GemmTemplate, Iter, Store, TemplateOperand, TiledAxis
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, reindex
 
 Description = tuple[tuple[str, int | str], ...]
@@ -77,7 +77,7 @@ class TiledProducts(Products):
             self.tf32,
         )
 
-    def finish_template(self, template: Template, schedule: Description) -> LoweredGroup:
+    def finish_template(self, template: GemmTemplate, schedule: Description) -> LoweredGroup:
         """The kernel of a template."""
         lowered = self.frame.finish("gemm", expand(template), schedule)
         return replace(lowered, kernel=replace(lowered.kernel, template=template))

@@ -23,8 +23,8 @@ from hopper_attention_cases import (  # noqa: E402
     soft_window,
 )
 
-from fusec.codegen.cuda.attention import emit_hopper_attention  # noqa: E402
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
+from fusec.codegen.cuda.emit import emit_kernel  # noqa: E402
 from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
 from fusec.errors import LoweringError  # noqa: E402
 from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule  # noqa: E402
@@ -45,7 +45,7 @@ def test_compiles_without_spills(name: str) -> None:
 
 def test_plan_of_a_causal_mask() -> None:
     kernel = lowered(causal, [(3, 5, 512, 128)] * 3, IN_TURNS, torch.bfloat16)
-    source = emit_hopper_attention(kernel, SM_90)
+    source = emit_kernel(kernel, SM_90)
     assert (source.grid, source.threads, source.shapes) == ((60, 1, 1), 384, (128,))
     assert [m.box for m in source.tensor_maps] == [(1, 1, 128, 64)] * 3 + [(1, 1, 64, 64)]
     assert "kTurns = true, kWalks = false, kStaged = true, kSubtractsFirst = false" in source.text
@@ -58,27 +58,27 @@ def test_plan_of_a_causal_mask() -> None:
 
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:
-    text = emit_hopper_attention(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
+    text = emit_kernel(lowered(*CASES["causal"], torch.bfloat16), SM_90).text
     assert "float score_whole(float raw, const Row& at, int place, float number) const {\n        return raw;" in text
 
 
 def test_rows_without_a_finite_score() -> None:
     shapes = [(1, 4, 640, 64)] * 3
     for function, guarded in ((library, "true"), (causal, "false")):
-        text = emit_hopper_attention(lowered(function, shapes, LONG, torch.bfloat16), SM_90).text
+        text = emit_kernel(lowered(function, shapes, LONG, torch.bfloat16), SM_90).text
         assert f"kGuarded = {guarded}" in text
 
 
 def test_window_is_masked_on_both_sides() -> None:
     kernel = lowered(soft_window, [(1, 4, 1280, 128)] * 3, IN_TURNS, torch.bfloat16)
-    text = emit_hopper_attention(kernel, SM_90).text
+    text = emit_kernel(kernel, SM_90).text
     assert "tanh" in text
     assert "first = 0;" not in text
     assert "return ((place > at.bound) || (place <= at.bound_1)) ? -infinity : changed;" in text
 
 
 def test_even_blocks_go_head_by_head() -> None:
-    text = emit_hopper_attention(lowered(plain, [(1, 4, 640, 128)] * 3, LONG, torch.bfloat16), SM_90).text
+    text = emit_kernel(lowered(plain, [(1, 4, 640, 128)] * 3, LONG, torch.bfloat16), SM_90).text
     assert "head_and_turn<kHeads, kBlocks, 0>(block)" in text
     assert "kMaskedBefore = false, kMaskedAfter = false" in text
 
@@ -86,15 +86,15 @@ def test_even_blocks_go_head_by_head() -> None:
 def test_blocks_that_walk() -> None:
     """As many as run at once; results do not lie where the next queries come."""
     kernel = lowered(causal, [(3, 60, 500, 64)] * 3, THREE_WALK, torch.bfloat16)
-    source = emit_hopper_attention(kernel, SM_90)
-    standing = emit_hopper_attention(lowered(causal, [(3, 60, 500, 64)] * 3, THREE, torch.bfloat16), SM_90)
+    source = emit_kernel(kernel, SM_90)
+    standing = emit_kernel(lowered(causal, [(3, 60, 500, 64)] * 3, THREE, torch.bfloat16), SM_90)
     assert (source.grid, standing.grid) == ((132, 1, 1), (540, 1, 1))
     assert source.shared - standing.shared == 192 * 64 * 2
     assert "kWalks = true" in source.text
 
 
 def test_few_blocks_of_queries_have_a_block_each() -> None:
-    source = emit_hopper_attention(lowered(plain, [(1, 4, 300, 64)] * 3, THREE_WALK, torch.bfloat16), SM_90)
+    source = emit_kernel(lowered(plain, [(1, 4, 300, 64)] * 3, THREE_WALK, torch.bfloat16), SM_90)
     assert source.grid == (4, 1, 1)
 
 
@@ -110,7 +110,7 @@ def test_few_blocks_of_queries_have_a_block_each() -> None:
 )
 def test_refused(shape: tuple[int, ...], schedule: HopperAttentionSchedule, reason: str) -> None:
     with pytest.raises((LoweringError, RefusedError), match=reason):
-        emit_hopper_attention(lowered(plain, [shape] * 3, schedule, torch.bfloat16), SM_90)
+        emit_kernel(lowered(plain, [shape] * 3, schedule, torch.bfloat16), SM_90)
 
 
 def test_float32_is_refused() -> None:

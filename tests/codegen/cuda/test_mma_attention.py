@@ -22,7 +22,7 @@ from mma_attention_cases import (  # noqa: E402
 )
 
 from fusec.codegen.cuda.build import compile_kernels  # noqa: E402
-from fusec.codegen.cuda.mma_attention import emit_mma_attention  # noqa: E402
+from fusec.codegen.cuda.emit import emit_kernel  # noqa: E402
 from fusec.codegen.cuda.nvrtc import has_nvrtc  # noqa: E402
 from fusec.errors import LoweringError  # noqa: E402
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule  # noqa: E402
@@ -53,7 +53,7 @@ def test_compiles_for_other_cards(target: str) -> None:
 
 
 def test_plan_of_a_causal_mask() -> None:
-    source = emit_mma_attention(lowered(causal, [(3, 5, 512, 128)] * 3, PLAIN, torch.bfloat16), SM_80)
+    source = emit_kernel(lowered(causal, [(3, 5, 512, 128)] * 3, PLAIN, torch.bfloat16), SM_80)
     assert (source.grid, source.threads, source.shared) == ((60, 1, 1), 128, 65536)
     assert not source.tensor_maps
     assert "__launch_bounds__(128, 2)" in source.text
@@ -64,25 +64,25 @@ def test_plan_of_a_causal_mask() -> None:
 
 
 def test_the_last_queries_and_keys() -> None:
-    text = emit_mma_attention(lowered(plain, [(1, 2, 333, 64)] * 3, LONG, torch.bfloat16), SM_80).text
+    text = emit_kernel(lowered(plain, [(1, 2, 333, 64)] * 3, LONG, torch.bfloat16), SM_80).text
     assert "using Queries = InRows<-1, 64, 64, 8>;" in text
     assert "using Keys = InRows<333, 64, 64, 8>;" in text
     assert "rows = turn * 128 + 77;" in text
 
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:
-    text = emit_mma_attention(lowered(*CASES["causal"], torch.bfloat16), SM_80).text
+    text = emit_kernel(lowered(*CASES["causal"], torch.bfloat16), SM_80).text
     assert "score_whole(float raw, const Row& at, int place, float number) const {\n        return raw;" in text
 
 
 def test_window_is_masked_on_both_sides() -> None:
-    text = emit_mma_attention(lowered(soft_window, [(1, 4, 1280, 128)] * 3, PLAIN, torch.bfloat16), SM_80).text
+    text = emit_kernel(lowered(soft_window, [(1, 4, 1280, 128)] * 3, PLAIN, torch.bfloat16), SM_80).text
     assert "tanh" in text
     assert "first = 0;" not in text
 
 
 def test_other_addresses() -> None:
-    source = emit_mma_attention(lowered(*CASES["plain"], torch.bfloat16), SM_80)
+    source = emit_kernel(lowered(*CASES["plain"], torch.bfloat16), SM_80)
     assert source.unaligned is not None
     assert "using Keys = InRows<64, 128, 128, 0>;" in source.unaligned.text
     assert "Type key(int row, int column) const {\n        return k[" in source.unaligned.text
@@ -91,7 +91,7 @@ def test_other_addresses() -> None:
 def test_columns_that_are_no_neighbours() -> None:
     q = torch.empty(1, 2, 256, 64, dtype=torch.bfloat16)
     v = torch.empty(1, 2, 64, 256, dtype=torch.bfloat16).transpose(-1, -2)
-    text = emit_mma_attention(lowered_for([q, q.clone(), v], plain, PLAIN, "cuda:sm_80"), SM_80).text
+    text = emit_kernel(lowered_for([q, q.clone(), v], plain, PLAIN, "cuda:sm_80"), SM_80).text
     assert "using Keys = InRows<64, 64, 64, 8>;" in text
     assert "using Values = InRows<64, 64, -1, 0>;" in text
 
@@ -108,7 +108,7 @@ def test_columns_that_are_no_neighbours() -> None:
 )
 def test_refused(shape: tuple[int, ...], schedule: MmaAttentionSchedule, reason: str) -> None:
     with pytest.raises((LoweringError, RefusedError), match=reason):
-        emit_mma_attention(lowered(plain, [shape] * 3, schedule, torch.bfloat16), SM_80)
+        emit_kernel(lowered(plain, [shape] * 3, schedule, torch.bfloat16), SM_80)
 
 
 def test_float32_is_refused() -> None:
