@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fusec.location import Location
 from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program
+from fusec.target.gpu import is_gpu
 
 WIDTH = 120
 KEPT = (
@@ -57,10 +58,16 @@ def _summary(program: Program) -> str:
     ops = sum(len(report.fused) for report in reports)
     calls = sum(isinstance(step, Call) and bool(step.results) for step in program.steps)
     library = f", {_count(calls, 'library call')}" if calls else ""
-    whole = sum(report.predicted for report in reports) + program.overhead
-    expected = f", about {_time(whole)} a call" if program.overhead and not calls else ""
+    whole = predicted_seconds(program)
+    known = program.overhead or is_gpu(program.target)
+    expected = f", about {_time(whole)} a call" if known and not calls else ""
     fused = f"{_count(ops, 'op')} in {_count(len(reports), 'kernel')}"
     return f"{program.name} on {program.target}: {fused}{library}{expected}"
+
+
+def predicted_seconds(program: Program) -> float:
+    """Of a call, where calls follow each other."""
+    return sum(report.predicted for report in launched(program)) + program.overhead
 
 
 def _count(n: int, what: str) -> str:

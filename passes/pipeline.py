@@ -14,6 +14,7 @@ from fusec.ir.nodes import Op
 from fusec.ir.verify import verify
 from fusec.passes.aliases import hold_aliases
 from fusec.passes.canonicalize import canonicalize
+from fusec.passes.cost.gpu_program import predict_gpu
 from fusec.passes.cost.program import predict
 from fusec.passes.cse import cse
 from fusec.passes.dce import dce
@@ -88,6 +89,8 @@ def lower(
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
     if isinstance(chooser, Selector):
         program = run.timed("predict", lambda: predict(program, chooser.target, chooser.known, chooser.threads))
+    else:
+        program = predict_gpu(program, chooser.target)
     run.stages["schedule"] = schedule_text(graph, program)
     run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
     return Lowered(run.stages, graph, program, run.seconds, bool(getattr(chooser, "stopped", False)))

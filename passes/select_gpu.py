@@ -9,6 +9,8 @@ from functools import partial
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
 from fusec.ir.nodes import Op
+from fusec.ir.types import contiguous_strides
+from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.all import family_of
 from fusec.passes.families.family import GpuMachine
 from fusec.passes.families.languages import values_of
@@ -18,8 +20,6 @@ from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select import fused_ops
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
-
-LAUNCH_SECONDS = 3e-6
 
 
 @dataclass
@@ -55,8 +55,18 @@ class GpuSelector:
             raise
         schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
-        first = 0 if pieces and member.pieces_first(frame, found[0]) else 1
+        first = 0 if pieces and self._seconds_of(frame, pieces[0]) < found[0].seconds else 1
         return [*own[:first], *pieces, *own[first:]]
+
+    def _seconds_of(self, frame: Frame, alternative: Alternative) -> float:
+        """Predicted, of an alternative of several kernels of ours."""
+        pieces = alternative.lower(frame.fresh())
+        assert isinstance(pieces, Pieces)
+        values = (v for op in pieces.ops for v in (*op.operands, *op.results))
+        strides = {v: frame.strides.get(v, contiguous_strides(v.type.shape)) for v in values}
+        rates = self.target.rates
+        found = [self.candidates(Frame(op, strides, frame.name))[0].seconds for op in pieces.ops]
+        return sum(found) - (len(found) - 1) * (rates.launch - rates.follow)
 
     def candidates(self, frame: Frame) -> list[GpuSchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
@@ -73,24 +83,22 @@ class GpuSelector:
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""
         assert isinstance(op.attributes, FusedAttributes)
-        kernel = lowered.kernel
-        half = any(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in op.attributes.body.inputs)
-        has_dot = any(o.name == "dot" for o in op.attributes.body.ops)
-        rate = self.target.half_flops if half and has_dot else self.target.single_flops
-        compute, memory = kernel.flops / rate, kernel.bytes / self.target.bandwidth
-        limit = max(compute, memory, LAUNCH_SECONDS)
-        bound = "launch" if limit == LAUNCH_SECONDS else "compute" if compute >= memory else "memory"
+        kernel, rates, body = lowered.kernel, self.target.rates, op.attributes.body
+        half = any(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in body.inputs)
+        has_dot = any(o.name == "dot" for o in body.ops)
+        flops = (1 - (lowered.skipped or 0.0)) * kernel.flops
+        moved = bytes_read(body) + sum(v.type.most_bytes for v in body.outputs)
+        parts = {
+            "compute": flops / (rates.tensor if half and has_dot else rates.simt),
+            "memory": moved / rates.read,
+            "launch": rates.follow,
+        }
+        bound = max(parts, key=lambda part: parts[part])
         language: tuple[tuple[str, int | str], ...] = (("language", "cuda"),) if kernel.language == "cuda" else ()
+        schedule = (*lowered.describe(), *language)
+        work = kernel.flops, kernel.bytes
         return KernelReport(
-            kernel.name,
-            kernel.kind,
-            fused_ops(op),
-            (*lowered.describe(), *language),
-            kernel.flops,
-            kernel.bytes,
-            limit / 0.85,
-            limit,
-            bound,
+            kernel.name, kernel.kind, fused_ops(op), schedule, *work, lowered.seconds, parts[bound], bound
         )
 
 
@@ -106,4 +114,4 @@ def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
     kernel = replace(kernel, language=schedule.language)
     followers = tuple(replace(f, kernel=replace(f.kernel, language="triton")) for f in lowered.followers)
-    return replace(lowered, kernel=kernel, followers=followers)
+    return replace(lowered, kernel=kernel, followers=followers, seconds=schedule.seconds)

@@ -15,7 +15,7 @@ from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.launches import Launched
 from fusec.errors import ArtifactError
 from fusec.runtime.launch import DeviceKernel
-from fusec.target.gpu import GpuTarget
+from fusec.target.gpu import GpuTarget, target_of_record
 
 MAGIC = b"fusec-gpu-cuda\n"
 
@@ -77,7 +77,7 @@ class CudaModule(Launched):
             if not data.startswith(MAGIC):
                 raise ValueError("another kind of file")
             record = json.loads(data[len(MAGIC) :])
-            target = GpuTarget(**record["target"])
+            target = target_of_record(record["target"])
             text = ModuleSource(tuple(_kernel_from(k) for k in record["kernels"]), str(record["arch"]))
             cubins = {str(n): Cubin(base64.b64decode(c), str(log)) for n, (c, log) in record["cubins"].items()}
         except (ValueError, KeyError, TypeError) as error:

@@ -19,7 +19,7 @@ from fusec.ir.index import product, symbol
 from fusec.ir.index_text import parse_index
 from fusec.ir.indexing import most
 from fusec.runtime.launch import DeviceKernel, Parameter, TensorMap
-from fusec.target.gpu import GpuTarget
+from fusec.target.gpu import GpuTarget, target_of_record
 
 MAGIC = b"fusec-gpu\n"
 
@@ -100,7 +100,7 @@ class TritonModule(Launched):
             if not data.startswith(MAGIC):
                 raise ValueError("another kind of file")
             record = json.loads(data[len(MAGIC) :])
-            target = GpuTarget(**record["target"])
+            target = target_of_record(record["target"])
             source = ModuleSource(tuple(_kernel_from(k) for k in record["kernels"]), str(record["header"]))
             binaries, unaligned = (
                 {n: Binary(base64.b64decode(c), m, a) for n, (c, m, a) in record[part].items()}

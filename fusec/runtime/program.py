@@ -93,7 +93,8 @@ class KernelReport:
     """What ``explain`` and ``inspect`` say of one group of ops; ``kernel`` is the group's name.
 
     ``fused`` are the user's ops in it (name and location); ``schedule`` its tile sizes by name;
-    ``predicted`` the cost model's time in seconds; ``limit`` the roofline's time in seconds;
+    ``predicted`` the cost model's time in seconds, the one that chose (on a GPU with a launch of its own);
+    ``limit`` the roofline's time in seconds;
     ``bound`` what limits it: on a CPU the longest of ``parts``, which have a name (``multiply``, ``elementwise``,
     ``L2``, ``L3``, ``memory``, ``start``) and the seconds that they would take alone; on a GPU ``compute``, ``memory``
     or ``launch``.
@@ -125,7 +126,8 @@ class Program:
     """Slots, kernels and steps. ``outputs`` are slots, one per graph output, in order.
 
     ``output_ports[k].mutates`` names an input that must receive output ``k`` in place, after all steps.
-    ``overhead``: predicted seconds of a call besides its kernels.
+    ``overhead``: predicted seconds of a call besides its kernels; on a GPU less than 0 where one's launch hides behind
+    another.
     """
 
     name: str

@@ -1,12 +1,14 @@
-"""Facts about GPUs: what a kernel may use of them, and the rates that a roofline needs."""
+"""Facts about GPUs: what a kernel may use of them, and their rates."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from fusec.errors import TargetError
+from fusec.target.gpu_rates import SPECIALS, GpuRates, usual_rates
 
 _KIB, _MIB = 1024, 1024**2
 Backend = Literal["cuda", "hip"]
@@ -17,8 +19,7 @@ class GpuTarget:
     """A GPU to compile for.
 
     arch: compute capability times ten (90), or AMD's name (``gfx942``). units: multiprocessors.
-    shared_memory: bytes one block may use. l2: bytes. bandwidth: device memory, bytes a second.
-    half_flops, single_flops: rates of bf16 matrix products and of plain f32 arithmetic. clock: of the units, in Hz.
+    shared_memory: bytes one block may use. l2: bytes. rates: what time models count with. clock: of the units, in Hz.
     memory: bytes of device memory; 0 where they vary.
     """
 
@@ -29,11 +30,29 @@ class GpuTarget:
     units: int
     shared_memory: int
     l2: int
-    bandwidth: float
-    half_flops: float
-    single_flops: float
+    rates: GpuRates
     clock: float = 0.0
     memory: int = 0
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that device memory gives."""
+        return self.rates.read
+
+    @property
+    def half_flops(self) -> float:
+        """Operations a second of matrix products of 16 bits."""
+        return self.rates.tensor
+
+    @property
+    def single_flops(self) -> float:
+        """Operations a second of plain f32 arithmetic."""
+        return self.rates.simt
+
+    @property
+    def has_faster_products(self) -> bool:
+        """Whether there are instructions for products that are faster than those of a warp."""
+        return self.rates.tensor > self.rates.warp_tensor
 
     @property
     def has_tma(self) -> bool:
@@ -46,16 +65,12 @@ class GpuTarget:
         return self.has_tma
 
 
-_REACHED_BANDWIDTH, _REACHED_FLOPS = 0.89, 0.80
-"""What a copy, and a large bf16 product, reach of the datasheet's rates on an H200; taken for other cards too."""
-
-
 @dataclass(frozen=True)
 class _Card:
     """A card by its datasheet. ``words`` are those of the driver's name for it, which others do not have.
 
     shared: KiB a block may use. l2: MiB. bandwidth: TB/s. half: TFLOP/s of dense bf16 products with f32 sums.
-    single: TFLOP/s of f32. clock: GHz, boosted. memory: GiB.
+    single: TFLOP/s of f32. clock: GHz, boosted. memory: GiB. special: exponentials a cycle and unit.
     """
 
     arch: int | str
@@ -69,6 +84,7 @@ class _Card:
     clock: float
     memory: int
     warp: int = 32
+    special: int = SPECIALS
 
     def target(self, name: str) -> GpuTarget:
         backend: Backend = "cuda" if isinstance(self.arch, int) else "hip"
@@ -80,9 +96,15 @@ class _Card:
             self.units,
             self.shared * _KIB,
             self.l2 * _MIB,
-            self.bandwidth * 1e12 * _REACHED_BANDWIDTH,
-            self.half * 1e12 * _REACHED_FLOPS,
-            self.single * 1e12,
+            usual_rates(
+                self.arch,
+                self.units,
+                self.bandwidth * 1e12,
+                self.half * 1e12,
+                self.single * 1e12,
+                self.clock * 1e9,
+                self.special,
+            ),
             self.clock * 1e9,
             self.memory * 1024 * _MIB,
         )
@@ -124,6 +146,14 @@ NAMED: dict[str, GpuTarget] = {
     name: CARDS[card].target(name) for name, card in (_BY_ARCH | {card: card for card in CARDS}).items()
 }
 """The targets that can be named, by architecture and by card."""
+
+
+def target_of_record(record: Mapping[str, Any]) -> GpuTarget:
+    """The inverse of ``asdict``, also of records that older versions wrote. KeyError or TypeError for anything else."""
+    facts = {f.name: record[f.name] for f in fields(GpuTarget) if f.name != "rates"}
+    known = record.get("rates")
+    card = _most_similar(facts["arch"], facts["name"], facts["units"])
+    return GpuTarget(**facts, rates=GpuRates(**known) if known else card.target(facts["name"]).rates)
 
 
 def has_cuda() -> bool:
@@ -172,10 +202,10 @@ def device_target(index: int) -> GpuTarget:
 def target_of_properties(p: Any) -> GpuTarget:
     """The target that PyTorch's properties of a device describe; what they leave out is the most similar card's."""
     arch = 10 * p.major + p.minor
-    base = _most_similar(arch, p.name, p.multi_processor_count).target(f"cuda:sm_{arch}")
+    card = _most_similar(arch, p.name, p.multi_processor_count)
+    base = card.target(f"cuda:sm_{arch}")
     share = p.multi_processor_count / base.units
     clock = 1e3 * getattr(p, "clock_rate", 0) or base.clock  # PyTorch gives kHz
-    faster = share * clock / base.clock
     pins = getattr(p, "memory_bus_width", 0) / 8 * getattr(p, "memory_clock_rate", 0) * 2e3
     return replace(
         base,
@@ -183,18 +213,17 @@ def target_of_properties(p: Any) -> GpuTarget:
         units=p.multi_processor_count,
         shared_memory=int(getattr(p, "shared_memory_per_block_optin", base.shared_memory)),
         l2=p.L2_cache_size,
-        bandwidth=pins * _REACHED_BANDWIDTH or base.bandwidth,
-        half_flops=base.half_flops * share,  # limited by power rather than by the clock
-        single_flops=base.single_flops * faster,
+        rates=base.rates.scaled(share, clock / base.clock, pins / (card.bandwidth * 1e12) or 1.0),
         clock=clock,
         memory=p.total_memory,
     )
 
 
-def _most_similar(arch: int, name: str, units: int) -> _Card:
+def _most_similar(arch: int | str, name: str, units: int) -> _Card:
     cards = [card for card in CARDS.values() if card.arch == arch]
     named = [card for card in cards if all(re.search(rf"\b{re.escape(w)}", name) for w in card.words)]
-    older = [card for card in CARDS.values() if isinstance(card.arch, int) and card.arch <= arch]
+    numbered = [(card.arch, card) for card in CARDS.values() if isinstance(card.arch, int)]
+    older = [card for number, card in numbered if isinstance(arch, int) and number <= arch]
     if named:
         return max(named, key=lambda card: len("".join(card.words)))
     return min(cards or older[-1:] or list(CARDS.values())[:1], key=lambda card: abs(card.units - units))

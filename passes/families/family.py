@@ -70,22 +70,16 @@ def _none(frame: Frame) -> list[Alternative]:
     return []
 
 
-def _never(frame: Frame, best: GpuSchedule) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class GpuMember:
     """A family on GPUs: ``candidates`` and ``lower`` as on CPUs.
 
-    pieces: ways of several kernels of ours, which come after the best schedule, or before it where ``pieces_first``.
-    library: ways that call the library, for a group of fixed extents.
+    pieces: ways of several kernels of ours. library: ways that call the library, for a group of fixed extents.
     """
 
     candidates: Callable[[Frame, GpuMachine], list[GpuSchedule]]
     lower: Callable[[Frame, GpuSchedule], LoweredGroup]
     pieces: Callable[[Frame], list[Alternative]] = _none
-    pieces_first: Callable[[Frame, GpuSchedule], bool] = _never
     library: Callable[[Frame], list[Alternative]] = _none
 
 

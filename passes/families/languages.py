@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fusec.ir.graph import Graph
 from fusec.ir.nodes import Value
+from fusec.passes.cost.lanes import bytes_read, group_work
 from fusec.passes.families.family import GpuMachine
 from fusec.passes.lower.frame import Frame
-from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.schedule.base import GpuSchedule, by_seconds
 from fusec.passes.schedule.launch import Launch
+from fusec.passes.schedule.stream import Stream
 from fusec.tile.nodes import Language
 
 
@@ -27,17 +30,31 @@ class InCuda:
     def language(self) -> Language:
         return "cuda"
 
+    @property
+    def seconds(self) -> float:
+        return self.schedule.seconds
+
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return self.schedule.describe()
 
 
-def in_both(frame: Frame, machine: GpuMachine, found: Sequence[GpuSchedule]) -> list[GpuSchedule]:
-    """Schedules in both languages; Triton's first, but for doubles, which it does not divide."""
-    in_cuda: list[GpuSchedule] = [InCuda(schedule) for schedule in found] if machine.writes_cuda(frame) else []
-    in_triton: list[GpuSchedule] = [*found] if machine.triton else []
-    doubles = any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in values_of(frame))
-    first, second = (in_cuda, in_triton) if doubles else (in_triton, in_cuda)
-    return machine.some([*first, *second], "kernel of maps and reductions")
+def in_both(
+    frame: Frame, machine: GpuMachine, triton: Sequence[GpuSchedule], cuda: Sequence[GpuSchedule]
+) -> list[GpuSchedule]:
+    """Schedules in both languages, best predicted first. For doubles, which Triton does not divide, those in CUDA C++
+    come first."""
+    in_cuda: list[GpuSchedule] = [InCuda(schedule) for schedule in cuda] if machine.writes_cuda(frame) else []
+    in_triton: list[GpuSchedule] = [*triton] if machine.triton else []
+    found = sorted((*in_triton, *in_cuda), key=by_seconds)
+    if any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in values_of(frame)):
+        found.sort(key=lambda s: not isinstance(s, InCuda))
+    return machine.some(found, "kernel of maps and reductions")
+
+
+def stream_of(body: Graph) -> Stream:
+    """What a group of elementwise code and reductions moves and does."""
+    work, written = group_work(body), float(sum(v.type.most_bytes for v in body.outputs))
+    return Stream(bytes_read(body), written, work.instructions, work.specials)
 
 
 def values_of(frame: Frame) -> Iterator[Value]:

@@ -49,7 +49,8 @@ class LoweredGroup:
     """A group's kernel, what to pass for each of its parameters, and the packing that comes first.
 
     ``scratch`` is memory of one call between the kernel and its ``followers``, which run in order after it.
-    ``skipped``: the share of an attention's scores that are never computed.
+    ``skipped``: the share of an attention's scores that are never computed. ``seconds``: predicted, of the kernel and
+    its followers on a GPU; a CPU's depend on the whole program.
     """
 
     kernel: Kernel
@@ -59,6 +60,7 @@ class LoweredGroup:
     scratch: tuple[Buffer, ...] = ()
     followers: tuple[Follower, ...] = ()
     skipped: float | None = None
+    seconds: float = 0.0
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         """What explain shows: the schedule, and what it saves."""

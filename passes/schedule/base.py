@@ -26,5 +26,14 @@ class GpuSchedule(Protocol):
     def language(self) -> Language:
         """What the kernel is written in."""
 
+    @property
+    def seconds(self) -> float:
+        """Predicted, of the kernel with its launch and of what follows it; candidates are in the order of these."""
+
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         """The sizes by name. Two schedules of a group differ in them or in the language."""
+
+
+def by_seconds(schedule: GpuSchedule) -> float:
+    """The order of candidates."""
+    return schedule.seconds

@@ -57,7 +57,7 @@ def cases() -> Iterator[Golden]:
     """All of them. Their names differ."""
     yield from of_functions()
     yield from random_graphs()
-    yield from _of_gpus()
+    yield from of_gpus()
     yield from _of_cpus()
 
 
@@ -81,12 +81,16 @@ def random_graphs() -> Iterator[Golden]:
         yield Golden(f"random graph {seed}", lambda seed=seed: without_lines(str(random_graph(seed)[0])))
 
 
-def _of_gpus() -> Iterator[Golden]:
+def of_gpus() -> Iterator[Golden]:
     """What the GPU's table measures; the tensors are never made."""
-    with FakeTensorMode(), _OnCpu():
-        found = [(work, work.arguments()) for work in gpu.works()]
-    for work, fakes in found:
+    for work, fakes in shapes_of_gpus():
         yield Golden(f"gpu: {work.name}", lambda f=work.function, fakes=fakes: _traced(f, _on_cpu(fakes)), GPUS)
+
+
+def shapes_of_gpus() -> list[tuple[gpu.Work, tuple[Any, ...]]]:
+    """The rows of the GPU's table, each with arguments that have shapes alone."""
+    with FakeTensorMode(), _OnCpu():
+        return [(work, work.arguments()) for work in gpu.works()]
 
 
 class _OnCpu(TorchFunctionMode):

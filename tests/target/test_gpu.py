@@ -9,6 +9,7 @@ import pytest
 
 from fusec.errors import TargetError
 from fusec.target.gpu import CARDS, NAMED, gpu_target, is_gpu, require_device, target_of_properties
+from fusec.target.gpu_rates import READ
 
 H200: dict[str, Any] = {
     "name": "NVIDIA H200",
@@ -54,7 +55,7 @@ def test_a_device_is_read() -> None:
     slower = target_of_properties(SimpleNamespace(**known))
     assert slower.clock == 0.99e9
     assert slower.single_flops == pytest.approx(target.single_flops / 2)
-    assert slower.bandwidth == pytest.approx(0.89 * 4.917e12, rel=1e-3)
+    assert slower.bandwidth == pytest.approx(READ * 4.917e12, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ from fusec.passes.families.attention.schedule.cpu import (
     attention_candidates,
     narrow_attention_candidates,
 )
-from fusec.passes.families.attention.schedule.gpu import AttentionSize, GpuAttentionSchedule
+from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.gpu import attention_candidates as gpu_attention_candidates
 from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule, hopper_attention_candidates
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule, mma_attention_candidates
+from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, can_be_lowered, foreign
-from fusec.passes.families.gemm.schedule.mma import has_faster
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+from fusec.passes.schedule.base import CpuSchedule, GpuSchedule, by_seconds
 
 
 def _cpu_candidates(frame: Frame, machine: CpuMachine) -> Sequence[CpuSchedule]:
@@ -64,15 +64,11 @@ def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
 
 def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
     size = attention_size(frame.fresh(), machine.extent)
-    piped = _hopper(frame, size, machine)
-    others = gpu_attention_candidates(size, machine.target)
-    by_warps = _mma(frame, size, machine)
-    later = machine.triton and has_faster(machine.target)
-    rest: list[GpuSchedule] = [*others[:2], *by_warps, *others[2:]] if later else [*by_warps, *others]
-    usable: list[GpuSchedule] = [*others, *piped, *by_warps] if size.bounded else [*piped, *rest]
-    if not usable:
+    in_triton = gpu_attention_candidates(size, machine.target)
+    found: list[GpuSchedule] = [*_hopper(frame, size, machine), *in_triton, *_mma(frame, size, machine)]
+    if not found:
         raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
-    return usable
+    return sorted(found, key=by_seconds)
 
 
 def _hopper(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[HopperAttentionSchedule]:

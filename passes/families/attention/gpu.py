@@ -17,11 +17,13 @@ from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import bool_, f32, i64
 from fusec.passes.attention import Elements
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
+from fusec.passes.cost.lanes import score_work
 from fusec.passes.families.attention.bounds import KeyTest
 from fusec.passes.families.attention.cpu import attention_stores, data_tests, elements_of, start_of
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
-from fusec.passes.families.attention.schedule.gpu import AttentionSize, GpuAttentionSchedule
+from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
+from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import (
@@ -49,6 +51,9 @@ from fusec.tile.nodes import (
     Store,
 )
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, walk
+
+_SEEN = 128
+"""Queries and keys of the blocks that are looked at for what a mask hides, whatever the kernel's are."""
 
 _NO_REGISTERS = RegisterTile(0, 0)
 
@@ -85,7 +90,24 @@ def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> Attent
     bits = match.score_dot.operands[0].type.dtype.bits
     masked = bool(live_conditions(e.score))
     bounded = any(t.query is not None for t in shared_tests(e, rows, 1))
-    return AttentionSize(heads, count, rows.heads > 1, masked, keys, depth, most(shape[e.value_axis]), bits, bounded)
+    queries, columns = rows.queries, contraction(match.value_dot).extents.k
+    number = symbol("block", 0, last(ceildiv(queries, _SEEN)))
+    span = key_range(e.score, e.point[e.query_axis], e.key_symbol, (queries, _SEEN), (columns, _SEEN), number)
+    work = score_work(without_conditions(e.score, span.conditions), e.key_symbol, e.raw_score)
+    return AttentionSize(
+        heads,
+        count,
+        rows.heads > 1,
+        masked,
+        keys,
+        depth,
+        most(shape[e.value_axis]),
+        bits,
+        bounded,
+        span.skipped,
+        work.instructions,
+        work.specials,
+    )
 
 
 def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:

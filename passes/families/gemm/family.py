@@ -9,7 +9,7 @@ from fusec.passes.families.gemm.along import lower_along
 from fusec.passes.families.gemm.apart import operands_first
 from fusec.passes.families.gemm.cpu import lower_gemm
 from fusec.passes.families.gemm.cpu_candidates import product_schedules
-from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, is_one_by_one, lower_on_gpu
+from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, lower_on_gpu
 from fusec.passes.families.gemm.library import library_alternatives
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.widening import WideningSchedule
@@ -35,5 +35,5 @@ def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
 GEMM = Family(
     "gemm",
     CpuMember({"gemm": GemmSchedule, "widening": WideningSchedule}, _cpu_candidates, _cpu_lower),
-    GpuMember(gpu_candidates, lower_on_gpu, operands_first, is_one_by_one, library_alternatives),
+    GpuMember(gpu_candidates, lower_on_gpu, operands_first, library_alternatives),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from fusec.errors import LoweringError
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.families.family import GpuMachine, can_be_lowered, foreign
@@ -11,60 +9,46 @@ from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_acr
 from fusec.passes.families.gemm.gpu import lower_gemm
 from fusec.passes.families.gemm.hopper import columns_adjoin, lower_hopper_gemm
 from fusec.passes.families.gemm.mma import lower_mma_gemm
-from fusec.passes.families.gemm.product import epilogue_inputs, making_of
+from fusec.passes.families.gemm.product import copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.schedule.gpu import (
+    Computed,
     GpuGemmSchedule,
     GpuGemvSchedule,
     Problem,
     gemm_candidates,
-    predict,
 )
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
-from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, has_faster, mma_candidates
+from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.passes.families.gemm.tiled import lower_tiled_gemm
 from fusec.passes.lower.frame import Frame, LoweredGroup
-from fusec.passes.schedule.base import GpuSchedule
-
-FEW = 128
-"""Rows or columns that don't fill a tile of Hopper's own pipeline."""
-NEAR = 0.94
-"""A product of Triton's that is predicted to take less than this of Hopper's own pipeline is taken before it: the
-pipeline keeps more of its speed where the card is at its limit of power."""
-NEAR_SPLIT = 0.9
-"""The same of few tiles whose K two blocks share: measured 2 % faster where 8 % slower was predicted."""
-
-BY_WARPS = 1.25
-"""Triton's predictions were fitted to Hopper's instructions; with those of warps alone large products take longer.
-Compiled for sm_80 and run on an H200, 4096³ in bf16: 394 TFLOP/s at best, where ``mma_gemm.cuh`` has 503."""
+from fusec.passes.schedule.base import GpuSchedule, by_seconds
 
 
 def gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
-    """Schedules for a group, best predicted first. LoweringError where there is none."""
+    """Schedules for a group, best predicted first. LoweringError where there is none.
+
+    On cards with faster instructions those of a warp are never the first (decision 15).
+    """
     op = frame.anchors("dot")[0]
     axes, dtype = contraction(op), op.operands[0].type.dtype
     products = len(frame.anchors("dot"))
     if any(o.definition.kind == "reduce" for o in frame.body.ops):
         return _of_one_row(frame, machine, axes, products)
     tiled = _tiled(frame, machine, axes, products)
-    hopper = _hopper(frame, machine, axes, products)
-    mma = _mma(frame, machine, axes, products)
+    in_cuda: list[GpuSchedule] = [*_hopper(frame, machine, axes, products), *_mma(frame, machine, axes, products)]
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
-        return machine.some([*hopper, *mma, *tiled], f"matrix product of {dtype}")
+        return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matrix product of {dtype}")
     problem = _problem(frame, machine, axes, products)
     found = gemm_candidates(problem, machine.target)
     if not (isinstance(axes.extents.m, int) and isinstance(axes.extents.n, int)):
         found = [s for s in found if not isinstance(s, GpuGemvSchedule)]
     if not found:
         raise LoweringError(f"{products} products side by side do not fit a block")
-    seconds = predict(problem, found[0], machine.target)
-    few = min(axes.m, axes.n) <= FEW
-    near = NEAR_SPLIT if hopper and hopper[0].pipeline.split == 2 else inf if few else NEAR
-    ahead = not hopper or seconds < near * hopper[0].seconds
-    here: list[GpuSchedule] = [*found[:ahead], *hopper, *found[ahead:]]
-    slower = 1.0 if few else BY_WARPS
-    seconds = 0.0 if has_faster(machine.target) else seconds * slower
-    here = [*here, *mma] if hopper else _with_mma(here, mma, seconds)
+    here: list[GpuSchedule] = sorted((*in_cuda, *found), key=by_seconds)
+    if machine.target.has_faster_products and isinstance(here[0], MmaGemmSchedule):
+        first = next(s for s in here if not isinstance(s, MmaGemmSchedule))
+        here.insert(0, here.pop(here.index(first)))
     apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
     return [*tiled, *here] if problem.exact and not apart else [*here, *tiled]
 
@@ -77,14 +61,8 @@ def _problem(frame: Frame, machine: GpuMachine, axes: Contraction, products: int
     exact = dtype.bits == 32 and not allows_tf32(axes.op)
     extents = (machine.extent(n.batches), machine.extent(n.m), machine.extent(n.n), machine.extent(n.k))
     left, right = (making_of(frame, side) for side in (0, 1))
-    return Problem(*extents, dtype.bits, products, walks, exact, reads_across(frame), left, right)
-
-
-def _with_mma(others: list[GpuSchedule], mma: list[MmaGemmSchedule], seconds: float) -> list[GpuSchedule]:
-    """Both, first those that are predicted to be faster; ``seconds`` are of the best others."""
-    if mma and mma[0].seconds < seconds:
-        return [*mma[:2], *others[:2], *mma[2:], *others[2:]]
-    return [*others[:2], *mma[:2], *others[2:], *mma[2:]]
+    across, copy = reads_across(frame), copy_width(frame)
+    return Problem(*extents, dtype.bits, products, walks, exact, across, left, right, copy=copy)
 
 
 def _of_one_row(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[GpuSchedule]:
@@ -110,8 +88,12 @@ def _tiled(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) 
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
     if not machine.writes_cuda(frame) or products > 1 or by_tensor_cores:
         return []
-    bits = max(dtype.bits, 32)
-    return tiled_gemm_candidates(axes.batches, axes.m, axes.n, axes.k, bits, machine.target)
+    extents, bits = (axes.batches, axes.m, axes.n, axes.k), max(dtype.bits, 32)
+    return tiled_gemm_candidates(*extents, bits, machine.target, _computed(frame))
+
+
+def _computed(frame: Frame) -> Computed:
+    return tuple(making_of(frame, side) for side in (0, 1))
 
 
 def _hopper(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[HopperGemmSchedule]:
@@ -133,7 +115,8 @@ def _mma(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) ->
     if not machine.writes_cuda(frame):
         return []
     bits = axes.op.operands[0].type.dtype.bits
-    found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, machine.target, products, bits)
+    work = products, bits, _computed(frame), copy_width(frame)
+    found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, machine.target, *work)
     return found if can_be_lowered(frame, found, lower_on_gpu) else []
 
 
@@ -152,10 +135,3 @@ def lower_on_gpu(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
             return lower_gemv(frame, schedule)
         case _:
             raise foreign("gemm", schedule)
-
-
-def is_one_by_one(frame: Frame, best: GpuSchedule) -> bool:
-    """Whether a schedule computes halves element by element on their way in: matrix units multiply far faster what is
-    computed before."""
-    dtype = frame.anchors("dot")[0].operands[0].type.dtype
-    return isinstance(best, TiledGemmSchedule | MmaGemmSchedule) and dtype.is_float and dtype.bits == 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from fusec.ir.index import Index, Symbol, product, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
@@ -30,6 +31,19 @@ def epilogue_inputs(frame: Frame) -> list[Value]:
             above.update(op.operands)
     read = {v for o in frame.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
     return [v for v in frame.body.inputs if v in read]
+
+
+WIDEST_COPY = 16
+"""Bytes that a thread copies at once."""
+
+
+def copy_width(frame: Frame) -> int:
+    """Bytes that a thread can copy at once of each operand that is in memory, by where its rows start."""
+    products = Products(frame)
+    elements = (products.element(op, side) for op in products.ops for side in (0, 1))
+    buffers = [e.buffer for e in elements if isinstance(e, Load)]
+    rows = [s * b.dtype.itemsize for b in buffers for s, n in zip(b.strides, b.shape) if s != 1 and n != 1]
+    return gcd(WIDEST_COPY, *(row for row in rows if isinstance(row, int)))
 
 
 def making_of(frame: Frame, side: int) -> Making | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.ir.types import fixed
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
-from fusec.passes.families.languages import InCuda, in_both
+from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.map.cpu import lower_map, map_domain
 from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
 from fusec.passes.families.map.gpu import turned_axes
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
-from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, turned_schedule
+from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, map_seconds, turned_schedule
 from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
@@ -28,7 +30,11 @@ def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
 
 
 def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
-    return in_both(frame, machine, [_gpu_schedule(frame, machine.target)])
+    schedule, stream = _gpu_schedule(frame, machine.target), stream_of(frame.body)
+    size = max(v.type.most for v in frame.body.outputs)
+    of_language = (map_seconds(size, schedule, stream, machine.target, cuda=cuda) for cuda in (False, True))
+    triton, cuda = (replace(schedule, seconds=seconds) for seconds in of_language)
+    return in_both(frame, machine, [triton], [cuda])
 
 
 def _gpu_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.ir.attributes import ReduceAttributes
@@ -9,11 +10,11 @@ from fusec.ir.index import product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
-from fusec.passes.families.languages import InCuda, in_both
+from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.row.cpu import lower_row, reduced_is_innermost
 from fusec.passes.families.row.gpu import lower_row as lower_gpu_row
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
-from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates
+from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates, row_seconds
 from fusec.passes.families.row.wide import lower_wide_row
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
@@ -41,15 +42,22 @@ def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
 
 def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
     """Rows that a cluster of blocks holds are read once, where one block would read them again."""
-    found = in_both(frame, machine, _row_candidates(frame, machine.target))
+    found = _row_candidates(frame, machine.target)
     length, across = _row_length(frame)
-    if not machine.writes_cuda(frame) or across:
-        return found
-    elements = max(v.type.size for o in _anchors(frame) for v in o.operands)
-    bits = sum(v.type.dtype.bits for v in frame.body.inputs if v.type.size >= elements)
-    held: list[GpuSchedule] = [InCuda(s) for s in cluster_candidates(length, bits, machine.target)]
-    again = any(v.type.size >= elements for v in frame.body.outputs)
-    return [*held, *found] if again else [*found[:1], *held, *found[1:]]
+    elements = max(v.type.most for o in _anchors(frame) for v in o.operands)
+    large = [v for v in frame.body.inputs if v.type.most >= elements]
+    again = any(v.type.most >= elements for v in frame.body.outputs)
+    twice = float(sum(v.type.most_bytes for v in large)) if again else 0.0
+    stream, rows = stream_of(frame.body), elements // max(length, 1)
+
+    def timed(found: Sequence[GpuRowSchedule], cuda: bool) -> list[GpuRowSchedule]:
+        seconds = (row_seconds(rows, s, stream, machine.target, again=twice, cuda=cuda) for s in found)
+        return [replace(s, seconds=t) for s, t in zip(found, seconds, strict=True)]
+
+    held: list[GpuRowSchedule] = []
+    if machine.writes_cuda(frame) and not across:
+        held = cluster_candidates(length, sum(v.type.dtype.bits for v in large), machine.target)
+    return in_both(frame, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
 
 
 def _row_length(frame: Frame) -> tuple[int, bool]:

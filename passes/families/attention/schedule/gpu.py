@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil
 
+from fusec.passes.families.attention.schedule.size import FOUND_LATER, AttentionSize, overlapped, waves
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language
@@ -18,6 +19,7 @@ class GpuAttentionSchedule:
     keys: int
     launch: Launch
     split: int = 1
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def language(self) -> Language:
@@ -73,32 +75,25 @@ _BLOCKS_A_UNIT = (1, 2, 4)
 """How many parts there are, best guess first."""
 
 
-@dataclass(frozen=True)
-class AttentionSize:
-    """``heads`` independent attentions (all outer axes) of ``rows`` queries to ``keys`` keys.
-
-    ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``:
-    data of queries and keys may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``,
-    of ``bits`` bits.
-    """
-
-    heads: int
-    rows: int
-    whole: bool
-    masked: bool
-    keys: int
-    depth: int
-    values: int
-    bits: int
-    bounded: bool = False
+_SHARE, _NARROW_SHARE = 0.73, 0.88
+"""What the first blocks reach of the rate at which products and softmax overlap, as Hopper's own kernels do; with heads
+of up to 64."""
+_IN_TURN = 0.826
+"""The same of the rate at which they take turns, with the instructions of warps: 322 of 390 TFLOP/s, 278 of 336."""
+_LATER = 0.97
+"""What a block is taken to keep of the rate of the one before it: the list is in the order of measurements."""
+_START = 1.5e-6
+"""Seconds until a block's first keys have arrived, and after its last."""
+_JOIN = 1.2e-6
+"""Seconds until the kernel that joins parts has the first of them, and after the last."""
 
 
 def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAttentionSchedule]:
     """Schedules that fit shared memory and registers, the usual best first; none where heads are too wide."""
     item = size.bits // 8
     deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
-    found: dict[GpuAttentionSchedule, None] = {}
-    shallow: dict[GpuAttentionSchedule, None] = {}
+    found: list[GpuAttentionSchedule] = []
+    shallow: list[GpuAttentionSchedule] = []
     blocks = _ATTENTION_BLOCKS
     if 32 < max(size.depth, size.values) <= 64:
         blocks = (_NARROW_FIRST, *blocks)
@@ -114,9 +109,35 @@ def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAtte
         fitting = (target.shared_memory // item - q * deep) // (k * (deep + wide))
         kept = found if fitting >= stages else shallow
         for split in _splits(size, q, k, target) if fitting > 0 else ():
-            kept[GpuAttentionSchedule(q, k, Launch(warps, min(stages, fitting)), split)] = None
-    found |= shallow
-    return list(found)
+            kept.append(GpuAttentionSchedule(q, k, Launch(warps, min(stages, fitting)), split))
+    order = list(dict.fromkeys((*found, *shallow)))
+    if not order:
+        return []
+    seconds = _predict(size, order[0], target)
+    return [replace(s, seconds=seconds / _LATER**place) for place, s in enumerate(order)]
+
+
+def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) -> float:
+    """Seconds of the usual best block: what the others lose against it was measured, not found by a formula."""
+    rates = target.rates
+    deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
+    rate = rates.tensor if size.bits == 16 else rates.simt
+    products, softmax = size.products(deep, wide, rate), size.softmax(target)
+    if target.has_faster_products:
+        share = _NARROW_SHARE if max(size.depth, size.values) <= 64 else _SHARE
+        point = overlapped(products, softmax) / share
+    else:
+        point = (products + softmax) / _IN_TURN
+    blocks = size.heads * ceil(size.rows / s.queries) * s.split
+    part = replace(size, heads=size.heads * s.split, keys=ceil(size.keys / s.split))
+    points = waves(part, s.queries, 1.0, s.keys, target)
+    left = FOUND_LATER if size.bounded else 1.0
+    work = left * points * target.units * point
+    seconds = rates.launch + _START + max(work, size.traffic(target, blocks))
+    if s.split > 1:
+        parts = 4.0 * size.heads * size.rows * (size.values + 2) * s.split
+        seconds += rates.follow + _JOIN + rates.moved(parts, parts)
+    return seconds
 
 
 def _splits(size: AttentionSize, queries: int, keys: int, target: GpuTarget) -> list[int]:

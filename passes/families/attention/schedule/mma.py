@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil
 
-from fusec.passes.families.attention.schedule.gpu import AttentionSize
+from fusec.passes.families.attention.schedule.size import AttentionSize, waves
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language
@@ -19,6 +19,7 @@ class MmaAttentionSchedule:
     keys: int
     warps: int
     stages: int
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def launch(self) -> Launch:
@@ -57,7 +58,30 @@ def mma_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[Mma
     blocks = next((list(found) for most, found in _ATTENTION if columns <= most), [])
     found = {MmaAttentionSchedule(*block): _attention_shared(*block, size) for block in blocks}
     fitting = [s for s, shared in found.items() if shared <= target.shared_memory]
-    return sorted(fitting, key=lambda s: 2 * found[s] > target.shared_memory)
+    ordered = sorted(fitting, key=lambda s: 2 * found[s] > target.shared_memory)
+    if not ordered:
+        return []
+    seconds = _predict(size, ordered[0], target)
+    return [replace(s, seconds=seconds / _LATER**place) for place, s in enumerate(ordered)]
+
+
+_SHARE, _WIDE_SHARE = 1.0, 0.74
+"""What is reached of the rate at which products and softmax take turns: with heads of up to 128 columns, and of more,
+whose registers don't hold two blocks a unit."""
+_LATER = 0.97
+"""What a block is taken to keep of the rate of the one before it."""
+_START = 1.5e-6
+"""Seconds until the first keys have arrived, and after the last."""
+
+
+def _predict(size: AttentionSize, s: MmaAttentionSchedule, target: GpuTarget) -> float:
+    """Seconds of the usual best block."""
+    deep, wide = (16 * ceil(n / 16) for n in (size.depth, size.values))
+    share = _SHARE if max(deep, wide) <= 128 else _WIDE_SHARE
+    point = (size.products(deep, wide, target.rates.warp_tensor) + size.softmax(target)) / share
+    blocks = size.heads * ceil(size.rows / s.queries)
+    work = waves(size, s.queries, 1.0, s.keys, target) * target.units * point
+    return target.rates.launch + _START + max(work, size.traffic(target, blocks))
 
 
 def _attention_shared(queries: int, keys: int, warps: int, stages: int, size: AttentionSize) -> int:

@@ -1,15 +1,16 @@
 """Candidates for matrix products on a GPU, in the order of a cost model.
 
 The model's constants were fitted to some 600 measured candidates of 22 shapes on one H200; its first choice was within
-4 % of the best of each.
+4 % of the best of each. What a launch, memory and the units take is in the target's rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
 
+from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language
@@ -34,6 +35,7 @@ class GpuGemmSchedule:
     launch: Launch
     slices: int = 1
     turned: bool = False
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def language(self) -> Language:
@@ -60,6 +62,7 @@ class GpuGemvSchedule:
     unroll: int
     split: int
     launch: Launch
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def language(self) -> Language:
@@ -85,6 +88,19 @@ class Making:
     flops: int
 
 
+Computed = tuple[Making | None, ...]
+"""Of the left operand, and of the right ones; nothing where both are read."""
+
+_BY_ELEMENT = 20
+"""Instructions besides its own that an element takes which is computed, and stored by itself: its place, its limits."""
+
+
+def made_by_element(rows: int, columns: int, computed: Computed) -> float:
+    """Instructions of a tile's computed operands, for one step along K, of kernels that do so element by element."""
+    of_both = zip((rows, columns), computed, strict=False)
+    return sum(lines * (making.flops + _BY_ELEMENT) for lines, making in of_both if making is not None)
+
+
 @dataclass(frozen=True)
 class Problem:
     """``products`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
@@ -92,7 +108,7 @@ class Problem:
     walks: the stores need no memory but the product's own, so that blocks may go from tile to tile.
     exact: f32 multiplied by plain arithmetic, no matrix units. across: of the longer operand, neighbours in memory
     are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
-    reduces: every block reduces the vector first.
+    reduces: every block reduces the vector first. copy: bytes that a thread can copy at once.
     """
 
     batches: int
@@ -107,6 +123,7 @@ class Problem:
     left: Making | None = None
     right: Making | None = None
     reduces: bool = False
+    copy: int = 16
 
     @property
     def item(self) -> int:
@@ -132,7 +149,7 @@ class Problem:
 class _Block:
     """A tile of half types: rows, columns, depth, warps, stages.
 
-    rate: the share of the matrix units' peak that full units of such blocks reach. slices: of a tile's stores.
+    rate: the share of the card's rate of products that full units of such blocks reach. slices: of a tile's stores.
     walkers: blocks a unit that go from tile to tile (0: a block for each tile).
     """
 
@@ -148,41 +165,41 @@ class _Block:
 
 
 _BLOCKS = (
-    _Block(128, 256, 64, 8, 4, 0.97, slices=2, walkers=1),
-    _Block(128, 128, 64, 4, 3, 0.915, slices=2, walkers=2),
-    _Block(128, 128, 64, 8, 4, 0.92, walkers=1),
-    _Block(128, 64, 64, 4, 3, 0.90, walkers=2),
-    _Block(128, 256, 64, 8, 4, 0.905),
-    _Block(256, 128, 64, 8, 4, 0.90),
-    _Block(128, 128, 64, 4, 3, 0.905),
-    _Block(128, 128, 64, 8, 4, 0.80),
-    _Block(128, 64, 64, 4, 4, 0.78),
-    _Block(64, 128, 64, 4, 4, 0.82),
-    _Block(64, 256, 64, 4, 4, 0.95),
-    _Block(64, 128, 128, 4, 4, 0.92),
-    _Block(128, 64, 128, 4, 4, 0.83),
-    _Block(64, 64, 64, 4, 5, 0.56),
-    _Block(64, 64, 128, 4, 4, 0.61),
-    _Block(64, 32, 128, 4, 6, 0.41),
-    _Block(32, 64, 128, 4, 6, 0.41, turned=True),
-    _Block(32, 128, 64, 4, 6, 0.51, turned=True),
-    _Block(16, 64, 128, 4, 3, 0.21, turned=True),
-    _Block(16, 64, 128, 4, 6, 0.21, turned=True),
-    _Block(16, 64, 128, 4, 8, 0.21, turned=True),
-    _Block(16, 128, 64, 4, 4, 0.25, turned=True),
-    _Block(32, 32, 64, 4, 4, 0.20),
-    _Block(16, 32, 64, 4, 4, 0.10),
+    _Block(128, 256, 64, 8, 4, 0.939, slices=2, walkers=1),
+    _Block(128, 128, 64, 4, 3, 0.885, slices=2, walkers=2),
+    _Block(128, 128, 64, 8, 4, 0.89, walkers=1),
+    _Block(128, 64, 64, 4, 3, 0.871, walkers=2),
+    _Block(128, 256, 64, 8, 4, 0.876),
+    _Block(256, 128, 64, 8, 4, 0.871),
+    _Block(128, 128, 64, 4, 3, 0.876),
+    _Block(128, 128, 64, 8, 4, 0.774),
+    _Block(128, 64, 64, 4, 4, 0.755),
+    _Block(64, 128, 64, 4, 4, 0.794),
+    _Block(64, 256, 64, 4, 4, 0.919),
+    _Block(64, 128, 128, 4, 4, 0.89),
+    _Block(128, 64, 128, 4, 4, 0.803),
+    _Block(64, 64, 64, 4, 5, 0.542),
+    _Block(64, 64, 128, 4, 4, 0.59),
+    _Block(64, 32, 128, 4, 6, 0.397),
+    _Block(32, 64, 128, 4, 6, 0.397, turned=True),
+    _Block(32, 128, 64, 4, 6, 0.494, turned=True),
+    _Block(16, 64, 128, 4, 3, 0.203, turned=True),
+    _Block(16, 64, 128, 4, 6, 0.203, turned=True),
+    _Block(16, 64, 128, 4, 8, 0.203, turned=True),
+    _Block(16, 128, 64, 4, 4, 0.242, turned=True),
+    _Block(32, 32, 64, 4, 4, 0.194),
+    _Block(16, 32, 64, 4, 4, 0.097),
 )
 
 _MAKING_BLOCKS = (
-    _Block(16, 64, 128, 4, 4, 0.21),
-    _Block(16, 64, 256, 4, 3, 0.21),
-    _Block(16, 128, 64, 4, 4, 0.25),
-    _Block(16, 128, 128, 4, 4, 0.25),
-    _Block(16, 128, 128, 8, 4, 0.25),
-    _Block(32, 64, 128, 4, 4, 0.41),
-    _Block(32, 128, 64, 4, 4, 0.51),
-    _Block(32, 128, 128, 8, 4, 0.51),
+    _Block(16, 64, 128, 4, 4, 0.203),
+    _Block(16, 64, 256, 4, 3, 0.203),
+    _Block(16, 128, 64, 4, 4, 0.242),
+    _Block(16, 128, 128, 4, 4, 0.242),
+    _Block(16, 128, 128, 8, 4, 0.242),
+    _Block(32, 64, 128, 4, 4, 0.397),
+    _Block(32, 128, 64, 4, 4, 0.494),
+    _Block(32, 128, 128, 8, 4, 0.494),
 )
 """More of them for few rows where operands are computed on their way in."""
 
@@ -226,7 +243,6 @@ _RESERVED = 1024
 
 _REGISTERS = 65536
 _THREADS = 2048
-_LAUNCH = 4.8e-6
 _TILE = 0.7e-6
 """Seconds a tile until its first loads have arrived and after its last product, where nothing runs beside it."""
 _EPILOGUE = 0.4e-6
@@ -235,8 +251,12 @@ _STEP = 0.04e-6
 """The least a step along K takes."""
 _SOLO = 0.82
 """The share of its rate that one block of four warps reaches alone on a unit."""
-_L2 = 3.0
-"""L2's bandwidth in units of memory's."""
+_BY_WARPS = 0.8
+"""The part of a share that is left where the fastest instructions are those of a warp: the shares are of Hopper's.
+Compiled for sm_80 and run on an H200, 4096³ in bf16: 394 TFLOP/s at best, where ``mma_gemm.cuh`` has 503."""
+_COPIES = {16: 1.0, 8: 0.46, 4: 0.39, 2: 0.28, 1: 0.2}
+"""What is left of the rate where rows start at multiples of so many bytes, which descriptors don't take: 4096×4096×K on
+an H200, 346, 295 and 211 TFLOP/s (decision 15)."""
 _AHEAD = 6.7e6
 """Bytes under way that keep the memory busy."""
 _NARROW_TF32 = 0.65
@@ -250,16 +270,17 @@ _BUSY = 16
 """Warps on a unit that compute operands at the full rate."""
 _BOTH = 0.3
 """The part of computing operands, or of multiplying them, that other blocks' other work does not hide."""
-_SECOND = 0.85e-6
-"""A second kernel, which starts while the first one ends."""
+_JOIN = 0.4e-6
+"""Seconds until the kernel that adds up has its first parts, and from its last sum on."""
+_PARTS = 1.4
+"""Times a copy's, the time in which the parts of a sum are written and read."""
 _SPLITS = (1, 2, 3, 4, 6, 8, 16)
 
 
 def gemm_candidates(p: Problem, target: GpuTarget) -> list[Candidate]:
     """Schedules that fit shared memory and registers, best predicted first."""
     schedules: list[Candidate] = [*_gemms(p, target), *_gemvs(p)]
-    found = {s: predict(p, s, target) for s in schedules}
-    return sorted(found, key=found.__getitem__)
+    return sorted((replace(s, seconds=predict(p, s, target)) for s in dict.fromkeys(schedules)), key=by_seconds)
 
 
 def predict(p: Problem, s: Candidate, target: GpuTarget) -> float:
@@ -365,8 +386,8 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
         share = ceil(tiles / target.units)
         idle = ceil(tiles / (target.units * resident)) * _TILE
     beside = min(share, resident)
-    peak = (target.single_flops if p.exact else target.half_flops * 2 / p.item) / target.units
-    peak *= _rate(p, s) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
+    peak = (target.rates.simt if p.exact else _tensor_rate(s, target) * 2 / p.item) / target.units
+    peak *= _rate(p, s) * (1.0 if p.exact else _COPIES[p.copy]) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
     compute = share * max(2.0 * s.m * s.n * p.products * depth / peak, steps * _STEP / beside) + idle
     compute = _beside(compute, share * depth * _making(p, s, beside, target), beside)
     loaded = tiles * depth * p.read(s.m, s.n)
@@ -374,15 +395,22 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     ahead = min(tiles, resident * target.units) * s.k * p.read(s.m, s.n)
     fetched = ahead * min(steps, max(1, s.launch.stages - 1))
     supply = min(1.0, sqrt(fetched / _AHEAD)) if fetched else 1.0  # operands that are computed are not fetched
-    traffic = max(moved, loaded / _L2) / target.bandwidth / supply
+    traffic = max(moved / target.rates.read, loaded / target.rates.l2) / supply
     arrival = traffic + _TILE - _EPILOGUE
-    return _LAUNCH + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)
+    return target.rates.launch + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)
+
+
+def _tensor_rate(s: GpuGemmSchedule, target: GpuTarget) -> float:
+    """Of the instructions that Triton's compiler takes for such a block, were its share 1. Few rows wait for what feeds
+    the units, whichever those are."""
+    by_warps = target.backend == "cuda" and not target.has_faster_products and min(s.m, s.n) >= _GROUP_ROWS
+    return target.rates.tensor * (_BY_WARPS if by_warps else 1.0)
 
 
 def _making(p: Problem, s: GpuGemmSchedule, beside: int, target: GpuTarget) -> float:
     """Seconds to compute the operands of a tile, one element deep, where so many blocks share a unit."""
     busy = sqrt(sqrt(min(1.0, beside * s.launch.warps / _BUSY)))
-    return p.made(s.m, s.n, _MAKING) * 2 * target.units / target.single_flops / busy
+    return p.made(s.m, s.n, _MAKING) * target.units / target.rates.issue / busy
 
 
 def _beside(a: float, b: float, blocks: int) -> float:
@@ -399,20 +427,21 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     ahead = s.lines * s.depth * s.unroll * p.read(*matrix)
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
     supply = min(1.0, sqrt(min(blocks, resident * target.units) * ahead / _AHEAD))
-    traffic = moved / target.bandwidth / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
+    traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
     elements = p.batches * p.products * lines * p.k
     making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
-    rate = target.single_flops / max(1.0, target.units / blocks)
+    rate = target.rates.simt / max(1.0, target.units / blocks)
     arithmetic = 2.0 * elements / p.products * (p.products * (vectors + 1) + making) / rate
     alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
-    return _LAUNCH + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
+    return target.rates.launch + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
 
 
 def _finish(p: Problem, split: int, target: GpuTarget) -> float:
     """The second kernel of a sum in parts."""
     if split == 1:
         return 0.0
-    return _SECOND + 1.4 * 4.0 * p.batches * p.m * p.n * p.products * (split + 1) / target.bandwidth
+    parts = 4.0 * p.batches * p.m * p.n * p.products * (split + 1)
+    return target.rates.follow + _JOIN + _PARTS * parts / target.rates.copy
 
 
 def _pow2(n: int) -> int:

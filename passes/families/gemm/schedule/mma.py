@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from fusec.passes.families.gemm.schedule.gpu import Computed, made_by_element
+from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language
@@ -57,12 +59,10 @@ with many tiles. On an H200, 4096³ in bf16: 512, 499, 492, 488, 475, 394, 396 T
 are few, which wait for memory: 128x4096x4096 has 168 TFLOP/s with five stages, 116 with three.
 Wider ones share a unit by twos."""
 
-_RATES = {90: 0.69, 100: 0.35}
-"""Of a card's rate of half products, what these instructions reach where there are others that are faster."""
 _MOST_RESULTS = 64 * 64
 """Elements of the results that a warp keeps in registers."""
-_START, _TILE = 3.5e-6, 1.2e-6
-"""Seconds of a launch, and of a tile until its first products and after its last."""
+_TILE = 1.2e-6
+"""Seconds of a tile until its first products and after its last, where others came before it."""
 _AWAY = 0.9e-6
 """Seconds until a copy from device memory has arrived."""
 _SOLO = 0.8
@@ -71,29 +71,34 @@ _SHALLOW = 0.93
 """What is kept of the rate where fewer stages fit shared memory."""
 _NARROW = 0.85
 """What products of 32 bits keep of the half of the rate that they have."""
-_L2 = 3.0
-"""L2's bandwidth in units of memory's."""
+_COPIES = {16: 1.0, 8: 0.62, 4: 0.44, 2: 0.31, 1: 0.2}
+"""What is left of the rate with narrower copies: 512, 319, 224 and 159 TFLOP/s (decision 15)."""
 _WARPS = 8
 """Warps of a unit whose registers hold results of that size."""
 
 
-def has_faster(target: GpuTarget) -> bool:
-    """Whether the card has instructions for products that are faster than those of a warp."""
-    return target.arch in _RATES
-
-
 def mma_candidates(
-    batches: int, m: int, n: int, k: int, target: GpuTarget, products: int = 1, bits: int = 16
+    batches: int,
+    m: int,
+    n: int,
+    k: int,
+    target: GpuTarget,
+    products: int = 1,
+    bits: int = 16,
+    computed: Computed = (),
+    copy: int = 16,
 ) -> list[MmaGemmSchedule]:
     """Schedules for products of operands of 16 bits, or of 32 that may be rounded to TF32, best predicted first.
 
+    computed: what it takes to have the elements of the left and of the right operands, where that is more than reading.
+    copy: bytes that a thread can copy at once.
     None for cards before sm_80 and others than NVIDIA's.
     """
     if target.backend != "cuda" or not isinstance(target.arch, int) or target.arch < 80 or bits > 32:
         return []
     if not batches * m * n * k:
         return []
-    found: dict[MmaGemmSchedule, float] = {}
+    found: list[MmaGemmSchedule] = []
     for rows, columns, step, stages, warp_m, warp_n, share in _TILES:
         if warp_m * warp_n * products > _MOST_RESULTS or (rows > 32 and rows >= 2 * max(m, 32)):
             continue
@@ -102,24 +107,25 @@ def mma_candidates(
         fitting = min(stages, target.shared_memory // step_bytes)
         if fitting < 2:
             continue
-        share *= 1.0 if fitting == stages else _SHALLOW
+        share *= (1.0 if fitting == stages else _SHALLOW) * _COPIES[copy]
         s = MmaGemmSchedule(rows, columns, step // item, fitting, warp_m, warp_n)
         seconds = _predict(batches, m, n, k, s, products, item, share, target)
-        found[replace(s, seconds=seconds)] = seconds
-    return sorted(found, key=found.__getitem__)
+        tiles = batches * ceil(m / rows) * ceil(n / columns)
+        seconds += tiles * k * made_by_element(rows, products * columns, computed) / target.rates.issue
+        found.append(replace(s, seconds=seconds))
+    return sorted(found, key=by_seconds)
 
 
 def _predict(
     batches: int, m: int, n: int, k: int, s: MmaGemmSchedule, products: int, item: int, share: float, target: GpuTarget
 ) -> float:
     """Seconds: each unit works through its tiles, as many at a time as its registers and shared memory hold."""
-    assert isinstance(target.arch, int)
     tiles = batches * ceil(m / s.m) * ceil(n / s.n)
     shared = s.stages * (s.m + products * s.n) * s.k * item
     resident = max(1, min(target.shared_memory // shared, _WARPS // s.launch.warps))
     each = ceil(tiles / target.units)
     beside = min(each, resident)
-    rate = target.half_flops * _RATES.get(target.arch, 1.0) * share / target.units
+    rate = target.rates.warp_tensor * share / target.units
     if item == 4:
         rate *= _NARROW / 2
     if beside == 1 and s.launch.warps < _WARPS:
@@ -127,7 +133,6 @@ def _predict(
     rounds, steps = ceil(each / resident), ceil(k / s.k)
     multiply = each * 2.0 * s.m * s.n * products * steps * s.k / rate
     arrive = rounds * steps * _AWAY / (s.stages - 1)
-    read = max(tiles * (s.m + products * s.n) / _L2, batches * (m + products * n)) * k
-    moved = item * (read + batches * m * n)
-    traffic = max(arrive, moved / target.bandwidth)
-    return _START + rounds * _TILE + max(multiply, traffic) + 0.1 * min(multiply, traffic)
+    near, far = tiles * (s.m + products * s.n) * k, batches * ((m + products * n) * k + m * n)
+    traffic = max(arrive, item * near / target.rates.l2, item * far / target.rates.read)
+    return target.rates.launch + (rounds - 1) * _TILE + max(multiply, traffic) + 0.1 * min(multiply, traffic)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil
 
+from fusec.passes.families.gemm.schedule.gpu import Computed, made_by_element
+from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language, RegisterTile
@@ -22,6 +24,7 @@ class TiledGemmSchedule:
     k: int
     stages: int
     registers: RegisterTile
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def launch(self) -> Launch:
@@ -54,22 +57,30 @@ and 256x128 47.9, 128x128 in steps of 8 46.4, cuBLAS 51.3."""
 
 
 def tiled_gemm_candidates(
-    batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget
+    batches: int, m: int, n: int, k: int, bits: int, target: GpuTarget, computed: Computed = ()
 ) -> list[TiledGemmSchedule]:
-    """Schedules that fit shared memory and registers, best predicted first."""
-    found: dict[TiledGemmSchedule, float] = {}
+    """Schedules that fit shared memory and registers, best predicted first; ``computed`` as in ``mma_candidates``."""
+    found: list[TiledGemmSchedule] = []
     for bm, bn, bk, stages, rows, columns in _BLOCKS:
         schedule = TiledGemmSchedule(bm, bn, bk, stages, RegisterTile(rows, columns))
         if schedule.shared(bits // 8) <= target.shared_memory:
-            found[schedule] = _predict(batches, m, n, k, schedule, target)
-    return sorted(found, key=found.__getitem__)
+            seconds = _predict(batches, m, n, k, bits // 8, schedule, target)
+            made = batches * ceil(m / bm) * ceil(n / bn) * k * made_by_element(bm, bn, computed)
+            found.append(replace(schedule, seconds=seconds + made / target.rates.issue))
+    return sorted(found, key=by_seconds)
 
 
-def _predict(batches: int, m: int, n: int, k: int, s: TiledGemmSchedule, target: GpuTarget) -> float:
+_START = 1.5e-6
+"""Seconds until a block's first operands have arrived, and after its last multiplication."""
+
+
+def _predict(batches: int, m: int, n: int, k: int, item: int, s: TiledGemmSchedule, target: GpuTarget) -> float:
     """Seconds: waves of blocks, at a rate that grows with the work a thread does for each element it reads."""
     tiles = batches * ceil(m / s.m) * ceil(n / s.n)
     work = s.registers.rows * s.registers.columns
     reuse = work / (s.registers.rows + s.registers.columns)
-    rate = target.single_flops / target.units * reuse / (reuse + 1.2)
+    rate = target.rates.simt * 4 / item / target.units * reuse / (reuse + 1.2)
     waves = ceil(tiles / (2 * target.units)) if tiles > target.units else 0.6  # a block alone is not slowed by another
-    return waves * 2 * 2.0 * s.m * s.n * k / rate
+    compute = waves * 2 * 2.0 * s.m * s.n * k / rate
+    moved = target.rates.moved(item * batches * (m + n) * k, item * batches * m * n)
+    return target.rates.launch + _START + max(compute, moved)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 
 from fusec.passes.schedule.launch import Launch, pow2
+from fusec.passes.schedule.stream import Stream
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language
 
@@ -19,6 +21,7 @@ class GpuMapSchedule:
     elements: int
     launch: Launch
     turned: int = 0
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def language(self) -> Language:
@@ -27,6 +30,16 @@ class GpuMapSchedule:
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         block: int | str = f"{self.elements}x{self.turned}" if self.turned else self.elements
         return (("elements", block), ("warps", self.launch.warps))
+
+
+_TURNED = 0.95
+"""What transpositions reach of memory's rate."""
+
+
+def map_seconds(size: int, s: GpuMapSchedule, stream: Stream, target: GpuTarget, *, cuda: bool) -> float:
+    """Predicted seconds of a map of so many results."""
+    blocks = ceil(size / (s.elements * max(s.turned, 1)))
+    return stream.seconds(max(blocks, 1), target, rate=_TURNED if s.turned else 1.0, cuda=cuda)
 
 
 def turned_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:

@@ -9,7 +9,8 @@ from fusec.errors import LoweringError
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.ir.types import contiguous_strides
-from fusec.passes.families.attention.schedule.gpu import AttentionSize, GpuAttentionSchedule, attention_candidates
+from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule, attention_candidates
+from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.launch import Launch

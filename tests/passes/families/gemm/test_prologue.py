@@ -148,10 +148,13 @@ class Plain(GpuSelector):
         return [s for s in found if isinstance(s, TiledGemmSchedule)] if any(frame.anchors("dot")) else found
 
 
-def test_halves_are_made_first_where_plain_arithmetic_would_multiply_them() -> None:
-    half = GATED.replace("f32", "f16")
-    assert run(GATED, Plain(TARGET, cuda=True, triton=False)).kernels == ["gemm"]
-    assert run(half, Plain(TARGET, cuda=True, triton=False)).kernels == ["map", "gemm"]
+def test_operands_are_made_first_where_each_tile_would_make_them_again() -> None:
+    """A launch is worth more than what few tiles make again."""
+    half, selector = GATED.replace("f32", "f16"), Plain(TARGET, cuda=True, triton=False)
+    large = half.replace("19,", "4096,").replace("50", "1024").replace("45]", "4096]")
+    assert run(GATED, selector).kernels == ["gemm"]
+    assert run(half, selector).kernels == ["gemm"]
+    assert [k.kind for k in lower(parse(large), TARGET.name, selector=selector).program.kernels] == ["map", "gemm"]
 
 
 NORM = """graph @norm(%x: bf16[1, 50], %g: bf16[50], %w: bf16[45, 50]) {

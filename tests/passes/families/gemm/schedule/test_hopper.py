@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fusec.passes.families.attention.schedule.gpu import AttentionSize
 from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule, hopper_attention_candidates
+from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
 from fusec.target.gpu import gpu_target
 

@@ -1,0 +1,67 @@
+"""How long a program takes on a GPU: its kernels, which follow each other, its library calls, and the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from fusec.errors import FusecError
+from fusec.runtime.attentions import Attention, attention_from_text
+from fusec.runtime.calls import ATTENTION, PRODUCT
+from fusec.runtime.products import Product, product_from_text
+from fusec.runtime.program import Call, Launch, Program
+from fusec.target.gpu import GpuTarget
+from fusec.target.gpu_rates import GpuRates
+
+LIBRARY_SHARE = 0.86
+"""What the library's products reach of the rate of Hopper's instructions in fusec's own (``benchmarks/results/gpu.md``:
+cuBLASLt with bias and gelu, 660 to 760 of 860 TFLOP/s)."""
+
+ATTENTION_SHARE = {"cudnn": 0.78, "flash": 0.42}
+"""The same of the library's attention with heads of 128 columns."""
+
+KERNELS = 3
+"""Kernels of another library call."""
+
+
+def predict_gpu(program: Program, target: GpuTarget) -> Program:
+    """The program with its ``overhead``: what a call takes more, or less, than its kernels would alone.
+
+    A kernel's own time has a launch in it, of which the next one's hides most. Calls are taken to follow each other, so
+    that the host's work hides behind the device's, or the device waits for the host.
+    """
+    rates = target.rates
+    launches = sum(isinstance(step, Launch) for step in program.steps)
+    calls = [step for step in program.steps if isinstance(step, Call)]
+    kernels = sum(report.predicted for report in program.reports)
+    library = sum(_call_seconds(program, call, rates) for call in calls)
+    alone = len(program.reports) + len(calls)
+    device = kernels + library - max(alone - 1, 0) * (rates.launch - rates.follow)
+    host = rates.call + (launches + KERNELS * len(calls)) * rates.host_launch
+    return replace(program, overhead=max(device, host) - kernels)
+
+
+def _call_seconds(program: Program, call: Call, rates: GpuRates) -> float:
+    """Of a library call, launch and all."""
+    slots = (*call.arguments, *call.results)
+    moved = sum(program.slots[slot].type.most_bytes for slot in slots) / rates.read
+    text = call.attributes.arguments
+    try:
+        if call.attributes.target == PRODUCT:
+            compute = _flops(product_from_text(text)) / rates.tensor / LIBRARY_SHARE
+            return rates.launch + max(moved, compute)
+        if call.attributes.target == ATTENTION:
+            attention, backend = attention_from_text(text)
+            return rates.launch + max(moved, _attended(attention) / rates.tensor / ATTENTION_SHARE[backend])
+    except FusecError:
+        pass
+    return rates.launch + (KERNELS - 1) * rates.follow + moved
+
+
+def _flops(p: Product) -> float:
+    return 2.0 * prod(p.lhs.sizes) * p.rhs.sizes[-1]
+
+
+def _attended(a: Attention) -> float:
+    batch, heads, queries, depth = a.query.sizes
+    return 2.0 * batch * heads * queries * a.key.sizes[2] * (depth + a.value.sizes[3]) * (0.5 if a.causal else 1.0)

@@ -1,0 +1,86 @@
+"""What an attention on a GPU has to do, and how long that takes.
+
+A point is a query and a key that no mask hides. It takes the tensor cores ``2 * (depth + values)`` operations, and the
+rest of a unit the softmax: an exponential, and four instructions (maximum, multiply-add, sum, half a rounding) besides
+what the score is changed by. Hopper's warpgroups do both at a time: on an H200 with heads of 64 and of 128 a point
+takes the root of the sum of both squares, within 1 % (546.9 and 731.9 TFLOP/s). Warps' own instructions take turns with
+the softmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, hypot
+
+from fusec.target.gpu import GpuTarget
+
+SOFTMAX_INSTRUCTIONS, SOFTMAX_SPECIALS = 4.0, 1.0
+"""Of a lane, for a point."""
+
+FOUND_LATER = 0.5
+"""The part of the points that is taken to be left by a mask made of data, by kernels that find which."""
+
+
+@dataclass(frozen=True)
+class AttentionSize:
+    """``heads`` independent attentions (all outer axes) of ``rows`` queries to ``keys`` keys.
+
+    ``whole``: the queries must lie in one block. ``masked``: a mask of indices may empty blocks of keys; ``bounded``:
+    data of queries and keys may, and Triton's kernels find which. A query has ``depth`` elements, a value ``values``,
+    of ``bits`` bits. hidden: the share of the points whose blocks a mask of indices empties. instructions, specials: of
+    a lane, for what changes a score.
+    """
+
+    heads: int
+    rows: int
+    whole: bool
+    masked: bool
+    keys: int
+    depth: int
+    values: int
+    bits: int
+    bounded: bool = False
+    hidden: float = 0.0
+    instructions: float = 0.0
+    specials: float = 0.0
+
+    @property
+    def points(self) -> float:
+        """Queries and keys that are computed."""
+        return (1 - self.hidden) * self.heads * self.rows * self.keys
+
+    def products(self, depth: int, values: int, rate: float) -> float:
+        """Seconds of a point's products, heads taken as so wide; at a rate of products of 16 bits."""
+        return 2.0 * (depth + values) * max(self.bits // 16, 1) / rate
+
+    def softmax(self, target: GpuTarget) -> float:
+        """Seconds of a point's softmax."""
+        rates = target.rates
+        instructions = (SOFTMAX_INSTRUCTIONS + self.instructions) / rates.issue
+        return instructions + (SOFTMAX_SPECIALS + self.specials) / rates.special
+
+    def traffic(self, target: GpuTarget, blocks: int) -> float:
+        """Seconds in which memory gives what is read and takes what is written once, to so many blocks."""
+        item = self.bits // 8
+        seen = (1 - self.hidden) if self.rows == 1 or self.whole else 1.0
+        read = item * self.heads * (self.rows * self.depth + seen * self.keys * (self.depth + self.values))
+        written = item * self.heads * self.rows * self.values
+        return target.rates.moved(read, written) / min(1.0, _FILLED * max(blocks, 1) / target.units)
+
+
+_FILLED = 1.5
+"""Units without a block don't fetch; two thirds of them keep memory busy."""
+
+
+def waves(size: AttentionSize, queries: int, extra: float, keys: int, target: GpuTarget) -> float:
+    """Points of the unit that has most to do, blocks of ``queries`` rows taking as long as ``extra`` steps of so many
+    keys more."""
+    blocks = size.heads * ceil(size.rows / queries)
+    each = queries * ((1 - size.hidden) * size.keys + extra * keys)
+    share = blocks / target.units
+    return each * (ceil(share) if share <= 1 or not size.hidden else max(share, 1.0))
+
+
+def overlapped(products: float, softmax: float) -> float:
+    """Seconds of a point where warps multiply while others are at their softmax."""
+    return hypot(products, softmax)
