@@ -1,9 +1,10 @@
 """Kernels in CUDA C++ against libraries and plain kernels, arrays in host memory, and the host's time a launch.
 
-``python -m benchmarks.cuda [--out FILE]`` on a machine with a CUDA card, torch and CuPy. Peers are called in turn in
-one process with random data; the median is shown. Device times are between events, and the L2 cache is overwritten
-before each. The table says what was asked of fusec, as a multiple of a peer's rate, and what part of the card's own
-rate (products, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is.
+``python -m benchmarks.cuda [--only SECTION,...] [--out FILE]`` on a machine with a CUDA card, torch and CuPy. Peers are
+called in turn in one process with random data; the median is shown. Device times are between events, and the L2 cache
+is overwritten before each. The table says what was asked of fusec, as a multiple of a peer's rate, what part of the
+card's own rate (products, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is, and what the
+cost model predicts of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 import fusec
+from fusec.report import predicted_seconds
 from fusec.runtime import staging
 from fusec.target.gpu import gpu_target
 
@@ -47,13 +49,18 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A work's figures by peer. ``asked``: the least multiple of a peer's rate. ``limit``: of the card, in ``unit``."""
+    """A work's figures by peer.
+
+    ``asked``: the least multiple of a peer's rate. ``limit``: of the card, in ``unit``. ``model``: the cost model's
+    seconds over the measured ones.
+    """
 
     name: str
     rates: dict[str, float]
     unit: str
     asked: dict[str, float] = field(default_factory=dict)
     limit: float = 0.0
+    model: float = 0.0
 
     def against(self, peer: str) -> float:
         """How many times as fast as the peer."""
@@ -67,6 +74,16 @@ NAIVE = """extern "C" __global__ void naive(const float* a, const float* b, floa
     for (int k = 0; k < n; ++k) sum += a[row * n + k] * b[k * n + column];
     c[row * n + column] = sum;
 }"""
+
+
+def predicted(function: Callable[..., Any], args: tuple[Any, ...], language: str = "") -> float:
+    """Seconds by the cost model, for this device."""
+    if language:
+        os.environ["FUSEC_GPU_LANGUAGE"] = language
+    try:
+        return predicted_seconds(fusec.lower(fusec.trace(function, *args)).program)
+    finally:
+        os.environ.pop("FUSEC_GPU_LANGUAGE", None)
 
 
 def device_times(calls: dict[str, Call], rounds: int = 15) -> dict[str, float]:
@@ -127,10 +144,12 @@ def products() -> list[Row]:
             "cuBLAS without": lambda a=(x, w): torch.nn.functional.linear(*a),
             "fusec": lambda f=fast, a=(x, w, b): f(*a),
         }
-        rates = {peer: 2e-12 * m * k * n / t for peer, t in device_times(calls).items()}
+        times = device_times(calls)
+        rates = {peer: 2e-12 * m * k * n / t for peer, t in times.items()}
         asked = {"cuBLASLt's epilogue": 1.08, "cuBLAS without": 1.0}
         limit = gpu_target("cuda:0").half_flops * 1e-12
-        rows.append(Row(f"linear+bias+gelu bf16 {m}×{k}×{n}", rates, "TFLOP/s", asked, limit))
+        model = predicted(linear_gelu, (x, w, b)) / times["fusec"]
+        rows.append(Row(f"linear+bias+gelu bf16 {m}×{k}×{n}", rates, "TFLOP/s", asked, limit, model))
     return rows
 
 
@@ -153,9 +172,11 @@ def product(
     calls: dict[str, Call] = {"cuBLAS": lambda: function(x, w), "fusec": lambda: fast(x, w)}
     if plain is not None:
         calls["an element a thread"] = plain(x, w, n)
-    rates = {peer: 2e-12 * n**3 / t for peer, t in device_times(calls).items()}
+    times = device_times(calls)
+    rates = {peer: 2e-12 * n**3 / t for peer, t in times.items()}
     asked = {"cuBLAS": 0.95} if plain is None else {"an element a thread": 4.6}
-    return Row(f"float32 product {name}", rates, "TFLOP/s", asked, gpu_target("cuda:0").single_flops * 1e-12)
+    model = predicted(function, (x, w), "cuda") / times["fusec"]
+    return Row(f"float32 product {name}", rates, "TFLOP/s", asked, gpu_target("cuda:0").single_flops * 1e-12, model)
 
 
 def naive_product(x: Any, w: Any, n: int) -> Call:
@@ -188,8 +209,10 @@ def pointwise() -> list[Row]:
             "fusec, Triton": lambda f=in_triton, a=args: f(*a),
             "fusec": lambda f=in_cuda, a=args: f(*a),
         }
-        rates = {k: each * shape[0] * shape[1] / t * 1e-9 for k, t in device_times(calls).items()}
-        rows.append(Row(name, rates, "GB/s", limit=gpu_target("cuda:0").bandwidth * 1e-9))
+        times = device_times(calls)
+        rates = {k: each * shape[0] * shape[1] / t * 1e-9 for k, t in times.items()}
+        model = predicted(function, args, "cuda") / times["fusec"]
+        rows.append(Row(name, rates, "GB/s", limit=gpu_target("cuda:0").bandwidth * 1e-9, model=model))
     return rows
 
 
@@ -205,22 +228,25 @@ def attentions() -> list[Row]:
                 "cuDNN": lambda f=library, a=(q, k, v): f(*a),
                 "fusec": lambda f=fast, a=(q, k, v): f(*a),
             }
-            flops = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0)
-            rates = {peer: flops / t * 1e-12 for peer, t in device_times(calls).items()}
+            flops, times = 4.0 * b * h * n * n * d * (0.5 if causal else 1.0), device_times(calls)
+            rates = {peer: flops / t * 1e-12 for peer, t in times.items()}
             name = f"attention D{d} {'causal' if causal else 'full'} B{b} H{h} N{n}"
-            rows.append(Row(name, rates, "TFLOP/s", {"cuDNN": 1.0}, limit))
+            model = predicted(causal_attention if causal else attention, (q, k, v)) / times["fusec"]
+            rows.append(Row(name, rates, "TFLOP/s", {"cuDNN": 1.0}, limit, model))
     q, k, v = (rand(4, 16, 4096, 128) for _ in range(3))
     fast, flex = compiled(changed_attention), flex_changed()
     calls = {"FlexAttention": lambda: flex(q, k, v), "fusec": lambda: fast(q, k, v)}
     flops = 4.0 * 4 * 16 * 128 * sum(min(i + 1, 1024) for i in range(4096))
-    rates = {peer: flops / t * 1e-12 for peer, t in device_times(calls).items()}
+    times = device_times(calls)
+    rates = {peer: flops / t * 1e-12 for peer, t in times.items()}
     name = "ALiBi, soft cap, window 1024, D128 B4 H16 N4096"
-    return [*rows, Row(name, rates, "TFLOP/s", {"FlexAttention": 2.5}, limit)]
+    model = predicted(changed_attention, (q, k, v)) / times["fusec"]
+    return [*rows, Row(name, rates, "TFLOP/s", {"FlexAttention": 2.5}, limit, model)]
 
 
 def by_warps() -> list[Row]:
     """Products and attention by the instructions that cards before Hopper have."""
-    return [Row(*row) for row in warps.rows(device_times)]
+    return [Row(name, rates, unit, model=model) for name, rates, unit, model in warps.rows(device_times)]
 
 
 def from_host() -> list[Row]:
@@ -294,21 +320,27 @@ def launches() -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| work | unit | fusec | peers | times a peer's (asked) | of the card's |", "|---|---|---|---|---|---|"]
+    heads = "| work | unit | fusec | peers | times a peer's (asked) | of the card's | predicted ÷ measured |"
+    lines = [heads, "|---|---|---|---|---|---|---|"]
     for row in rows:
         peers = ", ".join(f"{peer} {value:.4g}" for peer, value in row.rates.items() if peer != "fusec")
         asked = ", ".join(f"{row.against(peer):.3f} ({times:g} {peer})" for peer, times in row.asked.items())
         part = f"{row.rates['fusec'] / row.limit:.2f}" if row.limit else "–"
-        lines.append(f"| {row.name} | {row.unit} | {row.rates['fusec']:.4g} | {peers} | {asked or '–'} | {part} |")
+        model = f"{row.model:.2f}" if row.model else "–"
+        cells = (row.name, row.unit, f"{row.rates['fusec']:.4g}", peers, asked or "–", part, model)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="names of sections, separated by commas")
     options = parser.parse_args()
     rows = []
     for section in (products, attentions, singles, by_warps, pointwise, from_host, launches):
+        if options.only and section.__name__ not in options.only.split(","):
+            continue
         made = section()
         print(table(made), flush=True)
         rows += made

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.gpu [--only NAME,...] [--peers NAME,...] [--tuned quick|full] [--rounds N] [--out FILE]``. Peers
 are called in turn in one process, the L2 cache holds other memory before each call, and the median of the times on the
-device is shown.
+device is shown, beside it what fusec's cost model predicts. ``--alone``: fusec alone, for the model's table.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from typing import Any, Literal
 import torch
 
 import fusec
+from fusec.report import predicted_seconds
 
 from .workloads.gpu import Function, Work, works
 
 Tune = Literal[False, "quick", "full"]
+NEAR = 1.3
+"""The model is right where neither its time nor the measured one is more than so many times the other."""
 
 
 class Clock:
@@ -58,7 +61,9 @@ class Clock:
 
 
 def peers_of(work: Work, wanted: set[str], tuned: Tune) -> dict[str, Function]:
-    found: dict[str, Function] = {"fusec": fusec.jit(work.function, fallback="error"), "eager": work.function}
+    found: dict[str, Function] = {"fusec": fusec.jit(work.function, fallback="error")}
+    if "eager" in wanted:
+        found["eager"] = work.function
     if tuned:
         found["fusec tuned"] = fusec.jit(work.function, fallback="error", tune=tuned)
     if work.unit == "µs a call":
@@ -75,6 +80,11 @@ def errors(work: Work, function: Function, args: tuple[Any, ...]) -> tuple[float
     exact = first(work.function(*(a.double() if a.is_floating_point() else a for a in args)))
     mine, eager = first(function(*args)).double(), first(work.function(*args)).double()
     return float((mine - exact).abs().max()), float((eager - exact).abs().max())
+
+
+def predicted(function: Function, args: tuple[Any, ...]) -> float:
+    """Seconds of a call by the cost model, for this device."""
+    return predicted_seconds(fusec.lower(fusec.trace(function, *args)).program)
 
 
 def first(result: Any) -> Any:
@@ -103,11 +113,14 @@ def measure(work: Work, wanted: set[str], rounds: int, clock: Clock, tuned: Tune
         for _ in range(rounds):
             for name, call in calls.items():
                 times[name].append(clock.host(call) if work.unit == "µs a call" else clock.once(call))
+        if times.get("fusec"):
+            seconds = statistics.median(times["fusec"])
+            row |= {"ms": seconds * 1e3, "predicted": predicted(work.function, args) * 1e3}
         for name, values in times.items():
             seconds = statistics.median(values)
             scale = {"TFLOP/s": 1e-12, "GB/s": 1e-9, "µs a call": 0.0}[work.unit]
             row[name] = work.amount / seconds * scale if scale else seconds * 1e6
-        if work.exact and "fusec" in calls:
+        if work.exact and "fusec" in calls and "eager" in wanted:
             try:
                 mine, eager = errors(work, calls["fusec"].__defaults__[0], args)  # type: ignore[attr-defined]
                 row["error"] = mine / max(eager, 1e-30)
@@ -140,19 +153,30 @@ NAMES = (
 
 def table(rows: list[dict[str, Any]], heading: str) -> str:
     shown = [n for n in NAMES if any(n in row for row in rows)]
-    lines = [heading, "", f"| work | unit | {' | '.join(shown)} | error ÷ eager's |", "|---" * (len(shown) + 3) + "|"]
+    heads = ("work", "unit", *shown, "ms", "predicted ms", "predicted ÷ measured", "error ÷ eager's")
+    lines = [heading, "", modelled(rows), "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [f"{row[n]:.1f}" if n in row else "–" for n in shown]
         error = f"{row['error']:.2f}" if "error" in row else "–"
-        lines.append(f"| {row['name']} | {row['unit']} | {' | '.join(cells)} | {error} |")
+        model = [f"{row['ms']:.4g}", f"{row['predicted']:.4g}", f"{row['predicted'] / row['ms']:.2f}"]
+        cells += [*(model if "ms" in row else ["–"] * 3), error]
+        lines.append(f"| {row['name']} | {row['unit']} | {' | '.join(cells)} |")
     lines += ["", *(f"- {row['name']}: {note}" for row in rows for note in row["notes"])]
     return "\n".join(lines) + "\n"
+
+
+def modelled(rows: list[dict[str, Any]]) -> str:
+    """How many rows' times the cost model says."""
+    ratios = [row["predicted"] / row["ms"] for row in rows if "ms" in row]
+    near = sum(1 / NEAR <= ratio <= NEAR for ratio in ratios)
+    return f"Model within {NEAR - 1:.0%} on {near} of {len(ratios)} rows."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="parts of names of works, separated by commas")
-    parser.add_argument("--peers", default="compile,autotune,library", help="compile, autotune, library")
+    parser.add_argument("--peers", default="eager,compile,autotune,library", help="eager, compile, autotune, library")
+    parser.add_argument("--alone", action="store_true", help="fusec alone, its times beside the predicted ones")
     parser.add_argument("--tuned", default=False, choices=("quick", "full"), help="fusec with tune= beside its default")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.md"), help="file for the table")
@@ -164,7 +188,7 @@ def main() -> None:
     name = torch.cuda.get_device_name()
     heading = f"{name}, torch {torch.__version__}, copy {bandwidth / 1e9:.0f} GB/s; higher is better but for µs"
     print(heading, flush=True)
-    wanted = set(options.peers.split(","))
+    wanted = set() if options.alone else set(options.peers.split(","))
     rows: list[dict[str, Any]] = []
     for work in works():
         if options.only and not any(part in work.name for part in options.only.split(",")):

@@ -30,12 +30,14 @@ from fusec.passes.lower.frame import Frame
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
+from fusec.report import predicted_seconds
 from fusec.runtime.executable import Executable
 from fusec.target.gpu import gpu_target
 
 Call = Callable[[], Any]
 Times = Callable[[dict[str, Call]], dict[str, float]]
-Row = tuple[str, dict[str, float], str]
+Row = tuple[str, dict[str, float], str, float]
+"""Name, rates by peer, their unit, and the cost model's seconds over the measured ones."""
 _TRIED = 10
 
 
@@ -117,8 +119,9 @@ def product(name: str, n: int, k: int, times: Times) -> Row:
         "Triton for sm_80": best_of_triton(function, (x, w), times),
         "fusec": lambda: fast(x, w),
     }
-    rates = {peer: 2e-12 * n * n * k / t for peer, t in times(calls).items()}
-    return f"bf16 product by warps, {name}", rates, "TFLOP/s"
+    found = times(calls)
+    rates = {peer: 2e-12 * n * n * k / t for peer, t in found.items()}
+    return f"bf16 product by warps, {name}", rates, "TFLOP/s", predicted_seconds(fast.program) / found["fusec"]
 
 
 def attention(depth: int, heads: int, causal: bool, times: Times) -> Row:
@@ -142,5 +145,6 @@ def attention(depth: int, heads: int, causal: bool, times: Times) -> Row:
         "fusec": lambda: fast(q, k, v),
     }
     flops = 4e-12 * 4 * heads * 4096**2 * depth * (0.5 if causal else 1.0)
-    rates = {peer: flops / t for peer, t in times(calls).items()}
-    return f"attention by warps, heads of {depth}, {'causal' if causal else 'full'}", rates, "TFLOP/s"
+    found = times(calls)
+    rates, model = {peer: flops / t for peer, t in found.items()}, predicted_seconds(fast.program) / found["fusec"]
+    return f"attention by warps, heads of {depth}, {'causal' if causal else 'full'}", rates, "TFLOP/s", model
