@@ -39,10 +39,10 @@ from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Declined, Lowered, Program
 from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
-from fusec.target.gpu import GpuTarget, gpu_target, is_gpu, require_device
+from fusec.target.gpu import GpuTarget, gpu_target, is_device, is_gpu, require_device
 from fusec.target.rates import Rates, usual_rates
 from fusec.tile.nodes import Kernel
-from fusec.tuning.machines import known_rates, machine_facts
+from fusec.tuning.machines import known_gpu_rates, known_rates, machine_facts
 
 if TYPE_CHECKING:
     from fusec.passes.select import Selector
@@ -197,7 +197,18 @@ def _build_for_host(graph: Graph, target: str, options: Options) -> Built:
 
 def machine_of(target: str) -> CpuTarget | GpuTarget:
     """The description of a target. TargetError for one that is not known, or not here where it must be."""
-    return gpu_target(target) if is_gpu(target) else cpu_target(target)
+    return _gpu_machine(target) if is_gpu(target) else cpu_target(target)
+
+
+def _gpu_machine(name: str) -> GpuTarget:
+    """A GPU, with the rates that were measured where it is one of this process."""
+    found = gpu_target(name)
+    if not is_device(name):
+        return found
+    import torch
+
+    rates = known_gpu_rates(found, torch.cuda.get_device_name(int(name.partition(":")[2] or "0")))
+    return found if rates is None else replace(found, rates=rates)
 
 
 def _same_places(built: Built, locations: list[Location]) -> bool:
@@ -298,7 +309,7 @@ def gpu_selector(target: str, usual: Mapping[str, int] | None = None) -> GpuSele
     from fusec.passes.select_gpu import GpuSelector
 
     cuda, triton = _languages(target)
-    return GpuSelector(gpu_target(target), cuda, triton, usual or {})
+    return GpuSelector(_gpu_machine(target), cuda, triton, usual or {})
 
 
 def _languages(target: str) -> tuple[bool, bool]:
@@ -327,7 +338,7 @@ def _tuning_gpu(graph: Graph, name: str, options: Options) -> GpuSelector:
 
     facts = (repr(target), torch.cuda.get_device_name(device), torch.__version__, *versions())
     return GpuTuningSelector(
-        target,
+        _gpu_machine(name),
         *_languages(name),
         measure=GpuMeasure(target, device, compile_module, name),
         effort=options.tune or "quick",

@@ -20,7 +20,7 @@ from fusec.target.cpu import NAMED as CPUS
 from fusec.target.cpu import cpu_target, host_cpu
 from fusec.target.gpu import NAMED as GPUS
 from fusec.target.gpu import device_target, gpu_target, has_cuda, is_gpu, require_device
-from fusec.tuning.machines import known_rates
+from fusec.tuning.machines import known_gpu_rates, known_rates
 
 Check = Callable[[], str]
 
@@ -31,7 +31,7 @@ def diagnose() -> tuple[str, bool]:
     needed += [("a kernel", _kernel), ("cache", _cache)]
     optional = [("torch", _installed("torch")), ("linker", _linker), ("triton", _installed("triton"))]
     optional += [("nvrtc", _nvrtc), ("cupy", _cupy), ("launcher", _launcher), ("onnx", _installed("onnx"))]
-    optional += [(f"cuda:{k}", partial(_gpu, k)) for k in range(max(_gpu_count(), 1))]
+    optional += [(f"cuda:{k}", partial(_gpu, k)) for k in range(max(gpu_count(), 1))]
     lines, healthy = [], True
     for checks, absent in ((needed, "no"), (optional, "--")):
         for name, check in checks:
@@ -92,7 +92,7 @@ def _languages(name: str) -> Iterator[str]:
 def _runs(name: str) -> str:
     target = gpu_target(name)
     reasons = []
-    for index in range(max(_gpu_count(), 1)):
+    for index in range(max(gpu_count(), 1)):
         try:
             require_device(target.backend, target.arch, index)
         except TargetError as error:
@@ -123,7 +123,8 @@ def _cpu() -> str:
     return f"{cpu.mcpu}, {cpu.vector_bits}-bit vectors, {cpu.cores} cores, {cpu.peak_flops() / 1e9:.0f} GFLOP/s in f32"
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
+    """GPUs of this process."""
     if not has_cuda():
         return 0
     import torch
@@ -134,16 +135,19 @@ def _gpu_count() -> int:
 def _gpu(index: int) -> str:
     import torch
 
-    gpu = device_target(index)
+    gpu, name = device_target(index), torch.cuda.get_device_name(index)
+    measured = known_gpu_rates(gpu, name)
+    rates = measured or gpu.rates
     extension()  # the driver and the launcher of kernels
     facts = (
-        torch.cuda.get_device_name(index),
+        name,
         f"sm_{gpu.arch}",
         f"{gpu.units} units at {gpu.clock / 1e9:.2f} GHz",
         f"{gpu.shared_memory / 1024:.0f} KiB shared memory",
         f"{gpu.l2 / 2**20:.0f} MiB L2",
-        f"{gpu.memory / 2**30:.0f} GiB at about {gpu.bandwidth / 1e12:.2f} TB/s",
-        f"about {gpu.half_flops / 1e12:.0f} TFLOP/s in bf16",
+        f"{gpu.memory / 2**30:.0f} GiB at about {rates.read / 1e12:.2f} TB/s",
+        f"about {rates.tensor / 1e12:.0f} TFLOP/s in bf16",
+        "measured" if measured else "usual rates of this card: fusec doctor --measure",
     )
     return ", ".join(facts)
 

@@ -9,7 +9,7 @@ import typer
 
 from fusec.checks import check_environment
 from fusec.cli.ahead import compile_to_file, run_file
-from fusec.cli.doctor import diagnose
+from fusec.cli.doctor import diagnose, gpu_count
 from fusec.cli.inspect import describe_file
 from fusec.cli.measure import measure_file
 from fusec.errors import FusecError
@@ -165,7 +165,10 @@ def bisect_command(
 def doctor(
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="measure this CPU for the cost model first: some seconds, kept in the cache"),
+        typer.Option(
+            "--measure",
+            help="measure this CPU and the GPUs for the cost model first: some seconds, kept in the cache",
+        ),
     ] = False,
 ) -> None:
     """Says what this machine and installation can do; exit status 1 if something needed is missing."""
@@ -174,6 +177,10 @@ def doctor(
 
         try:
             measure_machine()
+            for index in range(gpu_count()):
+                from fusec.probing_gpu import measure_gpu
+
+                measure_gpu(index)
         except FusecError as error:
             _fail(error)
     text, healthy = diagnose()
