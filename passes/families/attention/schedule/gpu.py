@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from fusec.passes.families.attention.schedule.size import FOUND_LATER, AttentionSize, overlapped, waves
+from fusec.passes.families.attention.schedule.size import (
+    BETWEEN_STANDING,
+    FOUND_LATER,
+    AttentionSize,
+    overlapped,
+    waves,
+)
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language
@@ -130,7 +136,7 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
         point = (products + softmax) / _IN_TURN
     blocks = size.heads * ceil(size.rows / s.queries) * s.split
     part = replace(size, heads=size.heads * s.split, keys=ceil(size.keys / s.split))
-    points = waves(part, s.queries, 1.0, s.keys, target)
+    points = waves(part, s.queries, BETWEEN_STANDING, s.keys, target)
     left = FOUND_LATER if size.bounded else 1.0
     work = left * points * target.units * point
     seconds = rates.launch + _START + max(work, size.traffic(target, blocks))

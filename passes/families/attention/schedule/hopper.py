@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil
 
-from fusec.passes.families.attention.schedule.size import AttentionSize, overlapped, waves
+from fusec.passes.families.attention.schedule.size import BETWEEN, BETWEEN_STANDING, AttentionSize, overlapped, waves
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.nodes import Language, Pipeline
@@ -82,9 +82,6 @@ def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[
     ]
 
 
-_BETWEEN, _BETWEEN_STANDING = 1.0, 2.4
-"""Blocks of keys that could be done in the time between two blocks of queries, where blocks walk and where they don't
-(decision 13)."""
 _WIDE = 0.85
 """What is left of the rate with heads of more than 128 columns, whose results leave few registers."""
 _LATER = 0.98
@@ -98,7 +95,7 @@ def _predict(size: AttentionSize, queries: int, keys: int, walks: bool, target: 
     deep, wide = (64 * ceil(n / 64) for n in (size.depth, size.values))
     share = _WIDE if max(deep, wide) > _MOST_WALKED else 1.0
     point = overlapped(size.products(deep, wide, target.rates.tensor), size.softmax(target)) / share
-    points = waves(size, queries, _BETWEEN if walks else _BETWEEN_STANDING, keys, target)
+    points = waves(size, queries, BETWEEN if walks else BETWEEN_STANDING, keys, target)
     blocks = size.heads * ceil(size.rows / queries)
     return target.rates.launch + _START + max(points * target.units * point, size.traffic(target, blocks))
 

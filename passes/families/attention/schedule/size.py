@@ -17,6 +17,10 @@ from fusec.target.gpu import GpuTarget
 SOFTMAX_INSTRUCTIONS, SOFTMAX_SPECIALS = 4.0, 1.0
 """Of a lane, for a point."""
 
+BETWEEN, BETWEEN_STANDING = 1.0, 2.4
+"""Blocks of keys that could be done in the time between two blocks of queries, where CTAs walk from one to the next and
+where they don't (decision 13)."""
+
 FOUND_LATER = 0.5
 """The part of the points that is taken to be left by a mask made of data, by kernels that find which."""
 
@@ -73,10 +77,10 @@ _FILLED = 1.5
 
 
 def waves(size: AttentionSize, queries: int, extra: float, keys: int, target: GpuTarget) -> float:
-    """Points of the unit that has most to do, blocks of ``queries`` rows taking as long as ``extra`` steps of so many
-    keys more."""
+    """Points of the unit that has most to do, in whole blocks of ``queries`` and steps of ``keys``; a block of queries
+    takes as long as ``extra`` steps more."""
     blocks = size.heads * ceil(size.rows / queries)
-    each = queries * ((1 - size.hidden) * size.keys + extra * keys)
+    each = queries * keys * ((1 - size.hidden) * ceil(size.keys / keys) + extra)
     share = blocks / target.units
     return each * (ceil(share) if share <= 1 or not size.hidden else max(share, 1.0))
 
