@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
@@ -59,13 +60,16 @@ class GpuSelector:
         return [*own[:first], *pieces, *own[first:]]
 
     def _seconds_of(self, frame: Frame, alternative: Alternative) -> float:
-        """Predicted, of an alternative of several kernels of ours."""
+        """Predicted, of an alternative of several kernels of ours; infinity where one of them can't be made."""
         pieces = alternative.lower(frame.fresh())
         assert isinstance(pieces, Pieces)
         values = (v for op in pieces.ops for v in (*op.operands, *op.results))
         strides = {v: frame.strides.get(v, contiguous_strides(v.type.shape)) for v in values}
         rates = self.target.rates
-        found = [self.candidates(Frame(op, strides, frame.name))[0].seconds for op in pieces.ops]
+        try:
+            found = [self.candidates(Frame(op, strides, frame.name))[0].seconds for op in pieces.ops]
+        except LoweringError:
+            return inf
         return sum(found) - (len(found) - 1) * (rates.launch - rates.follow)
 
     def candidates(self, frame: Frame) -> list[GpuSchedule]:

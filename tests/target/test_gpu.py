@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fusec.errors import TargetError
-from fusec.target.gpu import CARDS, NAMED, gpu_target, is_gpu, require_device, target_of_properties
+from fusec.target.gpu import (
+    CARDS,
+    NAMED,
+    gpu_target,
+    is_gpu,
+    require_device,
+    target_of_properties,
+    target_of_record,
+)
 from fusec.target.gpu_rates import READ
 
 H200: dict[str, Any] = {
@@ -43,6 +52,27 @@ def test_names_of_architectures_and_cards() -> None:
     assert gpu_target("hip:mi300x").arch == "gfx942"
     with pytest.raises(TargetError, match=r"no GPU target 'cuda:h900'.*cuda:h200"):
         gpu_target("cuda:h900")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_record_comes_back(name: str) -> None:
+    """Also one of an older version, which had three of the rates."""
+    target = gpu_target(name)
+    record = asdict(target)
+    assert target_of_record(record) == target
+    rates = record.pop("rates")
+    older = record | {"bandwidth": rates["read"], "half_flops": rates["tensor"], "single_flops": rates["simt"]}
+    assert target_of_record(older).arch == target.arch
+    assert target_of_record(older).rates.read > 1e11
+    del record["units"]
+    with pytest.raises(KeyError):
+        target_of_record(record)
+
+
+def test_only_cards_with_wider_instructions_have_faster_products() -> None:
+    assert [n for n in CARDS if gpu_target(n).has_faster_products] == [
+        *("cuda:h100-pcie", "cuda:h100", "cuda:gh200", "cuda:h200", "cuda:b200")
+    ]
 
 
 def test_a_device_is_read() -> None:
