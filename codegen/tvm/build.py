@@ -7,6 +7,7 @@ builtins, run LLVM. The usual simplifying passes stay out: they are wrong for Na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import tvm
@@ -17,7 +18,7 @@ from fusec.codegen.tvm import parallel, tir
 from fusec.codegen.tvm.chain import CHAIN
 from fusec.codegen.tvm.emit import emit_kernel
 from fusec.codegen.tvm.launcher import PAUSES, launcher_ir
-from fusec.codegen.tvm.module import CompiledModule
+from fusec.codegen.tvm.module import CompiledModule, linked, object_of
 from fusec.errors import CodegenError
 from fusec.progress import bar
 from fusec.target.cpu import CpuTarget
@@ -47,39 +48,55 @@ def compile_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> CompiledMod
             done()
         if len(functions) != len(kernels):
             raise CodegenError("two kernels of one module have the same name")
-        module = _compiled(functions, target)
+        if target.runs_here:
+            module = _compiled(functions, target)
+            shared = linked((object_of(module), _launcher_object(target)))
+            if shared is not None:
+                return CompiledModule.from_bytes(shared, functions, module)
+        module = _compiled({**functions, **_launcher(target)}, target)
     if target.runs_here:
         parallel.prepare()
         parallel.attach(module)
     return CompiledModule(module, functions)
 
 
+@cache
+def _launcher_object(target: CpuTarget) -> bytes:
+    """Machine code of the launcher: a longer text than most kernels, and the same in every module of a target."""
+    return object_of(_compiled(_launcher(target), target))
+
+
 def _compiled(functions: dict[str, Any], target: CpuTarget) -> Any:
     try:
         with tracing.span(f"llvm {', '.join(functions)}", "compile", target=target.name):
-            return _run_llvm(functions, llvm_target(target), PAUSES.get(target.architecture, ""))
+            return _run_llvm(functions, llvm_target(target))
     except Exception as error:
         names = ", ".join(functions)
         raise CodegenError(f"compiling {names} for {target.name} failed: {str(error).strip()[-400:]}") from error
 
 
-def _run_llvm(functions: dict[str, Any], target: Any, pause: str) -> Any:
-    every = {**functions, parallel.SETUP: _setup_function(pause)}
-    module = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(every))
+def _run_llvm(functions: dict[str, Any], target: Any) -> Any:
+    plain = {name: f for name, f in functions.items() if _CALLING in f.attrs}
+    packed = {name: f for name, f in functions.items() if name not in plain}
+    module = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(packed))
     for lower in (tirx.transform.MakePackedAPI(), tirx.transform.LowerTVMBuiltin()):
         module = lower(module)
-    for name, function in _plain_functions().items():
-        attributes = function.with_attr("target", target).with_attr("calling_conv", tir.integer(_C_CALL))
-        module[tvm.ir.GlobalVar(name)] = attributes
+    for name, function in plain.items():
+        module[tvm.ir.GlobalVar(name)] = function.with_attr("target", target)
     return tvm.get_global_func("target.build.llvm")(module, target)
 
 
-_C_CALL = 0
-"""TVM's number for a plain C function, which takes its arguments as they are."""
+_CALLING, _C_CALL = "calling_conv", 0
+"""TVM's attribute, and its number for a plain C function, which takes its arguments as they are."""
 
 
 _PACKED = "__tvm_ffi_"
 """What TVM puts before the name of a function that is called with tagged values."""
+
+
+def _launcher(target: CpuTarget) -> dict[str, Any]:
+    """The functions that run a module's loops in parallel, and chains of its kernels."""
+    return {parallel.SETUP: _setup_function(PAUSES.get(target.architecture, "")), **_plain_functions()}
 
 
 def _setup_function(pause: str) -> Any:
@@ -110,5 +127,5 @@ def _plain_functions() -> dict[str, Any]:
         body = tirx.SeqStmt([failed, tirx.Return(tir.integer(0))])
         function = tirx.PrimFunc(variables, body, ret_type=tvm.ir.PrimType("int32"))
         symbol = f"{_PACKED}{name}" if name == CHAIN else name
-        result[symbol] = function.with_attr("global_symbol", symbol)
+        result[symbol] = function.with_attr("global_symbol", symbol).with_attr(_CALLING, tir.integer(_C_CALL))
     return result

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -32,13 +32,14 @@ _SHARED, _TEXT = b"fusec-so", b"fusec-ll"
 class CompiledModule:
     """Machine code of some kernels.
 
-    ``functions`` holds the TIR of each by name; it is empty for a module that was loaded from bytes, which keeps
-    them in ``loaded_from``, because a loaded module can't be written again.
+    ``functions`` holds the TIR of each by name, ``unlinked`` what LLVM made of them; both are missing from a module
+    that an earlier process compiled. ``loaded_from``: the bytes of one that was loaded, which can't be written again.
     """
 
     module: Any
     functions: Mapping[str, Any] = field(default_factory=dict)
     loaded_from: bytes | None = field(default=None, repr=False)
+    unlinked: Any = None
 
     def function(self, name: str, device: int | None = None) -> KernelFunction:
         """The kernel of this name; there is one CPU, whatever ``device``. CodegenError if there is no such kernel."""
@@ -66,10 +67,10 @@ class CompiledModule:
 
     def llvm(self) -> str:
         """LLVM's optimised IR of all kernels."""
-        return str(self.module.inspect_source("ll"))
+        return str((self.unlinked or self.module).inspect_source("ll"))
 
     def assembly(self) -> str:
-        return str(self.module.inspect_source("asm"))
+        return str((self.unlinked or self.module).inspect_source("asm"))
 
     def to_bytes(self) -> bytes:
         """The module for :meth:`from_bytes`: a shared object, or LLVM IR where the machine has no linker.
@@ -78,17 +79,11 @@ class CompiledModule:
         """
         if self.loaded_from is not None:
             return self.loaded_from
-        with tempfile.TemporaryDirectory() as folder:
-            linked = _link(self.module, Path(folder))
-            if linked is not None:
-                return _sealed(_SHARED, linked)
-            path = Path(folder) / "kernels.ll"
-            self.module.write_to_file(str(path), "ll")
-            return _sealed(_TEXT, path.read_bytes())
+        return linked([object_of(self.module)]) or _sealed(_TEXT, _written(self.module, "ll"))
 
     @staticmethod
-    def from_bytes(data: bytes) -> CompiledModule:
-        """What :meth:`to_bytes` made. ArtifactError where it can't be loaded."""
+    def from_bytes(data: bytes, functions: Mapping[str, Any] | None = None, unlinked: Any = None) -> CompiledModule:
+        """What :meth:`to_bytes` made, with what is known of its source. ArtifactError where it can't be loaded."""
         kind, digest, content = data[:8], data[8:40], data[40:]
         suffix = {_SHARED: ".so", _TEXT: ".ll"}.get(kind)
         if suffix is None:
@@ -101,7 +96,7 @@ class CompiledModule:
                 file.write(content)
             module = _load(path)
             parallel.attach(module)
-            return CompiledModule(module, loaded_from=data)
+            return CompiledModule(module, functions or {}, data, unlinked)
         except Exception as error:
             raise ArtifactError(f"a compiled CPU module can't be loaded: {error}") from error
         finally:
@@ -134,17 +129,31 @@ def _sealed(kind: bytes, content: bytes) -> bytes:
     return kind + sha256(content).digest() + content
 
 
-def _link(module: Any, folder: Path) -> bytes | None:
-    """A shared object of the module; None where no linker is installed."""
+def object_of(module: Any) -> bytes:
+    """Machine code of TVM's module, for :func:`linked`."""
+    return _written(module, "o")
+
+
+def linked(objects: Sequence[bytes]) -> bytes | None:
+    """A shared object, for :meth:`CompiledModule.from_bytes`; None where no linker for it is installed."""
     linker = next((found for name in ("ld", "ld.lld", "gcc", "cc", "clang") if (found := shutil.which(name))), None)
     if linker is None:
         return None
-    source, result = folder / "kernels.o", folder / "kernels.so"
-    module.write_to_file(str(source), "o")
-    done = subprocess.run(
-        [linker, "-shared", "-o", str(result), str(source)], capture_output=True, text=True, check=False
-    )
-    return result.read_bytes() if done.returncode == 0 else None
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "kernels.so"
+        sources = [Path(folder) / f"{n}.o" for n in range(len(objects))]
+        for source, content in zip(sources, objects, strict=True):
+            source.write_bytes(content)
+        command = [linker, "-shared", "-o", str(result), *map(str, sources)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return _sealed(_SHARED, result.read_bytes()) if done.returncode == 0 else None
+
+
+def _written(module: Any, kind: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"kernels.{kind}"
+        module.write_to_file(str(path), kind)
+        return path.read_bytes()
 
 
 def _load(path: str) -> Any:

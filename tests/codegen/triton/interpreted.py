@@ -87,6 +87,17 @@ def _patch_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patch_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter.ReduceOps.generic_reduce = _reduce_by_halves
+
+
+def _reduce_by_halves(self: Any, operands: tuple[tl.tensor, ...]) -> list[tl.tensor]:
+    """A reduction by a function of the kernel: all of a block's points at once, where Triton's own goes one by one."""
+    (x,) = operands
+    part = np.moveaxis(x.handle.data, self.axis, 0)
+    while len(part) > 1:  # the extents of a block are powers of two
+        first, second = (self.to_tensor(half, x.dtype) for half in np.split(part, 2))
+        part = self.combine_fn.fn(first, second).handle.data
+    return [self.to_tensor(np.expand_dims(part[0], self.axis) if self.keep_dims else part[0], x.dtype)]
 
 
 def inputs_of(graph: Any, seed: int = 0) -> list[np.ndarray[Any, Any]]:
