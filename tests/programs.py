@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from oracle import assert_close_to_oracle
 
 from fusec.codegen.tvm.build import compile_kernels
+from fusec.codegen.tvm.module import CompiledModule
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
@@ -58,6 +59,15 @@ class Run:
         """The library calls made, in order; checks of indices are none."""
         calls = [s for s in self.lowered.program.steps if isinstance(s, Call)]
         return [s.attributes.target for s in calls if s.results]
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A graph lowered and compiled, to be run on several inputs. ``module``: None for the tile IR's interpreter."""
+
+    graph: Graph
+    lowered: Lowered
+    module: CompiledModule | None
 
 
 class Guarded:
@@ -115,10 +125,17 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[Array]:
 
 def execute(program: Program, inputs: Sequence[Array], *, compiled: bool = True) -> list[Array]:
     """Runs a program's steps on guarded memory: kernels compiled with TVM, or in the tile IR's interpreter."""
+    return _execute(program, _module(program, compiled), inputs)
+
+
+def _module(program: Program, compiled: bool) -> CompiledModule | None:
     for kernel in program.kernels:
         verify(kernel)
+    return compile_kernels(program.kernels, cpu_target(program.target)) if program.kernels and compiled else None
+
+
+def _execute(program: Program, module: CompiledModule | None, inputs: Sequence[Array]) -> list[Array]:
     kernels = {k.name: k for k in program.kernels}
-    module = compile_kernels(program.kernels, cpu_target(program.target)) if program.kernels and compiled else None
     memory: dict[int, Guarded] = {}
     arrays: dict[int, Array] = {}
     addresses: dict[int, int] = {}
@@ -164,6 +181,26 @@ def run_call(attributes: ExternAttributes, operands: list[Array]) -> list[Array]
     return run_extern(attributes, operands)
 
 
+def build(
+    source: str | Graph,
+    *,
+    disable: frozenset[str] = frozenset(),
+    selector: Selector | GpuSelector | None = None,
+    threads: int = 2,
+    compiled: bool = True,
+    target: str = "cpu",
+) -> Built:
+    """Lowers a graph (or its text), checked after every pass, and compiles its kernels for this CPU."""
+    graph = parse(source) if isinstance(source, str) else source
+    lowered = lower(graph, target, threads=threads, disable=disable, check=True, selector=selector)
+    return Built(graph, lowered, _module(lowered.program, compiled and not is_gpu(target)))
+
+
+def run_built(built: Built, inputs: Sequence[Array]) -> Run:
+    """Runs what :func:`build` made."""
+    return Run(built.lowered, _execute(built.lowered.program, built.module, inputs))
+
+
 def run(
     source: str | Graph,
     inputs: Sequence[Array] | None = None,
@@ -181,8 +218,8 @@ def run(
     """
     graph = parse(source) if isinstance(source, str) else source
     arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
-    lowered = lower(graph, target, threads=threads, disable=disable, check=True, selector=selector)
-    return Run(lowered, execute(lowered.program, arrays, compiled=compiled and not is_gpu(target)))
+    built = build(graph, disable=disable, selector=selector, threads=threads, compiled=compiled, target=target)
+    return run_built(built, arrays)
 
 
 def check(
@@ -202,9 +239,17 @@ def check(
 
     The error may be ``slack`` times that of the graph's own dtypes, or ``atol`` where that happens to be exact.
     """
-    graph = parse(source) if isinstance(source, str) else source
+    built = build(source, disable=disable, selector=selector, threads=threads, compiled=compiled, target=target)
+    return check_built(built, inputs, seed=seed, slack=slack, atol=atol)
+
+
+def check_built(
+    built: Built, inputs: Sequence[Array] | None = None, *, seed: int = 0, slack: float = 2.0, atol: float = 0.0
+) -> Run:
+    """:func:`check` of what :func:`build` made."""
+    graph = built.graph
     arrays = random_inputs(graph, seed) if inputs is None else list(inputs)
-    result = run(graph, arrays, disable=disable, selector=selector, threads=threads, compiled=compiled, target=target)
+    result = run_built(built, arrays)
     with np.errstate(all="ignore"):
         eager = interpret(graph, arrays, extern=_reference_extern)
         exact = interpret(graph, arrays, float64=True, extern=_reference_extern)

@@ -137,7 +137,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.passes.outputs",
         'made.definition.kind != "write" and root not in given:',
         'made.definition.kind != "write":',
-        ("tests/passes/test_outputs.py",),
+        ("tests/passes/test_outputs.py::test_equal_results_are_separate_memory",),
     ),
     Mutant(
         "a_result_lies_in_an_argument",

@@ -7,7 +7,12 @@ from typing import Any
 
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, ReductionOpInfo, UnaryUfuncInfo
+
+core.extract_test_fn = lambda: (
+    None
+)  # for each sample it reads the source of the whole stack to find the test's own skips
 
 _ELEMENTWISE = """
     addcdiv addcmul clamp lerp masked_fill where to logaddexp2 zeros_like ones_like full_like fill zeros ones full

@@ -204,7 +204,9 @@ def test_what_a_run_packs_into_lives_as_long_as_the_run(monkeypatch: pytest.Monk
         packed.extend(addresses[-1] in held for _, addresses in run.packings)
         return time(run, stop)
 
+    every = TuningSelector.candidates
+    monkeypatch.setattr(TuningSelector, "candidates", lambda self, frame: every(self, frame)[8:12])  # that pack
     monkeypatch.setattr(_Run, "time", timed)
-    lower(parse(PRODUCT), selector=_selector(effort="full"))
+    lower(parse(PRODUCT), selector=_selector())
     assert packed
     assert all(packed)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
 from attentions import beside_a_sink
-from programs import Run, check, random_inputs
+from programs import Built, Run, build, check, check_built, random_inputs
 
 from fusec.ir.parse import parse
 from fusec.ir.types import contiguous_strides
@@ -47,9 +48,14 @@ def attention(change: str = "%z = copy(%s)", inputs: str = "", dtype: str = "f32
 SINK = beside_a_sink(queries=5)
 
 
+@cache
+def built(text: str, split: int, compiled: bool) -> Built:
+    """One for all data."""
+    return build(text, selector=Shared(cpu_target(), 2, {}, split), compiled=compiled)
+
+
 def joined(text: str, inputs: object = None, *, split: int = 3, compiled: bool = True) -> Run:
-    selector = Shared(cpu_target(), 2, {}, split)
-    run = check(text, inputs, selector=selector, slack=4, compiled=compiled)  # type: ignore[arg-type]
+    run = check_built(built(text, split, compiled), inputs, slack=4)  # type: ignore[arg-type]
     assert run.kernels == ["attention", "row"]
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from amx import executed
 from attentions import beside_a_sink
 from fixed_schedule import Fixed
-from programs import Run, check
+from programs import Built, Run, build, check_built
 
 from fusec.errors import LoweringError
 from fusec.ir.index import symbols_of
@@ -70,18 +71,18 @@ def causal(queries: int, keys: int, depth: int, values: int) -> str:
     return text[:at] + text[at:].replace("bf16", "bool", 1)
 
 
+@cache
+def built(text: str, target: str, machine: CpuTarget, schedule: NarrowAttentionSchedule) -> Built:
+    """One for all data."""
+    selector = Fixed(machine, 2, {}, schedule, None)
+    disable = frozenset({"vectors"})  # one query, too
+    return build(text, selector=selector, disable=disable, compiled=machine.runs_here, target=target)
+
+
 def through(text: str, target: str, schedule: NarrowAttentionSchedule | None = None, inputs: object = None) -> Run:
     machine = cpu_target(target)
     chosen = schedule or (TILES if machine.multiplies_in_tiles(bf16) else GROUPS)
-    run = check(
-        text,
-        inputs,  # type: ignore[arg-type]
-        selector=Fixed(machine, 2, {}, chosen, None),
-        disable=frozenset({"vectors"}),  # one query, too
-        compiled=machine.runs_here,
-        target=target,
-        atol=2e-3,
-    )
+    run = check_built(built(text, target, machine, chosen), inputs, atol=2e-3)  # type: ignore[arg-type]
     assert run.kernels == (["attention", "row"] if chosen.shared else ["attention"])
     assert ("in tiles" in run.lowered.stages["tile"]) == chosen.scores.tiles
     assert "weigh" in run.lowered.stages["tile"]
