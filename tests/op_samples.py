@@ -1,4 +1,4 @@
-"""A well-typed use of every op in the table, from which tests build graphs. A new op needs one here."""
+"""A well-typed use of every op in the table, of which tests build graphs; elementwise ops and reductions share some."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     NO_ATTRIBUTES,
     AliasAttributes,
@@ -37,7 +38,7 @@ from fusec.ir.attributes import (
     WindowsAttributes,
 )
 from fusec.ir.builder import Builder
-from fusec.ir.definition import Array
+from fusec.ir.definition import Array, OpDef
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import symbol
 from fusec.ir.indexing import evaluate
@@ -239,6 +240,26 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample((t(f32, 5, 8), t(f32, 6, 8), t(f32, 6, 8), t(f32, 5, 6)), SdpaAttributes(scale=2.0)),
     ),
 }
+
+
+def usual(op: OpDef) -> tuple[Sample, ...]:
+    """Of an elementwise op or a reduction that has no samples of its own: the floats, integers and bools it takes."""
+    attributes = ReduceAttributes((1,)) if op.kind == "reduce" else NO_ATTRIBUTES
+    found = (Sample((operand,) * op.arity[0], attributes, below=4) for operand in (_X, _INT, _FLAG))
+    return tuple(sample for sample in found if _is_typed(op, sample))
+
+
+def _is_typed(op: OpDef, sample: Sample) -> bool:
+    try:
+        op.infer(sample.operands, sample.attributes)
+    except TypeRuleError:
+        return False
+    return True
+
+
+SAMPLES.update(
+    (name, usual(op)) for name, op in OPS.items() if name not in SAMPLES and op.kind in ("elementwise", "reduce")
+)
 
 CASES = [(name, n) for name in OPS for n in range(len(SAMPLES.get(name, ())))]
 """Every (op name, sample number), for ``pytest.mark.parametrize``."""

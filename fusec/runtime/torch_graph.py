@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -27,8 +28,10 @@ from fusec.ir.attributes import (
     WindowsAttributes,
 )
 from fusec.ir.graph import Graph
+from fusec.ir.monoid import Monoid, Scalar
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
+from fusec.ir.types import DType
 from fusec.runtime.torch_arrays import torch_dtype
 
 Tensor = torch.Tensor
@@ -111,23 +114,17 @@ _NAMED: dict[str, Function] = {
     "shift_right": _shift(torch.bitwise_right_shift, left=False),
     "select": torch.where,
 }
-_SAME_NAME = frozenset(
-    {
-        *("neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc"),
-        *("sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh"),
-        *("floor", "ceil", "round", "trunc", "isinf", "isfinite", "add", "sub", "mul", "atan2", "copysign", "hypot"),
-        *("maximum", "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_not", "bitwise_and"),
-        *("bitwise_or", "bitwise_xor", "logical_not", "logical_and", "logical_or", "logical_xor"),
-    }
-)
-"""Elementwise ops that PyTorch names as the graph does."""
+"""Elementwise ops that PyTorch has under another name, or with another meaning; the others have its name."""
+
+
+def _elementwise(name: str) -> Function | None:
+    """PyTorch's function for an elementwise op."""
+    return _NAMED.get(name) or getattr(torch, name, None)
 
 
 def _function(op: Op, device: str) -> Function:
-    if op.name in _NAMED:
-        return _NAMED[op.name]
-    if op.name in _SAME_NAME:
-        named: Function = getattr(torch, op.name)
+    named = _elementwise(op.name) if op.definition.is_scalar else None
+    if named is not None:
         return named
     shape = op.result.type.static_shape
     match op.attributes:
@@ -137,8 +134,8 @@ def _function(op: Op, device: str) -> Function:
             return lambda: torch.full((), value, dtype=torch_dtype(dtype), device=device)
         case IotaAttributes(axis=axis, dtype=dtype):
             return lambda: _iota(shape, axis, torch_dtype(dtype), device)
-        case ReduceAttributes(axes=axes):
-            return _reduction(op.name, axes, torch_dtype(op.result.type.dtype))
+        case ReduceAttributes(axes=axes) if op.definition.kind == "reduce":
+            return _reduction(op.definition.reduction, axes, op.result.type.dtype)
         case ArgReduceAttributes(axis=axis):
             return _search(op.name, axis)
         case ScanAttributes(axis=axis):
@@ -177,28 +174,42 @@ def _iota(shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: str) ->
     return line.reshape([n if a == axis else 1 for a, n in enumerate(shape)]).expand(shape)
 
 
-def _reduction(name: str, axes: tuple[int, ...], dtype: torch.dtype) -> Function:
+def _reduction(monoid: Monoid, axes: tuple[int, ...], result: DType) -> Function:
     if not axes:
         return torch.clone
-    match name:
-        case "reduce_sum":
+    dtype = torch_dtype(result)
+    match monoid.name:
+        case "sum":
             return lambda x: torch.sum(x, axes, dtype=dtype)
-        case "reduce_max":
+        case "max":
             return lambda x: torch.amax(x, axes)
-        case "reduce_min":
+        case "min":
             return lambda x: torch.amin(x, axes)
-    one: Function = {
-        "reduce_prod": lambda x, axis: torch.prod(x, axis, dtype=dtype),
-        "reduce_any": lambda x, axis: torch.any(x, axis),
-        "reduce_all": lambda x, axis: torch.all(x, axis),
-    }[name]
+        case "prod":
+            return _along_each(lambda x, axis: torch.prod(x, axis, dtype=dtype), axes)
+        case "any":
+            return _along_each(torch.any, axes)
+        case "all":
+            return _along_each(torch.all, axes)
+    return _along_each(partial(_folded, monoid.combine, monoid.identity(result)), axes)
 
+
+def _along_each(one: Function, axes: tuple[int, ...]) -> Function:
     def run(x: Tensor) -> Tensor:
         for axis in reversed(axes):
             x = one(x, axis)
         return x
 
     return run
+
+
+def _folded(combine: str, identity: Scalar, x: Tensor, axis: int) -> Tensor:
+    """A reduction that PyTorch has no function for, one slice after another."""
+    function = _elementwise(combine)
+    if function is None:
+        raise UnsupportedOpError(f"PyTorch has no function for {combine}")
+    shape = [n for a, n in enumerate(x.shape) if a != axis]
+    return reduce(function, x.unbind(axis), torch.full(shape, identity, dtype=x.dtype, device=x.device))
 
 
 def _search(name: str, axis: int) -> Function:

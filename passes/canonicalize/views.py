@@ -13,6 +13,7 @@ from fusec.ir.attributes import (
     WindowsAttributes,
 )
 from fusec.ir.index import add, mul
+from fusec.ir.monoid import MONOIDS
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.ops.shapes import broadcast_shapes
@@ -190,7 +191,7 @@ def drop_copy(r: Rewriter) -> Outcome:
     return r.operands[0]
 
 
-@rule("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_any", "reduce_all")
+@rule(*(f"reduce_{name}" for name in MONOIDS))
 def reduce_nothing(r: Rewriter) -> Outcome:
     """reduce_sum(x, no axes) ⇒ x"""
     assert isinstance(r.op.attributes, ReduceAttributes)
