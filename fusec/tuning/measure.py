@@ -62,13 +62,13 @@ class CpuMeasure:
         data: dict[Value, Array],
         wanted: list[Array] | None,
         stop: float,
-    ) -> tuple[Measured, _Run | None]:
+    ) -> tuple[Measured, Run | None]:
         from fusec.codegen.tvm.build import compile_kernels
 
         kernels = [replace(candidate.kernel, name="candidate")]
         kernels += [replace(p.kernel, name=f"pack{k}") for k, p in enumerate(candidate.packs)]
         try:
-            run = _Run(compile_kernels(kernels, self.target), candidate, body, data)
+            run = Run(compile_kernels(kernels, self.target), candidate, body, data)
         except FusecError as error:
             return Measured(None, str(error)), None
         wrong = run.check(wanted)
@@ -95,7 +95,9 @@ def _expected(body: Graph, data: dict[Value, Array], flops: int) -> list[Array] 
     return interpret(body, [data[v] for v in body.inputs], float64=True)
 
 
-class _Run:
+class Run:
+    """A candidate on data of its own, run once: what it packs, its outputs, and the addresses of a call."""
+
     def __init__(self, module: Any, candidate: LoweredGroup, body: Graph, data: dict[Value, Array]) -> None:
         self.function = module.function("candidate")
         packed: dict[int, Array] = {}

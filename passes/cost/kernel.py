@@ -82,7 +82,7 @@ def _grid(
     beyond = _beyond(kernel, nest, target, rates, threads, distances)
     busy = multiply + vectors
     near = busy + from_l2 if _waits(grid) else hypot(busy, from_l2)
-    in_turn = _in_turn(grid, target)
+    in_turn = waited_for(grid, target)
     waited = sum(beyond[level] for level in in_turn)
     seconds = hypot(near + waited, sum(beyond.values()) - waited)
     start = rates.region if points > 1 else LAUNCH_SECONDS
@@ -98,7 +98,7 @@ def _waits(grid: Grid) -> bool:
     return any(isinstance(s, Dot) and (s.registers.tiles or s.a.dtype.bits >= 32) for s in statements(grid.body))
 
 
-def _in_turn(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
+def waited_for(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
     """The levels beyond L2 that are waited for: a part of the work begins with fetching what it needs, a block that is
     multiplied, a row that is reduced. Short rows and what passes element by element compute meanwhile.
 

@@ -31,7 +31,7 @@ def predict(program: Program, target: CpuTarget, rates: Rates, threads: int) -> 
     kernels = {kernel.name: kernel for kernel in program.kernels}
     known: dict[tuple[object, ...], Estimate] = {}
     by_group: dict[str, list[Estimate]] = {}
-    for step, distances, code in _launches(program):
+    for step, distances, code in launches(program):
         key = (step.kernel, distances, code > target.l3)
         if key not in known:
             kernel = kernels[step.kernel]
@@ -57,7 +57,7 @@ def seconds_after(program: Program, target: CpuTarget, rates: Rates, threads: in
     roots = _roots(program)
     seconds = 0.0
     seen: set[int] = set()
-    for step, distances, _ in _launches(program):
+    for step, distances, _ in launches(program):
         for root, distance in zip((roots[slot] for slot in step.arguments), distances, strict=True):
             slot = program.slots[root]
             if root in seen or slot.kind == "workspace" or root in program.outputs:
@@ -100,7 +100,7 @@ def _told(report: KernelReport, estimates: Sequence[Estimate]) -> KernelReport:
     return replace(report, predicted=whole.seconds, limit=limit, bound=whole.bound, parts=tuple(whole.parts.items()))
 
 
-def _launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], float]]:
+def launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], float]]:
     """Each launch, and for each of its arguments the bytes that other memory took since its own was last used. Then the
     bytes that were used since its kernel's code was.
 

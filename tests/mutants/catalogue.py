@@ -231,14 +231,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.passes.families.gemm.cpu",
         "rights = [self._right(op) for op in self.ops]",
         "rights = [self._right(self.ops[0]) for op in self.ops]",
-        ("tests/passes/fuse/test_gemm.py::test_products_of_one_operand_are_one_kernel",),
+        ("tests/passes/fuse/test_fuse_gemm.py::test_products_of_one_operand_are_one_kernel",),
     ),
     Mutant(
         "products_of_other_shapes_join",
         "fusec.passes.fuse.fuse",
         "        and other.result.type == op.result.type\n",
         "        and True\n",
-        ("tests/passes/fuse/test_gemm.py::test_products_of_different_shapes_stay_apart",),
+        ("tests/passes/fuse/test_fuse_gemm.py::test_products_of_different_shapes_stay_apart",),
     ),
     Mutant(
         "product_forgets_its_last_tile",
@@ -253,7 +253,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if value in self.outputs:\n                return True\n",
         "            if value in self.outputs:\n                return False\n",
         (
-            "tests/passes/fuse/test_gemm.py::test_an_operand_that_is_an_output_is_made_once_before_the_product",
+            "tests/passes/fuse/test_fuse_gemm.py::test_an_operand_that_is_an_output_is_made_once_before_the_product",
             "tests/passes/fuse/test_attention.py::test_scores_that_are_also_an_output",
         ),
     ),
@@ -263,8 +263,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:",
         "if op.operands[0].type.shape != group.domain:",
         (
-            "tests/passes/fuse/test_rows.py::test_reductions_over_different_axes_are_two_kernels",
-            "tests/passes/fuse/test_rows.py",
+            "tests/passes/fuse/test_fuse_rows.py::test_reductions_over_different_axes_are_two_kernels",
+            "tests/passes/fuse/test_fuse_rows.py",
         ),
     ),
     Mutant(
@@ -274,7 +274,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        tasks = maximum(floordiv(rows, task), 1)\n",
         (
             "tests/passes/families/row/test_cpu.py",
-            "tests/passes/fuse/test_rows.py",
+            "tests/passes/fuse/test_fuse_rows.py",
         ),
     ),
     Mutant(
@@ -390,7 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "tests/frontend/test_numpy_returns.py",
             "tests/frontend/test_numpy_capture.py",
             "tests/frontend/test_numpy.py",
-            "tests/test_random_writes.py",
+            "tests/test_api_random_writes.py",
         ),
     ),
     Mutant(
@@ -543,7 +543,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.frontend.guards",
         'f"list({{v}}.values()) != {self._bind(held)}" if held else "{v}"',
         '"False"',
-        ("tests/frontend/test_library_models.py", "tests/frontend/test_torch_capture.py", "tests/test_api_modules.py"),
+        (
+            "tests/frontend/test_torch_library_models.py",
+            "tests/frontend/test_torch_capture.py",
+            "tests/test_api_modules.py",
+        ),
     ),
     Mutant(
         "a_replaced_layer_is_not_seen",
@@ -571,14 +575,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.frontend.guards",
         'test = f"not {self._bind(same_settings)}({{v}}, {self._bind(known)})"',
         'test = "False"',
-        ("tests/frontend/test_library_models.py",),
+        ("tests/frontend/test_torch_library_models.py",),
     ),
     Mutant(
         "weights_kept_of_another_address",
         "fusec.runtime.packing",
         "            if known is None or not known.watch.same(sources):",
         "            if known is None:",
-        ("tests/test_weight_writes.py", "tests/test_weights.py"),
+        ("tests/test_api_weight_writes.py", "tests/test_loading_weights.py"),
     ),
     # What only GPUs' kernels have
     Mutant(
@@ -657,14 +661,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "fusec.frontend.generalise",
         "if all(evaluate(candidate, at) == v for at, v in zip(self.extents, values, strict=True)):",
         "if True:",
-        ("tests/test_dims.py", "tests/test_dynamic.py"),
+        ("tests/test_api_dims.py", "tests/test_api_dynamic.py"),
     ),
     Mutant(
         "equal_extents_not_checked",
         "fusec.runtime.dynamic",
         'tests += [f"{place} == {spell(extent)}" for extent, place in places if place not in first.values()]',
         "tests += []",
-        ("tests/test_dynamic.py::test_equal_extents_share_a_symbol_and_are_checked",),
+        ("tests/test_api_dynamic.py::test_equal_extents_share_a_symbol_and_are_checked",),
     ),
     Mutant(
         "weights_packed_once_and_for_all",

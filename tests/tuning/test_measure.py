@@ -23,7 +23,7 @@ from fusec.runtime.cache import DiskCache, TuningStore
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import Grid
 from fusec.tile.scalar import Const
-from fusec.tuning.measure import CpuMeasure, _Run
+from fusec.tuning.measure import CpuMeasure, Run
 
 PRODUCT = """graph @f(%x: f32[33, 70], %w: f32[50, 70], %b: f32[50]) {
   %h = linear(%x, %w, %b) : f32[33, 50]
@@ -197,16 +197,16 @@ def test_choices_of_another_machine_count_for_nothing() -> None:
 def test_what_a_run_packs_into_lives_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packings know their memory by address alone: it was once given back before the runs that are timed."""
     packed: list[bool] = []
-    time = _Run.time
+    time = Run.time
 
-    def timed(run: _Run, stop: float) -> float:
+    def timed(run: Run, stop: float) -> float:
         held = {array.ctypes.data for array in run.memory}
         packed.extend(addresses[-1] in held for _, addresses in run.packings)
         return time(run, stop)
 
     every = TuningSelector.candidates
     monkeypatch.setattr(TuningSelector, "candidates", lambda self, frame: every(self, frame)[8:12])  # that pack
-    monkeypatch.setattr(_Run, "time", timed)
+    monkeypatch.setattr(Run, "time", timed)
     lower(parse(PRODUCT), selector=_selector())
     assert packed
     assert all(packed)

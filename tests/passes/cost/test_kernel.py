@@ -10,7 +10,7 @@ from fusec.ir.index import floordiv, mod, symbol
 from fusec.ir.parse import parse
 from fusec.ir.types import bool_, f32
 from fusec.passes.cost.instructions import DIVISION, row_instructions
-from fusec.passes.cost.kernel import _in_turn, estimate
+from fusec.passes.cost.kernel import estimate, waited_for
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import KernelReport, Program
 from fusec.target.cpu import cpu_target
@@ -186,7 +186,7 @@ def test_rows_that_fetch_to_l2_wait_for_nothing_beyond() -> None:
         fetched = (Load(x, (row + 1, j)),) if ahead else ()
         store = Store((Iter(j, 1024),), y, (row, j), Load(total, (0,)), ahead=fetched)
         grid = Grid((Iter(row, 4096),), (Alloc(total), add_up, store))
-        levels[ahead] = [_in_turn(grid, target) for target in (ZEN, AMX)]
+        levels[ahead] = [waited_for(grid, target) for target in (ZEN, AMX)]
     assert levels == {False: [("L3", "memory"), ("L3", "memory")], True: [("L3",), ()]}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fusec.ir.parse import parse
-from fusec.passes.cost.program import _launches, predict, seconds_after
+from fusec.passes.cost.program import launches, predict, seconds_after
 from fusec.passes.pipeline import lower
 from fusec.target.cpu import cpu_target
 from fusec.target.rates import usual_rates
@@ -26,7 +26,7 @@ def test_scratch_is_near_and_inputs_are_far() -> None:
     """Results that live for a step or two share their memory, so what has passed since it was used is little."""
     program = lower(parse(products(12)), "cpu:znver5", threads=2).program
     near, far = [], []
-    for step, distances, _ in _launches(program):
+    for step, distances, _ in launches(program):
         for slot, distance in zip(step.arguments, distances, strict=True):
             kind = program.slots[slot].kind
             near += [distance] if kind == "workspace" else []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fusec
-from fusec.passes.cost.program import _launches
+from fusec.passes.cost.program import launches
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import Call
 from fusec.target.cpu import cpu_target
@@ -32,7 +32,7 @@ def test_writing_a_place_of_an_input_brings_none_of_it_near(rows: int) -> None:
     keys = program.inputs[0]
     writes = [s for s in program.steps if isinstance(s, Call) and "index_copy" in s.attributes.target]
     assert len(writes) == rows - 1
-    found = list(_launches(program))
+    found = list(launches(program))
     seen = {slot: d for step, distances, _ in found for slot, d in zip(step.arguments, distances, strict=True)}
     contents = writes[0].results[0] if writes else keys
     assert seen[contents] > 64 * MB
@@ -52,7 +52,7 @@ def test_a_kernel_that_writes_a_place_leaves_the_rest_far(where: str, monkeypatc
     program = lower(fusec.trace(attend, *arguments), "cpu:znver5", threads=2).program
 
     def distance() -> float:
-        *_, (step, distances, _) = _launches(program)
+        *_, (step, distances, _) = launches(program)
         return distances[step.arguments.index(program.inputs[0])]
 
     assert distance() > 64 * MB

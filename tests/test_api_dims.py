@@ -169,17 +169,17 @@ def test_functions_that_no_one_graph_serves() -> None:
 
     spec = fusec.TensorSpec(("B:1..50", 4))
     with pytest.raises(
-        DimensionError, match=r"test_dims.py:\d+: B can't be symbolic: the function does .*, by the ext"
+        DimensionError, match=r"test_api_dims.py:\d+: B can't be symbolic: the function does .*, by the ext"
     ):
         fusec.compile(branches, spec)
-    with pytest.raises(DimensionError, match=r"test_dims.py:\d+: B can't be symbolic: the number"):
+    with pytest.raises(DimensionError, match=r"test_api_dims.py:\d+: B can't be symbolic: the number"):
         fusec.compile(power, spec)
     with pytest.raises(DimensionError, match="what the function returns, besides arrays, depends on the extents"):
         fusec.compile(returns, spec)
 
 
 def test_what_has_no_kernel_is_named() -> None:
-    with pytest.raises(LoweringError, match=r"test_dims.py:\d+: cumsum of symbolic extents \(f32\[B, 4\]\)"):
+    with pytest.raises(LoweringError, match=r"test_api_dims.py:\d+: cumsum of symbolic extents \(f32\[B, 4\]\)"):
         fusec.compile(lambda x: np.cumsum(x, axis=0), fusec.TensorSpec(("B:1..50", 4)))
 
 

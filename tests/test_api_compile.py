@@ -108,7 +108,7 @@ def test_capture_errors_come_out() -> None:
     def branches(x: Any) -> Any:
         return x if x.sum() > 0 else -x
 
-    with pytest.raises(CaptureError, match=r"test_compile\.py"):
+    with pytest.raises(CaptureError, match=r"test_api_compile\.py"):
         fusec.compile(branches, random(3))
 
 
