@@ -34,14 +34,14 @@ def _softmax_gradient(e: Emitter, gradient: Value, output: Value, dim: int, inpu
     """``output * (gradient - sum(gradient * output))``, as PyTorch's kernel adds it up."""
     (g, y), axes = _wide_operands(e, dim, gradient, output)
     total = e.reduce("reduce_sum", e.emit("mul", g, y), axes, keep=True)
-    return e.cast(e.emit("mul", y, e.emit("sub", g, total)), e.out.dtype)
+    return e.rounded(e.emit("mul", y, e.emit("sub", g, total)), e.out.dtype)
 
 
 def _log_softmax_gradient(e: Emitter, gradient: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
     """``gradient - exp(output) * sum(gradient)``"""
     (g, y), axes = _wide_operands(e, dim, gradient, output)
     total = e.reduce("reduce_sum", g, axes, keep=True)
-    return e.cast(e.emit("sub", g, e.emit("mul", e.emit("exp", y), total)), e.out.dtype)
+    return e.rounded(e.emit("sub", g, e.emit("mul", e.emit("exp", y), total)), e.out.dtype)
 
 
 def _wide_operands(e: Emitter, dim: int, *values: Value) -> tuple[list[Value], tuple[int, ...]]:

@@ -202,7 +202,7 @@ def _logsumexp(e: Emitter, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     infinite = e.emit("isinf", top)
     top = e.emit("select", infinite, e.constant(0, wide.type.dtype), top)
     total = e.reduce("reduce_sum", e.emit("exp", e.emit("sub", wide, top)), axes, keep=True)
-    result = e.cast(e.emit("add", e.emit("log", total), top), x.type.dtype)
+    result = e.rounded(e.emit("add", e.emit("log", total), top), x.type.dtype)
     return e.reshape(result, e.out.shape)
 
 
@@ -219,7 +219,7 @@ def _vector_norm(
         raise Declined("of another dtype than the operand's")
     axes = axes_of(x.type.rank, dim)
     wide = e.cast(x, f32) if x.type.dtype.bits <= 16 else x
-    return e.cast(_norm(e, wide, float(ord.real), axes, keepdim), x.type.dtype)
+    return e.rounded(_norm(e, wide, float(ord.real), axes, keepdim), x.type.dtype)
 
 
 def _norm(e: Emitter, x: Value, order: float, axes: tuple[int, ...], keepdim: bool) -> Value:

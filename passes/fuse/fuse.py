@@ -130,14 +130,16 @@ def fuse_gemms(partition: Partition, log: Log, *, blocked: bool = False) -> None
             grow_prologues(partition, group, log)
             leave_to_readers(partition, group)
         else:
-            leave_to_readers(partition, group, _doubles)
+            leave_to_readers(partition, group, _widens_again)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         cheap = _is_cheap if blocked else _widens
         grow_producers(partition, group, _at_least(op.result.type.most, cheap), outside)
 
 
-def _doubles(op: Op) -> bool:
-    return op.name == "cast" and op.result.type.dtype is f64
+def _widens_again(op: Op) -> bool:
+    """A cast to f64, or of a half value to f32: a reader that takes the half value sees the digits that others see."""
+    source, result = op.operands[0].type.dtype, op.result.type.dtype
+    return op.name == "cast" and result.is_float and (result is f64 or (source.is_float and source.bits == 16))
 
 
 def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], bool] = lambda op: True) -> None:

@@ -325,7 +325,7 @@ class _Runs:
             if _strides(ours) != _strides(theirs):
                 return f"{name} has strides {ours.stride()}, as written {theirs.stride()}"
         self.results = [
-            (name, ours, _finite_where_exact(ours, theirs, right), right)
+            (name, ours, _finite_where_exact(ours, theirs, right, self.program.dtype), right)
             for name, ours, theirs, right in zip("yps", actual, expected, exact, strict=False)
         ]
         found = [_differs(*result) for result in self.results]
@@ -398,9 +398,10 @@ def _strides(x: torch.Tensor) -> list[int]:
     return [step for step, extent in zip(x.stride(), x.shape, strict=True) if extent > 1]
 
 
-def _finite_where_exact(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Eager's result; the exact one where a chain in half precision overflows in eager, and in f32 does not."""
-    if theirs.dtype not in (torch.bfloat16, torch.float16):
+def _finite_where_exact(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Eager's result; the exact one where a chain in half precision, the program's, overflows in eager, and in f32
+    does not."""
+    if DTYPES[dtype] not in (torch.bfloat16, torch.float16):
         return theirs
     stays = ours.isfinite() & ~theirs.isfinite() & exact.isfinite()
     return torch.where(stays, exact.to(theirs.dtype), theirs)
