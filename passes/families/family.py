@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedKind
@@ -14,6 +15,8 @@ from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 from fusec.target.cpu import CpuTarget
 from fusec.target.gpu import GpuTarget
+
+Chosen = TypeVar("Chosen")
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,11 @@ def foreign(kind: FusedKind, schedule: CpuSchedule | GpuSchedule) -> LoweringErr
     return LoweringError(f"a {kind} kernel by {schedule}")
 
 
-def can_be_lowered(
-    frame: Frame, found: Sequence[GpuSchedule], lower: Callable[[Frame, GpuSchedule], LoweredGroup]
-) -> bool:
-    """Whether the group fits a family, told by its first schedule: what is refused does not depend on sizes."""
+def accepted(frame: Frame, found: Sequence[Chosen], check: Callable[[Frame, Chosen], object]) -> bool:
+    """Whether a group fits a template, told by the first schedule: what is refused does not depend on sizes."""
     try:
         for schedule in found[:1]:
-            lower(frame.fresh(), schedule)
+            check(frame, schedule)
     except LoweringError:
         return False
     return True

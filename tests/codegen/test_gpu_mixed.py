@@ -15,6 +15,7 @@ from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.launch import TensorMap
 from fusec.target.gpu import gpu_target
+from fusec.tile.nodes import HopperGemm, MmaAttention, MmaGemm
 
 if not has_nvrtc():
     pytest.skip("no NVRTC", allow_module_level=True)
@@ -34,8 +35,8 @@ def program() -> tuple[object, ...]:
 
 def test_each_kernel_in_its_language() -> None:
     product, row = program()
-    assert product.pipeline is not None
-    assert row.pipeline is None
+    assert isinstance(product.template, HopperGemm)
+    assert row.template is None
     assert kernel_source(product, "cuda:sm_90")[0] == "cu"
     assert kernel_source(row, "cuda:sm_90")[0] == "triton.py"
     module = compile_kernels([product, row], SM_90)
@@ -84,7 +85,7 @@ def test_cards_before_hopper_have_kernels_of_their_own(text: str, header: str) -
     card = gpu_target("cuda:sm_80")
     kernel = lower(parse(text), "cuda:sm_80", selector=GpuSelector(card, cuda=True)).program.kernels[0]
     assert kernel.language == "cuda"
-    assert kernel.pipeline is None
+    assert isinstance(kernel.template, MmaGemm | MmaAttention)
     ending, source = kernel_source(kernel, "cuda:sm_80")
     assert ending == "cu"
     assert f'#include "{header}"' in source

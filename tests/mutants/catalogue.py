@@ -623,8 +623,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "plain_product_reads_past_its_depth",
         "fusec.passes.families.gemm.tiles",
-        "Iter(ki, k, None if axes.k % k == 0 else sub(axes.k, self.k0))",
-        "Iter(ki, k, None)",
+        "limit = None if extent % (tile * together) == 0 else sub(extent, first)",
+        "limit = None",
         ("tests/passes/families/gemm/test_gpu.py::test_a_depth_that_is_no_multiple_of_the_tile",),
     ),
     Mutant(

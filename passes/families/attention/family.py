@@ -10,9 +10,9 @@ from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.cpu import keys_seen, lower_attention
 from fusec.passes.families.attention.gpu import attention_size
 from fusec.passes.families.attention.gpu import lower_attention as lower_gpu_attention
-from fusec.passes.families.attention.hopper import lower_hopper_attention
+from fusec.passes.families.attention.hopper import check_hopper_attention, lower_hopper_attention
 from fusec.passes.families.attention.library import attention_alternatives
-from fusec.passes.families.attention.mma import lower_mma_attention
+from fusec.passes.families.attention.mma import check_mma_attention, lower_mma_attention
 from fusec.passes.families.attention.narrow import lower_narrow_attention, multiplies_narrow
 from fusec.passes.families.attention.schedule.cpu import (
     AttentionSchedule,
@@ -25,7 +25,7 @@ from fusec.passes.families.attention.schedule.gpu import attention_candidates as
 from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule, hopper_attention_candidates
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule, mma_attention_candidates
 from fusec.passes.families.attention.schedule.size import AttentionSize
-from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, can_be_lowered, foreign
+from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, accepted, foreign
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule, by_seconds
 
@@ -73,12 +73,12 @@ def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
 
 def _hopper(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[HopperAttentionSchedule]:
     found = hopper_attention_candidates(size, machine.target) if machine.writes_cuda(frame) else []
-    return found if can_be_lowered(frame, found, _gpu_lower) else []
+    return found if accepted(frame, found, check_hopper_attention) else []
 
 
 def _mma(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[MmaAttentionSchedule]:
     found = mma_attention_candidates(size, machine.target) if machine.writes_cuda(frame) else []
-    return found if can_be_lowered(frame, found, _gpu_lower) else []
+    return found if accepted(frame, found, check_mma_attention) else []
 
 
 def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from math import inf, prod
 
 from fusec.errors import LoweringError
@@ -68,6 +69,11 @@ def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bo
     part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
     """
     return _Attention(frame, schedule, bounded).lower()
+
+
+def attention_nest(frame: Frame, schedule: GpuAttentionSchedule) -> AttentionNest:
+    """The record that :func:`lower_attention_nest` gives, alone."""
+    return _Attention(frame, schedule, bounded=False).nest()
 
 
 def lower_attention_nest(frame: Frame, schedule: GpuAttentionSchedule) -> tuple[LoweredGroup, AttentionNest]:
@@ -162,8 +168,6 @@ class _Attention:
         self.value = Iter(self.vi, wide, None if wide == self.values else self.values)
         self.inner = Iter(self.di, deep, None if deep == self.depth else self.depth)
         self.mean = Buffer("mean", f32, (), (), "tile")
-        self.loops: list[KeyLoop] = []
-        self.stores: list[Store] = []
 
     def tile(self, name: str, *shape: int) -> Buffer:
         return Buffer(self.frame.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
@@ -174,7 +178,6 @@ class _Attention:
         query, query_code = self._operand(e.query, "queries", self.shift, self.q, self.inner, stage=True)
         peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
         out = self.tile("acc", s.queries, self.value.extent)
-        span = self._key_range(e.score)
         row = (self.qi,)
         first_peak, first_total = self._start(Load(peak, row))
         setup: list[Statement] = [
@@ -189,18 +192,20 @@ class _Attention:
         found = self._find_keys()
         setup += found.code if found is not None else ()
         state = (query, peak, total, out)
-        self.loops = self._loops(span)
-        loops = [self._loop_of(loop, state) for loop in self.loops]
+        whole_first = sorted(
+            self.loops, key=lambda loop: loop is not self.loops[self.whole]
+        )  # whose names are shortest
+        steps = {loop.raw: self._loop_of(loop, state) for loop in whole_first}
+        loops = [steps[loop.raw] for loop in self.loops]
         if found is not None:
             loops = [replace(loop, within=found.bounds) for loop in loops]
         code = (*setup, *loops)
         turns = Iter.over(self.turn, self.blocks)
         if s.split == 1:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
-            self.stores = self._stores(self.shift, self.q, Load(self.mean, ()))
             stores = [replace(s, value=_in_place_of(self.mean, s.value, mean)) for s in self.stores]
             grid = Grid((*self.others, turns), (*code, *stores))
-            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
+            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
         parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
         leave = (
@@ -211,7 +216,7 @@ class _Attention:
         grid = Grid((*self.others, turns, Iter(self.part, s.split)), (*code, *leave))
         join = (self._join(parts),)
         lowered = self.frame.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
-        return replace(lowered, skipped=span.skipped)
+        return replace(lowered, skipped=self.span.skipped)
 
     def _join(self, parts: Parts) -> Grid:
         """The follower: a row of the result from its parts."""
@@ -220,8 +225,18 @@ class _Attention:
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
         return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 
+    @cached_property
+    def span(self) -> KeyRange:
+        """The keys that a block of queries visits."""
+        return self._key_range(self.e.score)
+
+    @cached_property
+    def stores(self) -> list[Store]:
+        """The results, over the weighted mean of values."""
+        return self._stores(self.shift, self.q, Load(self.mean, ()))
+
     def nest(self) -> AttentionNest:
-        """What has been lowered, as a record."""
+        """What tensor cores' kernels are told, as a record."""
         e, loops = self.e, self.loops
         if e.sink is not None:
             raise LoweringError("logits beside those of the keys")
@@ -239,14 +254,21 @@ class _Attention:
             half(reindex(e.key, self.shared_shift), self.inner, "keys"),
             half(reindex(e.value, self.shared_shift), self.value, "values"),
             tuple(loops),
-            min(range(len(loops)), key=lambda n: _effort(loops[n])),
+            self.whole,
             self.mean,
             self.match.guarded,
             tuple(self.stores),
         )
 
-    def _loops(self, span: KeyRange) -> list[KeyLoop]:
+    @cached_property
+    def whole(self) -> int:
+        """The place of the loop whose blocks no mask touches; of the only one, where there is no other."""
+        return min(range(len(self.loops)), key=lambda n: _effort(self.loops[n]))
+
+    @cached_property
+    def loops(self) -> list[KeyLoop]:
         """The masked steps before the whole blocks of keys, those blocks without the mask, the masked steps after."""
+        span = self.span
         if span.full is None or span.full[0] == span.full[1]:
             return [self._key_loop(span.start, span.stop, self.e.score, self.block.limit)]
         first, last = span.full

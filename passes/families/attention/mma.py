@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.passes.families.attention.gpu import lower_attention_nest
+from fusec.passes.families.attention.gpu import attention_nest, lower_attention_nest
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
 from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.tile.nodes import MmaAttention
+
+
+def check_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> None:
+    """LoweringError for attention that :func:`lower_mma_attention` refuses, of any sizes."""
+    attention_nest(frame.fresh(), GpuAttentionSchedule(schedule.queries, schedule.keys, schedule.launch))
 
 
 def lower_mma_attention(frame: Frame, schedule: MmaAttentionSchedule) -> LoweredGroup:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
-from fusec.passes.families.family import GpuMachine, can_be_lowered, foreign
+from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
-from fusec.passes.families.gemm.hopper import columns_adjoin, lower_hopper_gemm
-from fusec.passes.families.gemm.mma import lower_mma_gemm
+from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm
+from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
 from fusec.passes.families.gemm.product import copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.schedule.gpu import (
     Computed,
@@ -105,9 +105,9 @@ def _hopper(frame: Frame, machine: GpuMachine, axes: Contraction, products: int)
     bits = axes.op.operands[0].type.dtype.bits
     parks = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in frame.body.outputs)
     extents = (axes.batches, axes.m, axes.n, axes.k)
-    turned = columns_adjoin(frame.fresh())
+    turned = columns_adjoin(frame)
     found = hopper_candidates(HopperProblem(*extents, products, reads, bits, parks, turned), machine.target)
-    return found if can_be_lowered(frame, found, lower_on_gpu) else []
+    return found if accepted(frame, found, check_hopper_gemm) else []
 
 
 def _mma(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[MmaGemmSchedule]:
@@ -117,7 +117,7 @@ def _mma(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) ->
     bits = axes.op.operands[0].type.dtype.bits
     work = products, bits, _computed(frame), copy_width(frame)
     found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, machine.target, *work)
-    return found if can_be_lowered(frame, found, lower_on_gpu) else []
+    return found if accepted(frame, found, check_mma_gemm) else []
 
 
 def lower_on_gpu(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:

@@ -17,6 +17,12 @@ from fusec.tile.nodes import HopperGemm, Store, TemplateOperand
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, walk
 
 
+def check_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> None:
+    """LoweringError for products that :func:`lower_hopper_gemm` refuses, of any sizes."""
+    products = _HopperGemm(frame.fresh(), schedule)
+    products.nest(products.fetched)
+
+
 def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 

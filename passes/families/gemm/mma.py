@@ -9,17 +9,28 @@ from fusec.passes.lower.frame import Frame, LoweredGroup
 from fusec.tile.nodes import MmaGemm, RegisterTile, TemplateOperand
 
 
+def check_mma_gemm(frame: Frame, schedule: MmaGemmSchedule) -> None:
+    """LoweringError for products that :func:`lower_mma_gemm` refuses, of any sizes."""
+    _template(_products(frame.fresh(), schedule), schedule)
+
+
 def lower_mma_gemm(frame: Frame, schedule: MmaGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 
     LoweringError for operands that tensor cores don't multiply: not of 16 bits, nor of 32 that may be rounded to TF32.
     """
-    s = schedule
-    products = TiledProducts(frame, TileSizes(s.m, s.n, s.k))
+    products = _products(frame, schedule)
+    return products.finish_template(_template(products, schedule), schedule.describe())
+
+
+def _products(frame: Frame, s: MmaGemmSchedule) -> TiledProducts:
+    return TiledProducts(frame, TileSizes(s.m, s.n, s.k))
+
+
+def _template(products: TiledProducts, s: MmaGemmSchedule) -> MmaGemm:
     dtype = products.multiplied_type()
 
     def operand(op: Op, side: int) -> TemplateOperand:
         return products.loaded_or_computed(op, side, dtype)
 
-    template = MmaGemm(products.nest(operand), RegisterTile(s.warp_m, s.warp_n))
-    return products.finish_template(template, s.describe())
+    return MmaGemm(products.nest(operand), RegisterTile(s.warp_m, s.warp_n))
