@@ -78,6 +78,8 @@ def of_gpu_table() -> Iterator[Row]:
 def of_cuda_table() -> Iterator[Row]:
     measured = figures("cuda.md")
     for name, (function, shapes, amount, selector) in cuda_works().items():
+        if name not in measured:
+            continue
         unit, figure = measured[name]
 
         def text(function: Any = function, shapes: Any = shapes) -> str:
