@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     path = source_of(mutant)
     source = path.read_text()
     compile(mutated(mutant, source), path, "exec")
-    with pytest.raises(ValueError, match="up to date"):
-        mutated(mutant, source.replace(mutant.old, ""))
+    for moved in (replace(mutant, old="text of another day"), replace(mutant, function="a_function_of_another_day")):
+        with pytest.raises(ValueError, match="up to date"):
+            mutated(moved, source)
     assert all((Path(__file__).parents[1] / test.split("::")[0]).exists() for test in mutant.tests)
 
 

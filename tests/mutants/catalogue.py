@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """fusec with ``old`` replaced by ``new``, once, in a module's source.
+    """fusec with ``old`` replaced by ``new``, once, in a function's source.
 
+    function: its name in the module, after its class's; empty where a table of the module is changed.
     tests: files, or tests in them, that are run until the first failure, in this order.
     """
 
     name: str
     module: str
+    function: str
     old: str
     new: str
     tests: tuple[str, ...]
@@ -28,6 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "softmax_without_max",
         _COMPOSITES,
+        "_shifted",
         'return r.emit("sub", x, largest, hint="shifted"), largest',
         'return r.emit("copy", x, hint="shifted"), largest',
         (
@@ -38,6 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tanh_for_erf",
         _COMPOSITES,
+        "gelu",
         'if r.op.attributes.approximate == "none":',
         'if r.op.attributes.approximate == "never":',
         (
@@ -48,6 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "variance_of_the_population",
         _COMPOSITES,
+        "_count",
         "return r.constant(max(float(count) - correction, 0.0), x)",
         "return r.constant(float(count), x)",
         (
@@ -58,6 +63,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "norm_without_eps",
         _COMPOSITES,
+        "_normalised",
         '_binary(r, "add", r.keep(square, x, norm.axes), norm.eps)',
         "r.keep(square, x, norm.axes)",
         (
@@ -68,6 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_without_scale",
         _SDPA,
+        "_scores",
         'scores = r.emit("mul", products, r.constant(scale, products), hint="scores")',
         "scores = products",
         ("tests/passes/canonicalize/test_attention.py",),
@@ -75,6 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "causal_mask_off_by_one",
         _SDPA,
+        "_causal",
         'r.emit("le", j, i, hint="causal")',
         'r.emit("lt", j, i, hint="causal")',
         ("tests/passes/canonicalize/test_attention.py",),
@@ -82,6 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "mask_turned_round",
         _SDPA,
+        "_masked",
         'return r.emit("select", mask, scores, r.constant(_MINUS_INFINITY, scores), hint="masked")',
         'return r.emit("select", mask, r.constant(_MINUS_INFINITY, scores), scores, hint="masked")',
         ("tests/passes/canonicalize/test_attention.py",),
@@ -89,6 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "permuted_keys_as_if_not",
         "fusec.passes.canonicalize.contractions",
+        "_folded",
         "return source, tuple(names[a] for a in batch), tuple(names[a] for a in contract)",
         "return source, batch, contract",
         ("tests/passes/canonicalize/test_contractions.py",),
@@ -96,6 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "remainder_of_the_dividends_sign",
         "fusec.frontend.torch_elementwise",
+        "_remainder",
         'return e.cast(e.emit("select", off, e.emit("add", rest, b), rest), dtype)',
         "return e.cast(rest, dtype)",
         (
@@ -107,6 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "differences_merged_whichever_way",
         "fusec.ir.ops.elementwise",
+        "",
         '_binary("sub", np.subtract, NUMBER)',
         '_binary("sub", np.subtract, NUMBER, commutative=True)',
         ("tests/passes/test_cse.py",),
@@ -114,6 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rounding_before_a_jump_dropped",
         "fusec.passes.precision",
+        "round_before_jump",
         "rounded = [_rounded(r, v) if _is_unrounded(r, v) else v for v in r.operands]",
         "rounded = list(r.operands)",
         ("tests/passes/test_precision.py",),
@@ -121,6 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "halves_added_in_halves",
         "fusec.passes.precision",
+        "accumulate_in_f32",
         "if x.type.dtype not in _HALF or r.op.attributes.dtype is not None:",
         "if True:",
         ("tests/passes/test_precision.py",),
@@ -128,6 +142,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "wrong_output_strides",
         "fusec.passes.outputs",
+        "_is_output_memory",
         "wanted = port.strides if port.strides is not None else contiguous_strides(shape)",
         "wanted = contiguous_strides(shape)",
         ("tests/passes/test_outputs.py", "tests/test_opdb.py"),
@@ -135,6 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "outputs_alike_share_memory",
         "fusec.passes.outputs",
+        "own_outputs",
         'made.definition.kind != "write" and root not in given:',
         'made.definition.kind != "write":',
         ("tests/passes/test_outputs.py::test_equal_results_are_separate_memory",),
@@ -142,6 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_result_lies_in_an_argument",
         "fusec.passes.outputs",
+        "own_outputs",
         "elif is_memory and made is not None and",
         "elif is_memory and made is None or made is not None and is_memory and",
         ("tests/passes/test_outputs.py", "tests/passes/test_aliases.py"),
@@ -149,6 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_view_of_a_changed_input_lies_in_what_is_copied_there",
         "fusec.passes.lower.program",
+        "_shown_slot",
         "return outputs[whose.index] if changed is None else",
         "return outputs[whose.index] if True else",
         ("tests/passes/test_aliases.py",),
@@ -156,6 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what_an_index_does_not_find_is_no_error",
         "fusec.passes.dce",
+        "dce",
         " and not is_effect(op)",
         "",
         ("tests/frontend/test_torch_errors.py",),
@@ -164,6 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_hides_a_value_that_is_read",
         "fusec.passes.fuse.attention",
+        "_match_side",
         "        if others:\n",
         "        if False:\n",
         ("tests/passes/fuse/test_attention.py::test_weights_with_a_second_reader",),
@@ -171,6 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_hides_an_output",
         "fusec.passes.fuse.attention",
+        "_match_side",
         "        if partition.escapes(op):\n",
         "        if False:\n",
         (
@@ -181,6 +202,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_of_anothers_rows",
         "fusec.passes.fuse.attention",
+        "_is_of_own_row",
         "return index == (*point[:axis], *point[axis + 1 :])",
         "return True",
         ("tests/passes/fuse/test_attention.py::test_a_maximum_of_the_wrong_row_is_no_softmax",),
@@ -188,6 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows_without_a_finite_score_divide_by_nothing",
         "fusec.tile.attention",
+        "mean_of",
         "if guarded else total",
         "if guarded and total is None else total",
         ("tests/passes/families/attention/test_cpu.py::test_rows_without_a_finite_score",),
@@ -195,6 +218,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parts_of_the_keys_overlap",
         _LOWER_ATTENTION,
+        "_Attention._share",
         "return start, minimum(span.stop, add(start, share))",
         "return start, span.stop",
         ("tests/passes/families/attention/test_cpu.py::test_parts_of_the_keys",),
@@ -202,6 +226,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_keeps_old_sums",
         "fusec.passes.lower.online",
+        "online_softmax",
         'put(total, Apply("mul", (total, scale), d)),',
         "put(total, total),",
         (
@@ -212,6 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_keeps_old_values",
         "fusec.passes.lower.online",
+        "online_softmax",
         'put(sums, Apply("mul", (sums, scale), d), values)',
         "put(sums, sums, values)",
         (
@@ -222,6 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "attention_skips_a_tile_too_many",
         "fusec.passes.lower.mask",
+        "_key_range",
         "    stop = extent if stop is None else stop\n",
         "    stop = extent if stop is None else minimum(stop, extent - tile)\n",
         ("tests/passes/lower/test_mask.py",),
@@ -229,6 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "products_share_the_first_weight",
         "fusec.passes.families.gemm.cpu",
+        "Gemm.lower",
         "rights = [self._right(op) for op in self.ops]",
         "rights = [self._right(self.ops[0]) for op in self.ops]",
         ("tests/passes/fuse/test_fuse_gemm.py::test_products_of_one_operand_are_one_kernel",),
@@ -236,6 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "products_of_other_shapes_join",
         "fusec.passes.fuse.fuse",
+        "_siblings",
         "        and other.result.type == op.result.type\n",
         "        and True\n",
         ("tests/passes/fuse/test_fuse_gemm.py::test_products_of_different_shapes_stay_apart",),
@@ -243,6 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "product_forgets_its_last_tile",
         "fusec.passes.families.gemm.cpu",
+        "Gemm.lower",
         "steps = ceildiv(extents.k, s.tile_k)",
         "steps = floordiv(extents.k, s.tile_k)",
         ("tests/test_torch_compile.py::test_a_long_product",),
@@ -250,6 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "epilogue_hides_an_output",
         "fusec.passes.fuse.partition",
+        "Partition.escapes",
         "            if value in self.outputs:\n                return True\n",
         "            if value in self.outputs:\n                return False\n",
         (
@@ -260,6 +291,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows_of_other_axes_join",
         "fusec.passes.fuse.fuse",
+        "_join_siblings",
         "if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:",
         "if op.operands[0].type.shape != group.domain:",
         (
@@ -270,6 +302,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows_forget_the_last_ones",
         "fusec.passes.families.row.cpu",
+        "_Phases.rows_on_reduced_lanes",
         "        tasks = ceildiv(rows, task)\n",
         "        tasks = maximum(floordiv(rows, task), 1)\n",
         (
@@ -280,6 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "windows_in_another_order",
         "fusec.passes.canonicalize.windows",
+        "_product_of_windows",
         "wanted = [place[k] for k in names if k in place]",
         "wanted = [place[k] for k in sorted(names) if k in place]",
         ("tests/passes/canonicalize/test_windows.py",),
@@ -287,6 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "windows_that_are_summed_over",
         "fusec.passes.canonicalize.windows",
+        "_product_of_windows",
         "        if axis in contract:\n",
         "        if False:\n",
         ("tests/passes/canonicalize/test_windows.py",),
@@ -294,6 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "repeated_batch_taken_for_free",
         "fusec.passes.canonicalize.windows",
+        "_repeats_only",
         "return all((own[k] == 1) if k in axes else (own[k] == wide[k]) for k in range(len(wide)))",
         "return all((own[k] == 1) for k in axes)",
         ("tests/passes/canonicalize/test_windows.py",),
@@ -302,6 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "maximum_drops_nan",
         "fusec.codegen.tvm.vector",
+        "Code._extremum",
         'chosen = tirx.Select(self.compare("eq", a, a).node, chosen, a.node)',
         "pass",
         (
@@ -312,6 +349,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "writes_seen_too_late",
         "fusec.frontend.torch_memory",
+        "Handle.read",
         "        if self._value is None or self._version != self.memory.version:\n",
         "        if self._value is None:\n",
         ("tests/frontend/test_torch_memory.py",),
@@ -320,6 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_view_of_a_written_input_shows_the_old_one",
         "fusec.passes.aliases",
+        "_shared",
         "elif root in inputs and inputs[root] not in changed:",
         "elif root in inputs:",
         ("tests/passes/test_aliases.py", "tests/frontend/test_torch_aliases.py", "tests/frontend/test_torch_memory.py"),
@@ -327,6 +366,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "views_of_results_are_copies",
         "fusec.passes.aliases",
+        "_shared",
         "        if root in owners:\n            attributes",
         "        if False:\n            attributes",
         ("tests/passes/test_aliases.py", "tests/frontend/test_torch_aliases.py"),
@@ -334,6 +374,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "views_of_arguments_are_copies",
         "fusec.passes.aliases",
+        "_shared",
         "elif root in inputs and inputs[root] not in changed:",
         "elif False:",
         ("tests/passes/test_aliases.py", "tests/frontend/test_torch_aliases.py"),
@@ -341,6 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "aliases_whatever_their_strides",
         "fusec.passes.aliases",
+        "_shared",
         "if view is not None and same_layout(value.type.shape, view.strides, wanted):",
         "if view is not None:",
         ("tests/passes/test_aliases.py", "tests/frontend/test_torch_aliases.py", "tests/campaigns/test_views.py"),
@@ -348,6 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_joined_array_is_no_memory_of_its_own",
         "fusec.passes.aliases",
+        "_shared",
         'if made is not None and made.definition.kind != "view":',
         'if made is not None and made.definition.kind not in ("view", "data"):',
         ("tests/passes/test_aliases.py", "tests/frontend/test_torch_aliases.py"),
@@ -355,6 +398,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "read_only_arrays_come_back_writeable",
         "fusec.frontend.numpy_returns",
+        "_Leaf.make",
         '        if self.is_read_only and library == "numpy":',
         "        if False:",
         ("tests/frontend/test_numpy_returns.py",),
@@ -362,6 +406,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "one_array_twice_is_two",
         "fusec.frontend.numpy_returns",
+        "Returns.__init__",
         "            if id(x) not in known:\n",
         "            if True:\n",
         (
@@ -373,6 +418,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "two_views_of_made_memory_are_apart",
         "fusec.frontend.numpy_returns",
+        "Returns._leaf",
         "if len(self._views[id(buffer)]) > 1 or spread or backwards:",
         "if spread or backwards:",
         (
@@ -384,6 +430,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "arguments_that_overlap_may_be_written",
         "fusec.frontend.numpy_returns",
+        "Returns._add_mutated",
         "if shares and np.may_share_memory(buffer.array, other.array):",
         "if False:",
         (
@@ -396,6 +443,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_constant_is_given_away",
         "fusec.frontend.numpy_returns",
+        "_Leaf.make",
         "            return _copy_of(self.constant, owners)\n",
         "            return self.constant\n",
         (
@@ -407,6 +455,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "reading_flat_is_a_view",
         "fusec.frontend.numpy_flat",
+        "FlatView.__getitem__",
         "return found if found.is_scalar else copy(found.tracer, found)",
         "return found",
         ("tests/frontend/test_numpy_flat.py",),
@@ -414,6 +463,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "writes_to_flat_of_other_orders_are_lost",
         "fusec.frontend.numpy_flat",
+        "FlatView.__setitem__",
         "            index.write(trace, array, line.reshape(array.meta.shape))",
         "            pass",
         ("tests/frontend/test_numpy_flat.py",),
@@ -421,6 +471,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "writes_over_what_is_read",
         "fusec.frontend.torch_rehearsal",
+        "check_overlap",
         "    if any(not same_layout(w, r) and _overlap(w, r) for w, r in shared):",
         "    if False:",
         (
@@ -432,6 +483,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dtypes_that_eager_refuses",
         "fusec.frontend.torch_rehearsal",
+        "check_dtypes",
         "        raise of_library(type(refusal)(str(refusal)))",
         "        return",
         ("tests/frontend/test_torch_errors.py",),
@@ -439,6 +491,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an_error_is_dropped_with_its_result",
         "fusec.ir.raising",
+        "is_effect",
         "return isinstance(op.attributes, ExternAttributes) and op.attributes.target != _INTERPRETED",
         "return False",
         ("tests/passes/test_dce.py", "tests/frontend/test_torch_errors.py"),
@@ -446,6 +499,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an_ordered_dict_is_asked",
         "fusec.frontend.raw",
+        "items_of",
         "return [(key, dict.__getitem__(value, key)) for key in OrderedDict.__iter__(value)]",
         "return list(value.items())",
         ("tests/frontend/test_held.py",),
@@ -453,6 +507,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "slots_are_not_held",
         "fusec.frontend.raw",
+        "slots_of",
         "            found[slot] = slot.__get__(value)",
         "            slot.__get__(value)",
         ("tests/frontend/test_held.py", "tests/frontend/test_side_effects.py", "tests/frontend/test_environment.py"),
@@ -460,6 +515,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "lists_are_not_put_back",
         "fusec.frontend.raw",
+        "set_values",
         "        list.__setitem__(value, slice(None), values)\n",
         "        pass\n",
         ("tests/frontend/test_held.py", "tests/frontend/test_side_effects.py"),
@@ -467,6 +523,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "globals_may_change",
         "fusec.frontend.side_effects",
+        "Snapshots._changed_names",
         "                if not self._equal(namespace.get(name, MISSING), before[name]):",
         "                if False:",
         ("tests/frontend/test_side_effects.py",),
@@ -474,6 +531,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "outer_variables_may_change",
         "fusec.frontend.side_effects",
+        "Snapshots._changed_cells",
         "            if not self._equal(_content(cell), before):",
         "            if False:",
         ("tests/frontend/test_side_effects.py",),
@@ -481,6 +539,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "random_numbers_may_be_drawn",
         "fusec.frontend.side_effects",
+        "_Generator.has_drawn",
         "        return dumps(self._read()) != self._text",
         "        return False",
         ("tests/frontend/test_side_effects.py", "tests/frontend/test_numpy.py"),
@@ -488,6 +547,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "arguments_lists_may_change",
         "fusec.frontend.side_effects",
+        "ArgumentContainers.check",
         "        if self._contents() != self._before:",
         "        if False:",
         ("tests/frontend/test_side_effects.py", "tests/frontend/test_results.py", "tests/runtime/test_dispatch.py"),
@@ -495,6 +555,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_failed_run_leaves_its_changes",
         "fusec.frontend.environment",
+        "Recorder.__exit__",
         "            self._before.take_all_back()",
         "            pass",
         ("tests/frontend/test_environment.py", "tests/frontend/test_side_effects.py", "tests/frontend/test_held.py"),
@@ -502,6 +563,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "refused_calls_are_tried_for_ever",
         "fusec.runtime.refusals",
+        "Refusals.reason",
         "        return known.reason\n",
         '        return ""\n',
         ("tests/runtime/test_refusals.py",),
@@ -509,6 +571,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_scalar_s_type_does_not_count",
         "fusec.frontend.guards",
+        "GuardWriter._scalar",
         "(type({{v}}) is not {kind} or {differs})",
         "({differs})",
         ("tests/frontend/test_environment.py", "tests/runtime/test_dispatch.py"),
@@ -516,6 +579,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "minus_zero_is_zero",
         "fusec.frontend.guards",
+        "GuardWriter._scalar",
         'differs = f"{{v}} != {known}" if value else f"repr({{v}}) != {repr(value)!r}"',
         'differs = f"{{v}} != {known}"',
         (
@@ -527,6 +591,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_dict_s_order_does_not_count",
         "fusec.frontend.guards",
+        "GuardWriter._container",
         'test += f" or {listed} != {self._bind(list(held))}"',
         'test += f" or set({listed}) != {self._bind(set(held))}"',
         ("tests/frontend/test_torch_capture.py",),
@@ -534,6 +599,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_module_s_mode_does_not_count",
         "fusec.frontend.guards",
+        "GuardWriter._module",
         'f"{{v}} is not {module.training}"',
         '"False"',
         ("tests/frontend/test_torch_capture.py", "tests/frontend/test_environment.py", "tests/test_api_modules.py"),
@@ -541,6 +607,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hooks_are_not_seen",
         "fusec.frontend.guards",
+        "GuardWriter._module",
         'f"list({{v}}.values()) != {self._bind(held)}" if held else "{v}"',
         '"False"',
         (
@@ -552,6 +619,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_replaced_layer_is_not_seen",
         "fusec.frontend.guards",
+        "GuardWriter._module",
         '            self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")',
         "            pass",
         ("tests/frontend/test_torch_capture.py", "tests/test_api_modules.py"),
@@ -559,6 +627,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an_array_s_contents_do_not_count",
         "fusec.frontend.guards",
+        "GuardWriter._snapshot",
         'test = f"not {self._bind(same_array)}({{v}}, {self._bind(copy)})"',
         'test = "False"',
         ("tests/frontend/test_environment.py", "tests/frontend/test_numpy_capture.py"),
@@ -566,6 +635,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "defaults_may_be_replaced",
         "fusec.frontend.guards",
+        "",
         '_FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")',
         '_FUNCTION_PARTS = ("__code__", "__kwdefaults__", "__closure__")',
         ("tests/frontend/test_environment.py", "tests/frontend/test_function_fields.py"),
@@ -573,6 +643,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "settings_of_a_library_s_model_do_not_count",
         "fusec.frontend.guards",
+        "GuardWriter._settings",
         'test = f"not {self._bind(same_settings)}({{v}}, {self._bind(known)})"',
         'test = "False"',
         ("tests/frontend/test_torch_library_models.py",),
@@ -580,6 +651,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "weights_kept_of_another_address",
         "fusec.runtime.packing",
+        "Packer._refill",
         "            if known is None or not known.watch.same(sources):",
         "            if known is None:",
         ("tests/test_api_weight_writes.py", "tests/test_loading_weights.py"),
@@ -588,6 +660,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "search_drops_nan",
         "fusec.passes.searches",
+        "search_as_minimum",
         'found = r.emit("logical_or", found, r.emit("isnan", x))',
         "pass",
         ("tests/passes/test_searches.py",),
@@ -595,6 +668,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "split_forgets_the_rest",
         "fusec.passes.split",
+        "_in_parts",
         "    if whole < n:\n",
         "    if False:\n",
         ("tests/passes/test_split.py",),
@@ -602,6 +676,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "online_sum_drops_a_factor",
         "fusec.passes.families.row.online",
+        "_exponentials",
         "found = _exponentials(anchor, a, (*factors, (op.name, b)), producers, needs)",
         "found = _exponentials(anchor, a, factors, producers, needs)",
         ("tests/passes/families/row/test_wide.py",),
@@ -609,6 +684,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parts_joined_without_their_maxima",
         "fusec.passes.lower.join",
+        "join",
         "power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.peak, index), Load(shift, at))",
         "power = Const(1.0, d)",
         ("tests/passes/families/attention/test_gpu.py::test_parts_are_joined_by_their_maxima",),
@@ -616,6 +692,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "heads_share_others_keys",
         "fusec.passes.families.attention.queries",
+        "_share_keys",
         "return all(one not in symbols_in(reindex(element, apart)) for element in (e.key, e.value))",
         "return True",
         ("tests/passes/families/attention/test_gpu.py",),
@@ -623,6 +700,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "plain_product_reads_past_its_depth",
         "fusec.passes.families.gemm.tiles",
+        "_tiled",
         "limit = None if extent % (tile * together) == 0 else sub(extent, first)",
         "limit = None",
         ("tests/passes/families/gemm/test_gpu.py::test_a_depth_that_is_no_multiple_of_the_tile",),
@@ -630,6 +708,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "library_attention_without_its_mask",
         "fusec.passes.families.attention.library",
+        "_match",
         "    if conditions and not causal:\n",
         "    if False:\n",
         ("tests/passes/families/attention/test_library.py",),
@@ -638,6 +717,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "places_not_checked",
         "fusec.passes.indices",
+        "_indices",
         "case GatherAttributes(axis=axis) if 0 not in",
         'case GatherAttributes(axis=axis) if op.name == "gather" and 0 not in',
         ("tests/passes/test_indices.py",),
@@ -645,6 +725,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_token_s_place_not_checked",
         "fusec.passes.indices",
+        "_indices",
         "case UpdateAttributes(axis=int() as axis):",
         "case UpdateAttributes(axis=str() as axis):",
         ("tests/runtime/test_in_place.py::test_an_index_out_of_range_is_an_error",),
@@ -652,6 +733,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a_token_s_place_forgotten",
         "fusec.passes.lower.frame",
+        "Frame._move",
         "Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[made.attributes.axis])",
         "Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[-1])",
         ("tests/passes/test_writes.py",),
@@ -659,6 +741,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "extents_fitted_to_two_samples",
         "fusec.frontend.generalise",
+        "Fit.index",
         "if all(evaluate(candidate, at) == v for at, v in zip(self.extents, values, strict=True)):",
         "if True:",
         ("tests/test_api_dims.py", "tests/test_api_dynamic.py"),
@@ -666,6 +749,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "equal_extents_not_checked",
         "fusec.runtime.dynamic",
+        "opening_tests",
         'tests += [f"{place} == {spell(extent)}" for extent, place in places if place not in first.values()]',
         "tests += []",
         ("tests/test_api_dynamic.py::test_equal_extents_share_a_symbol_and_are_checked",),
@@ -673,6 +757,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "weights_packed_once_and_for_all",
         "fusec.runtime.packing",
+        "Packings.__call__",
         "if watch is not None and watch.same(sources):",
         "if watch is not None:",
         ("tests/runtime/test_executable.py", "tests/test_api_torch.py"),
@@ -680,6 +765,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "places_written_are_not_checked",
         "fusec.frontend.torch_data",
+        "_scatter",
         'e.reshape(e.emit("gather", places, flat, attributes=GatherAttributes(0)), once)',
         "e.reshape(flat, once)",
         ("tests/frontend/test_torch_training.py::test_a_place_out_of_range_is_an_error",),
@@ -687,6 +773,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dropout_without_scale",
         "fusec.frontend.torch_random",
+        "_dropout",
         "bernoulli_(1 - p).div_(1 - p)",
         "bernoulli_(1 - p)",
         ("tests/frontend/test_torch_training.py",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -59,10 +61,32 @@ def source_of(mutant: Mutant) -> Path:
 
 def mutated(mutant: Mutant, source: str) -> str:
     """The source with the change. ValueError where its place is not there once: the mutant is out of date."""
-    found = source.count(mutant.old)
+    start, end = _place_of(mutant, source)
+    found = source.count(mutant.old, start, end)
     if found != 1:
-        raise ValueError(f"mutant {mutant.name}: its text stands {found} times in {mutant.module}; bring it up to date")
-    return source.replace(mutant.old, mutant.new)
+        where = f"{mutant.module}:{mutant.function}"
+        raise ValueError(f"mutant {mutant.name}: its text stands {found} times in {where}; bring it up to date")
+    return source[:start] + source[start:end].replace(mutant.old, mutant.new) + source[end:]
+
+
+def _place_of(mutant: Mutant, source: str) -> tuple[int, int]:
+    """Where the mutant's function begins and ends in the source, its decorators with it."""
+    node: ast.AST = ast.parse(source)
+    if not mutant.function:
+        return 0, len(source)
+    for name in mutant.function.split("."):
+        found = [n for n in ast.walk(node) if isinstance(n, _DEFINITIONS) and n.name == name]
+        if len(found) != 1:
+            where = f"{len(found)} functions {mutant.function}"
+            raise ValueError(f"mutant {mutant.name}: {where} in {mutant.module}; bring it up to date")
+        (node,) = found
+    assert isinstance(node, _DEFINITIONS)
+    starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return starts[first - 1], starts[node.end_lineno or node.lineno]
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
 def run_inside(mutant: Mutant) -> int:
