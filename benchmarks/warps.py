@@ -26,7 +26,7 @@ from fusec.errors import FusecError
 from fusec.ir.graph import Graph
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
@@ -44,8 +44,8 @@ _TRIED = 10
 class ByWarps(GpuSelector):
     """Takes schedules for warps' instructions alone."""
 
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
-        found = super().candidates(frame)
+    def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
+        found = super().candidates(context)
         return [s for s in found if isinstance(s, MmaGemmSchedule | MmaAttentionSchedule)]
 
 
@@ -55,8 +55,8 @@ class Nth(GpuSelector):
 
     number: int = 0
 
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
-        return super().candidates(frame)[self.number :]
+    def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
+        return super().candidates(context)[self.number :]
 
 
 def by_warps(function: Callable[..., Any], *arguments: Any) -> Executable:

@@ -22,16 +22,16 @@ from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
 from fusec.passes.fuse.fuse import fuse
 from fusec.passes.fuse.partition import one_by_one
-from fusec.passes.gathers import gather_first
 from fusec.passes.indices import check_indices, note_indices
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
+from fusec.passes.lower_argreduce import lower_argreduce
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
-from fusec.passes.searches import open_searches
 from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
+from fusec.passes.sink_gathers import sink_gathers
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
 from fusec.passes.writes import late_readers, open_writes, written_before_errors
@@ -44,7 +44,7 @@ from fusec.tile.print import print_kernel
 T = TypeVar("T")
 
 PASS_NAMES = (
-    *("lookups", "aliases", "writes", "canonicalize", "fold", "cse", "dce", "searches", "precision", "vectors"),
+    *("lookups", "aliases", "writes", "canonicalize", "fold", "cse", "dce", "lower_argreduce", "precision", "vectors"),
     *("empty", "split", "indices", "outputs", "fuse"),
 )
 """The graph passes in order. ``disable`` takes :data:`OPTIONAL` of them."""
@@ -81,9 +81,9 @@ def lower(
     graph, declined = _grouped(graph, run, target, threads=threads, tf32=tf32)
     chooser = selector or default_selector(target, threads, rates)
 
-    def choose(frame: Frame) -> LoweredGroup | Pieces:
-        with tracing.span(f"schedule {frame.name}", "compile"):
-            return chooser.lower(frame)
+    def choose(context: LoweringContext) -> LoweredGroup | Pieces:
+        with tracing.span(f"schedule {context.name}", "compile"):
+            return chooser.lower(context)
 
     program = run.timed("lower", lambda: assemble(graph, target, choose, chooser.report, declined))
     program = replace(program, choices=tuple(getattr(chooser, "measured", ())))
@@ -152,7 +152,7 @@ def graph_passes(
         # Nothing is left that no output needs.
         "dce": dce,
         # A search is a reduction of places; on a GPU few elements are picked before all of them are computed.
-        "searches": lambda g: open_searches(gather_first(g) if gpu else g, symbolic=not gpu),
+        "lower_argreduce": lambda g: lower_argreduce(sink_gathers(g) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),

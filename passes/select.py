@@ -11,7 +11,7 @@ from fusec.ir.types import DType
 from fusec.location import Location
 from fusec.passes.families.all import family_of
 from fusec.passes.families.family import CpuMachine
-from fusec.passes.lower.frame import Frame, LoweredGroup, op_flops
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, op_flops
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.schedule.roofline import roofline
 from fusec.runtime.program import KernelReport
@@ -36,14 +36,14 @@ class Selector:
         """The rates to count with: the measured ones, or what is usual for the target."""
         return self.rates or usual_rates(self.target, self.threads)
 
-    def candidates(self, frame: Frame) -> list[CpuSchedule]:
+    def candidates(self, context: LoweringContext) -> list[CpuSchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
-        return list(family_of(frame.op).cpu.candidates(frame, CpuMachine(self.target, self.threads)))
+        return list(family_of(context.op).cpu.candidates(context, CpuMachine(self.target, self.threads)))
 
-    def lower(self, frame: Frame) -> LoweredGroup:
+    def lower(self, context: LoweringContext) -> LoweredGroup:
         """The group's kernel with the tuned schedule, or the best predicted one."""
-        schedule = self.tuned.get(frame.name)
-        return lower_with(frame, schedule if schedule is not None else self.candidates(frame)[0])
+        schedule = self.tuned.get(context.name)
+        return lower_with(context, schedule if schedule is not None else self.candidates(context)[0])
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel, without the predicted time: that depends on the whole program."""
@@ -70,9 +70,9 @@ def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
     return found
 
 
-def lower_with(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+def lower_with(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
-    return family_of(frame.op).cpu.lower(frame, schedule)
+    return family_of(context.op).cpu.lower(context, schedule)
 
 
 def fused_ops(op: Op) -> tuple[tuple[str, Location | None], ...]:

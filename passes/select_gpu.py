@@ -15,7 +15,7 @@ from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.all import family_of
 from fusec.passes.families.family import GpuMachine
 from fusec.passes.families.languages import values_of
-from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select import fused_ops
@@ -36,53 +36,53 @@ class GpuSelector:
     usual: Mapping[str, int] = field(default_factory=dict)
     measured: list[Choice] = field(default_factory=list, kw_only=True)
 
-    def alternatives(self, frame: Frame) -> list[Alternative]:
+    def alternatives(self, context: LoweringContext) -> list[Alternative]:
         """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
         library's calls. LoweringError when no family fits."""
-        own = self._own(frame)
-        if sizes_of(frame.body):
+        own = self._own(context)
+        if sizes_of(context.body):
             return own  # the library's products are planned for one shape
-        return [*own[:1], *family_of(frame.op).gpu.library(frame), *own[1:]]
+        return [*own[:1], *family_of(context.op).gpu.library(context), *own[1:]]
 
-    def _own(self, frame: Frame) -> list[Alternative]:
+    def _own(self, context: LoweringContext) -> list[Alternative]:
         """The alternatives of kernels of ours alone, the best predicted first."""
-        member = family_of(frame.op).gpu
-        pieces = member.pieces(frame)
+        member = family_of(context.op).gpu
+        pieces = member.pieces(context)
         try:
-            found = self.candidates(frame)
+            found = self.candidates(context)
         except LoweringError:
             if pieces:
                 return pieces
             raise
         schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
-        first = 0 if pieces and self._seconds_of(frame, pieces[0]) < found[0].seconds else 1
+        first = 0 if pieces and self._seconds_of(context, pieces[0]) < found[0].seconds else 1
         return [*own[:first], *pieces, *own[first:]]
 
-    def _seconds_of(self, frame: Frame, alternative: Alternative) -> float:
+    def _seconds_of(self, context: LoweringContext, alternative: Alternative) -> float:
         """Predicted, of an alternative of several kernels of ours; infinity where one of them can't be made."""
-        pieces = alternative.lower(frame.fresh())
+        pieces = alternative.lower(context.fresh())
         assert isinstance(pieces, Pieces)
         values = (v for op in pieces.ops for v in (*op.operands, *op.results))
-        strides = {v: frame.strides.get(v, contiguous_strides(v.type.shape)) for v in values}
+        strides = {v: context.strides.get(v, contiguous_strides(v.type.shape)) for v in values}
         rates = self.target.rates
         try:
-            found = [self.candidates(Frame(op, strides, frame.name))[0].seconds for op in pieces.ops]
+            found = [self.candidates(LoweringContext(op, strides, context.name))[0].seconds for op in pieces.ops]
         except LoweringError:
             return inf
         return sum(found) - (len(found) - 1) * (rates.launch - rates.follow)
 
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
+    def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
         """Schedules for a group, best predicted first. LoweringError when no family fits."""
-        unknown = next((v for v in values_of(frame) if v.type.dtype.kind == "complex"), None)
+        unknown = next((v for v in values_of(context) if v.type.dtype.kind == "complex"), None)
         if unknown is not None:
             raise LoweringError(f"{unknown} is {unknown.type.dtype}: no GPU kernel computes complex numbers")
         machine = GpuMachine(self.target, self.cuda, self.triton, self.usual)
-        return family_of(frame.op).gpu.candidates(frame, machine)
+        return family_of(context.op).gpu.candidates(context, machine)
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
         """The group by the best predicted schedule."""
-        return self._own(frame)[0].lower(frame)
+        return self._own(context)[0].lower(context)
 
     def report(self, lowered: LoweredGroup, op: Op) -> KernelReport:
         """What explain says of the kernel."""
@@ -111,9 +111,9 @@ def alternative_text(schedule: GpuSchedule) -> str:
     return " ".join((schedule.language, *(f"{name}={size}" for name, size in schedule.describe())))
 
 
-def lower_with(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def lower_with(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
-    lowered = family_of(frame.op).gpu.lower(frame, schedule)
+    lowered = family_of(context.op).gpu.lower(context, schedule)
     launch = schedule.launch
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
     kernel = replace(kernel, language=schedule.language)

@@ -15,7 +15,7 @@ from fusec.ir.graph import FusedAttributes
 from fusec.ir.nodes import Op
 from fusec.ir.print import print_graph
 from fusec.passes.families.record import Times, tuned_from_text, tuned_to_text
-from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.select import Selector, lower_with
 from fusec.runtime.program import Choice
@@ -80,24 +80,24 @@ class TuningSelector(Selector):
     measured: list[Choice] = field(default_factory=list)
     stopped: bool = False
 
-    def lower(self, frame: Frame) -> LoweredGroup:
+    def lower(self, context: LoweringContext) -> LoweredGroup:
         """The group's kernel with the fastest right candidate; symbolic extents are not measured."""
-        candidates = self.candidates(frame)
-        if self.measure is None or len(candidates) == 1 or sizes_of(frame.body):
-            return lower_with(frame, candidates[0])
-        key = tuning_key(frame, repr(self.target), self.threads, *self.facts)
+        candidates = self.candidates(context)
+        if self.measure is None or len(candidates) == 1 or sizes_of(context.body):
+            return lower_with(context, candidates[0])
+        key = tuning_key(context, repr(self.target), self.threads, *self.facts)
         known = tuned_from_text(self.remembered.get(key, ""))
         if known is None and self.stopped:
-            return lower_with(frame, candidates[0])
-        best, times = known or self._search(frame, candidates[: CANDIDATES[self.effort]])
+            return lower_with(context, candidates[0])
+        best, times = known or self._search(context, candidates[: CANDIDATES[self.effort]])
         if known is None and not self.stopped:
             self.remembered[key] = tuned_to_text(best, times)
-        lowered = lower_with(frame, best)
+        lowered = lower_with(context, best)
         if times:
-            self.measured.append(Choice(frame.name, _text(lowered), times))
+            self.measured.append(Choice(context.name, _text(lowered), times))
         return lowered
 
-    def _search(self, frame: Frame, candidates: Sequence[CpuSchedule]) -> tuple[CpuSchedule, Times]:
+    def _search(self, context: LoweringContext, candidates: Sequence[CpuSchedule]) -> tuple[CpuSchedule, Times]:
         """The fastest right candidate, and what was measured; the first one where nothing could be."""
         assert self.measure is not None
         budget = SECONDS[self.effort]
@@ -108,19 +108,19 @@ class TuningSelector(Selector):
         lowered: list[tuple[CpuSchedule, LoweredGroup]] = []
         for schedule in candidates:
             try:
-                lowered.append((schedule, lower_with(frame.fresh(), schedule)))
+                lowered.append((schedule, lower_with(context.fresh(), schedule)))
             except LoweringError as error:
-                self.rejected.append(f"{frame.name} {schedule}: {error}")
+                self.rejected.append(f"{context.name} {schedule}: {error}")
         try:
-            with self.progress(frame.name, len(lowered)) as done:
-                results = self.measure(frame.op, [kernel for _, kernel in lowered], budget, done)
+            with self.progress(context.name, len(lowered)) as done:
+                results = self.measure(context.op, [kernel for _, kernel in lowered], budget, done)
         except (Stopped, KeyboardInterrupt) as stopped:
             results, self.stopped = results_of(stopped), True
-            log.warning("tuning stopped at %s: the best so far is used", frame.name)
+            log.warning("tuning stopped at %s: the best so far is used", context.name)
         timed: list[tuple[float, int]] = []
         for k, result in enumerate(results):
             if result.seconds is None:
-                self.rejected.append(f"{frame.name} {lowered[k][0]}: {result.reason}")
+                self.rejected.append(f"{context.name} {lowered[k][0]}: {result.reason}")
             else:
                 timed.append((result.seconds, k))
         times = tuple((_text(group), r.seconds, r.reason) for (_, group), r in zip(lowered, results))
@@ -137,10 +137,12 @@ def _text(lowered: LoweredGroup) -> str:
     return " ".join(f"{name}={size}" for name, size in lowered.describe())
 
 
-def tuning_key(frame: Frame, *facts: object) -> str:
+def tuning_key(context: LoweringContext, *facts: object) -> str:
     """A digest of what a measured choice depends on: the group, its layouts and the machine."""
-    assert isinstance(frame.op.attributes, FusedAttributes)
-    layouts = [frame.strides[v] for v in (*frame.body.inputs, *frame.body.outputs)]
-    static = [v in frame.static for v in frame.body.inputs]
-    text = "\n".join((print_graph(frame.body), repr(layouts), repr(static), frame.op.attributes.kind, *map(str, facts)))
+    assert isinstance(context.op.attributes, FusedAttributes)
+    layouts = [context.strides[v] for v in (*context.body.inputs, *context.body.outputs)]
+    static = [v in context.static for v in context.body.inputs]
+    text = "\n".join(
+        (print_graph(context.body), repr(layouts), repr(static), context.op.attributes.kind, *map(str, facts))
+    )
     return hashlib.sha256(text.encode()).hexdigest()

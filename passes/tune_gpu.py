@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fusec.config import logger
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
-from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.tune import Done, Effort, Measured, Progress, Stopped, results_of, silent, tuning_key
@@ -25,7 +25,7 @@ SAME = 1.01
 
 log = logger("tune")
 
-MeasureGpu = Callable[[Frame, Sequence[Alternative], float, Done], list[Measured]]
+MeasureGpu = Callable[[LoweringContext, Sequence[Alternative], float, Done], list[Measured]]
 """Builds, checks and times a group's alternatives, within a number of seconds; may return fewer.
 
 An empty list: nothing can be measured now, as while a stream is being captured. At Ctrl-C it raises ``Stopped``."""
@@ -45,55 +45,55 @@ class GpuTuningSelector(GpuSelector):
     progress: Progress = silent
     stopped: bool = False
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
         """The group by its fastest right alternative; where none could be measured, by the best predicted one."""
-        if self.measure is None or sizes_of(frame.body):
-            return super().lower(frame)
-        alternatives = self.alternatives(frame)
+        if self.measure is None or sizes_of(context.body):
+            return super().lower(context)
+        alternatives = self.alternatives(context)
         if len(alternatives) == 1:
-            return alternatives[0].lower(frame)
-        key = tuning_key(frame, self.target.name, *self.facts)
-        choice = choice_from_text(self.remembered.get(key, ""), frame.name)
+            return alternatives[0].lower(context)
+        key = tuning_key(context, self.target.name, *self.facts)
+        choice = choice_from_text(self.remembered.get(key, ""), context.name)
         known = next((a for a in alternatives if choice is not None and a.text == choice.chosen), None)
         if choice is None or known is None:
             if self.stopped:
-                return alternatives[0].lower(frame)
-            choice = self._search(frame, alternatives[: ALTERNATIVES[self.effort]])
+                return alternatives[0].lower(context)
+            choice = self._search(context, alternatives[: ALTERNATIVES[self.effort]])
             if choice is not None:
                 if not self.stopped:
                     self.remembered[key] = choice_to_text(choice)
                 known = next(a for a in alternatives if a.text == choice.chosen)
         if choice is None or known is None:
-            return alternatives[0].lower(frame)
+            return alternatives[0].lower(context)
         self.measured.append(choice)
-        return known.lower(frame)
+        return known.lower(context)
 
-    def _search(self, frame: Frame, alternatives: Sequence[Alternative]) -> Choice | None:
+    def _search(self, context: LoweringContext, alternatives: Sequence[Alternative]) -> Choice | None:
         assert self.measure is not None
-        assert isinstance(frame.op.attributes, FusedAttributes)
+        assert isinstance(context.op.attributes, FusedAttributes)
         stop = time.monotonic() + SECONDS[self.effort]
         possible: list[Alternative] = []
         rejected: list[tuple[str, float | None, str]] = []
         for alternative in alternatives:
             try:
-                alternative.lower(frame.fresh())
+                alternative.lower(context.fresh())
                 possible.append(alternative)
             except LoweringError as error:
                 rejected.append((alternative.text, None, str(error)))
         try:
-            with self.progress(frame.name, len(possible)) as done:
-                results = self.measure(frame, possible, stop - time.monotonic(), done)
+            with self.progress(context.name, len(possible)) as done:
+                results = self.measure(context, possible, stop - time.monotonic(), done)
         except (Stopped, KeyboardInterrupt) as stopped:
             results, self.stopped = results_of(stopped), True
-            log.warning("tuning stopped at %s: the best so far is used", frame.name)
+            log.warning("tuning stopped at %s: the best so far is used", context.name)
         measured = [(a.text, r.seconds, r.reason) for a, r in zip(possible, results)]
         timed = [(text, seconds) for text, seconds, _ in measured if seconds is not None]
         for text, seconds, reason in (*measured, *rejected):
-            log.info("%s: %s: %s", frame.name, text, reason if seconds is None else f"{seconds * 1e6:.2f} us")
+            log.info("%s: %s: %s", context.name, text, reason if seconds is None else f"{seconds * 1e6:.2f} us")
         if not timed:
             return None
         close = min(seconds for _, seconds in timed) * SAME
-        return Choice(frame.name, next(t for t, seconds in timed if seconds <= close), (*measured, *rejected))
+        return Choice(context.name, next(t for t, seconds in timed if seconds <= close), (*measured, *rejected))
 
 
 def choice_to_text(choice: Choice) -> str:

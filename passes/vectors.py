@@ -12,8 +12,8 @@ from fusec.ir.nodes import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import DType
 from fusec.passes.canonicalize.composites import compute_dtype
-from fusec.passes.hidden import leave_out_hidden
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
+from fusec.passes.skip_masked import skip_masked
 
 LARGE = 8 << 20
 """Bytes of a matrix. Zen 5, one thread, f32: sums take half of a matmul's time at 4 MB, over twice it at 16 MB."""
@@ -29,7 +29,7 @@ def open_vectors(graph: Graph) -> Graph:
         return _sum_of_products(r, weights)
 
     opened = rewrite(graph, (sum_of_products,))
-    return leave_out_hidden(opened)
+    return skip_masked(opened)
 
 
 def _weights(graph: Graph) -> set[str]:

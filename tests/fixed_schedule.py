@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.select import Selector, lower_with
 
@@ -16,8 +16,8 @@ class Fixed(Selector):
     schedule: CpuSchedule | None = None
     kind: str | None = "gemm"
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        if self.kind is not None and frame.op.attributes.kind != self.kind:  # type: ignore[attr-defined]
-            return super().lower(frame)
+    def lower(self, context: LoweringContext) -> LoweredGroup:
+        if self.kind is not None and context.op.attributes.kind != self.kind:  # type: ignore[attr-defined]
+            return super().lower(context)
         assert self.schedule is not None
-        return lower_with(frame, self.schedule)
+        return lower_with(context, self.schedule)

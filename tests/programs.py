@@ -22,7 +22,7 @@ from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType, contiguous_strides
 from fusec.passes.families.row.schedule.cpu import RowSchedule
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.select import Selector
@@ -303,8 +303,8 @@ class Streaming(Selector):
 
     staged: bool = False
 
-    def candidates(self, frame: Frame) -> list[CpuSchedule]:
-        found = (s for s in super().candidates(frame) if isinstance(s, RowSchedule))
+    def candidates(self, context: LoweringContext) -> list[CpuSchedule]:
+        found = (s for s in super().candidates(context) if isinstance(s, RowSchedule))
         return [replace(s, streams=1, ahead=True, staged=self.staged) for s in found]
 
 

@@ -19,11 +19,11 @@ def gelu_operand(e: Apply, numbers: Numbers) -> ScalarExpr | None:
     a, b = e.args
     for factors in ([a, *_factors(b)], [b, *_factors(a)]):
         rest = [f for f in factors if not _is_constant(f, 0.5)]
-        curves = [x for f in rest if (x := _curve(f)) is not None]
+        polynomials = [x for f in rest if (x := _curve(f)) is not None]
         others = [f for f in rest if _curve(f) is None]
-        if len(factors) == 3 and len(curves) == len(others) == 1:
+        if len(factors) == 3 and len(polynomials) == len(others) == 1:
             x = others[0]
-            if numbers.number(x) == numbers.number(curves[0]):
+            if numbers.number(x) == numbers.number(polynomials[0]):
                 return x
     return None
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fusec.codegen.tvm.curves import CURVES
 from fusec.codegen.tvm.logarithms import log1p_pair
 from fusec.codegen.tvm.math import exp_pair, format_of, log1p, reduce_exp_pair, scale
 from fusec.codegen.tvm.pairs import divide, ordered_sum, root, two_product, two_sum
+from fusec.codegen.tvm.polynomials import POLYNOMIALS
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.widened import in_f64
@@ -29,7 +29,7 @@ def _half_exp(code: Code, x: Value) -> tuple[Value, Value]:
 
 def sinh(code: Code, x: Value) -> Value:
     size, square = code.abs(x), code.mul(x, x)
-    small = code.fma(code.polynomial(square, CURVES[x.type].sinh), code.mul(square, size), size)
+    small = code.fma(code.polynomial(square, POLYNOMIALS[x.type].sinh), code.mul(square, size), size)
     high, low = _half_exp(code, size)
     inverse = code.div(code.constant(x, 0.25), high)
     large = code.sub(high, code.sub(inverse, low))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fusec.codegen.tvm.curves import LOG_PAIR_F64
 from fusec.codegen.tvm.math import format_of, mantissa_exponent, scale
 from fusec.codegen.tvm.pairs import Pair, divide, multiply, ordered_sum, two_sum
+from fusec.codegen.tvm.polynomials import LOG_PAIR_F64
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from fusec.codegen.tvm import tir
-from fusec.codegen.tvm.curves import CURVES
 from fusec.codegen.tvm.math import format_of
 from fusec.codegen.tvm.pairs import Pair, ordered_sum, product_less, root, two_product, two_sum
+from fusec.codegen.tvm.polynomials import POLYNOMIALS
 from fusec.codegen.tvm.tir import Value
 from fusec.codegen.tvm.vector import Code
 
@@ -70,7 +70,7 @@ def cos(code: Code, x: Value) -> Value:
 def tan(code: Code, x: Value) -> Value:
     q, r, low = _reduce_quarter(code, x)
     square = code.mul(r, r)
-    more = code.fma(code.polynomial(square, CURVES[x.type].tan), code.mul(square, r), code.fma(low, square, low))
+    more = code.fma(code.polynomial(square, POLYNOMIALS[x.type].tan), code.mul(square, r), code.fma(low, square, low))
     tangent, lost = ordered_sum(code, r, more)
     minus = code.constant(x, -1.0)
     inverse = code.div(minus, tangent)
@@ -102,7 +102,7 @@ def _arc_root(code: Code, x: Value) -> tuple[Value, Value, Value]:
     z = code.select(near, code.mul(size, size), code.fma(size, code.constant(x, -0.5), half))
     first, lost = root(code, (z, zero))
     s = code.select(near, size, first)
-    rest = code.fma(code.polynomial(z, CURVES[x.type].asin), code.mul(z, s), code.select(near, zero, lost))
+    rest = code.fma(code.polynomial(z, POLYNOMIALS[x.type].asin), code.mul(z, s), code.select(near, zero, lost))
     return near, s, rest
 
 
@@ -179,7 +179,7 @@ def _octants(code: Code, y: Value, x: Value, left: Value) -> Value:
     lost = code.sub(top_lost, code.fma(q, bottom_lost, product_less(code, q, divisor, top)))
     square = code.mul(q, q)
     cube = code.mul(square, q)
-    rest = code.fma(code.polynomial(square, CURVES[x.type].atan), cube, code.div(lost, divisor))
+    rest = code.fma(code.polynomial(square, POLYNOMIALS[x.type].atan), cube, code.div(lost, divisor))
     backwards = code.settle(code.compare("ne", code.byte(steep), code.byte(left)))
     sign = code.select(backwards, code.constant(x, -1.0), one)
     turns = code.select(steep, two, code.select(left, code.constant(x, 4.0), zero))

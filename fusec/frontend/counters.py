@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from fusec.errors import DimensionError
-from fusec.frontend.followed import FollowedInt
 from fusec.frontend.held import State
 from fusec.frontend.raw import attributes_of
+from fusec.frontend.symbolic_int import SymbolicInt
 from fusec.ir.nodes import Op
 from fusec.ir.raising import is_effect, is_lookup
 
@@ -111,7 +111,7 @@ def counters_in(owner: object, names: Iterable[str], before: State) -> tuple[Int
 
 def _step(now: Any, given: Any) -> int:
     step = now - given if isinstance(now, int) else None
-    if issubclass(type(step), FollowedInt):
+    if issubclass(type(step), SymbolicInt):
         step = step.expression  # type: ignore[union-attr]
     if type(step) is not int:
         raise DimensionError("what the function adds to an integer attribute depends on the integer")

@@ -14,7 +14,6 @@ from fusec.errors import TypeRuleError
 from fusec.frontend import numpy_contract as contract
 from fusec.frontend import numpy_function as function
 from fusec.frontend import numpy_index as index
-from fusec.frontend.followed import by_value, value_of
 from fusec.frontend.numpy_create import copy, fits_order, full_like
 from fusec.frontend.numpy_dispatch import call_ufunc
 from fusec.frontend.numpy_emit import ShapeRuleError
@@ -25,6 +24,7 @@ from fusec.frontend.numpy_trace import Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call
 from fusec.frontend.readings import RUNNING
 from fusec.frontend.steps import Step
+from fusec.frontend.symbolic_int import by_value, value_of
 from fusec.ir.attributes import GatherAttributes, PermuteAttributes, ShapeAttributes
 from fusec.ir.types import i64
 

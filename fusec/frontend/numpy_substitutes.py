@@ -10,8 +10,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from fusec.frontend import numpy_create as create
 from fusec.frontend import numpy_stride as strides
-from fusec.frontend.followed import by_value
 from fusec.frontend.numpy_trace import Trace, Traced
+from fusec.frontend.symbolic_int import by_value
 
 Functions = dict[Any, Callable[..., Any]]
 

@@ -32,10 +32,10 @@ from fusec.frontend.steps import Step
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
-from fusec.frontend.torch_followed import reading_tensors
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
+from fusec.frontend.torch_symbolic_int import reading_tensors
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.attributes import ShapeAttributes
 from fusec.ir.graph import Graph

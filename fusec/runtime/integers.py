@@ -14,9 +14,9 @@ from typing import Any
 
 from fusec.errors import DimensionError
 from fusec.frontend.capture import Capture, IntegerSource, Library
-from fusec.frontend.followed import FollowedInt
 from fusec.frontend.readings import Number, Readings, over_range, requested
 from fusec.frontend.structures import CallSpec, Integer, Node, Static, Structure
+from fusec.frontend.symbolic_int import SymbolicInt
 from fusec.ir.graph import Graph
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.nodes import Port, Value
@@ -215,9 +215,9 @@ class SampledIntegers:
 
     def check(self, library: Library, extents: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> None:
         """DimensionError unless the function, as it runs for these integers, does the same for all of the ranges."""
-        make: Callable[[Index, int], Any] = FollowedInt
+        make: Callable[[Index, int], Any] = SymbolicInt
         if library == "torch":
-            from fusec.frontend.torch_followed import TorchInt  # torch is imported only where its tensors come
+            from fusec.frontend.torch_symbolic_int import TorchInt  # torch is imported only where its tensors come
 
             make = TorchInt
         ends = {name: symbol(name, low, high) for name, (low, high) in ranges.items()}

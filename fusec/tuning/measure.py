@@ -17,7 +17,7 @@ from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import fixed
-from fusec.passes.lower.frame import LoweredGroup
+from fusec.passes.lower.context import LoweredGroup
 from fusec.passes.tune import Done, Measured, Stopped
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Buffer

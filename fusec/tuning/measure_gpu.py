@@ -23,7 +23,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.nodes import Port
 from fusec.ir.types import DType, TensorType
-from fusec.passes.lower.frame import Frame, LoweredGroup, Strides, group_flops
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, Strides, group_flops
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.lower.program import assemble
 from fusec.passes.select_gpu import GpuSelector
@@ -72,20 +72,24 @@ class GpuMeasure:
         self._name = name
         self._relative = 0.0
 
-    def __call__(self, frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+    def __call__(
+        self, context: LoweringContext, alternatives: Sequence[Alternative], budget: float, done: Done
+    ) -> list[Measured]:
         if torch.cuda.is_current_stream_capturing():
             return []
         stop = time.monotonic() + budget
         with torch.cuda.device(self._device), torch.no_grad():
             try:
-                return self._measure(frame, alternatives, stop, done)
+                return self._measure(context, alternatives, stop, done)
             except torch.OutOfMemoryError:  # not even the operands fit beside what is there
                 torch.cuda.empty_cache()
                 return []
 
-    def _measure(self, frame: Frame, alternatives: Sequence[Alternative], stop: float, done: Done) -> list[Measured]:
-        body = frame.body
-        inputs = [self._random(v.type, frame.strides[v]) for v in body.inputs]
+    def _measure(
+        self, context: LoweringContext, alternatives: Sequence[Alternative], stop: float, done: Done
+    ) -> list[Measured]:
+        body = context.body
+        inputs = [self._random(v.type, context.strides[v]) for v in body.inputs]
         oracle = self._oracle(body, inputs)
         self._relative = tolerance(body)
         agreements = [_Agreement(oracle, [])] if oracle is not None else []
@@ -96,8 +100,8 @@ class GpuMeasure:
             if number and time.monotonic() > stop:
                 break
             try:
-                with tracing.span(f"try {alternative.text}", "tune", group=frame.name) as span:
-                    run, reason = self._built(frame, alternative, inputs, number, agreements, oracle is not None)
+                with tracing.span(f"try {alternative.text}", "tune", group=context.name) as span:
+                    run, reason = self._built(context, alternative, inputs, number, agreements, oracle is not None)
                     span.note(reason=reason)
             except KeyboardInterrupt:  # what is built already is timed, which takes little
                 stopped = True
@@ -123,7 +127,7 @@ class GpuMeasure:
 
     def _built(
         self,
-        frame: Frame,
+        context: LoweringContext,
         alternative: Alternative,
         inputs: Tensors,
         number: int,
@@ -132,11 +136,11 @@ class GpuMeasure:
     ) -> tuple[Callable[..., Tensors] | None, str]:
         """The alternative ready to be timed, its results sorted in; or None, and why."""
         try:
-            executable = self._executable(frame, alternative)
+            executable = self._executable(context, alternative)
             results = executable.runner(Poisoned())(*inputs)
             torch.cuda.synchronize()
         except (FusecError, RuntimeError) as error:  # PyTorch's errors, out of memory too, are RuntimeErrors
-            self._require_device(frame, alternative, error)
+            self._require_device(context, alternative, error)
             return None, _brief(error)
         same = next((a for a in agreements if all(map(self._close, results, a.results))), None)
         if same is not None:
@@ -149,26 +153,26 @@ class GpuMeasure:
             agreements.append(_Agreement(results, [number]))
         return executable.runner(), ""
 
-    def _require_device(self, frame: Frame, alternative: Alternative, error: Exception) -> None:
+    def _require_device(self, context: LoweringContext, alternative: Alternative, error: Exception) -> None:
         """DeviceError where the device can't be used any more."""
         try:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         except RuntimeError:
             raise DeviceError(
-                f"measuring {alternative.text} of {frame.name} made the GPU unusable ({_brief(error)}); "
+                f"measuring {alternative.text} of {context.name} made the GPU unusable ({_brief(error)}); "
                 "start the process again, without tune="
             ) from error
 
-    def _executable(self, frame: Frame, alternative: Alternative) -> Executable:
+    def _executable(self, context: LoweringContext, alternative: Alternative) -> Executable:
         """The group alone as a program. What is left beside a library's call takes its usual schedule."""
-        op, body = frame.op, frame.body
+        op, body = context.op, context.body
         usual = GpuSelector(self._target)
 
-        def lower(piece: Frame) -> LoweredGroup | Pieces:
+        def lower(piece: LoweringContext) -> LoweredGroup | Pieces:
             return alternative.lower(piece) if piece.op is op else usual.lower(piece)
 
-        ports = [tuple(Port(strides=frame.strides[v]) for v in values) for values in (body.inputs, body.outputs)]
+        ports = [tuple(Port(strides=context.strides[v]) for v in values) for values in (body.inputs, body.outputs)]
         graph = Graph("alternative", body.inputs, body.outputs, (op,), ports[0], ports[1])
         program = assemble(graph, self._name, lower, usual.report)
         return Executable(program, self._compile(program), "torch")

@@ -10,7 +10,7 @@ from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedKind
 from fusec.ir.index import Index, symbols_of
 from fusec.ir.indexing import evaluate, most
-from fusec.passes.lower.frame import Frame, LoweredGroup, sizes_of
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 from fusec.target.cpu import CpuTarget
@@ -45,9 +45,9 @@ class GpuMachine:
             return most(extent)
         return evaluate(extent, self.usual)
 
-    def writes_cuda(self, frame: Frame) -> bool:
+    def writes_cuda(self, context: LoweringContext) -> bool:
         """Whether a group may be written in CUDA C++: such kernels name their sizes, and are not for symbolic ones."""
-        return self.cuda and not sizes_of(frame.body)
+        return self.cuda and not sizes_of(context.body)
 
     def some(self, found: list[GpuSchedule], what: str) -> list[GpuSchedule]:
         """What was found. LoweringError for nothing."""
@@ -65,11 +65,11 @@ class CpuMember:
     """
 
     schedules: Mapping[str, type[CpuSchedule]]
-    candidates: Callable[[Frame, CpuMachine], Sequence[CpuSchedule]]
-    lower: Callable[[Frame, CpuSchedule], LoweredGroup]
+    candidates: Callable[[LoweringContext, CpuMachine], Sequence[CpuSchedule]]
+    lower: Callable[[LoweringContext, CpuSchedule], LoweredGroup]
 
 
-def _none(frame: Frame) -> list[Alternative]:
+def _none(context: LoweringContext) -> list[Alternative]:
     return []
 
 
@@ -80,10 +80,10 @@ class GpuMember:
     pieces: ways of several kernels of ours. library: ways that call the library, for a group of fixed extents.
     """
 
-    candidates: Callable[[Frame, GpuMachine], list[GpuSchedule]]
-    lower: Callable[[Frame, GpuSchedule], LoweredGroup]
-    pieces: Callable[[Frame], list[Alternative]] = _none
-    library: Callable[[Frame], list[Alternative]] = _none
+    candidates: Callable[[LoweringContext, GpuMachine], list[GpuSchedule]]
+    lower: Callable[[LoweringContext, GpuSchedule], LoweredGroup]
+    pieces: Callable[[LoweringContext], list[Alternative]] = _none
+    library: Callable[[LoweringContext], list[Alternative]] = _none
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,13 @@ def foreign(kind: FusedKind, schedule: CpuSchedule | GpuSchedule) -> LoweringErr
     return LoweringError(f"a {kind} kernel by {schedule}")
 
 
-def accepted(frame: Frame, found: Sequence[Chosen], check: Callable[[Frame, Chosen], object]) -> bool:
+def accepted(
+    context: LoweringContext, found: Sequence[Chosen], check: Callable[[LoweringContext, Chosen], object]
+) -> bool:
     """Whether a group fits a template, told by the first schedule: what is refused does not depend on sizes."""
     try:
         for schedule in found[:1]:
-            check(frame, schedule)
+            check(context, schedule)
     except LoweringError:
         return False
     return True

@@ -9,7 +9,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Value
 from fusec.passes.cost.lanes import bytes_read, group_work
 from fusec.passes.families.family import GpuMachine
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.schedule.base import GpuSchedule, by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.schedule.stream import Stream
@@ -39,14 +39,14 @@ class InCuda:
 
 
 def in_both(
-    frame: Frame, machine: GpuMachine, triton: Sequence[GpuSchedule], cuda: Sequence[GpuSchedule]
+    context: LoweringContext, machine: GpuMachine, triton: Sequence[GpuSchedule], cuda: Sequence[GpuSchedule]
 ) -> list[GpuSchedule]:
     """Schedules in both languages, best predicted first. For doubles, which Triton does not divide, those in CUDA C++
     come first."""
-    in_cuda: list[GpuSchedule] = [InCuda(schedule) for schedule in cuda] if machine.writes_cuda(frame) else []
+    in_cuda: list[GpuSchedule] = [InCuda(schedule) for schedule in cuda] if machine.writes_cuda(context) else []
     in_triton: list[GpuSchedule] = [*triton] if machine.triton else []
     found = sorted((*in_triton, *in_cuda), key=by_seconds)
-    if any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in values_of(frame)):
+    if any(v.type.dtype.is_float and v.type.dtype.bits == 64 for v in values_of(context)):
         found.sort(key=lambda s: not isinstance(s, InCuda))
     return machine.some(found, "kernel of maps and reductions")
 
@@ -57,8 +57,8 @@ def stream_of(body: Graph) -> Stream:
     return Stream(bytes_read(body), written, work.instructions, work.specials)
 
 
-def values_of(frame: Frame) -> Iterator[Value]:
+def values_of(context: LoweringContext) -> Iterator[Value]:
     """What a group reads and makes."""
-    yield from frame.body.inputs
-    for op in frame.body.ops:
+    yield from context.body.inputs
+    for op in context.body.ops:
         yield from op.results

@@ -10,7 +10,7 @@ from math import inf
 
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.types import Dim, DType, bool_, contiguous_strides, f32
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
@@ -24,7 +24,7 @@ class Parts:
 
     def __init__(
         self,
-        frame: Frame,
+        context: LoweringContext,
         count: int,
         others: tuple[Iter, ...],
         rows: Dim,
@@ -33,13 +33,13 @@ class Parts:
         *,
         in_log2: bool = False,
     ) -> None:
-        self.frame, self.count, self.others, self.dtype, self.in_log2 = frame, count, others, dtype, in_log2
+        self.context, self.count, self.others, self.dtype, self.in_log2 = context, count, others, dtype, in_log2
         shape = (count, *(i.extent if i.limit is None else i.limit for i in others), rows)
         self.peak, self.total = (self._scratch(name, shape) for name in ("part_peak", "part_total"))
         self.out = self._scratch("part_out", (*shape, values))
 
     def _scratch(self, name: str, shape: tuple[Dim, ...]) -> Buffer:
-        return Buffer(self.frame.unique(name), self.dtype, shape, contiguous_strides(shape), "parameter")
+        return Buffer(self.context.unique(name), self.dtype, shape, contiguous_strides(shape), "parameter")
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -107,4 +107,4 @@ def finite_or_zero(peak: Load) -> ScalarExpr:
 
 
 def _tile(parts: Parts, name: str, *shape: int) -> Buffer:
-    return Buffer(parts.frame.unique(name), parts.dtype, shape, contiguous_strides(shape), "tile")
+    return Buffer(parts.context.unique(name), parts.dtype, shape, contiguous_strides(shape), "tile")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusec.ir.nodes import Op
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,4 @@ class Alternative:
     """
 
     text: str
-    lower: Callable[[Frame], LoweredGroup | Pieces]
+    lower: Callable[[LoweringContext], LoweredGroup | Pieces]

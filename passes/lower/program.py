@@ -15,7 +15,7 @@ from fusec.ir.print import print_graph
 from fusec.ir.types import Dim, TensorType, contiguous_strides
 from fusec.location import Location
 from fusec.passes.fuse.partition import one_by_one
-from fusec.passes.lower.frame import Frame, LoweredGroup, PackPlan, sizes_of
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.share import kernel_key
 from fusec.passes.outputs import input_strides, made_strides, memory_of, shown_strides
@@ -26,7 +26,7 @@ from fusec.tile.nodes import Kernel
 from fusec.tile.scalar import Buffer
 from fusec.tile.views import Strides, same_layout, strided_view
 
-LowerGroup = Callable[[Frame], LoweredGroup | Pieces]
+LowerGroup = Callable[[LoweringContext], LoweredGroup | Pieces]
 Report = Callable[[LoweredGroup, Op], KernelReport]
 
 
@@ -180,7 +180,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         return
     static = frozenset(v for v in op.operands if _is_static(a, v))
     try:
-        lowered = a.lower(Frame(op, layouts, _kernel_name(a, op), static))
+        lowered = a.lower(LoweringContext(op, layouts, _kernel_name(a, op), static))
     except LoweringError as error:
         pieces = one_by_one(body).ops
         if sizes_of(body) and len(pieces) <= 1:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fusec.ir.index import Symbol
 from fusec.ir.types import f32
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.tile.nodes import Alloc, Block, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite, symbols_in, walk
 
 
 def widen_once(
-    frame: Frame, statements: Sequence[Statement], row: Symbol, along: Iter, most_bytes: int
+    context: LoweringContext, statements: Sequence[Statement], row: Symbol, along: Iter, most_bytes: int
 ) -> tuple[Block, Block]:
     """Statements to run once, and the statements of a row that read what those make, ``most_bytes`` at most.
 
@@ -28,7 +28,7 @@ def widen_once(
     before: list[Statement] = []
     kept: dict[ScalarExpr, ScalarExpr] = {}
     for node, load in found.items():
-        target = Buffer(frame.unique(f"{load.buffer.name}_wide"), f32, (along.extent,), (1,), "tile")
+        target = Buffer(context.unique(f"{load.buffer.name}_wide"), f32, (along.extent,), (1,), "tile")
         before += [Alloc(target), Map((along,), target, (along.var,), node)]
         kept[node] = Load(target, (along.var,))
     return tuple(before), tuple(_reading(s, kept) for s in statements)

@@ -9,7 +9,7 @@ from fusec.build import kernel_source
 from fusec.codegen.cuda.nvrtc import has_nvrtc
 from fusec.codegen.gpu import compile_kernels, module_from_bytes
 from fusec.ir.parse import parse
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
@@ -94,9 +94,9 @@ def test_cards_before_hopper_have_kernels_of_their_own(text: str, header: str) -
 @pytest.mark.parametrize("text", [MLP, ATTENTION])
 def test_on_hopper_they_are_tried_after_its_own(text: str) -> None:
     class Listing(GpuSelector):
-        def candidates(self, frame: Frame) -> list[GpuSchedule]:
-            found = super().candidates(frame)
-            if frame.op.attributes.kind in ("gemm", "attention"):  # type: ignore[attr-defined]
+        def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
+            found = super().candidates(context)
+            if context.op.attributes.kind in ("gemm", "attention"):  # type: ignore[attr-defined]
                 listed.append([type(s).__name__ for s in found])
             return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fusec.errors import DimensionError
-from fusec.frontend.followed import FollowedInt
 from fusec.frontend.readings import Readings, over_range
+from fusec.frontend.symbolic_int import SymbolicInt
 from fusec.ir.index import add, mul, symbol
 
 N = symbol("n", 2, 50)
@@ -26,9 +26,9 @@ def test_numbers_over_a_range() -> None:
     found = over_range([noted(n, n * n % 13, 0.5) for n in SAMPLES], [N])
     assert found[:4] == [2, add(N, 1), 3, mul(2, N)]
     assert found[5] == 0.5
-    readings = Readings(found, FollowedInt)
+    readings = Readings(found, SymbolicInt)
     first, second = readings.given((8, 3))
-    assert (type(first), first.expression, first.value, second) == (FollowedInt, add(N, 1), 8, 3)
+    assert (type(first), first.expression, first.value, second) == (SymbolicInt, add(N, 1), 8, 3)
     assert readings.given(14).expression == mul(2, N)
     unknown = readings.given(49 % 13)
     with pytest.raises(DimensionError):

@@ -16,7 +16,7 @@ from fusec.build import compile_module  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule  # noqa: E402
 from fusec.passes.fuse import prologue  # noqa: E402
-from fusec.passes.lower.frame import Frame, LoweredGroup  # noqa: E402
+from fusec.passes.lower.context import LoweredGroup, LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.passes.select_gpu import GpuSelector, lower_with  # noqa: E402
@@ -184,13 +184,13 @@ class Each(GpuSelector):
 
     number = 0
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
-        if not frame.anchors("dot"):
-            return super().lower(frame)
-        found = [s for s in self.candidates(frame) if isinstance(s, GpuGemmSchedule | GpuGemvSchedule)]
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        if not context.anchors("dot"):
+            return super().lower(context)
+        found = [s for s in self.candidates(context) if isinstance(s, GpuGemmSchedule | GpuGemvSchedule)]
         if self.number >= len(found):
             raise IndexError(self.number)
-        return lower_with(frame, found[self.number])
+        return lower_with(context, found[self.number])
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(300, 1024, 512), (16, 1000, 1024), (1, 512, 640)])

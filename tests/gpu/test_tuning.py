@@ -22,7 +22,7 @@ from fusec.errors import CodegenError  # noqa: E402
 from fusec.ir.graph import FusedAttributes  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.ir.types import contiguous_strides  # noqa: E402
-from fusec.passes.lower.frame import Frame, LoweredGroup  # noqa: E402
+from fusec.passes.lower.context import LoweredGroup, LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Alternative, Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.passes.select_gpu import GpuSelector  # noqa: E402
@@ -69,24 +69,24 @@ def test_tuned_functions_are_right_and_leave_inputs_alone(effort: str) -> None:
     assert "library product with bias" in text
 
 
-def group(text: str) -> Frame:
+def group(text: str) -> LoweringContext:
     graph = lower(parse(text), "cuda:0").graph
     (op,) = (o for o in graph.ops if isinstance(o.attributes, FusedAttributes))
     layouts = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
-    return Frame(op, layouts, "group")
+    return LoweringContext(op, layouts, "group")
 
 
 def measure(
-    frame: Frame, alternatives: list[Alternative], compile: Callable[[Program], Module] = compile_module
+    context: LoweringContext, alternatives: list[Alternative], compile: Callable[[Program], Module] = compile_module
 ) -> Any:
-    return GpuMeasure(gpu_target("cuda:0"), "cuda:0", compile, "cuda:0")(frame, alternatives, 60.0, lambda: None)
+    return GpuMeasure(gpu_target("cuda:0"), "cuda:0", compile, "cuda:0")(context, alternatives, 60.0, lambda: None)
 
 
 def spoiled(alternative: Alternative) -> Alternative:
     """An alternative whose kernel stores zeros."""
 
-    def make(frame: Frame) -> LoweredGroup | Pieces:
-        lowered = alternative.lower(frame)
+    def make(context: LoweringContext) -> LoweredGroup | Pieces:
+        lowered = alternative.lower(context)
         assert isinstance(lowered, LoweredGroup)
         body = tuple(map(_zeroed, lowered.kernel.body))
         return replace(lowered, kernel=replace(lowered.kernel, body=body))
@@ -105,8 +105,8 @@ def _zeroed(statement: Any) -> Any:
 def unwritten(alternative: Alternative) -> Alternative:
     """An alternative whose kernel writes the first row block only."""
 
-    def make(frame: Frame) -> LoweredGroup | Pieces:
-        lowered = alternative.lower(frame)
+    def make(context: LoweringContext) -> LoweredGroup | Pieces:
+        lowered = alternative.lower(context)
         assert isinstance(lowered, LoweredGroup)
         (grid,) = lowered.kernel.body
         assert isinstance(grid, Grid)
@@ -119,18 +119,18 @@ def unwritten(alternative: Alternative) -> Alternative:
 @pytest.mark.parametrize("rows", [128, 16384])
 def test_wrong_results_are_found_out(rows: int) -> None:
     """With few rows by the oracle, with many by the others' results."""
-    frame = group(PRODUCT.replace("ROWS", str(rows)))
-    good = GpuSelector(gpu_target("cuda:0")).alternatives(frame)[:3]
-    plain = next(a for a in GpuSelector(gpu_target("cuda:0")).alternatives(frame) if "walkers=0" in a.text)
-    results = measure(frame, [spoiled(plain), good[0], unwritten(plain), *good[1:]])
+    context = group(PRODUCT.replace("ROWS", str(rows)))
+    good = GpuSelector(gpu_target("cuda:0")).alternatives(context)[:3]
+    plain = next(a for a in GpuSelector(gpu_target("cuda:0")).alternatives(context) if "walkers=0" in a.text)
+    results = measure(context, [spoiled(plain), good[0], unwritten(plain), *good[1:]])
     assert [r.seconds is None for r in results] == [True, False, True, False, False]
     assert "differs" in results[0].reason
     assert all(r.seconds is None or 1e-6 < r.seconds < 1e-2 for r in results)
 
 
 def test_failures_are_counted_out() -> None:
-    frame = group(PRODUCT.replace("ROWS", "128"))
-    good = GpuSelector(gpu_target("cuda:0")).alternatives(frame)[0]
+    context = group(PRODUCT.replace("ROWS", "128"))
+    good = GpuSelector(gpu_target("cuda:0")).alternatives(context)[0]
     errors: list[Exception] = [
         CodegenError("it needs 300000 bytes of shared memory"),
         torch.OutOfMemoryError("no memory"),
@@ -141,20 +141,20 @@ def test_failures_are_counted_out() -> None:
             raise errors.pop()
         return compile_module(program)
 
-    results = measure(frame, [replace(good, text="a"), replace(good, text="b"), good], fails)
+    results = measure(context, [replace(good, text="a"), replace(good, text="b"), good], fails)
     assert [r.reason for r in results] == ["no memory", "it needs 300000 bytes of shared memory", ""]
     assert results[2].seconds is not None
 
 
 def test_too_little_memory_to_measure_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = group(PRODUCT.replace("ROWS", "128"))
-    good = GpuSelector(gpu_target("cuda:0")).alternatives(frame)[0]
+    context = group(PRODUCT.replace("ROWS", "128"))
+    good = GpuSelector(gpu_target("cuda:0")).alternatives(context)[0]
 
     def none(*args: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(GpuMeasure, "_random", none)
-    assert measure(frame, [good]) == []
+    assert measure(context, [good]) == []
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -659,11 +659,11 @@ MUTANTS: tuple[Mutant, ...] = (
     # What only GPUs' kernels have
     Mutant(
         "search_drops_nan",
-        "fusec.passes.searches",
+        "fusec.passes.lower_argreduce",
         "search_as_minimum",
         'found = r.emit("logical_or", found, r.emit("isnan", x))',
         "pass",
-        ("tests/passes/test_searches.py",),
+        ("tests/passes/test_lower_argreduce.py",),
     ),
     Mutant(
         "split_forgets_the_rest",
@@ -732,8 +732,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a_token_s_place_forgotten",
-        "fusec.passes.lower.frame",
-        "Frame._move",
+        "fusec.passes.lower.context",
+        "LoweringContext._move",
         "Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[made.attributes.axis])",
         "Move(buffer, self.inliner.at(made.operands[1], ()), buffer.strides[-1])",
         ("tests/passes/test_writes.py",),

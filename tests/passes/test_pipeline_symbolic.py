@@ -27,9 +27,9 @@ graph @rows<B in [1, 64], S in [1, 128]>(%x: f32[B, S, 96], %w: f32[96]) {
 }""",
         [{"B": b, "S": s} for b, s in ((1, 1), (3, 7), (64, 2), (5, 33), (1, 128))],
     ),
-    "searches": (
+    "lower_argreduce": (
         """
-graph @searches<B in [1, 64], S in [1, 128]>(%x: f32[B, S]) {
+graph @lower_argreduce<B in [1, 64], S in [1, 128]>(%x: f32[B, S]) {
   %i = argmax(%x) {axis=1} : i64[B]
   %j = argmin(%x) {axis=0} : i64[S]
   return %i, %j

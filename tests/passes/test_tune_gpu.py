@@ -8,7 +8,7 @@ import pytest
 
 from fusec.errors import TargetError
 from fusec.ir.parse import parse
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.pipeline import lower
 from fusec.passes.tune import Done, Measured, Stopped
@@ -28,7 +28,9 @@ PRODUCT = """graph @f(%x: bf16[512, 256]@cuda:0, %w: bf16[128, 256]@cuda:0, %b: 
 def selector(times: dict[str, float | None], **more: object) -> GpuTuningSelector:
     """Measures by the beginning of an alternative's text."""
 
-    def measure(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+    def measure(
+        context: LoweringContext, alternatives: Sequence[Alternative], budget: float, done: Done
+    ) -> list[Measured]:
         found = []
         for a in alternatives:
             seconds = next((s for head, s in times.items() if a.text.startswith(head)), 1.0)
@@ -58,7 +60,9 @@ def test_a_schedule_is_taken() -> None:
     inner = best.measure
     assert inner is not None
 
-    def third(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+    def third(
+        context: LoweringContext, alternatives: Sequence[Alternative], budget: float, done: Done
+    ) -> list[Measured]:
         texts.extend(a.text for a in alternatives)
         return [Measured(0.5 if k == 5 else 1.0) for k in range(len(alternatives))]
 
@@ -81,7 +85,9 @@ def test_choices_are_remembered_by_content_and_facts() -> None:
     assert len(remembered) == 2
 
 
-def _unmeasured(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+def _unmeasured(
+    context: LoweringContext, alternatives: Sequence[Alternative], budget: float, done: Done
+) -> list[Measured]:
     raise AssertionError("it was measured before")
 
 
@@ -99,7 +105,7 @@ def test_where_nothing_is_right_or_measured_the_model_decides() -> None:
     for results in ({"": None}, None):
         none = selector(results or {})
         if results is None:
-            none.measure = lambda frame, alternatives, budget, done: []
+            none.measure = lambda context, alternatives, budget, done: []
         program = lower(parse(PRODUCT), "cuda:sm_90", selector=none).program
         assert program.reports[0].schedule == usual.reports[0].schedule
         assert not program.choices
@@ -120,8 +126,10 @@ def test_ctrl_c_keeps_the_best_so_far_and_measures_no_more() -> None:
     asked: list[str] = []
     remembered: dict[str, str] = {}
 
-    def stopped(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
-        asked.append(frame.name)
+    def stopped(
+        context: LoweringContext, alternatives: Sequence[Alternative], budget: float, done: Done
+    ) -> list[Measured]:
+        asked.append(context.name)
         raise Stopped([Measured(1.0), Measured(0.25), Measured(0.5)])
 
     chosen = GpuTuningSelector(gpu_target("cuda:sm_90"), measure=stopped, remembered=remembered)
@@ -134,7 +142,9 @@ def test_ctrl_c_keeps_the_best_so_far_and_measures_no_more() -> None:
 
 
 def test_ctrl_c_before_anything_is_measured() -> None:
-    def interrupted(frame: Frame, alternatives: Sequence[Alternative], budget: float, done: Done) -> list[Measured]:
+    def interrupted(
+        context: LoweringContext, alternatives: Sequence[Alternative], budget: float, done: Done
+    ) -> list[Measured]:
         raise KeyboardInterrupt
 
     chosen = GpuTuningSelector(gpu_target("cuda:sm_90"), measure=interrupted)

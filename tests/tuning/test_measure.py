@@ -16,7 +16,7 @@ import pytest
 import fusec
 from fusec.ir.nodes import Op
 from fusec.ir.parse import parse
-from fusec.passes.lower.frame import LoweredGroup
+from fusec.passes.lower.context import LoweredGroup
 from fusec.passes.pipeline import lower
 from fusec.passes.tune import Done, Measured, TuningSelector
 from fusec.runtime.cache import DiskCache, TuningStore

@@ -22,7 +22,7 @@ from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.fuse.partition import Group, positions_of
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_linear, place
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, expect_index, is_linear, place
 from fusec.passes.lower.join import LOG2E, Parts, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
@@ -48,15 +48,15 @@ RECOMPUTE_FLOPS = 8
 """A score change of at most this many flops is computed twice rather than stored between max and exp."""
 
 
-def lower_attention(frame: Frame, schedule: AttentionSchedule) -> LoweredGroup:
+def lower_attention(context: LoweringContext, schedule: AttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by blocks of queries."""
-    return _Attention(frame, schedule).lower()
+    return _Attention(context, schedule).lower()
 
 
-def elements_of(frame: Frame) -> tuple[AttentionParts, Elements]:
+def elements_of(context: LoweringContext) -> tuple[AttentionParts, Elements]:
     """The parts of a group's attention, and one element of each."""
-    parts = attention_parts(frame.op)
-    return parts, find_elements(frame.inliner, parts)
+    parts = attention_parts(context.op)
+    return parts, find_elements(context.inliner, parts)
 
 
 def start_of(e: Elements, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
@@ -73,9 +73,9 @@ def start_of(e: Elements, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr,
     return sink if huge else times(sink, LOG2E), weight
 
 
-def keys_seen(frame: Frame) -> int | None:
+def keys_seen(context: LoweringContext) -> int | None:
     """The most keys that a mask leaves a block of queries; None where extents are not known."""
-    match, e = elements_of(frame)
+    match, e = elements_of(context)
     queries, keys = match.value_dot.result.type.shape[e.query_axis], contraction(match.value_dot).extents.k
     if not isinstance(queries, int) or not isinstance(keys, int):
         return None
@@ -90,9 +90,9 @@ _SEEN = 64
 
 
 class _Attention:
-    def __init__(self, frame: Frame, schedule: AttentionSchedule) -> None:
-        self.frame, self.schedule = frame, schedule
-        self.match, self.e = elements_of(frame)
+    def __init__(self, context: LoweringContext, schedule: AttentionSchedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.match, self.e = elements_of(context)
         match = self.match
         self.dtype: DType = accumulator_dtype(match.score_dot)
         self.huge = may_be_huge(self.e.score)
@@ -118,7 +118,7 @@ class _Attention:
     def tile(self, name: str, *extents: Index) -> Buffer:
         shape = most_of(extents)
         strides = (shape[1], 1) if len(shape) == 2 else (1,)
-        return Buffer(self.frame.unique(name), self.dtype, shape, strides, "tile")
+        return Buffer(self.context.unique(name), self.dtype, shape, strides, "tile")
 
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
@@ -143,7 +143,7 @@ class _Attention:
             Map((one, self.lanes), out, (self.dv, self.qi), zero),
         ]
         start, stop = self._share(span)
-        found = find_keys(self.frame, e, self.shift, self.live_lanes, self.keys, s.keys)
+        found = find_keys(self.context, e, self.shift, self.live_lanes, self.keys, s.keys)
         setup += found.code if found is not None else ()
         within = found.bounds if found is not None else None
         step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, peak, total, out)), within)
@@ -155,13 +155,13 @@ class _Attention:
         blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
         if s.split == 1:
             grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
-            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=span.skipped)
-        parts = Parts(self.frame, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
+            return replace(self.context.finish("attention", (grid,), s.describe()), skipped=span.skipped)
+        parts = Parts(self.context, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
         loads = (*(Load(b, (self.qi,)) for b in (peak, total)), Load(out, (self.dv, self.qi)))
         row = self.shift[e.point[e.query_axis]]
         leave = part_stores(parts, parts.at(self.part, row), self.live_lanes, one, loads)
         grid = Grid((*others, blocks, Iter(self.part, s.split)), (*setup, step, *leave))
-        lowered = finish_parts(self.frame, self.match, e, parts, grid, one, s.describe())
+        lowered = finish_parts(self.context, self.match, e, parts, grid, one, s.describe())
         return replace(lowered, skipped=span.skipped)
 
     def _clear(self, q: Buffer, depth: Iter) -> list[Statement]:
@@ -251,7 +251,7 @@ class _Attention:
     def _stores(self, out: Buffer, total: Buffer) -> list[Store]:
         mean = mean_of(Load(out, (self.dv, self.qi)), Load(total, (self.qi,)), guarded=self.match.guarded)
         domain = (self.live_lanes, Iter.over(self.dv, self.values))
-        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+        return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)
 
 
 def data_tests(e: Elements) -> list[KeyTest]:
@@ -260,17 +260,17 @@ def data_tests(e: Elements) -> list[KeyTest]:
 
 
 def find_keys(
-    frame: Frame, e: Elements, shift: dict[Symbol, Index], queries: Iter, keys: Index, step: int
+    context: LoweringContext, e: Elements, shift: dict[Symbol, Index], queries: Iter, keys: Index, step: int
 ) -> FoundKeys | None:
     """Code that finds which keys a mask made of data leaves to these queries; None where the mask doesn't tell."""
     tests = data_tests(e)
     if not tests:
         return None
-    return KeyFinder(tests, e.key_symbol, shift, queries, keys, step, frame.unique).find()
+    return KeyFinder(tests, e.key_symbol, shift, queries, keys, step, context.unique).find()
 
 
 def attention_stores(
-    frame: Frame,
+    context: LoweringContext,
     value_dot: Op,
     point: tuple[Symbol, ...],
     shift: dict[Symbol, Index],
@@ -280,17 +280,17 @@ def attention_stores(
     """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
     group = Group("attention", value_dot.result.type.shape)
     group.position[value_dot.result] = group.identity
-    positions_of(frame.body, group)
+    positions_of(context.body, group)
     marker = Buffer("result", mean.dtype, (), (), "tile")
-    frame.inliner.add_leaf(value_dot.result, expect_index(value_dot.result, point, Load(marker, ())))
+    context.inliner.add_leaf(value_dot.result, expect_index(value_dot.result, point, Load(marker, ())))
     stores: list[Store] = []
-    for value in frame.body.outputs:
+    for value in context.body.outputs:
         if value not in group.position:
             raise LoweringError(f"{value} does not lie over the attention's result")
         at = place(group.position[value], group, point)
-        element = reindex(frame.inliner.at(value, at), shift)
+        element = reindex(context.inliner.at(value, at), shift)
         element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
-        stores.append(Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element))
+        stores.append(Store(domain, context.buffers[value], tuple(substitute(i, shift) for i in at), element))
     return stores
 
 
@@ -316,7 +316,7 @@ def part_stores(
 
 
 def finish_parts(
-    frame: Frame,
+    context: LoweringContext,
     match: AttentionParts,
     e: Elements,
     parts: Parts,
@@ -329,9 +329,9 @@ def finish_parts(
     number = symbol("row", 0, last(queries))
     code, one, mean = join(parts, number, value, guarded=match.guarded)
     shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
-    stores = attention_stores(frame, match.value_dot, e.point, shift, (one, value), mean)
+    stores = attention_stores(context, match.value_dot, e.point, shift, (one, value), mean)
     joined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
-    return frame.finish_in_two("attention", (grid,), parts.buffers, "row", (joined,), details, warps=0)
+    return context.finish_in_two("attention", (grid,), parts.buffers, "row", (joined,), details, warps=0)
 
 
 def _reads_tiles_alone(element: ScalarExpr) -> bool:

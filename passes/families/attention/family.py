@@ -26,13 +26,13 @@ from fusec.passes.families.attention.schedule.hopper import HopperAttentionSched
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule, mma_attention_candidates
 from fusec.passes.families.attention.schedule.size import AttentionSize
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, accepted, foreign
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule, by_seconds
 
 
-def _cpu_candidates(frame: Frame, machine: CpuMachine) -> Sequence[CpuSchedule]:
+def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> Sequence[CpuSchedule]:
     target, threads = machine.target, machine.threads
-    match = attention_parts(frame.op)
+    match = attention_parts(context.op)
     dot, first = contraction(match.value_dot), contraction(match.score_dot)
     sides = (dot.m, dot.n)
     dtype = accumulator_dtype(match.score_dot)
@@ -45,50 +45,50 @@ def _cpu_candidates(frame: Frame, machine: CpuMachine) -> Sequence[CpuSchedule]:
         narrow = heads, rows, dot.k, values, target, threads
         found = narrow_attention_candidates(*narrow)
         shares = any(s.shared for s in found)
-        return narrow_attention_candidates(*narrow, keys_seen(frame.fresh())) if shares else found
+        return narrow_attention_candidates(*narrow, keys_seen(context.fresh())) if shares else found
     sizes = rows, dot.k, first.k, values, dtype.bits, target, heads, threads
     wide = attention_candidates(*sizes)
     shares = any(s.split > 1 for s in wide)
-    return attention_candidates(*sizes, keys_seen(frame.fresh())) if shares else wide
+    return attention_candidates(*sizes, keys_seen(context.fresh())) if shares else wide
 
 
-def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     match schedule:
         case AttentionSchedule():
-            return lower_attention(frame, schedule)
+            return lower_attention(context, schedule)
         case NarrowAttentionSchedule():
-            return lower_narrow_attention(frame, schedule)
+            return lower_narrow_attention(context, schedule)
         case _:
             raise foreign("attention", schedule)
 
 
-def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
-    size = attention_size(frame.fresh(), machine.extent)
+def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
+    size = attention_size(context.fresh(), machine.extent)
     in_triton = gpu_attention_candidates(size, machine.target)
-    found: list[GpuSchedule] = [*_hopper(frame, size, machine), *in_triton, *_mma(frame, size, machine)]
+    found: list[GpuSchedule] = [*_hopper(context, size, machine), *in_triton, *_mma(context, size, machine)]
     if not found:
         raise LoweringError(f"heads of {size.depth} and {size.values} elements do not fit a block")
     return sorted(found, key=by_seconds)
 
 
-def _hopper(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[HopperAttentionSchedule]:
-    found = hopper_attention_candidates(size, machine.target) if machine.writes_cuda(frame) else []
-    return found if accepted(frame, found, check_hopper_attention) else []
+def _hopper(context: LoweringContext, size: AttentionSize, machine: GpuMachine) -> list[HopperAttentionSchedule]:
+    found = hopper_attention_candidates(size, machine.target) if machine.writes_cuda(context) else []
+    return found if accepted(context, found, check_hopper_attention) else []
 
 
-def _mma(frame: Frame, size: AttentionSize, machine: GpuMachine) -> list[MmaAttentionSchedule]:
-    found = mma_attention_candidates(size, machine.target) if machine.writes_cuda(frame) else []
-    return found if accepted(frame, found, check_mma_attention) else []
+def _mma(context: LoweringContext, size: AttentionSize, machine: GpuMachine) -> list[MmaAttentionSchedule]:
+    found = mma_attention_candidates(size, machine.target) if machine.writes_cuda(context) else []
+    return found if accepted(context, found, check_mma_attention) else []
 
 
-def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
     match schedule:
         case HopperAttentionSchedule():
-            return lower_hopper_attention(frame, schedule)
+            return lower_hopper_attention(context, schedule)
         case MmaAttentionSchedule():
-            return lower_mma_attention(frame, schedule)
+            return lower_mma_attention(context, schedule)
         case GpuAttentionSchedule():
-            return lower_gpu_attention(frame, schedule)
+            return lower_gpu_attention(context, schedule)
         case _:
             raise foreign("attention", schedule)
 

@@ -25,7 +25,7 @@ from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.size import AttentionSize
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import (
     KeyRange,
@@ -62,32 +62,34 @@ State = tuple[Load, Buffer, Buffer, Buffer]
 """The queries; of each of them the maximum, the sum of exponentials and the sum of values so far."""
 
 
-def lower_attention(frame: Frame, schedule: GpuAttentionSchedule, *, bounded: bool = True) -> LoweredGroup:
+def lower_attention(context: LoweringContext, schedule: GpuAttentionSchedule, *, bounded: bool = True) -> LoweredGroup:
     """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes.
 
     With ``schedule.split`` parts of the keys, the kernel leaves a maximum, a sum and a weighted sum of values for each
     part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
     """
-    return _Attention(frame, schedule, bounded).lower()
+    return _Attention(context, schedule, bounded).lower()
 
 
-def attention_nest(frame: Frame, schedule: GpuAttentionSchedule) -> AttentionNest:
+def attention_nest(context: LoweringContext, schedule: GpuAttentionSchedule) -> AttentionNest:
     """The record that :func:`lower_attention_nest` gives, alone."""
-    return _Attention(frame, schedule, bounded=False).nest()
+    return _Attention(context, schedule, bounded=False).nest()
 
 
-def lower_attention_nest(frame: Frame, schedule: GpuAttentionSchedule) -> tuple[LoweredGroup, AttentionNest]:
+def lower_attention_nest(
+    context: LoweringContext, schedule: GpuAttentionSchedule
+) -> tuple[LoweredGroup, AttentionNest]:
     """The same kernel, and as a record what it reads, computes and stores, for tensor cores that multiply 16 bits.
 
     LoweringError where operands are computed or not of 16 bits, for heads of odd sizes, and for a sink.
     """
-    attention = _Attention(frame, schedule, bounded=False)
+    attention = _Attention(context, schedule, bounded=False)
     return attention.lower(), attention.nest()
 
 
-def attention_size(frame: Frame, usual: Callable[[Index], int] = most) -> AttentionSize:
+def attention_size(context: LoweringContext, usual: Callable[[Index], int] = most) -> AttentionSize:
     """What its schedule depends on; ``usual`` gives the number to take for an extent that is symbolic."""
-    match, e = elements_of(frame)
+    match, e = elements_of(context)
     shape = match.value_dot.result.type.shape
     keys, depth = usual(contraction(match.value_dot).extents.k), contraction(match.score_dot).k
     rows = rows_of(e, shape, depth)
@@ -124,9 +126,9 @@ def shared_tests(e: Elements, rows: Rows, split: int) -> list[KeyTest]:
 
 
 class _Attention:
-    def __init__(self, frame: Frame, schedule: GpuAttentionSchedule, bounded: bool) -> None:
-        self.frame, self.schedule, self.bounded = frame, schedule, bounded
-        self.match, self.e = elements_of(frame)
+    def __init__(self, context: LoweringContext, schedule: GpuAttentionSchedule, bounded: bool) -> None:
+        self.context, self.schedule, self.bounded = context, schedule, bounded
+        self.match, self.e = elements_of(context)
         match = self.match
         self.dtype = accumulator_dtype(match.score_dot)
         self.tf32 = allows_tf32(match.score_dot), allows_tf32(match.value_dot)
@@ -170,7 +172,7 @@ class _Attention:
         self.mean = Buffer("mean", f32, (), (), "tile")
 
     def tile(self, name: str, *shape: int) -> Buffer:
-        return Buffer(self.frame.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
+        return Buffer(self.context.unique(name), f32, shape, (shape[1], 1) if len(shape) == 2 else (1,), "tile")
 
     def lower(self) -> LoweredGroup:
         s, e = self.schedule, self.e
@@ -205,8 +207,8 @@ class _Attention:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
             stores = [replace(s, value=_in_place_of(self.mean, s.value, mean)) for s in self.stores]
             grid = Grid((*self.others, turns), (*code, *stores))
-            return replace(self.frame.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
-        parts = Parts(self.frame, s.split, self.others, self.rows.count, self.values)
+            return replace(self.context.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
+        parts = Parts(self.context, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
         leave = (
             Store((self.q,), parts.peak, at, Load(peak, row)),
@@ -215,7 +217,7 @@ class _Attention:
         )
         grid = Grid((*self.others, turns, Iter(self.part, s.split)), (*code, *leave))
         join = (self._join(parts),)
-        lowered = self.frame.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
+        lowered = self.context.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
         return replace(lowered, skipped=self.span.skipped)
 
     def _join(self, parts: Parts) -> Grid:
@@ -312,7 +314,7 @@ class _Attention:
         tests = shared_tests(e, self.rows, s.split)
         if not tests or not self.bounded:
             return None
-        finder = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.frame.unique)
+        finder = KeyFinder(tests, e.key_symbol, self.shift, self.q, self.keys, s.keys, self.context.unique)
         return finder.find()
 
     def _key_range(self, score: ScalarExpr) -> KeyRange:
@@ -393,12 +395,12 @@ class _Attention:
         if not isinstance(shifted, Load):
             shifted = _zero_beyond(shifted, rows, columns)
         shape = (rows.extent, columns.extent)
-        tile = Buffer(self.frame.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
+        tile = Buffer(self.context.unique(name), shifted.dtype, shape, (shape[1], 1), "tile")
         index = (rows.var, columns.var)
         return Load(tile, index), [Alloc(tile), Map((rows, columns), tile, index, shifted)]
 
     def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Store]:
-        return attention_stores(self.frame, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
+        return attention_stores(self.context, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
 
 
 def _in_place_of(mean: Buffer, e: ScalarExpr, value: ScalarExpr) -> ScalarExpr:

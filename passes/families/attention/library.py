@@ -15,7 +15,7 @@ from fusec.passes.attention import Elements
 from fusec.passes.contraction import contraction
 from fusec.passes.families.attention.cpu import elements_of
 from fusec.passes.families.gemm.library import joined
-from fusec.passes.lower.frame import Frame, address_step
+from fusec.passes.lower.context import LoweringContext, address_step
 from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.attentions import BACKENDS, Attention, attention_to_text
@@ -27,11 +27,11 @@ from fusec.tile.views import same_layout
 _NAMES = {"cudnn": "library attention (cuDNN)", "flash": "library attention (FlashAttention)"}
 
 
-def attention_alternatives(frame: Frame) -> list[Alternative]:
+def attention_alternatives(context: LoweringContext) -> list[Alternative]:
     """The library's kernels for a group that is attention and nothing else, on 16-bit operands; else none."""
-    frame = frame.fresh()
+    context = context.fresh()
     try:
-        found = _match(frame)
+        found = _match(context)
     except LoweringError:
         return []
     if found is None:
@@ -41,17 +41,17 @@ def attention_alternatives(frame: Frame) -> list[Alternative]:
     for backend in BACKENDS:
         text = attention_to_text(attention, backend)
         attributes = ExternAttributes(ATTENTION, text, (result.type,), "the library's kernel was chosen")
-        call = Op(OPS["extern"], operands, attributes, (result,), frame.op.location)
-        made.append(Alternative(_NAMES[backend], lambda frame, call=call: Pieces((call,))))  # type: ignore[misc]
+        call = Op(OPS["extern"], operands, attributes, (result,), context.op.location)
+        made.append(Alternative(_NAMES[backend], lambda context, call=call: Pieces((call,))))  # type: ignore[misc]
     return made
 
 
-def _match(frame: Frame) -> tuple[Attention, tuple[Value, ...], Value] | None:
-    match, e = elements_of(frame)
+def _match(context: LoweringContext) -> tuple[Attention, tuple[Value, ...], Value] | None:
+    match, e = elements_of(context)
     if match.sink is not None:
         return None
     shape = match.value_dot.result.type.static_shape
-    result = _only_result(frame, match.value_dot)
+    result = _only_result(context, match.value_dot)
     rank = len(shape)
     if result is None or (e.query_axis, e.value_axis) != (rank - 2, rank - 1):
         return None
@@ -65,9 +65,9 @@ def _match(frame: Frame) -> tuple[Attention, tuple[Value, ...], Value] | None:
         return None
     query, key = e.point[e.query_axis], e.key_symbol
     reads = [
-        _read(frame, e.query, [*e.point[: rank - 2], query, e.depth], [*shape[: rank - 1], depth]),
-        _read(frame, e.key, [*e.point[: rank - 2], key, e.depth], [*shape[: rank - 2], keys, depth]),
-        _read(frame, e.value, [*e.point[: rank - 2], key, e.point[-1]], [*shape[: rank - 2], keys, shape[-1]]),
+        _read(context, e.query, [*e.point[: rank - 2], query, e.depth], [*shape[: rank - 1], depth]),
+        _read(context, e.key, [*e.point[: rank - 2], key, e.depth], [*shape[: rank - 2], keys, depth]),
+        _read(context, e.value, [*e.point[: rank - 2], key, e.point[-1]], [*shape[: rank - 2], keys, shape[-1]]),
     ]
     plain = [r for r in reads if r is not None]
     if len(plain) != 3:
@@ -81,19 +81,19 @@ def _match(frame: Frame) -> tuple[Attention, tuple[Value, ...], Value] | None:
     return None
 
 
-def _only_result(frame: Frame, value_dot: Op) -> Value | None:
+def _only_result(context: LoweringContext, value_dot: Op) -> Value | None:
     """The group's one output, where it is the second product itself, rounded or not, row-major."""
-    if len(frame.body.outputs) != 1:
+    if len(context.body.outputs) != 1:
         return None
-    (result,) = frame.body.outputs
+    (result,) = context.body.outputs
     value = result
     while value is not value_dot.result:
-        op = frame.producers.get(value)
+        op = context.producers.get(value)
         if op is None or op.name not in ("cast", "copy"):
             return None
         value = op.operands[0]
     shape = result.type.static_shape
-    laid = same_layout(shape, frame.strides[result], contiguous_strides(shape))
+    laid = same_layout(shape, context.strides[result], contiguous_strides(shape))
     return result if laid and result.type.dtype.bits == 16 and result.type.dtype.is_float else None
 
 
@@ -154,7 +154,7 @@ class _Read:
     offset: int
 
 
-def _read(frame: Frame, element: ScalarExpr, symbols: list[Symbol], sizes: list[int]) -> _Read | None:
+def _read(context: LoweringContext, element: ScalarExpr, symbols: list[Symbol], sizes: list[int]) -> _Read | None:
     while isinstance(element, Apply) and element.op in ("cast", "copy") and len(element.args) == 1:
         element = element.args[0]
     if not isinstance(element, Load) or not element.dtype.is_float or element.dtype.bits != 16:
@@ -166,7 +166,7 @@ def _read(frame: Frame, element: ScalarExpr, symbols: list[Symbol], sizes: list[
     offset = substitute(flat, dict.fromkeys(symbols, 0))
     if not isinstance(offset, int) or any(s is None for s in steps):
         return None
-    return _Read(frame.input_of(element.buffer), tuple(sizes), tuple(s or 0 for s in steps), offset)
+    return _Read(context.input_of(element.buffer), tuple(sizes), tuple(s or 0 for s in steps), offset)
 
 
 def _four(read: _Read, operands: tuple[Value, ...], split: int, batches: int) -> Matrix | None:

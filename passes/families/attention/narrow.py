@@ -32,7 +32,7 @@ from fusec.passes.families.attention.cpu import (
 from fusec.passes.families.attention.found_keys import FoundKeys
 from fusec.passes.families.attention.schedule.cpu import NarrowAttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
 from fusec.passes.lower.join import Parts
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
@@ -61,15 +61,15 @@ def multiplies_narrow(match: AttentionParts, target: CpuTarget) -> bool:
     )
 
 
-def lower_narrow_attention(frame: Frame, schedule: NarrowAttentionSchedule) -> LoweredGroup:
+def lower_narrow_attention(context: LoweringContext, schedule: NarrowAttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by tasks of queries."""
-    return _NarrowAttention(frame, schedule).lower()
+    return _NarrowAttention(context, schedule).lower()
 
 
 class _NarrowAttention:
-    def __init__(self, frame: Frame, schedule: NarrowAttentionSchedule) -> None:
-        self.frame, self.s = frame, schedule
-        self.match, self.e = match, e = elements_of(frame)
+    def __init__(self, context: LoweringContext, schedule: NarrowAttentionSchedule) -> None:
+        self.context, self.s = context, schedule
+        self.match, self.e = match, e = elements_of(context)
         s = schedule
         self.shape = match.value_dot.result.type.shape
         self.queries, self.values = fixed((self.shape[e.query_axis], self.shape[e.value_axis]))
@@ -108,7 +108,7 @@ class _NarrowAttention:
         e, first = self.e, mul(self.qo, self.s.task)
         row = symbol("row", 0, self.s.task - 1)
         rows = Iter(row, self.s.task, limit_of(self.queries, self.s.task, first))
-        return find_keys(self.frame, e, {e.point[e.query_axis]: add(first, row)}, rows, self.keys, self.s.keys)
+        return find_keys(self.context, e, {e.point[e.query_axis]: add(first, row)}, rows, self.keys, self.s.keys)
 
     def _shift(self, key: Index) -> dict[Symbol, Index]:
         """The tight symbols as block and place in the block, with this key."""
@@ -120,7 +120,7 @@ class _NarrowAttention:
         }
 
     def tile(self, name: str, dtype: DType, *shape: int) -> Buffer:
-        return Buffer(self.frame.unique(name), dtype, shape, contiguous_strides(shape), "tile")
+        return Buffer(self.context.unique(name), dtype, shape, contiguous_strides(shape), "tile")
 
     def lower(self) -> LoweredGroup:
         s, e = self.s, self.e
@@ -145,7 +145,7 @@ class _NarrowAttention:
             lowered = self._in_parts(tuple(others), tasks, code, state)
         else:
             code.append(self._over_blocks(tuple(self._stores(state))))
-            lowered = self.frame.finish("attention", (Grid((*others, tasks), tuple(code)),), s.describe())
+            lowered = self.context.finish("attention", (Grid((*others, tasks), tuple(code)),), s.describe())
         return replace(lowered, skipped=spans[0].skipped)
 
     def _in_parts(
@@ -158,12 +158,12 @@ class _NarrowAttention:
         """Each task has a chunk of the keys."""
         peak, total, out = state
         value = Iter(self.dv, self.values)
-        parts = Parts(self.frame, self.chunks, others, self.queries, self.values, in_log2=not self.huge)
+        parts = Parts(self.context, self.chunks, others, self.queries, self.values, in_log2=not self.huge)
         at = (self.qs, self.qi)
         loads = (Load(peak, at), Load(total, at), Load(out, (self.qs, self.dv, self.qi)))
         leave = part_stores(parts, parts.at(self.part, add(self.first, self.qi)), self.live, value, loads)
         grid = Grid((*others, tasks, Iter(self.part, self.chunks)), (*code, self._over_blocks(leave)))
-        return finish_parts(self.frame, self.match, self.e, parts, grid, value, self.s.describe())
+        return finish_parts(self.context, self.match, self.e, parts, grid, value, self.s.describe())
 
     def _over_blocks(self, body: tuple[Statement, ...]) -> Statement:
         """The body for each of the task's blocks of queries."""
@@ -423,7 +423,7 @@ class _NarrowAttention:
         sums, weights = Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))
         mean = mean_of(sums, weights, guarded=self.match.guarded)
         domain = (self.live, Iter(self.dv, self.values))
-        return attention_stores(self.frame, self.match.value_dot, self.e.point, self.shift, domain, mean)
+        return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)
 
 
 def _round(n: int, step: int) -> int:

@@ -10,15 +10,15 @@ from fusec.ir.indexing import ceildiv
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.cpu import ROW_PADDING, Gemm, apart, limit_of
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
 from fusec.passes.lower.sums import in_blocks
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement
 from fusec.tile.scalar import Buffer, Load, reindex
 
 
-def lower_along(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:
+def lower_along(context: LoweringContext, schedule: GemmSchedule) -> LoweredGroup:
     """Tasks are blocks of columns; each reads its columns from end to end, and multiplies them with all rows."""
-    return _Along(frame, schedule).lower()
+    return _Along(context, schedule).lower()
 
 
 class _Along(Gemm):
@@ -48,7 +48,7 @@ class _Along(Gemm):
             ),
             (*left_code, *(Loop(self.n0, 0, stop, 1, body) for body in bodies)),
         )
-        return self.frame.finish("gemm", (grid,), s.describe())
+        return self.context.finish("gemm", (grid,), s.describe())
 
     def _left(self) -> tuple[Load, list[Statement]]:
         element = reindex(self._element(self.op, 0), self.shift)
@@ -70,7 +70,7 @@ class _Along(Gemm):
     def _scratch(self, name: str, count: int) -> Buffer:
         """Memory for all of K of so many rows or columns."""
         depth = self.axes.k
-        return Buffer(self.frame.unique(name), self.operand, (count, depth), (depth + ROW_PADDING, 1), "tile")
+        return Buffer(self.context.unique(name), self.operand, (count, depth), (depth + ROW_PADDING, 1), "tile")
 
 
 def _side_by_side(load: Load, row: Symbol, inner: Symbol) -> bool:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from fusec.ir.nodes import Op
 from fusec.passes.fuse.fuse import fuse_maps, fuse_rows
 from fusec.passes.fuse.partition import Group, Partition, build_fused_graph
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 
 TEXT = "operands first"
 
 
-def operands_first(frame: Frame) -> list[Alternative]:
+def operands_first(context: LoweringContext) -> list[Alternative]:
     """The group in pieces: what makes its products' operands, then the products; none where operands are in memory."""
-    return [Alternative(TEXT, _pieces)] if _makers(frame) else []
+    return [Alternative(TEXT, _pieces)] if _makers(context) else []
 
 
-def _makers(frame: Frame) -> set[Op]:
+def _makers(context: LoweringContext) -> set[Op]:
     """The ops that make the products' operands and are more than views of memory."""
-    partition = Partition(frame.body)
-    above = {v for dot in frame.anchors("dot") for v in dot.operands}
+    partition = Partition(context.body)
+    above = {v for dot in context.anchors("dot") for v in dot.operands}
     found: set[Op] = set()
-    for op in reversed(frame.body.ops):
+    for op in reversed(context.body.ops):
         if op.name != "dot" and not above.isdisjoint(op.results):
             above.update(op.operands)
             if op not in partition.free:
@@ -29,12 +29,12 @@ def _makers(frame: Frame) -> set[Op]:
     return found
 
 
-def _pieces(frame: Frame) -> Pieces:
-    partition = Partition(frame.body)
-    makers = _makers(frame)
-    dots = frame.anchors("dot")
+def _pieces(context: LoweringContext) -> Pieces:
+    partition = Partition(context.body)
+    makers = _makers(context)
+    dots = context.anchors("dot")
     group = Group("gemm", dots[0].result.type.shape)
-    partition.add(group, [op for op in frame.body.ops if op not in makers and op not in partition.free])
+    partition.add(group, [op for op in context.body.ops if op not in makers and op not in partition.free])
     fuse_rows(partition, lambda declined: None)
     fuse_maps(partition, lambda declined: None)
     return Pieces(tuple(op for op in build_fused_graph(partition).ops if op.name == "fused"))

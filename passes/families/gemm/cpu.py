@@ -13,9 +13,9 @@ from fusec.passes.contraction import accumulator_dtype, contraction, operand_ind
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.fuse.partition import Group, positions_of
 from fusec.passes.inline import Leaf
-from fusec.passes.lower.frame import (
-    Frame,
+from fusec.passes.lower.context import (
     LoweredGroup,
+    LoweringContext,
     address_step,
     expect_index,
     is_linear,
@@ -29,18 +29,18 @@ ROW_PADDING = 16
 """Elements added to a packed row, so that rows don't fall on the same cache sets."""
 
 
-def lower_gemm(frame: Frame, schedule: GemmSchedule) -> LoweredGroup:
+def lower_gemm(context: LoweringContext, schedule: GemmSchedule) -> LoweredGroup:
     """Tasks are blocks of rows by blocks of columns; each packs its rows once and walks its columns tile by tile."""
-    return Gemm(frame, schedule).lower()
+    return Gemm(context, schedule).lower()
 
 
 class Gemm:
     """One product being lowered: its symbols, and the statements for them."""
 
-    def __init__(self, frame: Frame, schedule: GemmSchedule) -> None:
-        self.frame = frame
+    def __init__(self, context: LoweringContext, schedule: GemmSchedule) -> None:
+        self.context = context
         self.schedule = schedule
-        self.ops = frame.anchors("dot")
+        self.ops = context.anchors("dot")
         self.op = self.ops[0]
         self.axes = contraction(self.op)
         self.extents = self.axes.extents
@@ -103,14 +103,14 @@ class Gemm:
             ),
             tuple(body),
         )
-        return self.frame.finish("gemm", (grid,), s.describe())
+        return self.context.finish("gemm", (grid,), s.describe())
 
     def _accumulator(self, op: Op, tiles: int) -> Load:
         """The accumulator of one product: a tile of columns, or the task's whole block where K is split."""
         s = self.schedule
         width = tiles * s.tile_n if self.split else s.tile_n
         name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-        buffer = Buffer(self.frame.unique(name), self.dtype, (s.tile_m, width), (width, 1), "tile")
+        buffer = Buffer(self.context.unique(name), self.dtype, (s.tile_m, width), (width, 1), "tile")
         column: Index = add(mul(self.n0, s.tile_n), self.ni) if self.split else self.ni
         return Load(buffer, (self.mi, column))
 
@@ -130,7 +130,7 @@ class Gemm:
         free = delinearize(free_symbol, free_shape) if free_shape else ()
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
         index = operand_index(op, side, self._batch(), free, inner)
-        element = self.frame.inliner.at(op.operands[side], index)
+        element = self.context.inliner.at(op.operands[side], index)
         return element if element.dtype == self.operand else Apply("cast", (element,), self.operand)
 
     def _left(self) -> tuple[Load, list[Statement]]:
@@ -141,7 +141,7 @@ class Gemm:
             assert isinstance(element, Load)
             return element, []
         depth = min(s.tile_k, self.axes.k)
-        rows = Buffer(self.frame.unique("left"), self.dtype, (s.tile_m, depth), (depth + ROW_PADDING, 1), "tile")
+        rows = Buffer(self.context.unique("left"), self.dtype, (s.tile_m, depth), (depth + ROW_PADDING, 1), "tile")
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ki, depth, self.inner_limit))
         return Load(rows, (self.mi, self.ki)), [Alloc(rows), Map(domain, rows, (self.mi, self.ki), element)]
 
@@ -168,7 +168,9 @@ class Gemm:
         width = s.registers.columns
         block = -(-s.block_n // s.tile_n) * s.tile_n
         panels = -(-block // width)
-        tile = Buffer(self.frame.unique("right"), self.dtype, (panels, depth, width), (depth * width, width, 1), "tile")
+        tile = Buffer(
+            self.context.unique("right"), self.dtype, (panels, depth, width), (depth * width, width, 1), "tile"
+        )
         p, c = symbol("p", 0, panels - 1), symbol("c", 0, width - 1)
         at_panel: dict[Symbol, Index] = {
             self.j: add(add(mul(self.no, s.block_n), mul(p, width)), c),
@@ -189,7 +191,7 @@ class Gemm:
         panels = ceildiv(n, width)
         shape = (panels, depth, width)
         packed = Buffer(
-            self.frame.unique(f"{op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
+            self.context.unique(f"{op.operands[1].name}_packed"), self.dtype, shape, contiguous_strides(shape)
         )
         p, c = symbol("p", 0, last(panels)), symbol("c", 0, width - 1)
         limit = limit_of(n, width, mul(p, width))
@@ -197,7 +199,7 @@ class Gemm:
         store = Store((Iter.over(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
         read = list(dict.fromkeys(x.buffer for x in loads(value)))
         kernel = Kernel(
-            f"{self.frame.name}_pack{len(self.frame.packs)}",
+            f"{self.context.name}_pack{len(self.context.packs)}",
             "pack",
             (*read, packed),
             1,
@@ -206,7 +208,7 @@ class Gemm:
             2 * packed.most * self.dtype.itemsize,
             sizes=_sizes_in(packed, *read),
         )
-        self.frame.pack(kernel, read, packed)
+        self.context.pack(kernel, read, packed)
         column = self.shift[self.j]
         return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
 
@@ -220,7 +222,7 @@ class Gemm:
         columns = min(s.tile_n, axes.n)
         limit = None if self.extents.n == columns else limit_of(self.extents.n, s.tile_n, column0)
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
-        return epilogue_stores(self.frame, self.ops, point, self.shift, domain, accumulators)
+        return epilogue_stores(self.context, self.ops, point, self.shift, domain, accumulators)
 
 
 def apart(allocs: Sequence[Alloc], dots: Sequence[Statement], stores: Sequence[Store]) -> list[tuple[Statement, ...]]:
@@ -249,7 +251,7 @@ def _sums_of(statement: Statement) -> frozenset[Buffer]:
 
 
 def epilogue_stores(
-    frame: Frame,
+    context: LoweringContext,
     ops: list[Op],
     point: tuple[Index, ...],
     shift: dict[Symbol, Index],
@@ -263,27 +265,29 @@ def epilogue_stores(
     group = Group("gemm", ops[0].result.type.shape)
     for op in ops:
         group.position[op.result] = group.identity
-    positions_of(frame.body, group)
-    placeholders = [_Placeholder(frame, op.result, point, acc.dtype) for op, acc in zip(ops, accumulators, strict=True)]
+    positions_of(context.body, group)
+    placeholders = [
+        _Placeholder(context, op.result, point, acc.dtype) for op, acc in zip(ops, accumulators, strict=True)
+    ]
     stores: list[Store] = []
-    for value in frame.body.outputs:
+    for value in context.body.outputs:
         if value not in group.position:
             raise LoweringError(f"{value} does not lie over the product's result")
         at = place(group.position[value], group, point)
-        element = reindex(frame.inliner.at(value, at), shift)
+        element = reindex(context.inliner.at(value, at), shift)
         for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
             element = placeholder.fill(element, accumulator)
-        stores.append(Store(domain, frame.buffers[value], tuple(substitute(x, shift) for x in at), element))
+        stores.append(Store(domain, context.buffers[value], tuple(substitute(x, shift) for x in at), element))
     return stores
 
 
 class _Placeholder:
     """Stands for an accumulator while an epilogue is expanded, so that its subscripts are not shifted twice."""
 
-    def __init__(self, frame: Frame, value: Value, point: tuple[Index, ...], dtype: DType) -> None:
+    def __init__(self, context: LoweringContext, value: Value, point: tuple[Index, ...], dtype: DType) -> None:
         self.buffer = Buffer("accumulator", dtype, (), (), "tile")
         leaf: Leaf = expect_index(value, point, Load(self.buffer, ()))
-        frame.inliner.add_leaf(value, leaf)
+        context.inliner.add_leaf(value, leaf)
 
     def fill(self, element: ScalarExpr, accumulator: ScalarExpr) -> ScalarExpr:
         """The epilogue, its symbols already shifted, with the placeholder replaced."""

@@ -26,26 +26,26 @@ from fusec.passes.families.gemm.schedule.widening import (
     widening_candidates,
 )
 from fusec.passes.families.gemm.widening import reads_rows_in_place
-from fusec.passes.lower.frame import Frame, address_step
+from fusec.passes.lower.context import LoweringContext, address_step
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Load, ScalarExpr, loads
 
 Schedules = list[GemmSchedule | WideningSchedule]
 
 
-def product_schedules(frame: Frame, target: CpuTarget, threads: int) -> Schedules:
+def product_schedules(context: LoweringContext, target: CpuTarget, threads: int) -> Schedules:
     """Schedules of a group's products, best predicted first. LoweringError where there is none.
 
     A right operand that stays from call to call is packed once, and read as packed. Any other is read where it lies,
     so that nothing has to tell when it changes, or packed at each call, where that takes less.
     """
-    op = frame.anchors("dot")[0]
+    op = context.anchors("dot")[0]
     axes = contraction(op)
     if axes.k == 0:
         raise LoweringError("a product over an empty axis")
-    narrow = widening_sum(frame, target) is not None
+    narrow = widening_sum(context, target) is not None
     if narrow:
-        problem = _widening_problem(frame)
+        problem = _widening_problem(context)
         candidates = widening_candidates(problem, target, threads)
         seconds = predict_widening(problem, candidates[0], target, threads)
         packed: Schedules = [*candidates]
@@ -61,12 +61,12 @@ def product_schedules(frame: Frame, target: CpuTarget, threads: int) -> Schedule
         across = [*unpacked_candidates(wide, target, threads)]
     if axes.batch:
         return packed
-    right = _right_operands(frame)
-    if _keeps_packed(frame, right):
+    right = _right_operands(context)
+    if _keeps_packed(context, right):
         return packed
     fits = isinstance(axes.extents.k, int) and (not narrow or target.multiplies(op.operands[0].type.dtype))
     if fits and right.steps_by_one(right.k):
-        return _with_along(_along_problem(frame, right, narrow), packed, seconds, target, threads)
+        return _with_along(_along_problem(context, right, narrow), packed, seconds, target, threads)
     return [*across, *packed] if right.steps_by_one(right.j) else packed
 
 
@@ -97,27 +97,27 @@ class _Right:
         return all(x is not None and address_step(x, s) == 1 for x in self.largest)
 
 
-def _right_operands(frame: Frame) -> _Right:
+def _right_operands(context: LoweringContext) -> _Right:
     """Of products without batch axes."""
-    ops = frame.anchors("dot")
+    ops = context.anchors("dot")
     axes = contraction(ops[0])
     j, k = symbol("j", 0, last(axes.extents.n)), symbol("k", 0, last(axes.extents.k))
     free = delinearize(j, axes.columns) if axes.columns else ()
     inner = delinearize(k, axes.inner) if axes.inner else ()
-    elements = (frame.inliner.at(op.operands[1], operand_index(op, 1, (), free, inner)) for op in ops)
+    elements = (context.inliner.at(op.operands[1], operand_index(op, 1, (), free, inner)) for op in ops)
     return _Right(tuple(elements), j, k)
 
 
-def _keeps_packed(frame: Frame, right: _Right) -> bool:
+def _keeps_packed(context: LoweringContext, right: _Right) -> bool:
     """Whether what is packed of the right operands stays from call to call: it is made of nothing else but weights that
     are said to stay."""
     read = [x.buffer for element in right.elements for x in loads(element)]
-    return bool(read) and all(frame.input_of(buffer) in frame.static for buffer in read)
+    return bool(read) and all(context.input_of(buffer) in context.static for buffer in read)
 
 
-def _along_problem(frame: Frame, right: _Right, narrow: bool) -> AlongProblem:
+def _along_problem(context: LoweringContext, right: _Right, narrow: bool) -> AlongProblem:
     """narrow: the operands' type is multiplied as it is."""
-    op = frame.anchors("dot")[0]
+    op = context.anchors("dot")[0]
     axes = contraction(op)
     dtype = op.operands[0].type.dtype if narrow else accumulator_dtype(op)
     computed = any(not isinstance(e, Load) or e.dtype != dtype for e in right.elements)
@@ -126,10 +126,10 @@ def _along_problem(frame: Frame, right: _Right, narrow: bool) -> AlongProblem:
     return AlongProblem(axes.m, axes.n, axes.k, dtype.itemsize, narrow, computed, source.dtype.itemsize)
 
 
-def widening_sum(frame: Frame, target: CpuTarget) -> DType | None:
+def widening_sum(context: LoweringContext, target: CpuTarget) -> DType | None:
     """The type of the sums where all of a group's products are of narrow operands that the target multiplies as
     such."""
-    ops = frame.anchors("dot")
+    ops = context.anchors("dot")
     dtypes = {v.type.dtype for op in ops for v in op.operands}
     extents = contraction(ops[0]).extents
     if len(dtypes) != 1 or not isinstance(extents.n, int) or not isinstance(extents.k, int):
@@ -139,9 +139,9 @@ def widening_sum(frame: Frame, target: CpuTarget) -> DType | None:
     return total if whole else None
 
 
-def _widening_problem(frame: Frame) -> WideningProblem:
-    op = frame.anchors("dot")[0]
+def _widening_problem(context: LoweringContext) -> WideningProblem:
+    op = context.anchors("dot")[0]
     axes = contraction(op)
     dtype = op.operands[0].type.dtype
     fixed = isinstance(axes.extents.m, int)
-    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(frame), fixed)
+    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(context), fixed)

@@ -14,20 +14,20 @@ from fusec.passes.families.gemm.library import library_alternatives
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.widening import WideningSchedule
 from fusec.passes.families.gemm.widening import lower_widening
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule
 
 
-def _cpu_candidates(frame: Frame, machine: CpuMachine) -> Sequence[CpuSchedule]:
-    return product_schedules(frame, machine.target, machine.threads)
+def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> Sequence[CpuSchedule]:
+    return product_schedules(context, machine.target, machine.threads)
 
 
-def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     match schedule:
         case GemmSchedule():
-            return lower_along(frame, schedule) if schedule.registers.along else lower_gemm(frame, schedule)
+            return lower_along(context, schedule) if schedule.registers.along else lower_gemm(context, schedule)
         case WideningSchedule():
-            return lower_widening(frame, schedule)
+            return lower_widening(context, schedule)
         case _:
             raise foreign("gemm", schedule)
 

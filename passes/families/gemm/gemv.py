@@ -10,7 +10,7 @@ from fusec.ir.types import DType, bool_
 from fusec.passes.families.gemm.hoist import hoist
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.gpu import GpuGemvSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
 
@@ -18,17 +18,17 @@ ROW_OF_A_WARP = 128 * 32
 """Elements of a row that a warp can hold."""
 
 
-def lower_gemv(frame: Frame, schedule: GpuGemvSchedule) -> LoweredGroup:
+def lower_gemv(context: LoweringContext, schedule: GpuGemvSchedule) -> LoweredGroup:
     """A block has ``lines`` of the matrix (rows of the left operand or columns of the right), ``depth`` of K at a time.
 
     Each vector has sums of its own for every place of the block, which are added up across the block at the end.
     """
-    return _Gemv(frame, schedule).lower()
+    return _Gemv(context, schedule).lower()
 
 
-def reads_across(frame: Frame) -> bool:
+def reads_across(context: LoweringContext) -> bool:
     """Whether the neighbours of an element of the longer operand are of other rows or columns of the result."""
-    products = Products(frame)
+    products = Products(context)
     side = 0 if products.axes.n < products.axes.m else 1
     element = products.element(products.ops[0], side)
     line = (products.i, products.j)[side]
@@ -36,9 +36,9 @@ def reads_across(frame: Frame) -> bool:
 
 
 class _Gemv:
-    def __init__(self, frame: Frame, schedule: GpuGemvSchedule) -> None:
-        self.frame, self.schedule = frame, schedule
-        self.products = Products(frame)
+    def __init__(self, context: LoweringContext, schedule: GpuGemvSchedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.products = Products(context)
         axes, n, s = self.products.axes, self.products.extents, schedule
         self.side = 0 if axes.n < axes.m else 1
         """Which operand is the matrix."""
@@ -78,7 +78,7 @@ class _Gemv:
         for v in range(self.vectors):
             totals: list[Load] = []
             for x in (of_product[v] for of_product in sums):
-                total = Buffer(self.frame.unique("total"), products.dtype, (s.lines,), (1,), "tile")
+                total = Buffer(self.context.unique("total"), products.dtype, (s.lines,), (1,), "tile")
                 code += [Alloc(total), Reduce(block, total, (self.li,), "sum", x)]
                 totals.append(Load(total, (self.li,)))
             shift = self._place(v)
@@ -91,7 +91,7 @@ class _Gemv:
                 code += stores
         if partials is None:
             grid = Grid((Iter.over(self.pid, self.blocks), products.batch), tuple(code))
-            return self.frame.finish("gemm", (grid,), s.describe())
+            return self.context.finish("gemm", (grid,), s.describe())
         iters = (Iter.over(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
         grid = Grid(iters, tuple(code))
         return products.finish(grid, partials, s.split, s.describe())
@@ -115,13 +115,13 @@ class _Gemv:
         element = reindex(self.products.element(op, self.side), {self.line: add(self.line0, self.li)})
         if isinstance(element, Load):
             return element
-        element, before = hoist(self.frame, element, self.rows, self.products.k)
+        element, before = hoist(self.context, element, self.rows, self.products.k)
         code += before
         return element
 
     def _sums(self, product: int, vector: int) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)
-        buffer = Buffer(self.frame.unique("sums"), self.products.dtype, shape, (shape[1], 1), "tile")
+        buffer = Buffer(self.context.unique("sums"), self.products.dtype, shape, (shape[1], 1), "tile")
         return Load(buffer, (self.li, self.ki))
 
     def _place(self, vector: int) -> dict[Symbol, Index]:

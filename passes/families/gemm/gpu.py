@@ -12,7 +12,7 @@ from fusec.ir.types import bool_
 from fusec.passes.families.gemm.hoist import hoist
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
@@ -20,15 +20,15 @@ _NO_REGISTERS = RegisterTile(0, 0)
 """A GPU's accumulators are laid out by its compiler."""
 
 
-def lower_gemm(frame: Frame, schedule: GpuGemmSchedule) -> LoweredGroup:
+def lower_gemm(context: LoweringContext, schedule: GpuGemmSchedule) -> LoweredGroup:
     """Blocks are ordered in groups of rows, so that neighbours in time share operands in L2."""
-    return _Gemm(frame, schedule).lower()
+    return _Gemm(context, schedule).lower()
 
 
 class _Gemm:
-    def __init__(self, frame: Frame, schedule: GpuGemmSchedule) -> None:
-        self.frame, self.schedule = frame, schedule
-        self.products = Products(frame)
+    def __init__(self, context: LoweringContext, schedule: GpuGemmSchedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.products = Products(context)
         if self.products.statistics:
             raise LoweringError("a product of blocks reduces no rows of its operands")
         n, s = self.products.extents, schedule
@@ -80,9 +80,11 @@ class _Gemm:
         if s.walkers and s.walkers < most(tiles):
             walker = symbol("walker", 0, s.walkers - 1)
             walk = Loop(self.pid, walker, tiles, s.walkers, body)
-            return self.frame.finish("gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe())
+            return self.context.finish(
+                "gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe()
+            )
         grid = Grid((Iter.over(self.pid, tiles), products.batch), body)
-        return self.frame.finish("gemm", (grid,), s.describe())
+        return self.context.finish("gemm", (grid,), s.describe())
 
     def _multiply(self) -> tuple[list[Load], list[Statement], Loop]:
         """The accumulators, what sets them up, and the loop over the block's share of K."""
@@ -95,7 +97,7 @@ class _Gemm:
         for op in products.ops:
             name = "acc" if len(products.ops) == 1 else f"acc_{op.result.name}"
             shape = (rows.extent, columns.extent)
-            acc = Buffer(self.frame.unique(name), products.dtype, shape, (shape[1], 1), "tile")
+            acc = Buffer(self.context.unique(name), products.dtype, shape, (shape[1], 1), "tile")
             index = (rows.var, columns.var)
             zero = Const(0.0 if products.dtype.is_float else 0, products.dtype)
             before += [Alloc(acc), Map((Iter(rows.var, shape[0]), Iter(columns.var, shape[1])), acc, index, zero)]
@@ -149,11 +151,11 @@ class _Gemm:
         free, dtype = (self.m, self.n)[side], op.operands[side].type.dtype
         k = self.products.k
         block = {s: i for s, i in self.shift.items() if s is not k}
-        element, before = hoist(self.frame, reindex(element, block), free, k)
+        element, before = hoist(self.context, reindex(element, block), free, k)
         element = reindex(element, {k: self.shift[k]})
         domain = (free, self.depth) if self._lies_along(element, free) else (self.depth, free)
         shape = (domain[0].extent, domain[1].extent)
-        tile = Buffer(self.frame.unique(("left", "right")[side]), dtype, shape, (shape[1], 1), "tile")
+        tile = Buffer(self.context.unique(("left", "right")[side]), dtype, shape, (shape[1], 1), "tile")
         where = (domain[0].var, domain[1].var)
         if self.depth.limit is not None:
             live = Apply("lt", (IndexValue(self.ki), IndexValue(self.depth.limit)), bool_)

@@ -21,25 +21,25 @@ from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, Hoppe
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.passes.families.gemm.tiled import lower_tiled_gemm
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import GpuSchedule, by_seconds
 
 
-def gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
+def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
     """Schedules for a group, best predicted first. LoweringError where there is none.
 
     On cards with faster instructions those of a warp are never the first (decision 15).
     """
-    op = frame.anchors("dot")[0]
+    op = context.anchors("dot")[0]
     axes, dtype = contraction(op), op.operands[0].type.dtype
-    products = len(frame.anchors("dot"))
-    if any(o.definition.kind == "reduce" for o in frame.body.ops):
-        return _of_one_row(frame, machine, axes, products)
-    tiled = _tiled(frame, machine, axes, products)
-    in_cuda: list[GpuSchedule] = [*_hopper(frame, machine, axes, products), *_mma(frame, machine, axes, products)]
+    products = len(context.anchors("dot"))
+    if any(o.definition.kind == "reduce" for o in context.body.ops):
+        return _of_one_row(context, machine, axes, products)
+    tiled = _tiled(context, machine, axes, products)
+    in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, products), *_mma(context, machine, axes, products)]
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
         return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matrix product of {dtype}")
-    problem = _problem(frame, machine, axes, products)
+    problem = _problem(context, machine, axes, products)
     found = gemm_candidates(problem, machine.target)
     if not (isinstance(axes.extents.m, int) and isinstance(axes.extents.n, int)):
         found = [s for s in found if not isinstance(s, GpuGemvSchedule)]
@@ -53,27 +53,27 @@ def gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
     return [*tiled, *here] if problem.exact and not apart else [*here, *tiled]
 
 
-def _problem(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> Problem:
+def _problem(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> Problem:
     """What Triton's schedules are chosen by."""
     n, dtype = axes.extents, axes.op.operands[0].type.dtype
-    read = epilogue_inputs(frame)
-    walks = len(frame.body.outputs) == 1 and all(v.type.most < axes.op.result.type.most for v in read)
+    read = epilogue_inputs(context)
+    walks = len(context.body.outputs) == 1 and all(v.type.most < axes.op.result.type.most for v in read)
     exact = dtype.bits == 32 and not allows_tf32(axes.op)
     extents = (machine.extent(n.batches), machine.extent(n.m), machine.extent(n.n), machine.extent(n.k))
-    left, right = (making_of(frame, side) for side in (0, 1))
-    across, copy = reads_across(frame), copy_width(frame)
+    left, right = (making_of(context, side) for side in (0, 1))
+    across, copy = reads_across(context), copy_width(context)
     return Problem(*extents, dtype.bits, products, walks, exact, across, left, right, copy=copy)
 
 
-def _of_one_row(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[GpuSchedule]:
+def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[GpuSchedule]:
     """Schedules for a matrix times one vector, which each block reduces before it multiplies (a norm's)."""
     dtype = axes.op.operands[0].type.dtype
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
         raise LoweringError("no kernel here reduces a product's operand")
     exact = dtype.bits == 32 and not allows_tf32(axes.op)
-    left, right = (making_of(frame, side) for side in (0, 1))
+    left, right = (making_of(context, side) for side in (0, 1))
     extents = (axes.batches, axes.m, axes.n, axes.k)
-    problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(frame), left, right, True)
+    problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(context), left, right, True)
     found = gemm_candidates(problem, machine.target)
     fitting = [s for s in found if isinstance(s, GpuGemvSchedule) and axes.k <= ROW_OF_A_WARP * s.launch.warps]
     if not fitting:
@@ -81,57 +81,59 @@ def _of_one_row(frame: Frame, machine: GpuMachine, axes: Contraction, products: 
     return [*fitting]
 
 
-def _tiled(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[TiledGemmSchedule]:
+def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[TiledGemmSchedule]:
     """Schedules in plain arithmetic, for what tensor cores don't multiply exactly."""
     dtype = axes.op.operands[0].type.dtype
     half = dtype.is_float and dtype.bits < 32
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
-    if not machine.writes_cuda(frame) or products > 1 or by_tensor_cores:
+    if not machine.writes_cuda(context) or products > 1 or by_tensor_cores:
         return []
     extents, bits = (axes.batches, axes.m, axes.n, axes.k), max(dtype.bits, 32)
-    return tiled_gemm_candidates(*extents, bits, machine.target, _computed(frame))
+    return tiled_gemm_candidates(*extents, bits, machine.target, _computed(context))
 
 
-def _computed(frame: Frame) -> Computed:
-    return tuple(making_of(frame, side) for side in (0, 1))
+def _computed(context: LoweringContext) -> Computed:
+    return tuple(making_of(context, side) for side in (0, 1))
 
 
-def _hopper(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[HopperGemmSchedule]:
+def _hopper(
+    context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int
+) -> list[HopperGemmSchedule]:
     """Schedules for the tensor cores' own pipeline, where bulk copies can fetch the operands."""
-    if not machine.writes_cuda(frame):
+    if not machine.writes_cuda(context):
         return []
     result = axes.op.result.type.size
-    reads = sum(v.type.size >= result for v in epilogue_inputs(frame))
+    reads = sum(v.type.size >= result for v in epilogue_inputs(context))
     bits = axes.op.operands[0].type.dtype.bits
-    parks = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in frame.body.outputs)
+    parks = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
     extents = (axes.batches, axes.m, axes.n, axes.k)
-    turned = columns_adjoin(frame)
+    turned = columns_adjoin(context)
     found = hopper_candidates(HopperProblem(*extents, products, reads, bits, parks, turned), machine.target)
-    return found if accepted(frame, found, check_hopper_gemm) else []
+    return found if accepted(context, found, check_hopper_gemm) else []
 
 
-def _mma(frame: Frame, machine: GpuMachine, axes: Contraction, products: int) -> list[MmaGemmSchedule]:
+def _mma(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[MmaGemmSchedule]:
     """Schedules for warps' tensor core instructions, which take operands as they lie."""
-    if not machine.writes_cuda(frame):
+    if not machine.writes_cuda(context):
         return []
     bits = axes.op.operands[0].type.dtype.bits
-    work = products, bits, _computed(frame), copy_width(frame)
+    work = products, bits, _computed(context), copy_width(context)
     found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, machine.target, *work)
-    return found if accepted(frame, found, check_mma_gemm) else []
+    return found if accepted(context, found, check_mma_gemm) else []
 
 
-def lower_on_gpu(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def lower_on_gpu(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
     """The group's kernel with a given schedule."""
     match schedule:
         case HopperGemmSchedule():
-            return lower_hopper_gemm(frame, schedule)
+            return lower_hopper_gemm(context, schedule)
         case TiledGemmSchedule():
-            return lower_tiled_gemm(frame, schedule)
+            return lower_tiled_gemm(context, schedule)
         case MmaGemmSchedule():
-            return lower_mma_gemm(frame, schedule)
+            return lower_mma_gemm(context, schedule)
         case GpuGemmSchedule():
-            return lower_gemm(frame, schedule)
+            return lower_gemm(context, schedule)
         case GpuGemvSchedule():
-            return lower_gemv(frame, schedule)
+            return lower_gemv(context, schedule)
         case _:
             raise foreign("gemm", schedule)

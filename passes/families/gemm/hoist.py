@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fusec.ir.index import Symbol
 from fusec.ir.types import f32
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.tile.nodes import Alloc, Iter, Map, Statement
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, rewrite, symbols_in
 
 
-def hoist(frame: Frame, element: ScalarExpr, free: Iter, along: Symbol) -> tuple[ScalarExpr, list[Statement]]:
+def hoist(
+    context: LoweringContext, element: ScalarExpr, free: Iter, along: Symbol
+) -> tuple[ScalarExpr, list[Statement]]:
     """The element with what does not change ``along`` K read from tiles over ``free``, and the code that fills them.
 
     Half types stay in f32, as they do on the way through an expression.
@@ -22,7 +24,7 @@ def hoist(frame: Frame, element: ScalarExpr, free: Iter, along: Symbol) -> tuple
             return None
         if node not in tiles:
             dtype = f32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
-            tile = Buffer(frame.unique("kept"), dtype, (free.extent,), (1,), "tile")
+            tile = Buffer(context.unique("kept"), dtype, (free.extent,), (1,), "tile")
             tiles[node] = Load(tile, (free.var,))
             code.extend((Alloc(tile), Map((free,), tile, (free.var,), node)))
         return tiles[node]

@@ -10,32 +10,32 @@ from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.expand import in_tile
 from fusec.tile.fetch import fetch_of
 from fusec.tile.nodes import HopperGemm, Store, TemplateOperand
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, walk
 
 
-def check_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> None:
+def check_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> None:
     """LoweringError for products that :func:`lower_hopper_gemm` refuses, of any sizes."""
-    products = _HopperGemm(frame.fresh(), schedule)
+    products = _HopperGemm(context.fresh(), schedule)
     products.nest(products.fetched)
 
 
-def lower_hopper_gemm(frame: Frame, schedule: HopperGemmSchedule) -> LoweredGroup:
+def lower_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 
     LoweringError for operands that a bulk copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
-    products = _HopperGemm(frame, schedule)
+    products = _HopperGemm(context, schedule)
     template = HopperGemm(products.nest(products.fetched), schedule.pipeline)
     return products.finish_template(template, schedule.describe())
 
 
-def columns_adjoin(frame: Frame) -> bool:
+def columns_adjoin(context: LoweringContext) -> bool:
     """Whether neighbours in the right operands' memory are of different columns of the result."""
-    products = Products(frame)
+    products = Products(context)
     elements = [products.element(op, 1) for op in products.ops]
     return any(
         isinstance(e, Load) and address_step(e, products.j) == 1 and address_step(e, products.k) != 1 for e in elements
@@ -43,9 +43,9 @@ def columns_adjoin(frame: Frame) -> bool:
 
 
 class _HopperGemm(TiledProducts):
-    def __init__(self, frame: Frame, schedule: HopperGemmSchedule) -> None:
+    def __init__(self, context: LoweringContext, schedule: HopperGemmSchedule) -> None:
         s, self.pipeline = schedule, schedule.pipeline
-        super().__init__(frame, TileSizes(s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n)))
+        super().__init__(context, TileSizes(s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n)))
         self.multiplied_type()
 
     def total(self, op: Op, product: Load) -> ScalarExpr:

@@ -13,7 +13,7 @@ from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.calls import PRODUCT
 from fusec.runtime.products import Matrix, Product, product_to_text
@@ -32,20 +32,20 @@ class _Found:
     covered: frozenset[Op]
 
 
-def library_alternatives(frame: Frame) -> list[Alternative]:
+def library_alternatives(context: LoweringContext) -> list[Alternative]:
     """Ways that call the library for each product of 16-bit operands in memory; none where that does not fit.
 
     The library rounds each product (with its bias) to 16 bits, as the code as written does, so groups with wider
     results are left alone.
     """
-    body = frame.body
-    dots = frame.anchors("dot")
+    body = context.body
+    dots = context.anchors("dot")
     sixteen = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for dot in dots for v in dot.operands)
-    if not dots or not sixteen or not all(_is_rounded(frame, v) for v in body.outputs):
+    if not dots or not sixteen or not all(_is_rounded(context, v) for v in body.outputs):
         return []
     found: list[Alternative] = []
-    plain = [_product(frame, dot, None) for dot in dots]
-    biased = [_product(frame, dot, _bias_of(frame, dot)) for dot in dots]
+    plain = [_product(context, dot, None) for dot in dots]
+    biased = [_product(context, dot, _bias_of(context, dot)) for dot in dots]
     if all(p is not None for p in plain):
         found.append(_alternative("library product", [p for p in plain if p is not None]))
     if all(p is not None for p in biased) and any(p is not None and _has_bias(p) for p in biased):
@@ -58,9 +58,9 @@ def library_alternatives(frame: Frame) -> list[Alternative]:
     return found
 
 
-def _is_rounded(frame: Frame, value: Value) -> bool:
+def _is_rounded(context: LoweringContext, value: Value) -> bool:
     """Whether a value has no more digits than 16 bits hold."""
-    producer = frame.producers.get(value)
+    producer = context.producers.get(value)
     if value.type.dtype.bits > 16 and producer is not None and producer.name == "cast":
         value = producer.operands[0]
         return value.type.dtype.is_float and value.type.dtype.bits == 16
@@ -68,12 +68,12 @@ def _is_rounded(frame: Frame, value: Value) -> bool:
 
 
 def _alternative(text: str, products: Sequence[_Found]) -> Alternative:
-    return Alternative(text, lambda frame: _pieces(frame, products))
+    return Alternative(text, lambda context: _pieces(context, products))
 
 
-def _pieces(frame: Frame, products: Sequence[_Found]) -> Pieces:
+def _pieces(context: LoweringContext, products: Sequence[_Found]) -> Pieces:
     """The calls, and one map for what is left."""
-    body = frame.body
+    body = context.body
     covered = frozenset[Op]().union(*(p.covered for p in products))
     casts = [p.cast for p in products if p.cast is not None]
     made = {p.value for p in products}
@@ -84,7 +84,7 @@ def _pieces(frame: Frame, products: Sequence[_Found]) -> Pieces:
     live = _live(rest, wanted)
     inputs = dict.fromkeys(v for op in live for v in op.operands if v in made or v in body.inputs)
     inner = Graph("rest", tuple(inputs), tuple(wanted), tuple(live))
-    fused = Op(OPS["fused"], inner.inputs, FusedAttributes("map", inner), inner.outputs, frame.op.location)
+    fused = Op(OPS["fused"], inner.inputs, FusedAttributes("map", inner), inner.outputs, context.op.location)
     return Pieces((*(p.call for p in products), fused))
 
 
@@ -110,17 +110,17 @@ class _Bias:
     covered: frozenset[Op]
 
 
-def _product(frame: Frame, dot: Op, bias: _Bias | None) -> _Found | None:
+def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> _Found | None:
     attributes = dot.attributes
     assert isinstance(attributes, DotAttributes)
     operands: list[Value] = []
-    lhs = _matrix(frame, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
-    rhs = _matrix(frame, dot.operands[1], attributes.rhs_batch, attributes.rhs_contract, True, operands)
+    lhs = _matrix(context, dot.operands[0], attributes.lhs_batch, attributes.lhs_contract, False, operands)
+    rhs = _matrix(context, dot.operands[1], attributes.rhs_batch, attributes.rhs_contract, True, operands)
     if lhs is None or rhs is None:
         return None
     added = None
     if bias is not None:
-        added = _vector(frame, bias.vector, operands)
+        added = _vector(context, bias.vector, operands)
         if added is None:
             bias = None
     narrow = dot.operands[0].type.dtype
@@ -131,7 +131,7 @@ def _product(frame: Frame, dot: Op, bias: _Bias | None) -> _Found | None:
         value = Value(replace(result.type, dtype=narrow), f"{result.name}_rounded")
         cast = Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location)
     shape = value.type.static_shape
-    if not same_layout(shape, frame.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
+    if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None
     text = product_to_text(Product(lhs, rhs, added, "none", shape))
     call = Op(
@@ -141,11 +141,16 @@ def _product(frame: Frame, dot: Op, bias: _Bias | None) -> _Found | None:
 
 
 def _matrix(
-    frame: Frame, value: Value, batch: Sequence[int], inner: Sequence[int], turned: bool, operands: list[Value]
+    context: LoweringContext,
+    value: Value,
+    batch: Sequence[int],
+    inner: Sequence[int],
+    turned: bool,
+    operands: list[Value],
 ) -> Matrix | None:
     """The operand as (batch,) rows by columns in memory; its inner axes are the columns or, ``turned``, the rows."""
-    view = strided_view(value, frame.producers, frame.strides)
-    if view is None or view.base not in frame.body.inputs:
+    view = strided_view(value, context.producers, context.strides)
+    if view is None or view.base not in context.body.inputs:
         return None
     free = [a for a in range(value.type.rank) if a not in batch and a not in inner]
     shape, steps, offset = value.type.static_shape, fixed(view.strides), fixed([view.offset])[0]
@@ -174,9 +179,9 @@ def joined(axes: Sequence[tuple[int, int]], step: int = 1) -> tuple[int, int] | 
     return size, step
 
 
-def _vector(frame: Frame, value: Value, operands: list[Value]) -> Matrix | None:
-    view = strided_view(value, frame.producers, frame.strides)
-    if view is None or view.base not in frame.body.inputs or value.type.rank != 1:
+def _vector(context: LoweringContext, value: Value, operands: list[Value]) -> Matrix | None:
+    view = strided_view(value, context.producers, context.strides)
+    if view is None or view.base not in context.body.inputs or value.type.rank != 1:
         return None
     if view.base not in operands:
         operands.append(view.base)
@@ -184,21 +189,21 @@ def _vector(frame: Frame, value: Value, operands: list[Value]) -> Matrix | None:
     return Matrix(operands.index(view.base), value.type.static_shape, fixed(view.strides), offset)
 
 
-def _bias_of(frame: Frame, dot: Op) -> _Bias | None:
+def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
     """product + vector, then the only thing that reads it rounds it to the operands' dtype."""
-    uses = frame.body.uses()
+    uses = context.body.uses()
     attributes = dot.attributes
     assert isinstance(attributes, DotAttributes)
     free = dot.operands[1].type.rank - len(attributes.rhs_contract) - len(attributes.rhs_batch)
     readers = uses[dot.result]
-    if attributes.lhs_batch or free != 1 or len(readers) != 1 or dot.result in frame.body.outputs:
+    if attributes.lhs_batch or free != 1 or len(readers) != 1 or dot.result in context.body.outputs:
         return None
     (add,) = readers
     if add.name != "add" or add.operands[0] is add.operands[1]:
         return None
     other = add.operands[1] if add.operands[0] is dot.result else add.operands[0]
     covered = {add}
-    producer = frame.producers.get(other)
+    producer = context.producers.get(other)
     if producer is not None and producer.name == "cast":
         other = producer.operands[0]
     narrow = dot.operands[0].type.dtype
@@ -207,7 +212,7 @@ def _bias_of(frame: Frame, dot: Op) -> _Bias | None:
     value = add.result
     if value.type.dtype != narrow:
         readers = uses[value]
-        if len(readers) != 1 or readers[0].name != "cast" or value in frame.body.outputs:
+        if len(readers) != 1 or readers[0].name != "cast" or value in context.body.outputs:
             return None
         covered.add(readers[0])
         value = readers[0].result

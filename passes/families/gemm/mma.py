@@ -5,26 +5,26 @@ from __future__ import annotations
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import MmaGemm, RegisterTile, TemplateOperand
 
 
-def check_mma_gemm(frame: Frame, schedule: MmaGemmSchedule) -> None:
+def check_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> None:
     """LoweringError for products that :func:`lower_mma_gemm` refuses, of any sizes."""
-    _template(_products(frame.fresh(), schedule), schedule)
+    _template(_products(context.fresh(), schedule), schedule)
 
 
-def lower_mma_gemm(frame: Frame, schedule: MmaGemmSchedule) -> LoweredGroup:
+def lower_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 
     LoweringError for operands that tensor cores don't multiply: not of 16 bits, nor of 32 that may be rounded to TF32.
     """
-    products = _products(frame, schedule)
+    products = _products(context, schedule)
     return products.finish_template(_template(products, schedule), schedule.describe())
 
 
-def _products(frame: Frame, s: MmaGemmSchedule) -> TiledProducts:
-    return TiledProducts(frame, TileSizes(s.m, s.n, s.k))
+def _products(context: LoweringContext, s: MmaGemmSchedule) -> TiledProducts:
+    return TiledProducts(context, TileSizes(s.m, s.n, s.k))
 
 
 def _template(products: TiledProducts, s: MmaGemmSchedule) -> MmaGemm:

@@ -14,7 +14,7 @@ from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.families.gemm.cpu import epilogue_stores
 from fusec.passes.families.gemm.schedule.gpu import Making
 from fusec.passes.families.row.cpu import accumulator_of
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
 
@@ -22,33 +22,33 @@ FINISH_ELEMENTS = 512
 """Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
 
 
-def epilogue_inputs(frame: Frame) -> list[Value]:
+def epilogue_inputs(context: LoweringContext) -> list[Value]:
     """What a group reads besides the operands of its products and what makes these."""
-    operands = {v for dot in frame.anchors("dot") for v in dot.operands}
+    operands = {v for dot in context.anchors("dot") for v in dot.operands}
     above = set(operands)
-    for op in reversed(frame.body.ops):
+    for op in reversed(context.body.ops):
         if op.name != "dot" and not above.isdisjoint(op.results):
             above.update(op.operands)
-    read = {v for o in frame.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
-    return [v for v in frame.body.inputs if v in read]
+    read = {v for o in context.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
+    return [v for v in context.body.inputs if v in read]
 
 
 WIDEST_COPY = 16
 """Bytes that a thread copies at once."""
 
 
-def copy_width(frame: Frame) -> int:
+def copy_width(context: LoweringContext) -> int:
     """Bytes that a thread can copy at once of each operand that is in memory, by where its rows start."""
-    products = Products(frame)
+    products = Products(context)
     elements = (products.element(op, side) for op in products.ops for side in (0, 1))
     buffers = [e.buffer for e in elements if isinstance(e, Load)]
     rows = [s * b.dtype.itemsize for b in buffers for s, n in zip(b.strides, b.shape) if s != 1 and n != 1]
     return gcd(WIDEST_COPY, *(row for row in rows if isinstance(row, int)))
 
 
-def making_of(frame: Frame, side: int) -> Making | None:
+def making_of(context: LoweringContext, side: int) -> Making | None:
     """What it takes to have an element of an operand of the group's products; None where it is in memory."""
-    products = Products(frame)
+    products = Products(context)
     dot = products.ops[0]
     element = products.element(dot, side)
     if isinstance(element, Load):
@@ -66,22 +66,22 @@ def _operations(element: ScalarExpr) -> int:
 class Products:
     """The dots of a group, which share their left operand, at batch ``b``, row ``i``, column ``j`` and depth ``k``."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.ops = frame.anchors("dot")
+    def __init__(self, context: LoweringContext) -> None:
+        self.context = context
+        self.ops = context.anchors("dot")
         self.axes = contraction(self.ops[0])
         self.dtype = accumulator_dtype(self.ops[0])
         self.tf32 = allows_tf32(self.ops[0])
         self.extents = n = self.axes.extents
         self.b = symbol("b", 0, last(n.batches))
         self.i, self.j, self.k = symbol("i", 0, last(n.m)), symbol("j", 0, last(n.n)), symbol("k", 0, last(n.k))
-        self.statistics = {op: self._statistic(op) for op in frame.body.ops if op.definition.kind == "reduce"}
+        self.statistics = {op: self._statistic(op) for op in context.body.ops if op.definition.kind == "reduce"}
         """Reductions of an operand that is one row, and where their results lie."""
 
     def _statistic(self, op: Op) -> Load:
         dtype = accumulator_of(op.result.type.dtype)
-        found = Load(Buffer(self.frame.name_of(op.result), dtype, (), (), "tile"), ())
-        self.frame.inliner.add_leaf(op.result, lambda index: found)
+        found = Load(Buffer(self.context.name_of(op.result), dtype, (), (), "tile"), ())
+        self.context.inliner.add_leaf(op.result, lambda index: found)
         return found
 
     def row_of(self, op: Op, side: int) -> ScalarExpr:
@@ -89,7 +89,7 @@ class Products:
         axes = self.axes
         free = tuple(0 for _ in (axes.rows, axes.columns)[side])
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        return self.frame.inliner.at(op.operands[0], operand_index(self.ops[0], side, (), free, inner))
+        return self.context.inliner.at(op.operands[0], operand_index(self.ops[0], side, (), free, inner))
 
     @property
     def batch(self) -> Iter:
@@ -108,18 +108,18 @@ class Products:
         batch = delinearize(self.b, axes.batch) if axes.batch else ()
         free = delinearize(free_symbol, free_shape) if free_shape else ()
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        return self.frame.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+        return self.context.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
 
     def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
         """The stores of the group's outputs over a domain that holds the products."""
-        return epilogue_stores(self.frame, self.ops, self.point(), shift, domain, totals)
+        return epilogue_stores(self.context, self.ops, self.point(), shift, domain, totals)
 
     # Sums over K in parts
 
     def partials(self, parts: int) -> Buffer:
         """Memory for the parts' sums of every product."""
         shape = (len(self.ops), parts, self.extents.batches, self.extents.m, self.extents.n)
-        return Buffer(self.frame.unique("partials"), self.dtype, shape, contiguous_strides(shape))
+        return Buffer(self.context.unique("partials"), self.dtype, shape, contiguous_strides(shape))
 
     def part_store(
         self, partials: Buffer, product: int, part: Index, shift: dict[Symbol, Index], domain: tuple[Iter, ...], x: Load
@@ -143,7 +143,7 @@ class Products:
         totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
         joined = Grid((Iter.over(block, blocks),), tuple(stores))
-        return self.frame.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
+        return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
 
     def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
         place = tuple(shift[s] for s in (self.b, self.i, self.j))

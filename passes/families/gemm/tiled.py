@@ -6,14 +6,14 @@ from fusec.errors import LoweringError
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import SimtGemm, TemplateOperand
 
 
-def lower_tiled_gemm(frame: Frame, schedule: TiledGemmSchedule) -> LoweredGroup:
+def lower_tiled_gemm(context: LoweringContext, schedule: TiledGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it."""
     s = schedule
-    products = TiledProducts(frame, TileSizes(s.m, s.n, s.k))
+    products = TiledProducts(context, TileSizes(s.m, s.n, s.k))
     if len(products.ops) > 1:
         raise LoweringError(f"{len(products.ops)} products side by side in plain arithmetic")
     products.tf32 = False

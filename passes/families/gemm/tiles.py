@@ -11,7 +11,7 @@ from fusec.ir.nodes import Op
 from fusec.ir.types import DType
 from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.product import Products
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.expand import expand
 from fusec.tile.nodes import GemmNest, GemmTemplate, Iter, Store, TemplateOperand, TiledAxis
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, reindex
@@ -33,8 +33,8 @@ class TileSizes:
 class TiledProducts(Products):
     """The parts of a template's loop nest: the grid is batch by row tiles by column tiles, in plain order."""
 
-    def __init__(self, frame: Frame, sizes: TileSizes) -> None:
-        super().__init__(frame)
+    def __init__(self, context: LoweringContext, sizes: TileSizes) -> None:
+        super().__init__(context)
         if self.statistics:
             raise LoweringError("a product of tiles reduces no rows of its operands")
         axes, s = self.axes, sizes
@@ -59,7 +59,7 @@ class TiledProducts(Products):
         sums: list[Load] = []
         for op in self.ops:
             name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-            sums.append(Load(Buffer(self.frame.unique(name), self.dtype, shape, (shape[1], 1), "tile"), place))
+            sums.append(Load(Buffer(self.context.unique(name), self.dtype, shape, (shape[1], 1), "tile"), place))
             rights.append(operand(op, 1))
         stores = self.results([self.total(op, total) for op, total in zip(self.ops, sums, strict=True)])
         return GemmNest(
@@ -79,7 +79,7 @@ class TiledProducts(Products):
 
     def finish_template(self, template: GemmTemplate, schedule: Description) -> LoweredGroup:
         """The kernel of a template."""
-        lowered = self.frame.finish("gemm", expand(template), schedule)
+        lowered = self.context.finish("gemm", expand(template), schedule)
         return replace(lowered, kernel=replace(lowered.kernel, template=template))
 
     def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:
@@ -103,7 +103,7 @@ class TiledProducts(Products):
             raise LoweringError("an operand that is no memory")
         rows, columns = ((self.row, self.depth), (self.depth, self.column))[side]
         shape = rows.inner.extent, columns.inner.extent
-        name = self.frame.unique(("left", "right")[side])
+        name = self.context.unique(("left", "right")[side])
         return TemplateOperand(element, Buffer(name, dtype, shape, (shape[1], 1), "tile"))
 
     def multiplied_type(self) -> DType:

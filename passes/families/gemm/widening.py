@@ -17,7 +17,7 @@ from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.contraction import contraction, operand_index
 from fusec.passes.families.gemm.cpu import apart, epilogue_stores, limit_of
 from fusec.passes.families.gemm.schedule.widening import SUMS, WideningSchedule, depth_step
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_linear
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
@@ -25,21 +25,21 @@ ROW_PADDING = 64
 """Bytes added to a row of scratch, so that rows don't fall on the same cache sets."""
 
 
-def lower_widening(frame: Frame, schedule: WideningSchedule) -> LoweredGroup:
+def lower_widening(context: LoweringContext, schedule: WideningSchedule) -> LoweredGroup:
     """Tasks are blocks of rows by blocks of columns; those that share columns, which stay in L2, follow each other."""
-    return _Widening(frame, schedule).lower()
+    return _Widening(context, schedule).lower()
 
 
-def reads_rows_in_place(frame: Frame) -> bool:
+def reads_rows_in_place(context: LoweringContext) -> bool:
     """Whether the left operand is in memory with K's elements side by side."""
-    op = frame.anchors("dot")[0]
+    op = context.anchors("dot")[0]
     axes = contraction(op)
     i, k = symbol("i", 0, last(axes.extents.m)), symbol("k", 0, last(axes.extents.k))
     b = symbol("b", 0, last(axes.extents.batches))
     batch = delinearize(b, axes.batch) if axes.batch else ()
     free = delinearize(i, axes.rows) if axes.rows else ()
     inner = delinearize(k, axes.inner) if axes.inner else ()
-    element = frame.inliner.at(op.operands[0], operand_index(op, 0, batch, free, inner))
+    element = context.inliner.at(op.operands[0], operand_index(op, 0, batch, free, inner))
     return _is_direct(element, i, k)
 
 
@@ -48,9 +48,9 @@ def _is_direct(element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
 
 
 class _Widening:
-    def __init__(self, frame: Frame, schedule: WideningSchedule) -> None:
-        self.frame, self.schedule = frame, schedule
-        self.ops = frame.anchors("dot")
+    def __init__(self, context: LoweringContext, schedule: WideningSchedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.ops = context.anchors("dot")
         self.op = self.ops[0]
         self.axes = contraction(self.op)
         self.extents = self.axes.extents
@@ -126,7 +126,7 @@ class _Widening:
             ),
             tuple(body),
         )
-        return self.frame.finish("gemm", (grid,), s.describe())
+        return self.context.finish("gemm", (grid,), s.describe())
 
     @property
     def _overlaps(self) -> bool:
@@ -172,10 +172,10 @@ class _Widening:
         r, s = self.schedule.registers, self.schedule
         name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
         if self.parts == 1:
-            buffer = Buffer(self.frame.unique(name), self.total, (r.rows, r.columns), (r.columns, 1), "tile")
+            buffer = Buffer(self.context.unique(name), self.total, (r.rows, r.columns), (r.columns, 1), "tile")
             return Load(buffer, (self.mi, self.ni))
         stride = s.block_n + ROW_PADDING // self.total.itemsize
-        buffer = Buffer(self.frame.unique(name), self.total, (s.tile_m, s.block_n), (stride, 1), "tile")
+        buffer = Buffer(self.context.unique(name), self.total, (s.tile_m, s.block_n), (stride, 1), "tile")
         return Load(buffer, (self.row, self.column))
 
     def _dot(self, acc: Load, left: Load, right: Buffer, part: Index, fresh: bool) -> Dot:
@@ -197,7 +197,7 @@ class _Widening:
         free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
         free = delinearize(free_symbol, free_shape) if free_shape else ()
         inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        return self.frame.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+        return self.context.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
 
     def _padded(self, element: ScalarExpr, depth: Index) -> ScalarExpr:
         """The element, and 0 beyond the end of K."""
@@ -211,7 +211,7 @@ class _Widening:
         if not s.pack_left:
             return None
         stride = s.tile_k + ROW_PADDING // self.dtype.itemsize
-        return Buffer(self.frame.unique("left"), self.dtype, (s.tile_m, s.tile_k), (stride, 1), "tile")
+        return Buffer(self.context.unique("left"), self.dtype, (s.tile_m, s.tile_k), (stride, 1), "tile")
 
     def _left(self, scratch: Buffer | None, part: Index) -> Load:
         if scratch is not None:
@@ -239,14 +239,14 @@ class _Widening:
             return self._staged_right(op, width)
         panels = ceildiv(self.extents.n, width)
         shape = (panels, self.depth // self.group, width, self.group)
-        name = self.frame.unique(f"{op.operands[1].name}_packed")
+        name = self.context.unique(f"{op.operands[1].name}_packed")
         packed = Buffer(name, self.dtype, shape, contiguous_strides(shape))
         p = symbol("p", 0, last(panels))
         parts = self._panel(op, p, mul(p, width))
         stores = tuple(Store(domain, packed, index, value) for domain, index, value in parts)
         read = list(dict.fromkeys(x.buffer for _, _, value in parts for x in loads(value)))
         kernel = Kernel(
-            f"{self.frame.name}_pack{len(self.frame.packs)}",
+            f"{self.context.name}_pack{len(self.context.packs)}",
             "pack",
             (*read, packed),
             1,
@@ -254,14 +254,14 @@ class _Widening:
             0,
             2 * packed.most * self.dtype.itemsize,
         )
-        self.frame.pack(kernel, read, packed)
+        self.context.pack(kernel, read, packed)
         return packed, []
 
     def _staged_right(self, op: Op, width: int) -> tuple[Buffer, list[Statement]]:
         s = self.schedule
         panels = s.block_n // width
         shape = (panels, self.depth // self.group, width, self.group)
-        tile = Buffer(self.frame.unique("right"), self.dtype, shape, contiguous_strides(shape), "tile")
+        tile = Buffer(self.context.unique("right"), self.dtype, shape, contiguous_strides(shape), "tile")
         p = symbol("p", 0, panels - 1)
         parts = self._panel(op, p, add(mul(self.no, s.block_n), mul(p, width)))
         stop = minimum(panels, ceildiv(sub(self.extents.n, mul(self.no, s.block_n)), width))
@@ -305,7 +305,7 @@ class _Widening:
         if block is not None:
             shift = {symbol: substitute(value, {self.n0: block}) for symbol, value in shift.items()}
             sums = [_load_at(load, {self.n0: block}) for load in sums]
-        return epilogue_stores(self.frame, self.ops, point, shift, (rows, Iter(self.ni, columns, limit)), sums)
+        return epilogue_stores(self.context, self.ops, point, shift, (rows, Iter(self.ni, columns, limit)), sums)
 
 
 def _load_at(load: Load, table: dict[Symbol, Index]) -> Load:

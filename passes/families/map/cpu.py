@@ -16,20 +16,20 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.families.map.schedule.cpu import MapSchedule
 from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, is_large, place, prefer_index
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_large, place, prefer_index
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk
 from fusec.tile.views import fresh_index, pure, reshape_index
 
 
-def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
+def lower_map(context: LoweringContext, schedule: MapSchedule) -> LoweredGroup:
     """Rows of the outermost axes go to tasks; the innermost axes that every load reads evenly are one lane axis.
 
     Where joins and padding change what is read along an axis, each part of it is stored by itself.
     """
-    shape = map_domain(frame)
-    order = memory_order(frame, shape)
-    boxes = [_Loops.over(frame, shape, order, box) for box in boxes_of(frame, shape, order)]
+    shape = map_domain(context)
+    order = memory_order(context, shape)
+    boxes = [_Loops.over(context, shape, order, box) for box in boxes_of(context, shape, order)]
     if len(boxes) == 1:
         wanted, sizes = boxes[0].alone(schedule.task_elements)
     else:
@@ -37,8 +37,8 @@ def lower_map(frame: Frame, schedule: MapSchedule) -> LoweredGroup:
         sizes = (("tasks", wanted), ("parts", len(boxes)))
     tasks = boxes[0].tasks(wanted) if len(boxes) == 1 else wanted
     g = symbol("g", 0, last(tasks))
-    body = tuple(store for box in boxes for store in box.stores(frame, shape, order, g, wanted, schedule.streams))
-    return frame.finish("map", (Grid((Iter.over(g, tasks),), body),), sizes)
+    body = tuple(store for box in boxes for store in box.stores(context, shape, order, g, wanted, schedule.streams))
+    return context.finish("map", (Grid((Iter.over(g, tasks),), body),), sizes)
 
 
 Extents = tuple[Dim, ...]
@@ -56,9 +56,9 @@ class _Loops:
     inner: Extents
 
     @staticmethod
-    def over(frame: Frame, shape: Extents, order: Order, box: Box) -> _Loops:
+    def over(context: LoweringContext, shape: Extents, order: Order, box: Box) -> _Loops:
         extents = tuple(box[a][1] - box[a][0] for a in order)
-        first = _first_lane_axis(frame, shape, order, box)
+        first = _first_lane_axis(context, shape, order, box)
         return _Loops(box, extents[:first], extents[first:])
 
     def alone(self, task_elements: int) -> tuple[int, tuple[tuple[str, int | str], ...]]:
@@ -88,7 +88,7 @@ class _Loops:
         return most_tasks if isinstance(self.whole, int) else ceildiv(self.whole, self.share(most_tasks))
 
     def stores(
-        self, frame: Frame, shape: Extents, order: Order, g: Symbol, tasks: int, streams: int
+        self, context: LoweringContext, shape: Extents, order: Order, g: Symbol, tasks: int, streams: int
     ) -> Iterator[Store]:
         """The stores of a task's share of the box, where there are so many tasks at most."""
         rows, lanes = product(self.outer), product(self.inner)
@@ -105,15 +105,15 @@ class _Loops:
             shift = {r: add(mul(g, share), row), e: lane}
             domain = (Iter(row, share, limit), Iter.over(lane, lanes))
         point = _in_box(self.box, order, (*_split(r, self.outer), *_split(e, self.inner)))
-        outputs = outputs_at(frame, shape, point)
+        outputs = outputs_at(context, shape, point)
         for number, (value, at) in enumerate(outputs):
-            read_back = number + 1 < len(outputs) and _flops(frame.inliner.at(value, at)) > READ_BACK_FLOPS
-            store = store_at(frame, value, at, domain, shift, streams=not read_back and is_large(value, streams))
+            read_back = number + 1 < len(outputs) and _flops(context.inliner.at(value, at)) > READ_BACK_FLOPS
+            store = store_at(context, value, at, domain, shift, streams=not read_back and is_large(value, streams))
             yield _fetching(store, lane) if store.streams else store
             if read_back:
-                frame.inliner.add_leaf(value, prefer_index(at, Load(frame.buffers[value], at)))
+                context.inliner.add_leaf(value, prefer_index(at, Load(context.buffers[value], at)))
         for value, _ in outputs:
-            frame.inliner.drop_leaf(value)
+            context.inliner.drop_leaf(value)
 
 
 def _fetching(store: Store, lane: Symbol) -> Store:
@@ -156,9 +156,9 @@ MOST_BOXES = 9
 LEAST_LANES = 16
 
 
-def boxes_of(frame: Frame, shape: Extents, order: Order) -> list[Box]:
+def boxes_of(context: LoweringContext, shape: Extents, order: Order) -> list[Box]:
     """The domain, cut where joins and padding turn from one operand to the next; whole where the parts are thin."""
-    cuts = _cuts(frame, shape)
+    cuts = _cuts(context, shape)
     parts: list[list[tuple[Dim, Dim]]] = []
     for axis, n in enumerate(shape):
         if not isinstance(n, int):
@@ -174,13 +174,13 @@ def boxes_of(frame: Frame, shape: Extents, order: Order) -> list[Box]:
     return list(combinations(*parts))
 
 
-def _cuts(frame: Frame, shape: Extents) -> list[set[int]]:
+def _cuts(context: LoweringContext, shape: Extents) -> list[set[int]]:
     """For each axis, the places at which a comparison of the axis' index with a constant changes."""
     cuts: list[set[int]] = [set() for _ in shape]
     point = fresh_index("p", shape)
     axes = {s: a for a, s in enumerate(point)}
-    for value, at in outputs_at(frame, shape, point):
-        for node in walk(frame.inliner.at(value, at)):
+    for value, at in outputs_at(context, shape, point):
+        for node in walk(context.inliner.at(value, at)):
             match node:
                 case Apply("lt" | "ge", (IndexValue(index), Const(int() as bound))):
                     symbols = symbols_of(index)
@@ -191,22 +191,24 @@ def _cuts(frame: Frame, shape: Extents) -> list[set[int]]:
     return cuts
 
 
-def map_domain(frame: Frame) -> Extents:
-    return max((v.type.shape for v in frame.body.outputs), key=lambda shape: most(product(shape)))
+def map_domain(context: LoweringContext) -> Extents:
+    return max((v.type.shape for v in context.body.outputs), key=lambda shape: most(product(shape)))
 
 
-def outputs_at(frame: Frame, shape: Extents, point: tuple[Index, ...]) -> list[tuple[Value, tuple[Index, ...]]]:
+def outputs_at(
+    context: LoweringContext, shape: Extents, point: tuple[Index, ...]
+) -> list[tuple[Value, tuple[Index, ...]]]:
     """Each output with the index it has at a domain point."""
     group = Group("map", shape)
-    first = next(v for v in frame.body.outputs if v.type.shape == shape)
+    first = next(v for v in context.body.outputs if v.type.shape == shape)
     group.position[first] = group.identity
     known = 0
     while known < len(group.position):
         known = len(group.position)
         for value in list(group.position):
-            place_upstream(group, value, frame.producers, _is_map)
-        positions_of(frame.body, group)
-    return [(v, place(_position(v, group), group, point)) for v in frame.body.outputs]
+            place_upstream(group, value, context.producers, _is_map)
+        positions_of(context.body, group)
+    return [(v, place(_position(v, group), group, point)) for v in context.body.outputs]
 
 
 def _is_map(op: Op) -> bool:
@@ -223,7 +225,7 @@ def _position(value: Value, group: Group) -> Position:
 
 
 def store_at(
-    frame: Frame,
+    context: LoweringContext,
     value: Value,
     at: tuple[Index, ...],
     domain: tuple[Iter, ...],
@@ -231,14 +233,14 @@ def store_at(
     *,
     streams: bool = False,
 ) -> Store:
-    element = reindex(frame.inliner.at(value, at), shift)
-    return Store(domain, frame.buffers[value], tuple(substitute(i, shift) for i in at), element, streams)
+    element = reindex(context.inliner.at(value, at), shift)
+    return Store(domain, context.buffers[value], tuple(substitute(i, shift) for i in at), element, streams)
 
 
-def memory_order(frame: Frame, shape: Extents) -> Order:
+def memory_order(context: LoweringContext, shape: Extents) -> Order:
     """The axes in the order of the first output's memory, outermost first."""
-    first = next(v for v in frame.body.outputs if v.type.shape == shape)
-    strides = frame.buffers[first].strides
+    first = next(v for v in context.body.outputs if v.type.shape == shape)
+    strides = context.buffers[first].strides
     return tuple(sorted(range(len(shape)), key=lambda a: (-most(strides[a]) if shape[a] != 1 else -(10**18), a)))
 
 
@@ -249,18 +251,18 @@ def scatter(order: Order, index: tuple[Index, ...]) -> tuple[Index, ...]:
     return tuple(result)
 
 
-def _first_lane_axis(frame: Frame, shape: Extents, order: Order, box: Box) -> int:
+def _first_lane_axis(context: LoweringContext, shape: Extents, order: Order, box: Box) -> int:
     """The least k such that every access is linear over the box's axes ``order[k:]`` taken as one."""
     extents = tuple(box[a][1] - box[a][0] for a in order)
     for k in range(len(order)):
         lane = symbol("l", 0, last(product(extents[k:])))
         point = _in_box(box, order, (*fresh_index("o", extents[:k]), *delinearize(lane, extents[k:])))
-        if k == len(order) - 1 or all(_even(frame, v, at, lane) for v, at in outputs_at(frame, shape, point)):
+        if k == len(order) - 1 or all(_even(context, v, at, lane) for v, at in outputs_at(context, shape, point)):
             return k
     return 0
 
 
-def _even(frame: Frame, value: Value, at: tuple[Index, ...], lane: Symbol) -> bool:
-    element = frame.inliner.at(value, at)
-    accesses = [*loads(element), Load(frame.buffers[value], at)]
+def _even(context: LoweringContext, value: Value, at: tuple[Index, ...], lane: Symbol) -> bool:
+    element = context.inliner.at(value, at)
+    accesses = [*loads(element), Load(context.buffers[value], at)]
     return all(address_step(access, lane) is not None for access in accesses)

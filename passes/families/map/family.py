@@ -13,46 +13,46 @@ from fusec.passes.families.map.gpu import turned_axes
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, map_seconds, turned_schedule
 from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 from fusec.target.gpu import GpuTarget
 
 
-def _cpu_candidates(frame: Frame, machine: CpuMachine) -> list[MapSchedule]:
-    size = max(v.type.most for v in frame.body.outputs)
+def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> list[MapSchedule]:
+    size = max(v.type.most for v in context.body.outputs)
     return [map_schedule(size, machine.threads, machine.target)]
 
 
-def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     if not isinstance(schedule, MapSchedule):
         raise foreign("map", schedule)
-    return lower_map(frame, schedule)
+    return lower_map(context, schedule)
 
 
-def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
-    schedule, stream = _gpu_schedule(frame, machine.target), stream_of(frame.body)
-    size = max(v.type.most for v in frame.body.outputs)
+def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
+    schedule, stream = _gpu_schedule(context, machine.target), stream_of(context.body)
+    size = max(v.type.most for v in context.body.outputs)
     of_language = (map_seconds(size, schedule, stream, machine.target, cuda=cuda) for cuda in (False, True))
     triton, cuda = (replace(schedule, seconds=seconds) for seconds in of_language)
-    return in_both(frame, machine, [triton], [cuda])
+    return in_both(context, machine, [triton], [cuda])
 
 
-def _gpu_schedule(frame: Frame, target: GpuTarget) -> GpuMapSchedule:
-    axes = turned_axes(frame)
+def _gpu_schedule(context: LoweringContext, target: GpuTarget) -> GpuMapSchedule:
+    axes = turned_axes(context)
     if axes is None:
-        size = max(v.type.most for v in frame.body.outputs)
-        bits = max(v.type.dtype.bits for v in (*frame.body.inputs, *frame.body.outputs) if 4 * v.type.most >= size)
+        size = max(v.type.most for v in context.body.outputs)
+        bits = max(v.type.dtype.bits for v in (*context.body.inputs, *context.body.outputs) if 4 * v.type.most >= size)
         return gpu_map_schedule(size, bits, target)
-    shape = fixed(map_domain(frame))
-    return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in frame.body.outputs))
+    shape = fixed(map_domain(context))
+    return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in context.body.outputs))
 
 
-def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
     match schedule:
         case InCuda():
-            return _gpu_lower(frame, schedule.schedule)
+            return _gpu_lower(context, schedule.schedule)
         case GpuMapSchedule():
-            return lower_gpu_map(frame, schedule)
+            return lower_gpu_map(context, schedule)
         case _:
             raise foreign("map", schedule)
 

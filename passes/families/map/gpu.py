@@ -10,7 +10,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last
 from fusec.ir.types import Dim, fixed
 from fusec.passes.families.map.cpu import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Grid, Iter, Statement
 from fusec.tile.scalar import Load, loads
 from fusec.tile.views import fresh_index
@@ -22,14 +22,14 @@ LEAST_TURNED = 256
 """Places of a transposition below which a tile does not pay."""
 
 
-def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
+def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGroup:
     """The index space is taken flat, in the order of the first output's memory, or in tiles of two axes."""
-    axes = turned_axes(frame) if schedule.turned else None
+    axes = turned_axes(context) if schedule.turned else None
     if axes is not None:
-        return _tiles(frame, schedule, *axes)
-    shape = map_domain(frame)
-    order = memory_order(frame, shape)
-    extents, starts = _parts(frame, shape, order)
+        return _tiles(context, schedule, *axes)
+    shape = map_domain(context)
+    order = memory_order(context, shape)
+    extents, starts = _parts(context, shape, order)
     size, block = product(extents), schedule.elements
     blocks = ceildiv(size, block)
     g, e = symbol("g", 0, last(blocks)), symbol("e", 0, last(size))
@@ -41,42 +41,42 @@ def lower_map(frame: Frame, schedule: GpuMapSchedule) -> LoweredGroup:
     body: list[Statement] = []
     for start in starts:
         point = tuple(map(add, place, start))
-        body += [store_at(frame, v, at, domain, shift) for v, at in outputs_at(frame, shape, point)]
-    return frame.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
+        body += [store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, point)]
+    return context.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
 
 
 def _parts(
-    frame: Frame, shape: tuple[Dim, ...], order: tuple[int, ...]
+    context: LoweringContext, shape: tuple[Dim, ...], order: tuple[int, ...]
 ) -> tuple[tuple[Dim, ...], list[tuple[Dim, ...]]]:
     """Extents and starts of equal parts that the domain falls into where joins turn from one operand to the next.
 
     A block computes the same place of each part: what several of them read (both halves of a rotary embedding) it
     loads once, and none of them asks where it is.
     """
-    boxes = boxes_of(frame, shape, order)
+    boxes = boxes_of(context, shape, order)
     sizes = {tuple(stop - start for start, stop in box) for box in boxes}
     if len(sizes) > 1 or len(boxes) > MOST_PARTS:
         return shape, [(0,) * len(shape)]
     return sizes.pop(), [tuple(start for start, _ in box) for box in boxes]
 
 
-def turned_axes(frame: Frame) -> tuple[int, int] | None:
+def turned_axes(context: LoweringContext) -> tuple[int, int] | None:
     """The axis along which the first output lies in memory and the one along which most that is read does; None if one.
 
     A block that walks along the first alone would fetch a whole sector of memory for each element it reads.
     """
-    domain = map_domain(frame)
+    domain = map_domain(context)
     if not all(isinstance(n, int) for n in domain):
         return None
     shape = fixed(domain)
-    live = [a for a in memory_order(frame, shape) if shape[a] > 1]
+    live = [a for a in memory_order(context, shape) if shape[a] > 1]
     if len(live) < 2:
         return None
     along = live[-1]
     point = fresh_index("p", shape)
     found: Counter[int] = Counter()
-    for value, at in outputs_at(frame, shape, point):
-        accesses = [*loads(frame.inliner.at(value, at)), Load(frame.buffers[value], at)]
+    for value, at in outputs_at(context, shape, point):
+        accesses = [*loads(context.inliner.at(value, at)), Load(context.buffers[value], at)]
         for access in dict.fromkeys(accesses):
             size = prod(fixed(access.buffer.shape))
             if 4 * size < prod(shape) or address_step(access, point[along]) in (None, 0, 1, -1):
@@ -88,9 +88,9 @@ def turned_axes(frame: Frame) -> tuple[int, int] | None:
     return (along, across) if shape[along] * shape[across] >= LEAST_TURNED else None
 
 
-def _tiles(frame: Frame, schedule: GpuMapSchedule, along: int, across: int) -> LoweredGroup:
+def _tiles(context: LoweringContext, schedule: GpuMapSchedule, along: int, across: int) -> LoweredGroup:
     """Blocks neighbouring along the output's memory run one after another."""
-    shape = fixed(map_domain(frame))
+    shape = fixed(map_domain(context))
     outer = [a for a in range(len(shape)) if a not in (along, across)]
     point = fresh_index("p", shape)
     steps = {along: schedule.elements, across: schedule.turned}
@@ -106,6 +106,6 @@ def _tiles(frame: Frame, schedule: GpuMapSchedule, along: int, across: int) -> L
         shift[point[axis]] = add(start, lane)
         limit = None if shape[axis] % steps[axis] == 0 else sub(shape[axis], start)
         domain.append(Iter(lane, steps[axis], limit))
-    body = tuple(store_at(frame, v, at, tuple(domain), shift) for v, at in outputs_at(frame, shape, point))
+    body = tuple(store_at(context, v, at, tuple(domain), shift) for v, at in outputs_at(context, shape, point))
     grid = Grid((Iter(o, prod(rest)), Iter(g, counts[along])), body)
-    return frame.finish("map", (grid,), schedule.describe())
+    return context.finish("map", (grid,), schedule.describe())

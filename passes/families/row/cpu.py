@@ -13,7 +13,15 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, f32
 from fusec.passes.families.row.schedule.cpu import RowSchedule
 from fusec.passes.fuse.partition import Group, place_upstream, positions_of
-from fusec.passes.lower.frame import Frame, LoweredGroup, address_step, expect_index, is_large, place, prefer_index
+from fusec.passes.lower.context import (
+    LoweredGroup,
+    LoweringContext,
+    address_step,
+    expect_index,
+    is_large,
+    place,
+    prefer_index,
+)
 from fusec.passes.lower.overlap import rows_in_turn
 from fusec.passes.lower.widened import widen_once
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
@@ -70,22 +78,22 @@ class _Space:
         return (self.reduced.var, *self.row_index)
 
 
-def lower_row(frame: Frame, schedule: RowSchedule) -> LoweredGroup:
+def lower_row(context: LoweringContext, schedule: RowSchedule) -> LoweredGroup:
     """Each task takes some rows; each row is reduced and mapped phase by phase."""
-    anchors = [op for op in frame.body.ops if op.definition.kind == "reduce"]
+    anchors = [op for op in context.body.ops if op.definition.kind == "reduce"]
     shape = anchors[0].operands[0].type.shape
     assert isinstance(anchors[0].attributes, ReduceAttributes)
     axes = anchors[0].attributes.axes
-    group = row_group(frame, anchors)
+    group = row_group(context, anchors)
     kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
-    reduced_inner = reduced_is_innermost(frame, anchors[0], shape, kept_axes)
-    writer = _Phases(frame, schedule, group, anchors)
-    if not kept_axes or (reduced_inner and not _is_short(frame, shape, axes)):
+    reduced_inner = reduced_is_innermost(context, anchors[0], shape, kept_axes)
+    writer = _Phases(context, schedule, group, anchors)
+    if not kept_axes or (reduced_inner and not _is_short(context, shape, axes)):
         return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
     return writer.rows_on_kept_lanes(shape, kept_axes, axes, flat=reduced_inner)
 
 
-def _is_short(frame: Frame, shape: tuple[Dim, ...], axes: tuple[int, ...]) -> bool:
+def _is_short(context: LoweringContext, shape: tuple[Dim, ...], axes: tuple[int, ...]) -> bool:
     """True where rows are too short to fill vectors with, many, and have enough computed on them to be worth gathering.
 
     Measured on Zen 5, softmax of 400,000 rows of 4: 0.47 ms with rows on lanes, 1.6 ms row by row. A plain sum
@@ -94,13 +102,13 @@ def _is_short(frame: Frame, shape: tuple[Dim, ...], axes: tuple[int, ...]) -> bo
     length, whole = most(product(shape[a] for a in axes)), most(product(shape))
     work = sum(
         op.definition.flops
-        for op in frame.body.ops
+        for op in context.body.ops
         if op.definition.kind == "elementwise" and op.result.type.most == whole
     )
     return length <= SHORT_ROW and whole >= 64 * length and work >= SHORT_ROW_FLOPS
 
 
-def row_group(frame: Frame, anchors: list[Op]) -> Group:
+def row_group(context: LoweringContext, anchors: list[Op]) -> Group:
     """The positions of a row group's values over the domain of its reductions."""
     attributes = anchors[0].attributes
     assert isinstance(attributes, ReduceAttributes)
@@ -110,8 +118,8 @@ def row_group(frame: Frame, anchors: list[Op]) -> Group:
         group.position[op.operands[0]] = group.identity
         group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in axes)
     for op in anchors:
-        place_upstream(group, op.operands[0], frame.producers, _is_map)
-    positions_of(frame.body, group)
+        place_upstream(group, op.operands[0], context.producers, _is_map)
+    positions_of(context.body, group)
     return group
 
 
@@ -119,14 +127,14 @@ def _is_map(op: Op) -> bool:
     return op.definition.kind in ("view", "elementwise")
 
 
-def reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[Dim, ...], kept: tuple[int, ...]) -> bool:
+def reduced_is_innermost(context: LoweringContext, anchor: Op, shape: tuple[Dim, ...], kept: tuple[int, ...]) -> bool:
     """True when neighbours along the reduced axes are nearer in memory than those along the last kept axis."""
     axes = tuple(a for a in range(len(shape)) if a not in kept)
     if not kept or not axes:
         return True
     tight = fresh_index("p", shape)
     try:
-        found = loads(frame.inliner.at(anchor.operands[0], tight))
+        found = loads(context.inliner.at(anchor.operands[0], tight))
     except LoweringError:
         found = []
     largest = max(found, key=lambda x: x.buffer.most, default=None)
@@ -140,8 +148,8 @@ def reduced_is_innermost(frame: Frame, anchor: Op, shape: tuple[Dim, ...], kept:
 class _Phases:
     """Writes the statements of one row, reduction after reduction, then the stores."""
 
-    def __init__(self, frame: Frame, schedule: RowSchedule, group: Group, anchors: list[Op]) -> None:
-        self.frame = frame
+    def __init__(self, context: LoweringContext, schedule: RowSchedule, group: Group, anchors: list[Op]) -> None:
+        self.context = context
         self.schedule = schedule
         self.group = group
         self.anchors = anchors
@@ -163,10 +171,10 @@ class _Phases:
         stop: Index = add(mul(g, task), task)
         if rows % task != 0:
             stop = minimum(stop, rows)
-        before, body = widen_once(self.frame, body, r, space.reduced, self.schedule.wide_bytes if task > 1 else 0)
+        before, body = widen_once(self.context, body, r, space.reduced, self.schedule.wide_bytes if task > 1 else 0)
         block = rows_in_turn(r, (mul(g, task), stop), body, space.reduced, staged=self.schedule.staged)
         grid = Grid((Iter.over(g, tasks),), (*before, *block))
-        return self.frame.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
+        return self.context.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
 
     def rows_on_kept_lanes(
         self, shape: tuple[Dim, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...], *, flat: bool
@@ -188,7 +196,7 @@ class _Phases:
         space = _Space(r, Iter.over(j, length), Iter(lane, lanes, limit), shift, point, kept_index)
         body = self._row(space)
         grid = Grid((Iter.over(r, rows), Iter.over(c, blocks)), body)
-        return self.frame.finish("row", (grid,), (("lanes", lanes), ("reduced", most(length))))
+        return self.context.finish("row", (grid,), (("lanes", lanes), ("reduced", most(length))))
 
     def _row(self, space: _Space) -> Block:
         done: set[Op] = set()
@@ -196,7 +204,7 @@ class _Phases:
             self._keep_shared(space, op.operands[0], done)
             self._reduce(space, op)
             done.add(op)
-        for value in self.frame.body.outputs:
+        for value in self.context.body.outputs:
             self._store(space, value)
         if self.schedule.ahead and space.lane is None:
             self._fetch_next(space)
@@ -220,7 +228,7 @@ class _Phases:
     def _reduce(self, space: _Space, op: Op) -> None:
         dtype = accumulator_of(op.result.type.dtype)
         width = 1 if space.lane is None else space.lane.extent
-        target = Buffer(f"{self.frame.name_of(op.result)}", dtype, (width,), (1,), "tile")
+        target = Buffer(f"{self.context.name_of(op.result)}", dtype, (width,), (1,), "tile")
         element = self._at(space, op.operands[0], space.point)
         self.statements.append(Alloc(target))
         name = op.definition.reduction.name
@@ -230,12 +238,12 @@ class _Phases:
         self._leaf(op.result, where, Load(target, space.row_index))
 
     def _leaf(self, value: Value, where: tuple[Index, ...], element: ScalarExpr) -> None:
-        self.frame.inliner.add_leaf(value, expect_index(value, where, element))
+        self.context.inliner.add_leaf(value, expect_index(value, where, element))
 
     def _keep_shared(self, space: _Space, value: Value, done: set[Op]) -> None:
         """Keeps a reduction's operand in scratch when a later phase reads it and it is dear to compute again."""
-        producer = self.frame.producers.get(value)
-        if producer is None or producer.definition.kind != "elementwise" or value in self.frame.inliner.leaves:
+        producer = self.context.producers.get(value)
+        if producer is None or producer.definition.kind != "elementwise" or value in self.context.inliner.leaves:
             return
         if not self._read_later(value, done):
             return
@@ -246,7 +254,7 @@ class _Phases:
         cost = sum(_flops(n) for n in walk(element))
         if cost <= KEEP_ABOVE_FLOPS or length * width * dtype.itemsize > self.schedule.keep_bytes:
             return
-        target = Buffer(self.frame.name_of(value), dtype, (length, width), (width, 1), "tile")
+        target = Buffer(self.context.name_of(value), dtype, (length, width), (width, 1), "tile")
         self.statements.append(Alloc(target))
         if space.lane is None:
             target = Buffer(target.name, dtype, (length,), (1,), "tile")
@@ -256,11 +264,11 @@ class _Phases:
             index = space.whole_index
         self.statements.append(Map(space.whole, target, index, element))
         where = place(self.group.position.get(value, self.group.identity), self.group, space.point)
-        self.frame.inliner.add_leaf(value, prefer_index(where, Load(target, index)))
+        self.context.inliner.add_leaf(value, prefer_index(where, Load(target, index)))
 
     def _read_later(self, value: Value, done: set[Op]) -> bool:
-        users = [op for op in self.frame.body.ops if value in op.operands and op not in done]
-        return len(users) > 1 or value in self.frame.body.outputs
+        users = [op for op in self.context.body.ops if value in op.operands and op not in done]
+        return len(users) > 1 or value in self.context.body.outputs
 
     def _store(self, space: _Space, value: Value) -> None:
         position = self.group.position.get(value)
@@ -272,10 +280,10 @@ class _Phases:
         whole = any(s in _symbols(index) for s in (space.reduced.var,)) if space.reduced.extent != 1 else True
         domain = space.whole if whole else space.row_domain
         streams = is_large(value, self.schedule.streams)
-        self.statements.append(Store(domain, self.frame.buffers[value], index, element, streams))
+        self.statements.append(Store(domain, self.context.buffers[value], index, element, streams))
 
     def _at(self, space: _Space, value: Value, index: Subscripts) -> ScalarExpr:
-        return reindex(self.frame.inliner.at(value, index), space.shift)
+        return reindex(self.context.inliner.at(value, index), space.shift)
 
 
 def _is_worth_branching(element: ScalarExpr, last: Iter) -> bool:

@@ -16,17 +16,17 @@ from fusec.passes.families.row.gpu import lower_row as lower_gpu_row
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates, row_seconds
 from fusec.passes.families.row.wide import lower_wide_row
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 from fusec.target.gpu import GpuTarget
 
 
-def _anchors(frame: Frame) -> list[Op]:
-    return [o for o in frame.body.ops if o.definition.kind == "reduce"]
+def _anchors(context: LoweringContext) -> list[Op]:
+    return [o for o in context.body.ops if o.definition.kind == "reduce"]
 
 
-def _cpu_candidates(frame: Frame, machine: CpuMachine) -> list[RowSchedule]:
-    op = _anchors(frame)[0]
+def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> list[RowSchedule]:
+    op = _anchors(context)[0]
     assert isinstance(op.attributes, ReduceAttributes)
     shape = op.operands[0].type.shape
     reduced = most(product(shape[a] for a in op.attributes.axes))
@@ -34,58 +34,58 @@ def _cpu_candidates(frame: Frame, machine: CpuMachine) -> list[RowSchedule]:
     return [row_schedule(rows, reduced, machine.threads, machine.target)]
 
 
-def _cpu_lower(frame: Frame, schedule: CpuSchedule) -> LoweredGroup:
+def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     if not isinstance(schedule, RowSchedule):
         raise foreign("row", schedule)
-    return lower_row(frame, schedule)
+    return lower_row(context, schedule)
 
 
-def _gpu_candidates(frame: Frame, machine: GpuMachine) -> list[GpuSchedule]:
+def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
     """Rows that a cluster of blocks holds are read once, where one block would read them again."""
-    found = _row_candidates(frame, machine.target)
-    length, across = _row_length(frame)
-    elements = max(v.type.most for o in _anchors(frame) for v in o.operands)
-    large = [v for v in frame.body.inputs if v.type.most >= elements]
-    again = any(v.type.most >= elements for v in frame.body.outputs)
+    found = _row_candidates(context, machine.target)
+    length, across = _row_length(context)
+    elements = max(v.type.most for o in _anchors(context) for v in o.operands)
+    large = [v for v in context.body.inputs if v.type.most >= elements]
+    again = any(v.type.most >= elements for v in context.body.outputs)
     twice = float(sum(v.type.most_bytes for v in large)) if again else 0.0
-    stream, rows = stream_of(frame.body), elements // max(length, 1)
+    stream, rows = stream_of(context.body), elements // max(length, 1)
 
     def timed(found: Sequence[GpuRowSchedule], cuda: bool) -> list[GpuRowSchedule]:
         seconds = (row_seconds(rows, s, stream, machine.target, again=twice, cuda=cuda) for s in found)
         return [replace(s, seconds=t) for s, t in zip(found, seconds, strict=True)]
 
     held: list[GpuRowSchedule] = []
-    if machine.writes_cuda(frame) and not across:
+    if machine.writes_cuda(context) and not across:
         held = cluster_candidates(length, sum(v.type.dtype.bits for v in large), machine.target)
-    return in_both(frame, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
+    return in_both(context, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
 
 
-def _row_length(frame: Frame) -> tuple[int, bool]:
+def _row_length(context: LoweringContext) -> tuple[int, bool]:
     """Elements of a row, and whether neighbours in memory are of neighbouring rows."""
-    op = _anchors(frame)[0]
+    op = _anchors(context)[0]
     assert isinstance(op.attributes, ReduceAttributes)
     shape, axes = op.operands[0].type.shape, op.attributes.axes
     kept = tuple(a for a in range(len(shape)) if a not in axes)
-    return most(product(shape[a] for a in axes)), not reduced_is_innermost(frame, op, shape, kept)
+    return most(product(shape[a] for a in axes)), not reduced_is_innermost(context, op, shape, kept)
 
 
-def _row_candidates(frame: Frame, target: GpuTarget) -> list[GpuRowSchedule]:
-    anchors = _anchors(frame)
+def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowSchedule]:
+    anchors = _anchors(context)
     op = anchors[0]
-    length, across = _row_length(frame)
+    length, across = _row_length(context)
     rows = most(op.operands[0].type.count) // max(length, 1)
-    largest = max(frame.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
+    largest = max(context.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
-    again = any(v.type.most > rows for v in frame.body.outputs)
+    again = any(v.type.most > rows for v in context.body.outputs)
     return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors), again=again)
 
 
-def _gpu_lower(frame: Frame, schedule: GpuSchedule) -> LoweredGroup:
+def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
     match schedule:
         case InCuda():
-            return _gpu_lower(frame, schedule.schedule)
+            return _gpu_lower(context, schedule.schedule)
         case GpuRowSchedule():
-            lowered = lower_gpu_row(frame, schedule) if schedule.whole else lower_wide_row(frame, schedule)
+            lowered = lower_gpu_row(context, schedule) if schedule.whole else lower_wide_row(context, schedule)
             return replace(lowered, kernel=replace(lowered.kernel, cluster=schedule.cluster))
         case _:
             raise foreign("row", schedule)

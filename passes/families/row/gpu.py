@@ -6,14 +6,14 @@ from fusec.ir.nodes import Op, Value
 from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup, expect_index, place
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, expect_index, place
 from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Buffer, Load
 
 
-def lower_row(frame: Frame, schedule: GpuRowSchedule) -> LoweredGroup:
+def lower_row(context: LoweringContext, schedule: GpuRowSchedule) -> LoweredGroup:
     """Rows are read once, padded to a power of two."""
-    return _WholeRows(frame, schedule).lower()
+    return _WholeRows(context, schedule).lower()
 
 
 class _WholeRows(Rows):
@@ -22,28 +22,28 @@ class _WholeRows(Rows):
         for op in self.anchors:
             self._keep(op.operands[0])
             self._reduce(op)
-        self.code += [self.store(value) for value in self.frame.body.outputs]
+        self.code += [self.store(value) for value in self.context.body.outputs]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(self.code))
-        return self.frame.finish("row", (grid,), self.schedule.describe())
+        return self.context.finish("row", (grid,), self.schedule.describe())
 
     def _keep(self, value: Value) -> None:
         """A reduction's operand stays in registers when something else reads it, too."""
-        producer = self.frame.producers.get(value)
-        users = [op for op in self.frame.body.ops if value in op.operands]
-        if producer is None or producer.definition.kind != "elementwise" or value in self.frame.inliner.leaves:
+        producer = self.context.producers.get(value)
+        users = [op for op in self.context.body.ops if value in op.operands]
+        if producer is None or producer.definition.kind != "elementwise" or value in self.context.inliner.leaves:
             return
-        if len(users) < 2 and value not in self.frame.body.outputs:
+        if len(users) < 2 and value not in self.context.body.outputs:
             return
         shape = (self.schedule.rows, self.schedule.columns)
-        tile = Buffer(self.frame.name_of(value), accumulator_of(value.type.dtype), shape, (shape[1], 1), "tile")
+        tile = Buffer(self.context.name_of(value), accumulator_of(value.type.dtype), shape, (shape[1], 1), "tile")
         element = self.element(value)
         self.code += [Alloc(tile), Map(self.tile, tile, self.place, element)]
         at = place(self.group.position.get(value, self.group.identity), self.group, self.point)
-        self.frame.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.place)))
+        self.context.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.place)))
 
     def _reduce(self, op: Op) -> None:
         dtype = accumulator_of(op.result.type.dtype)
-        target = Buffer(self.frame.name_of(op.result), dtype, (self.schedule.rows,), (1,), "tile")
+        target = Buffer(self.context.name_of(op.result), dtype, (self.schedule.rows,), (1,), "tile")
         self.code.append(Alloc(target))
         element = self.element(op.operands[0])
         self.code.append(Reduce(self.tile, target, (self.row.var,), op.definition.reduction.name, element))

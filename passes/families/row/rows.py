@@ -9,7 +9,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.passes.families.row.cpu import merge_axes, row_group
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
-from fusec.passes.lower.frame import Frame, expect_index, place
+from fusec.passes.lower.context import LoweringContext, expect_index, place
 from fusec.tile.nodes import Iter, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
 
@@ -21,13 +21,13 @@ class Rows:
     in the reductions' domain, whose tight symbols ``shift`` turns into block and iterators.
     """
 
-    def __init__(self, frame: Frame, schedule: GpuRowSchedule) -> None:
-        self.frame, self.schedule = frame, schedule
-        self.anchors = [op for op in frame.body.ops if op.definition.kind == "reduce"]
+    def __init__(self, context: LoweringContext, schedule: GpuRowSchedule) -> None:
+        self.context, self.schedule = context, schedule
+        self.anchors = [op for op in context.body.ops if op.definition.kind == "reduce"]
         shape = self.anchors[0].operands[0].type.shape
         assert isinstance(self.anchors[0].attributes, ReduceAttributes)
         axes = self.anchors[0].attributes.axes
-        self.group = row_group(frame, self.anchors)
+        self.group = row_group(context, self.anchors)
         kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
         kept = tuple(shape[a] for a in kept_axes)
         self.rows, self.length = product(kept), product(shape[a] for a in axes)
@@ -54,7 +54,7 @@ class Rows:
 
     def element(self, value: Value, index: tuple[Index, ...] | None = None) -> ScalarExpr:
         """The value at a point of the domain (by default the block's own) in the block's iterators."""
-        return reindex(self.frame.inliner.at(value, self.point if index is None else index), self.shift)
+        return reindex(self.context.inliner.at(value, self.point if index is None else index), self.shift)
 
     def position(self, value: Value) -> tuple[Index, ...]:
         """The value's own index at the block's point. LoweringError where it does not lie over the rows."""
@@ -66,7 +66,7 @@ class Rows:
     def settle(self, op: Op, target: Buffer) -> None:
         """From now on the reduction's result is read from ``target``, which has an element for each row."""
         at = self.position(op.result)
-        self.frame.inliner.add_leaf(op.result, expect_index(op.result, at, Load(target, (self.row.var,))))
+        self.context.inliner.add_leaf(op.result, expect_index(op.result, at, Load(target, (self.row.var,))))
 
     def is_whole(self, value: Value) -> bool:
         """Whether the value has an element for each place in a row, not one for the row."""
@@ -78,4 +78,4 @@ class Rows:
         index = tuple(substitute(i, self.shift) for i in at)
         element = self.element(value, at)
         whole = self.is_whole(value) or self.column.var in symbols_in(element)  # a row of one is read at its column
-        return Store(self.tile if whole else (self.row,), self.frame.buffers[value], index, element)
+        return Store(self.tile if whole else (self.row,), self.context.buffers[value], index, element)

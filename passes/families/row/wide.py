@@ -17,15 +17,15 @@ from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.online import Online, online_sum
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
 from fusec.tile.views import broadcast_index, pure
 
 
-def lower_wide_row(frame: Frame, schedule: GpuRowSchedule) -> LoweredGroup:
+def lower_wide_row(context: LoweringContext, schedule: GpuRowSchedule) -> LoweredGroup:
     """Rows are read in chunks of ``schedule.columns`` elements."""
-    return _WideRows(frame, schedule).lower()
+    return _WideRows(context, schedule).lower()
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class _Parts:
 
 
 class _WideRows(Rows):
-    def __init__(self, frame: Frame, schedule: GpuRowSchedule) -> None:
-        super().__init__(frame, schedule)
+    def __init__(self, context: LoweringContext, schedule: GpuRowSchedule) -> None:
+        super().__init__(context, schedule)
         chunk = schedule.columns
         self.start = symbol("c", 0, last(self.length))
         self.shift[self.j] = add(self.start, self.column.var)
@@ -61,7 +61,7 @@ class _WideRows(Rows):
 
     def lower(self) -> LoweredGroup:
         passes = self._passes()
-        waiting = list(self.frame.body.outputs)
+        waiting = list(self.context.body.outputs)
         code: list[Statement] = []
         for step in passes:
             code += self._one_pass(step, waiting)
@@ -70,7 +70,7 @@ class _WideRows(Rows):
             code.append(self._loop(rest))
         code += [self.store(v) for v in waiting if not self.is_whole(v)]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
-        return self.frame.finish("row", (grid,), self.schedule.describe())
+        return self.context.finish("row", (grid,), self.schedule.describe())
 
     def _loop(self, body: list[Statement]) -> Loop:
         return Loop(self.start, 0, self.length, self.schedule.columns, tuple(body))
@@ -82,7 +82,7 @@ class _WideRows(Rows):
         online: dict[Op, Online] = {}
         for op in self.anchors:
             level[op] = 1 + max((level[n] for n in self.needs(op.operands[0])), default=-1)
-            found = online_sum(op, self.frame.producers, self.needs)
+            found = online_sum(op, self.context.producers, self.needs)
             if found is not None and self._is_settled(found, level):
                 level[op], online[op] = level[found.parent], found
         return [
@@ -102,7 +102,7 @@ class _WideRows(Rows):
 
     def _varies(self, value: Value) -> bool:
         """Whether a value that is subtracted changes along a row."""
-        trial = self.frame.fresh().inliner
+        trial = self.context.fresh().inliner
         for op in self.anchors:
             trial.add_leaf(op.result, lambda index: Const(0.0, f32))
         return self.j in symbols_in(trial.at(value, self._index_of(value)))
@@ -114,7 +114,7 @@ class _WideRows(Rows):
     def needs(self, value: Value) -> frozenset[Op]:
         """The reductions whose results the value is made of."""
         if value not in self._needs:
-            op = self.frame.producers.get(value)
+            op = self.context.producers.get(value)
             made = self.made_by.get(value)
             parts = () if op is None or made is not None else op.operands
             own = frozenset() if made is None else frozenset((made,))
@@ -150,7 +150,7 @@ class _WideRows(Rows):
         """A total for each place of a chunk; they are put together after the last."""
         dtype, monoid = accumulator_of(op.result.type.dtype), op.definition.reduction
         shape = (self.schedule.rows, self.schedule.columns)
-        lanes = Buffer(self.frame.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")
+        lanes = Buffer(self.context.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")
         whole = (self.row, Iter(self.column.var, shape[1]))
         parts.before += [Alloc(lanes), Map(whole, lanes, self.place, Const(monoid.identity(dtype), dtype))]
         element = self.element(op.operands[0])
@@ -237,7 +237,7 @@ class _WideRows(Rows):
     def _of_rows(self, value: Value) -> Buffer:
         """Scratch with an element for each row."""
         dtype = accumulator_of(value.type.dtype)
-        return Buffer(self.frame.name_of(value), dtype, (self.schedule.rows,), (1,), "tile")
+        return Buffer(self.context.name_of(value), dtype, (self.schedule.rows,), (1,), "tile")
 
     def _at(self, buffer: Buffer) -> Load:
         return Load(buffer, (self.row.var,))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes, Graph
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
@@ -26,15 +26,15 @@ class Fixed(GpuSelector):
 
     schedule: GpuSchedule | None = None
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
         assert self.schedule is not None
-        assert isinstance(frame.op.attributes, FusedAttributes)
-        if not frame.anchors("dot"):
-            return super().lower(frame)
+        assert isinstance(context.op.attributes, FusedAttributes)
+        if not context.anchors("dot"):
+            return super().lower(context)
         try:
-            return lower_with(frame, self.schedule)
+            return lower_with(context, self.schedule)
         except LoweringError as error:
-            if frame.op.attributes.kind == "attention":
+            if context.op.attributes.kind == "attention":
                 raise RefusedError(str(error)) from error
             raise
 

@@ -17,7 +17,7 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.parse import parse
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
@@ -89,8 +89,8 @@ def test_a_product_has_its_sizes_by_name() -> None:
 
 
 class InPlainArithmetic(GpuSelector):
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
-        return [s for s in super().candidates(frame) if isinstance(s, TiledGemmSchedule)]
+    def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
+        return [s for s in super().candidates(context) if isinstance(s, TiledGemmSchedule)]
 
 
 def test_computed_operands_are_members() -> None:

@@ -34,7 +34,7 @@ from fusec.ir.index import Index
 from fusec.ir.indexing import evaluate
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector, lower_with
@@ -160,8 +160,8 @@ class With(GpuSelector):
 
     schedule: GpuSchedule | None = None
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        return super().lower(frame) if self.schedule is None else lower_with(frame, self.schedule)
+    def lower(self, context: LoweringContext) -> LoweredGroup:
+        return super().lower(context) if self.schedule is None else lower_with(context, self.schedule)
 
 
 def error_of(text: str, schedule: GpuSchedule | None = None) -> tuple[float, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fusec.ir.parse import parse
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
 from fusec.passes.select_gpu import GpuSelector
@@ -42,9 +42,9 @@ class Noting(GpuSelector):
 
     seconds: float = 0.0
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
-        self.seconds = self.candidates(frame)[0].seconds
-        return super().lower(frame)
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        self.seconds = self.candidates(context)[0].seconds
+        return super().lower(context)
 
 
 @pytest.mark.parametrize("m", [1, 16, 128, 8192])
@@ -75,9 +75,9 @@ def test_the_device_waits_for_the_host() -> None:
 class ByLibrary(GpuSelector):
     """Takes the library's product where there is one."""
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
-        found = self.alternatives(frame)
-        return next((a for a in found if a.text.startswith("library")), found[0]).lower(frame)
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        found = self.alternatives(context)
+        return next((a for a in found if a.text.startswith("library")), found[0]).lower(context)
 
 
 def test_a_library_product_takes_about_as_long_as_ours() -> None:

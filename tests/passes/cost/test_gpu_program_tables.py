@@ -14,7 +14,7 @@ from golden.cases import of_gpus, shapes_of_gpus, without_lines
 
 import fusec
 from benchmarks.workloads import gpu as work
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
@@ -33,8 +33,8 @@ OUTSIDE: dict[str, str] = {}
 class ByWarps(GpuSelector):
     """Takes schedules for warps' instructions alone."""
 
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
-        return [s for s in super().candidates(frame) if "Mma" in type(s).__name__]
+    def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
+        return [s for s in super().candidates(context) if "Mma" in type(s).__name__]
 
 
 BOTH = GpuSelector(H200, cuda=True)

@@ -13,7 +13,7 @@ from fusec.ir.parse import parse
 from fusec.ir.types import bool_, f32, i64
 from fusec.passes.families.attention.bounds import key_tests
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.mask import Live
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.select_gpu import GpuSelector, lower_with
@@ -27,8 +27,8 @@ N = 150
 class InBlocks(GpuSelector):
     """Lowers attention in blocks of 16 queries and 16 keys."""
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        return lower_with(frame, GpuAttentionSchedule(16, 16, Launch(4, 1)))  # type: ignore[return-value]
+    def lower(self, context: LoweringContext) -> LoweredGroup:
+        return lower_with(context, GpuAttentionSchedule(16, 16, Launch(4, 1)))  # type: ignore[return-value]
 
 
 def masked(*lines: str, inputs: str = "%ids: i64[2, 150]", fill: str = "-inf") -> str:

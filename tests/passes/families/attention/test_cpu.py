@@ -14,7 +14,7 @@ from fusec.ir.parse import parse
 from fusec.ir.types import contiguous_strides
 from fusec.passes.families.attention.cpu import keys_seen
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.select import Selector, lower_with
 from fusec.target.cpu import cpu_target
@@ -26,10 +26,10 @@ class Shared(Selector):
 
     split: int = 3
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        schedule = self.candidates(frame)[0]
+    def lower(self, context: LoweringContext) -> LoweredGroup:
+        schedule = self.candidates(context)[0]
         assert isinstance(schedule, AttentionSchedule)
-        return lower_with(frame, replace(schedule, keys=16, split=self.split))
+        return lower_with(context, replace(schedule, keys=16, split=self.split))
 
 
 def attention(change: str = "%z = copy(%s)", inputs: str = "", dtype: str = "f32", queries: int = 5) -> str:
@@ -159,7 +159,7 @@ def test_keys_seen(queries, past, width, longest):
     text = attention(window(queries, past, width), queries=queries).replace("70", str(keys))
     (op,) = (o for o in lower(parse(text), "cpu").graph.ops if o.name == "fused")
     strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
-    assert keys_seen(Frame(op, strides, "k")) == min(longest, keys)
+    assert keys_seen(LoweringContext(op, strides, "k")) == min(longest, keys)
 
 
 def test_few_queries_share_the_keys_of_their_window():

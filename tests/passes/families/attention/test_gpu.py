@@ -11,7 +11,7 @@ from fusec.ir.parse import parse
 from fusec.ir.types import contiguous_strides
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule, attention_candidates
 from fusec.passes.families.attention.schedule.size import AttentionSize
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.select_gpu import lower_with
@@ -83,7 +83,7 @@ def test_a_block_too_small_for_the_rows_that_share_keys_is_refused() -> None:
     (op,) = (o for o in graph.ops if o.name == "fused")
     strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
     with pytest.raises(LoweringError, match="32 rows that share their keys in a block of 16"):
-        lower_with(Frame(op, strides, "k"), GpuAttentionSchedule(16, 64, Launch(4, 2)))
+        lower_with(LoweringContext(op, strides, "k"), GpuAttentionSchedule(16, 64, Launch(4, 2)))
 
 
 @pytest.mark.parametrize("bits", [16, 32])

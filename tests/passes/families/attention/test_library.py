@@ -17,7 +17,7 @@ from fusec.ir.graph import FusedAttributes  # noqa: E402
 from fusec.ir.place import place  # noqa: E402
 from fusec.ir.types import contiguous_strides  # noqa: E402
 from fusec.passes.families.attention.library import attention_alternatives  # noqa: E402
-from fusec.passes.lower.frame import Frame  # noqa: E402
+from fusec.passes.lower.context import LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.attentions import attention_from_text  # noqa: E402
@@ -91,9 +91,9 @@ def calls(function: Any, *args: Any) -> list[ExternAttributes]:
     for op in graph.ops:
         if isinstance(op.attributes, FusedAttributes) and op.attributes.kind == "attention":
             layouts = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
-            frame = Frame(op, layouts, "group")
-            for alternative in attention_alternatives(frame):
-                pieces = alternative.lower(frame)
+            context = LoweringContext(op, layouts, "group")
+            for alternative in attention_alternatives(context):
+                pieces = alternative.lower(context)
                 assert isinstance(pieces, Pieces)
                 (call,) = pieces.ops
                 assert isinstance(call.attributes, ExternAttributes)

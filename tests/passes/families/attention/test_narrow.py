@@ -20,7 +20,7 @@ from fusec.ir.parse import parse
 from fusec.ir.types import bf16, contiguous_strides
 from fusec.passes.families.attention.schedule.cpu import NarrowAttentionSchedule, narrow_attention_candidates
 from fusec.passes.families.record import schedule_from_text, schedule_to_text
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.select import lower_with
 from fusec.target.cpu import CpuTarget, cpu_target, host_cpu
@@ -350,7 +350,7 @@ def test_sizes_that_are_no_whole_blocks(change):
     (op,) = (o for o in graph.ops if o.name == "fused")
     strides = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
     with pytest.raises(LoweringError, match="no whole blocks"):
-        lower_with(Frame(op, strides, "k"), replace(TILES, **{change: 48}))
+        lower_with(LoweringContext(op, strides, "k"), replace(TILES, **{change: 48}))
 
 
 def test_candidates():

@@ -9,7 +9,7 @@ import pytest
 from programs import Run, check
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
@@ -24,10 +24,10 @@ class With(GpuSelector):
 
     schedule: GpuGemmSchedule | GpuGemvSchedule = PLAIN
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        if frame.op.attributes.kind == "gemm":  # type: ignore[attr-defined]
-            return lower_with(frame, self.schedule)
-        return super().lower(frame)
+    def lower(self, context: LoweringContext) -> LoweredGroup:
+        if context.op.attributes.kind == "gemm":  # type: ignore[attr-defined]
+            return lower_with(context, self.schedule)
+        return super().lower(context)
 
 
 def run(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule, **options: Any) -> Run:

@@ -11,7 +11,7 @@ from fusec.ir.parse import parse
 from fusec.passes.families.gemm.apart import TEXT
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
@@ -102,17 +102,17 @@ GRAPHS = {
 class With(GpuSelector):
     schedule: GpuGemmSchedule | GpuGemvSchedule | None = None
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
-        return super().lower(frame) if self.schedule is None else lower_with(frame, self.schedule)
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        return super().lower(context) if self.schedule is None else lower_with(context, self.schedule)
 
 
 @dataclass
 class Apart(GpuSelector):
     """Computes the operands of products first."""
 
-    def lower(self, frame: Frame) -> LoweredGroup | Pieces:
-        apart = [a for a in self.alternatives(frame) if a.text == TEXT]
-        return apart[0].lower(frame) if apart else super().lower(frame)
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        apart = [a for a in self.alternatives(context) if a.text == TEXT]
+        return apart[0].lower(context) if apart else super().lower(context)
 
 
 def run(text: str, selector: GpuSelector) -> Run:
@@ -143,9 +143,9 @@ def test_operands_first(name: str) -> None:
 class Plain(GpuSelector):
     """Has plain arithmetic alone for products whose operands are computed."""
 
-    def candidates(self, frame: Frame) -> list[GpuSchedule]:
-        found = super().candidates(frame)
-        return [s for s in found if isinstance(s, TiledGemmSchedule)] if any(frame.anchors("dot")) else found
+    def candidates(self, context: LoweringContext) -> list[GpuSchedule]:
+        found = super().candidates(context)
+        return [s for s in found if isinstance(s, TiledGemmSchedule)] if any(context.anchors("dot")) else found
 
 
 def test_operands_are_made_first_where_each_tile_would_make_them_again() -> None:

@@ -16,7 +16,7 @@ from fusec.ir.nodes import Op  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
 from fusec.ir.types import bf16, contiguous_strides  # noqa: E402
 from fusec.passes.families.gemm.library import library_alternatives  # noqa: E402
-from fusec.passes.lower.frame import Frame  # noqa: E402
+from fusec.passes.lower.context import LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.calls import bind_call  # noqa: E402
@@ -54,12 +54,12 @@ CASES = {
 }
 
 
-def frame_of(text: str) -> Frame:
-    """The frame of the one group that the GPU's pipeline makes of the text."""
+def frame_of(text: str) -> LoweringContext:
+    """The context of the one group that the GPU's pipeline makes of the text."""
     graph = lower(parse(text), "cuda:sm_90").graph
     (op,) = (o for o in graph.ops if isinstance(o.attributes, FusedAttributes))
     layouts = {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}
-    return Frame(op, layouts, "group")
+    return LoweringContext(op, layouts, "group")
 
 
 def names(text: str) -> list[str]:
@@ -95,14 +95,14 @@ def test_gelu_is_told_by_its_values() -> None:
 
 @pytest.mark.parametrize("case", ["linear", "relu", "silu", "both", "batched", "gated"])
 def test_pieces_give_what_the_group_gives(case: str) -> None:
-    frame = frame_of(CASES[case])
+    context = frame_of(CASES[case])
     rng = np.random.default_rng(0)
-    given = [rng.standard_normal(v.type.static_shape).astype(bf16.numpy) for v in frame.body.inputs]
-    wanted = interpret(frame.body, given, float64=True)
-    for alternative in library_alternatives(frame):
-        pieces = alternative.lower(frame)
+    given = [rng.standard_normal(v.type.static_shape).astype(bf16.numpy) for v in context.body.inputs]
+    wanted = interpret(context.body, given, float64=True)
+    for alternative in library_alternatives(context):
+        pieces = alternative.lower(context)
         assert isinstance(pieces, Pieces)
-        for found, exact in zip(run(pieces, frame.body, given), wanted, strict=True):
+        for found, exact in zip(run(pieces, context.body, given), wanted, strict=True):
             error = np.abs(found.astype(np.float64) - exact) / (1 + np.abs(exact))
             assert float(error.max()) < 0.03, alternative.text
 
@@ -131,10 +131,10 @@ def _group(op: Op, operands: list[Any]) -> list[Any]:
 
 
 def test_operands_may_lie_in_any_strides() -> None:
-    frame = frame_of(CASES["gated"])
-    x, g, *_ = frame.body.inputs
-    assert library_alternatives(Frame(frame.op, {**frame.strides, x: (1, 20)}, "group"))
-    assert library_alternatives(Frame(frame.op, {**frame.strides, g: (400, 3)}, "group"))
+    context = frame_of(CASES["gated"])
+    x, g, *_ = context.body.inputs
+    assert library_alternatives(LoweringContext(context.op, {**context.strides, x: (1, 20)}, "group"))
+    assert library_alternatives(LoweringContext(context.op, {**context.strides, g: (400, 3)}, "group"))
     linear = frame_of(CASES["linear"])
-    gapped = Frame(linear.op, {**linear.strides, linear.body.inputs[0]: (5000, 64, 1)}, "group")
+    gapped = LoweringContext(linear.op, {**linear.strides, linear.body.inputs[0]: (5000, 64, 1)}, "group")
     assert not library_alternatives(gapped)  # its rows are no one axis

@@ -10,7 +10,7 @@ from programs import check
 
 from fusec.ir.parse import parse
 from fusec.passes.families.map.schedule.cpu import MapSchedule
-from fusec.passes.lower.frame import Frame
+from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.select import Selector
@@ -97,7 +97,7 @@ def test_joins_of_any_pieces(pieces: list[int], axis: int) -> None:
 @pytest.mark.parametrize("size", [(1, 100), (100, 1), (7, 33), (1, 1)])
 def test_parts_are_shared_out_to_any_number_of_tasks(elements: int, size: tuple[int, int]) -> None:
     class Small(Selector):
-        def candidates(self, frame):  # type: ignore[no-untyped-def]
+        def candidates(self, context):  # type: ignore[no-untyped-def]
             from fusec.passes.families.map.schedule.cpu import MapSchedule
 
             return [MapSchedule(elements)]
@@ -157,8 +157,8 @@ def test_a_small_map_is_one_task_and_a_large_one_many() -> None:
 class _Streamed(Selector):
     """Every result counts as a large one."""
 
-    def candidates(self, frame: Frame) -> list[CpuSchedule]:
-        return [replace(s, streams=1) for s in super().candidates(frame) if isinstance(s, MapSchedule)]
+    def candidates(self, context: LoweringContext) -> list[CpuSchedule]:
+        return [replace(s, streams=1) for s in super().candidates(context) if isinstance(s, MapSchedule)]
 
 
 @pytest.mark.parametrize(

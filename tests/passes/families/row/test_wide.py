@@ -11,7 +11,7 @@ import pytest
 from programs import Run, check
 
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
-from fusec.passes.lower.frame import Frame, LoweredGroup
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
@@ -26,10 +26,10 @@ class InChunks(GpuSelector):
 
     schedule: GpuRowSchedule = SHORT
 
-    def lower(self, frame: Frame) -> LoweredGroup:
-        if frame.op.attributes.kind == "row":  # type: ignore[attr-defined]
-            return lower_with(frame, self.schedule)
-        return super().lower(frame)
+    def lower(self, context: LoweringContext) -> LoweredGroup:
+        if context.op.attributes.kind == "row":  # type: ignore[attr-defined]
+            return lower_with(context, self.schedule)
+        return super().lower(context)
 
 
 def in_chunks(text: str, rows: int = 1, chunk: int = 16, **options: Any) -> Run:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import fusec
 from fusec.ir.parse import parse
-from fusec.passes.hidden import leave_out_hidden
+from fusec.passes.skip_masked import skip_masked
 from fusec.tile.nodes import Reduce, statements
 from fusec.torch_compile import gathering
 
@@ -113,8 +113,8 @@ def test_sums_that_are_seen_where_a_mask_holds(sides: str) -> None:
     text = SCORES.format(sides=sides, outputs="%f")
     run = check(text, slack=4)
     assert run.lowered.stages["vectors"].count("reduce_sum(%f_seen") == 1
-    once = leave_out_hidden(parse(text))
-    assert leave_out_hidden(once) is once
+    once = skip_masked(parse(text))
+    assert skip_masked(once) is once
 
 
 @pytest.mark.parametrize("outer", ["1, ", "1, 1, "])
@@ -141,7 +141,7 @@ def test_a_sum_that_a_mask_picks_at_several_places_is_whole(mask: str, result: s
         %f = select(%m, %s, f32(0.0)) : f32[{result}]
         return %f
     }}""")
-    assert leave_out_hidden(graph) is graph
+    assert skip_masked(graph) is graph
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.bool])
@@ -177,7 +177,7 @@ def test_gradients_of_places_that_each_row_shares() -> None:
 )
 def test_sums_with_another_use_are_whole(sides: str, outputs: str) -> None:
     graph = parse(SCORES.format(sides=sides, outputs=outputs))
-    assert leave_out_hidden(graph) is graph
+    assert skip_masked(graph) is graph
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fusec.errors import DimensionError
-from fusec.frontend.followed import FollowedInt, holds_followed, value_of
+from fusec.frontend.symbolic_int import SymbolicInt, holds_followed, value_of
 from fusec.ir.index import symbol
 from fusec.ir.indexing import evaluate
 
@@ -17,7 +17,7 @@ N = symbol("followed_n", 2, 20)
 
 
 def n() -> Any:
-    return FollowedInt(N, 7)
+    return SymbolicInt(N, 7)
 
 
 ARITHMETIC: tuple[Callable[[Any], Any], ...] = (
@@ -36,7 +36,7 @@ ARITHMETIC: tuple[Callable[[Any], Any], ...] = (
 @pytest.mark.parametrize("made", ARITHMETIC)
 def test_arithmetic(made: Callable[[Any], Any]) -> None:
     found = made(n())
-    assert type(found) is FollowedInt
+    assert type(found) is SymbolicInt
     assert found.value == made(7)
     for value in range(2, 21):
         assert evaluate(found.expression, {"followed_n": value}) == made(value)

@@ -7,11 +7,11 @@ import pytest
 from programs import check
 
 from fusec.ir.parse import parse
-from fusec.passes.gathers import gather_first
+from fusec.passes.sink_gathers import sink_gathers
 
 
 def names(text: str) -> list[str]:
-    return [op.name for op in gather_first(parse(text)).ops]
+    return [op.name for op in sink_gathers(parse(text)).ops]
 
 
 PICK = """graph @g(%x: f32[6, 40], %w: f32[40], %i: i64[6, {few}]) {{

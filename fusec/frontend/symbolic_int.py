@@ -18,10 +18,10 @@ from fusec.ir.index import Index, add, bounds, floordiv, mod, mul, sub
 
 
 def _arithmetic(rule: Callable[[Index, Index], Index], combine: Callable[[int, int], int]) -> Any:
-    def forward(self: FollowedInt, other: Any) -> Any:
+    def forward(self: SymbolicInt, other: Any) -> Any:
         return self._with(other, rule, combine)
 
-    def backward(self: FollowedInt, other: Any) -> Any:
+    def backward(self: SymbolicInt, other: Any) -> Any:
         return self._with(other, lambda a, b: rule(b, a), lambda a, b: combine(b, a))
 
     return forward, backward
@@ -30,7 +30,7 @@ def _arithmetic(rule: Callable[[Index, Index], Index], combine: Callable[[int, i
 def _comparison(below: bool, strict: bool) -> Any:
     """``self < other`` and its kin."""
 
-    def compare(self: FollowedInt, other: Any) -> Any:
+    def compare(self: SymbolicInt, other: Any) -> Any:
         if not isinstance(other, int):
             return NotImplemented
         return self.is_below(other, strict) if below else not self.is_below(other, not strict)
@@ -41,7 +41,7 @@ def _comparison(below: bool, strict: bool) -> Any:
 def _refused(what: str) -> Any:
     """An operator that needs the value; of arrays and the like it is theirs."""
 
-    def needed(self: FollowedInt, *others: Any) -> Any:
+    def needed(self: SymbolicInt, *others: Any) -> Any:
         if all(_is_followed(other) or isinstance(other, int | float | complex | None) for other in others):
             raise self._needed(what)
         return NotImplemented
@@ -52,7 +52,7 @@ def _refused(what: str) -> Any:
 _NEVER_EQUAL = (type(None), str, bytes, tuple, list, dict)
 
 
-class FollowedInt:
+class SymbolicInt:
     """Stands for a plain integer, ``value``, that is ``expression`` of the symbols. ``isinstance(x, int)`` holds."""
 
     __slots__ = ("expression", "value")
@@ -154,9 +154,9 @@ class FollowedInt:
 _OF_INTEGERS = frozenset(dir(0)) - {"__array__"}
 for _name in ("truediv", "divmod", "pow", "and", "or", "xor", "lshift", "rshift"):
     for _operator in (f"__{_name}__", f"__r{_name}__"):
-        setattr(FollowedInt, _operator, _refused(_name))
+        setattr(SymbolicInt, _operator, _refused(_name))
 for _name in ("__rfloordiv__", "__rmod__", "__abs__", "__invert__", "__round__", "__trunc__", "__floor__", "__ceil__"):
-    setattr(FollowedInt, _name, _refused(_name))
+    setattr(SymbolicInt, _name, _refused(_name))
 
 
 def _expression(other: Any) -> Index:
@@ -164,7 +164,7 @@ def _expression(other: Any) -> Index:
 
 
 def _is_followed(item: Any) -> bool:
-    return issubclass(type(item), FollowedInt)  # isinstance() would ask for the class that it pretends to have
+    return issubclass(type(item), SymbolicInt)  # isinstance() would ask for the class that it pretends to have
 
 
 def value_of(item: Any) -> Any:

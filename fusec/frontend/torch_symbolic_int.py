@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fusec.frontend.followed import FollowedInt, value_of
 from fusec.frontend.readings import Readings, reading
+from fusec.frontend.symbolic_int import SymbolicInt, value_of
 
 
-class TorchInt(FollowedInt, torch.SymInt):
+class TorchInt(SymbolicInt, torch.SymInt):
     """A followed integer that PyTorch's functions take, though none of them sees it: :class:`ByValue`."""
 
 

@@ -8,7 +8,7 @@ from programs import check
 
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
-from fusec.passes.searches import open_searches
+from fusec.passes.lower_argreduce import lower_argreduce
 
 TARGETS = ("cpu", "cuda:sm_90")
 
@@ -20,7 +20,7 @@ def search(name: str, dtype: str, axis: int = 1) -> str:
 
 
 def test_the_text() -> None:
-    lines = str(open_searches(parse(search("argmax", "f32")))).splitlines()[1:-2]
+    lines = str(lower_argreduce(parse(search("argmax", "f32")))).splitlines()[1:-2]
     assert [line.split(" : ")[0].strip() for line in lines] == [
         "%y_extreme = reduce_max(%x) {axes=[1]}",
         "%y_extreme_kept = reshape(%y_extreme)",
@@ -57,8 +57,8 @@ def test_symbolic_extents() -> None:
     """Only where a CPU's kernels reduce them: the place past the end is the most there can be."""
     text = "graph @g<M in [1, 9], N in [1, 70]>(%x: f32[M, N]) {\n  %y = argmax(%x) {axis=1} : i64[M]\n  return %y\n}"
     graph = parse(text)
-    assert open_searches(graph) is graph
-    opened = open_searches(graph, symbolic=True)
+    assert lower_argreduce(graph) is graph
+    opened = lower_argreduce(graph, symbolic=True)
     assert "i32(70)" in str(opened)
     x = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
     np.testing.assert_array_equal(interpret(opened, [x])[0], x.argmax(1))

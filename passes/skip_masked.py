@@ -22,7 +22,7 @@ _LINEAR = ("mul", "div", "add", "sub")
 """A score is its sum of products after some of these with a number."""
 
 
-def leave_out_hidden(graph: Graph) -> Graph:
+def skip_masked(graph: Graph) -> Graph:
     """Afterwards sums of products whose terms or results a mask hides add up ``select(mask, term, 0)``."""
     uses = Counter(v for op in graph.ops for v in op.operands)
     uses.update(graph.outputs)

@@ -10,7 +10,7 @@ from fusec.ir.types import i32, i64, u8
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
-def open_searches(graph: Graph, *, symbolic: bool = False) -> Graph:
+def lower_argreduce(graph: Graph, *, symbolic: bool = False) -> Graph:
     """The graph without ``argmax`` and ``argmin``: one read of a row held near gives place and value.
 
     ``symbolic``: those of symbolic extents are opened, too. GPUs share rows out only where extents are known.

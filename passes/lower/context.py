@@ -67,7 +67,7 @@ class LoweredGroup:
         return self.schedule if self.skipped is None else (*self.schedule, ("skipped", f"{self.skipped:.0%}"))
 
 
-class Frame:
+class LoweringContext:
     """One fused op being lowered.
 
     ``strides`` gives the layout in memory, in elements, of each operand and result. ``static``: inputs of the body that
@@ -95,9 +95,9 @@ class Frame:
         self.extra: list[Buffer] = []
         self.packs: list[PackPlan] = []
 
-    def fresh(self) -> Frame:
+    def fresh(self) -> LoweringContext:
         """The same op, to be lowered again from the start."""
-        return Frame(self.op, self.strides, self.name, self.static)
+        return LoweringContext(self.op, self.strides, self.name, self.static)
 
     def pack(self, kernel: Kernel, read: Sequence[Buffer], packed: Buffer) -> None:
         """Notes that ``packed`` is made of the buffers ``read``, parameters, before the group's kernel runs."""

@@ -11,7 +11,7 @@ Coefficients = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Curves:
+class Polynomials:
     """The polynomials of one format.
 
     tan, atan, asin, sinh: (f(x)/x - 1) / x**2 in x**2, on [0, pi/4] and a little more,
@@ -39,7 +39,7 @@ def _numbers(text: str) -> Coefficients:
     return tuple(float.fromhex(word) for word in text.split())
 
 
-F32 = Curves(
+F32 = Polynomials(
     tan=_numbers("""
         0x1.3b0d6p-9 -0x1.82300ap-10 0x1.7f576ep-8 0x1.02de4p-7 0x1.6a243cp-6 0x1.b9dabp-5 0x1.111218p-3 0x1.555552p-2
     """),
@@ -72,7 +72,7 @@ F32 = Curves(
     erfc_limit=10.25,
 )
 
-F64 = Curves(
+F64 = Polynomials(
     tan=_numbers("""
         0x1.45eed38632dc8p-17 -0x1.90d35ed781a14p-16 0x1.91869c2e3f0aap-15 -0x1.9ea28af29acbep-16
         0x1.16e8ea45e9248p-14 0x1.6022930b9f6c5p-14 0x1.fedbe70b88c26p-13 0x1.34c1dc8bdb327p-11
@@ -123,7 +123,7 @@ F64 = Curves(
     erfc_limit=27.25,
 )
 
-CURVES = {"float32": F32, "float64": F64}
+POLYNOMIALS = {"float32": F32, "float64": F64}
 
 LOG_PAIR_F64 = _numbers("""
     0x1.eb15577c3ae24p-5 0x1.de32fb73db9a2p-5 0x1.1120b82687cefp-4 0x1.3b1362a849a5cp-4 0x1.745d1832786e5p-4

@@ -11,7 +11,7 @@ FEW = 4
 """A gather that picks at most one of so many elements comes first: they are computed again where it reads them."""
 
 
-def gather_first(graph: Graph) -> Graph:
+def sink_gathers(graph: Graph) -> Graph:
     """The graph in which gathers of few elements read what elementwise ops read, not what they make."""
     return rewrite(graph, GATHER_RULES)
 
