@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf, pi
 
+import torch
+
 from fusec.frontend.torch_emit import Declined, Emitter, Operand, exact_in
 from fusec.ir.attributes import Scalar
 from fusec.ir.nodes import Value
@@ -80,9 +82,18 @@ def binary(e: Emitter, op: str, a: Operand, b: Operand) -> Value:
     dtype = e.out.dtype
     if op in ("add", "mul") and dtype is bool_:
         op = "logical_or" if op == "add" else "logical_and"
-    wide = _working_dtype(dtype, a, b)
+    wide = dtype if _rounds_numbers(e, op) else _working_dtype(dtype, a, b)
     result = e.emit(op, e.value(a, wide), e.value(b, wide))
     return e.rounded(result, dtype)
+
+
+def _rounds_numbers(e: Emitter, op: str) -> bool:
+    """Whether PyTorch rounds a number to the half type before it computes."""
+    return op == "fmod" or (op in ("add", "sub") and _CPU_ADDS_ROUNDED and e.out.device == "cpu")
+
+
+_CPU_ADDS_ROUNDED = (torch.tensor([258.0], dtype=torch.bfloat16) + 65519.0).item() == 66048.0
+"""Whether this version's CPU kernels add 65536, bfloat16's 65519, to 258: else the sum rounds to 65536."""
 
 
 def _working_dtype(dtype: DType, *operands: Operand) -> DType:
@@ -127,7 +138,8 @@ def _div(e: Emitter, self: Operand, other: Operand, *, rounding_mode: str | None
     if rounding_mode == "floor":
         return _floor_divide(e, self, other)
     if e.out.dtype.is_float:
-        return e.emit("trunc", binary(e, "div", self, other))
+        wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
+        return e.rounded(e.emit("trunc", e.emit("div", e.value(self, wide), e.value(other, wide))), e.out.dtype)
     _require_nonzero(e, other)
     a, b = e.value(self, e.out.dtype), e.value(other, e.out.dtype)
     if e.out.dtype.kind == "uint":
@@ -154,13 +166,12 @@ def _remainder(e: Emitter, self: Operand, other: Operand) -> Value:
     if not dtype.is_float:
         _require_nonzero(e, other)
         return binary(e, "remainder", self, other)
-    wide = _working_dtype(dtype, self, other)
-    a, b = e.value(self, wide), e.value(other, wide)
-    zero = e.constant(0, wide)
+    a, b = e.value(self, dtype), e.value(other, dtype)
+    zero = e.constant(0, dtype)
     rest = e.emit("fmod", a, b)
     apart = e.emit("ne", e.emit("lt", b, zero), e.emit("lt", rest, zero))
     off = e.emit("logical_and", e.emit("ne", rest, zero), apart)
-    return e.cast(e.emit("select", off, e.emit("add", rest, b), rest), dtype)
+    return e.emit("select", off, e.emit("add", rest, b), rest)
 
 
 def _require_nonzero(e: Emitter, divisor: Operand) -> None:
@@ -288,6 +299,28 @@ def _leaky_relu(e: Emitter, x: Value, negative_slope: Scalar = 0.01) -> Value:
         return e.emit("select", e.emit("gt", v, zero), v, scaled)
 
     return _in_f32(e, compute, x)
+
+
+def _elu(e: Emitter, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
+    """``scale * x`` from 0 on, below ``scale * alpha * (exp(x * input_scale) - 1)``."""
+
+    def compute(v: Value) -> Value:
+        dtype = v.type.dtype
+        scaled = v if input_scale == 1 else e.emit("mul", v, e.constant(input_scale, dtype))
+        below = e.emit("mul", e.emit("expm1", scaled), e.constant(alpha * scale, dtype))
+        above = v if scale == 1 else e.emit("mul", v, e.constant(scale, dtype))
+        return e.emit("select", e.emit("lt", v, e.constant(0, dtype)), below, above)
+
+    if not e.out.dtype.is_float or any(isinstance(number, complex) for number in (alpha, scale, input_scale)):
+        raise Declined("of integers or complex numbers")
+    return _in_f32(e, compute, x)
+
+
+def _celu(e: Emitter, x: Value, alpha: Scalar = 1) -> Value:
+    inverse = 1 / alpha if alpha else inf
+    if abs(inverse) > 3.4e38:
+        raise Declined(f"with alpha {alpha}, whose inverse the library refuses", final=True)
+    return _elu(e, x, alpha, 1, inverse)
 
 
 def _softshrink(e: Emitter, x: Value, lambd: Scalar = 0.5) -> Value:
@@ -444,6 +477,8 @@ ELEMENTWISE: dict[str, Lowering] = {
     "masked_fill": _masked_fill,
     "relu": _relu,
     "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "celu": _celu,
     "softshrink": _softshrink,
     "sigmoid": _float_activation("sigmoid"),
     "silu": _float_activation("silu"),

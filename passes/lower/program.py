@@ -156,6 +156,8 @@ def _slot(a: _Assembly, value: Value, output: int | None = None) -> int:
         known = a.slots[slot]
         if wanted is None or known.kind not in ("view", "extern") or known.strides == wanted:
             return slot
+        if known.kind == "extern" and not same_layout(value.type.shape, known.strides, wanted):
+            return slot
         # strides differ along axes of one element
         shown = known if known.kind == "view" else replace(known, kind="view", source=slot, offset=0)
         return _add(a, replace(shown, strides=wanted))

@@ -29,6 +29,14 @@ ROUNDING: dict[str, Callable[[Tensor, float], Tensor]] = {
     "clamp": lambda x, s: x.clamp(min=s),
     "pad": lambda x, s: F.pad(x, (1, 2), value=s),
     "floor": lambda x, s: torch.full_like(x, s).floor() + x * 0,
+    "add": lambda x, s: x + s,
+    "sub": lambda x, s: x - s,
+    "sub from": lambda x, s: s - x,
+    "sign": lambda x, s: torch.sign(x - s),
+    "fmod": lambda x, s: torch.fmod(x, s),
+    "remainder": lambda x, s: x % s,
+    "trunc": lambda x, s: torch.div(x, s, rounding_mode="trunc"),
+    "hardshrink": lambda x, s: F.hardshrink(x, s),
 }
 
 
@@ -43,6 +51,16 @@ def test_numbers_are_rounded_as_pytorch_rounds_them(name: str, dtype: torch.dtyp
     x = torch.cat([held, beside, torch.tensor([0.0, 1.0, -7.7, torch.nan, torch.inf]).to(dtype)])
     for ours, theirs in zip(fusec.jit(all_of, fallback="error")(x), all_of(x), strict=True):
         assert torch.equal(ours.nan_to_num(77.0), theirs.nan_to_num(77.0))
+
+
+@pytest.mark.parametrize("function", [F.elu, F.celu])
+@pytest.mark.parametrize("alpha", [-0.3, -10000.0, torch.nan, torch.inf, 1.7])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
+def test_zeros_stay_whatever_is_below(function: Callable[..., Tensor], alpha: float, dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, -1e-4, torch.nan, torch.inf, -torch.inf]).to(dtype)
+    ours, theirs = fusec.jit(lambda x: function(x, alpha), fallback="error")(x), function(x, alpha)
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert torch.equal(ours.signbit()[:2], theirs.signbit()[:2])
 
 
 @pytest.mark.parametrize("dtype", HALVES)
