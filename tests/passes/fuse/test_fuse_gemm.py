@@ -265,3 +265,19 @@ def test_a_bias_of_a_half_type_is_widened_where_it_is_added() -> None:
         return %y
     }"""
     one_kernel(text)
+
+
+def test_a_half_value_is_stored_once_for_those_who_read_it_in_f32() -> None:
+    """Readers of the half value and of its cast see the same digits, and less goes through memory."""
+    text = """graph @product(%x: bf16[7, 5], %w: bf16[5, 9]) {
+      %h = dot(%x, %w) {contract=[1]x[0]} : bf16[7, 9]
+      %f = cast(%h) : f32[7, 9]
+      %m = reduce_max(%f) {axes=[1]} : f32[7]
+      %k = reshape(%m) : f32[7, 1]
+      %c = cast(%k) : bf16[7, 1]
+      %y = sub(%h, %c) : bf16[7, 9]
+      return %y
+    }"""
+    lowered = check(text, slack=4).lowered
+    assert group_kinds(lowered) == ["gemm", "row"]
+    assert "%h = fused(%x, %w)" in lowered.stages["fuse"]
