@@ -21,7 +21,7 @@ _OWN_NAMES = "TensorMap Barrier attention to from full kConsumers kTurns kWalks"
 
 
 def emit_hopper_attention(kernel: Kernel, template: HopperAttention, target: GpuTarget) -> KernelSource:
-    """The kernel as CUDA C++. LoweringError where bulk copies can't move its operands, or it is no plain attention."""
+    """The kernel as CUDA C++. LoweringError where TMA can't move its operands, or it is no plain attention."""
     return _Emitter(kernel, template, target).emit()
 
 

@@ -20,7 +20,7 @@ early fusec plan Type Early TensorMap Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
-    """The kernel as CUDA C++. LoweringError where bulk copies can't move its operands."""
+    """The kernel as CUDA C++. LoweringError where TMA can't move its operands."""
     return _Emitter(kernel, template, target).emit()
 
 

@@ -93,7 +93,7 @@ class PlanWriter:
             self.writer.line(f"const TensorMap {', '.join(f'*{m.name}' for m in self.maps)};")
 
     def leave_outside(self, count: int, array: str = "staged") -> None:
-        """Nothing is read or stored beyond the limits; what bulk copies clip there is set."""
+        """Nothing is read or stored beyond the limits; what TMA clips there is set."""
         beyond = [
             f"{self.symbols[i.var]} >= {bare(self.index(i.limit))}" for i in (self.m, self.n) if i.limit is not None
         ]

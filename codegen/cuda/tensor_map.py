@@ -1,4 +1,4 @@
-"""Tensor maps: which blocks of a tensor Hopper's bulk copies move, and how they lie in shared memory."""
+"""Tensor maps: which blocks of a tensor Hopper's TMA moves, and how they lie in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products in plain arithmetic: a plan for ``tiled.cuh`` with the kernel's own operands and epilogue in it."""
+"""Matrix products in SIMT arithmetic: a plan for ``tiled.cuh`` with the kernel's own operands and epilogue in it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from fusec.codegen.tvm.vector import Code, bits_of
 from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.index import Expr, Index, Symbol
-from fusec.ir.types import DType
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 QUICK = {"f32": (2.0**-100, 2.0**100)}
@@ -460,12 +459,7 @@ def _constant(e: Const) -> Value:
     if e.dtype.name == "bool":
         return tir.condition(bool(e.value))
     assert not isinstance(e.value, complex)
-    return tir.constant(_rounded(e.value, e.dtype), register_type(e.dtype))
-
-
-def _rounded(value: bool | int | float, dtype: DType) -> bool | int | float:
-    """The literal as its dtype holds it."""
-    return dtype.numpy.type(value).item() if dtype.is_float else value
+    return tir.constant(e.dtype.rounded(e.value) if e.dtype.is_float else e.value, register_type(e.dtype))
 
 
 def _is_small_index(e: ScalarExpr) -> bool:

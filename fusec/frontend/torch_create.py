@@ -90,7 +90,8 @@ def _linspace(e: Emitter, start: Operand, end: Operand, steps: int, **_: Any) ->
         raise Declined("with tensors as ends, or in this dtype")
     if steps == 1:
         return full(e, start)
-    step = _rounded((_rounded(float(end), dtype) - _rounded(float(start), dtype)) / max(steps - 1, 1), dtype)
+    ends = dtype.rounded(float(end)) - dtype.rounded(float(start))
+    step = dtype.rounded(ends / max(steps - 1, 1))
     index = e.iota(e.out.shape, 0, i64)
     forward = e.emit("mul", e.cast(index, dtype), e.constant(step, dtype))
     upward = e.emit("add", e.constant(float(start), dtype), forward)
@@ -98,10 +99,6 @@ def _linspace(e: Emitter, start: Operand, end: Operand, steps: int, **_: Any) ->
     backward = e.emit("mul", e.cast(left, dtype), e.constant(step, dtype))
     downward = e.emit("sub", e.constant(float(end), dtype), backward)
     return e.emit("select", e.emit("lt", index, e.constant(steps // 2, i64)), upward, downward)
-
-
-def _rounded(number: float, dtype: DType) -> float:
-    return float(dtype.numpy.type(number))
 
 
 def _eye(e: Emitter, *_: Any, **__: Any) -> Value:

@@ -92,7 +92,7 @@ def _rounds_numbers(e: Emitter, op: str) -> bool:
     return op == "fmod" or (op in ("add", "sub") and _CPU_ADDS_ROUNDED and e.out.device == "cpu")
 
 
-_CPU_ADDS_ROUNDED = (torch.tensor([258.0], dtype=torch.bfloat16) + 65519.0).item() == 66048.0
+_CPU_ADDS_ROUNDED = (torch.tensor([258.0], dtype=torch.bfloat16, device="cpu") + 65519.0).item() == 66048.0
 """Whether this version's CPU kernels add 65536, bfloat16's 65519, to 258: else the sum rounds to 65536."""
 
 

@@ -269,7 +269,7 @@ def exact_in(value: Scalar, dtype: DType) -> bool:
         return True
     if isinstance(value, int) and abs(value) > 1 and SAMPLING.get():
         return False
-    return torch.tensor(float(value), dtype=torch_dtype(dtype), device="cpu").item() == float(value) or value != value
+    return dtype.rounded(value) == float(value) or value != value
 
 
 def narrowing(shape: Sequence[int], axis: int, start: int, stop: int, step: int) -> SliceAttributes:

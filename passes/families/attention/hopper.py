@@ -13,7 +13,7 @@ from fusec.tile.attention import fetched
 from fusec.tile.nodes import AttentionNest, HopperAttention
 
 _ANY_ADDRESS = GpuAttentionSchedule(64, 64, Launch(4, 2))
-"""For addresses that bulk copies refuse."""
+"""For addresses that TMA refuses."""
 
 
 def check_hopper_attention(context: LoweringContext, schedule: HopperAttentionSchedule) -> None:
@@ -23,7 +23,7 @@ def check_hopper_attention(context: LoweringContext, schedule: HopperAttentionSc
 
 
 def lower_hopper_attention(context: LoweringContext, schedule: HopperAttentionSchedule) -> LoweredGroup:
-    """LoweringError where operands are computed or can't be fetched by bulk copies, and for heads of odd sizes."""
+    """LoweringError where operands are computed or can't be fetched by TMA, and for heads of odd sizes."""
     s = schedule
     lowered, nest = lower_attention_nest(context, GpuAttentionSchedule(s.queries, s.keys, s.launch))
     _check(nest)

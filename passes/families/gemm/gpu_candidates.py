@@ -82,7 +82,7 @@ def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction
 
 
 def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[TiledGemmSchedule]:
-    """Schedules in plain arithmetic, for what tensor cores don't multiply exactly."""
+    """Schedules in SIMT arithmetic, for what tensor cores don't multiply exactly."""
     dtype = axes.op.operands[0].type.dtype
     half = dtype.is_float and dtype.bits < 32
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
@@ -99,7 +99,7 @@ def _computed(context: LoweringContext) -> Computed:
 def _hopper(
     context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int
 ) -> list[HopperGemmSchedule]:
-    """Schedules for the tensor cores' own pipeline, where bulk copies can fetch the operands."""
+    """Schedules for the tensor cores' own pipeline, where TMA can fetch the operands."""
     if not machine.writes_cuda(context):
         return []
     result = axes.op.result.type.size

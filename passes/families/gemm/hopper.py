@@ -1,4 +1,4 @@
-"""A matrix product for Hopper's tensor cores: operands come by bulk copies alone, straight from memory."""
+"""A matrix product for Hopper's tensor cores: operands come by TMA alone, straight from memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _HopperGemm(TiledProducts):
         return stores
 
     def fetched(self, op: Op, side: int) -> TemplateOperand:
-        """A load that bulk copies can do."""
+        """A load that TMA can do."""
         element = self.over_whole(op, side)
         axes = ((self.row, self.depth), (self.depth, self.column))[side]
         block = in_tile(element, *axes)

@@ -106,7 +106,7 @@ class Problem:
     """``products`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
 
     walks: the stores need no memory but the product's own, so that blocks may go from tile to tile.
-    exact: f32 multiplied by plain arithmetic, no matrix units. across: of the longer operand, neighbours in memory
+    exact: f32 multiplied by SIMT arithmetic, no matrix units. across: of the longer operand, neighbours in memory
     are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
     reduces: every block reduces the vector first. copy: bytes that a thread can copy at once.
     """
@@ -211,7 +211,7 @@ _EXACT_BLOCKS = (
     _Block(32, 32, 32, 4, 2, 0.10),
     _Block(16, 32, 32, 4, 2, 0.08),
 )
-"""f32 through plain arithmetic; ``rate`` is of its own peak."""
+"""f32 through SIMT arithmetic; ``rate`` is of its own peak."""
 
 _ALONG = ((1, 1024, 4, 1), (2, 2048, 2, 4), (2, 2048, 1, 4), (4, 2048, 2, 4), (8, 512, 2, 4))
 _MAKING_ALONG = ((4, 2048, 2, 8), (8, 1024, 2, 8), (16, 512, 2, 8))
@@ -221,7 +221,7 @@ more of them where operands are computed on their way in, and where neighbours a
 
 
 def most_vectors(p: Problem) -> int:
-    """Vectors that a matrix is multiplied with by plain arithmetic; more go to the matrix units, or to blocks of f32.
+    """Vectors that a matrix is multiplied with by SIMT arithmetic; more go to the matrix units, or to blocks of f32.
 
     Of half types the matrix units are as fast from two vectors on, and faster where neighbours in memory are of
     different lines (H200). There Triton 3.6 aborts on two vectors of f32 (in LLVM's SLP vectorizer).
@@ -265,7 +265,7 @@ _ELEMENT = 0.025e-6
 """Seconds for each element that a thread multiplies by itself, where few threads share a unit."""
 _MAKING, _MAKING_ALONG_VECTORS = 10, 5
 """Operations that an element of an operand that is computed takes besides its own: for the matrix units, where it also
-goes through registers and shared memory, and beside plain arithmetic."""
+goes through registers and shared memory, and beside SIMT arithmetic."""
 _BUSY = 16
 """Warps on a unit that compute operands at the full rate."""
 _BOTH = 0.3
