@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusec.frontend.torch_contract import CONTRACTIONS
+from fusec.frontend.torch_convolution import CONVOLUTIONS
 from fusec.frontend.torch_create import CREATIONS
 from fusec.frontend.torch_data import DATA
 from fusec.frontend.torch_elementwise import ELEMENTWISE
@@ -25,6 +26,7 @@ VALUES: dict[str, Lowering] = {
     **ELEMENTWISE,
     **REDUCTIONS,
     **CONTRACTIONS,
+    **CONVOLUTIONS,
     **CREATIONS,
     **DATA,
     **NETWORK,

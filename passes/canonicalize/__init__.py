@@ -10,6 +10,7 @@ from fusec.passes.canonicalize.attention import ATTENTION_RULES
 from fusec.passes.canonicalize.composites import COMPOSITE_RULES
 from fusec.passes.canonicalize.contractions import CONTRACTION_RULES
 from fusec.passes.canonicalize.einsum import EINSUM_RULES
+from fusec.passes.canonicalize.layouts import LAYOUT_RULES
 from fusec.passes.canonicalize.sinks import SINK_RULES
 from fusec.passes.canonicalize.strides import STRIDE_RULES
 from fusec.passes.canonicalize.views import VIEW_RULES
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *ATTENTION_RULES,
     *STRIDE_RULES,
     *VIEW_RULES,
+    *LAYOUT_RULES,
     *CONTRACTION_RULES,
     *WINDOW_RULES,
     *ARITHMETIC_RULES,

@@ -10,15 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
-from fusec.passes.schedule.sums import LONG_BLOCK, SUM_BLOCK, block_depth
+from fusec.passes.schedule.sums import LONG_BLOCK, SUM_BLOCK, block_depth, even_block
 from fusec.tile.nodes import Dot, Iter, Loop, Statement
 from fusec.tile.scalar import Load, reindex
 
 
-def in_blocks(dot: Dot) -> list[Statement]:
-    """The dot with its sum in blocks; itself where it is not much longer than one."""
+def in_blocks(dot: Dot, run: int | None = None) -> list[Statement]:
+    """The dot with its sum in blocks; itself where it is not much longer than one.
+
+    run: places along K that lie side by side, of which no block may take two.
+    """
     depth = dot.k.extent
-    block = block_depth(depth, LONG_BLOCK if dot.registers.along else SUM_BLOCK)
+    block = block_depth(depth, LONG_BLOCK if dot.registers.along else SUM_BLOCK) if run is None else even_block(run)
     if block == depth:
         return [dot]
     inside = symbol(f"{dot.k.var.name}s", 0, block - 1)

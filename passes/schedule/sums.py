@@ -12,3 +12,8 @@ LONG_BLOCK = 16 * SUM_BLOCK
 def block_depth(depth: int, block: int = SUM_BLOCK) -> int:
     """How many products of a sum of so many are added up before they join the accumulator."""
     return depth if depth <= 3 * block // 2 else block
+
+
+def even_block(run: int) -> int:
+    """The largest part of a run of products, in equal parts, that is added up before it joins the accumulator."""
+    return max(n for n in range(1, min(run, 3 * SUM_BLOCK // 2) + 1) if run % n == 0)

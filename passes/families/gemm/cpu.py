@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
-from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.indexing import ceildiv, delinearize, last, slope, substitute
 from fusec.ir.nodes import Op, Value
-from fusec.ir.types import DType, contiguous_strides
+from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.fuse.partition import Group, positions_of
@@ -23,7 +24,10 @@ from fusec.passes.lower.context import (
 )
 from fusec.passes.lower.sums import in_blocks
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store, statements
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, reindex, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, offset_of, reindex, rewrite
+
+SHORTEST_RUN = 16
+"""Places along K side by side from which on a left operand of windows is read where it lies."""
 
 ROW_PADDING = 16
 """Elements added to a packed row, so that rows don't fall on the same cache sets."""
@@ -62,6 +66,7 @@ class Gemm:
         row: Index = add(mul(self.mo, s.tile_m), self.mi)
         column: Index = add(add(mul(self.no, s.block_n), mul(self.n0, s.tile_n)), self.ni)
         self.split = axes.k > s.tile_k
+        self.run: int | None = None
         inner0: Index = mul(self.k0, s.tile_k) if self.split else 0
         inner: Index = add(inner0, self.ki)
         self.shift: dict[Symbol, Index] = {self.i: row, self.j: column, self.k: inner}
@@ -83,7 +88,7 @@ class Gemm:
         dots = [
             part
             for acc, (right, _) in zip(accumulators, rights, strict=True)
-            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers))
+            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers), self.run)
         ]
         allocs = [Alloc(acc.buffer) for acc in accumulators]
         stores = self._stores(accumulators, column0)
@@ -140,10 +145,37 @@ class Gemm:
         if direct and not s.pack_left:
             assert isinstance(element, Load)
             return element, []
+        self.run = self._run(element) if isinstance(element, Load) and not self._is_linear(element) else None
+        if self.run is not None:
+            assert isinstance(element, Load)
+            return element, []
         depth = min(s.tile_k, self.axes.k)
         rows = Buffer(self.context.unique("left"), self.dtype, (s.tile_m, depth), (depth + ROW_PADDING, 1), "tile")
-        domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ki, depth, self.inner_limit))
-        return Load(rows, (self.mi, self.ki)), [Alloc(rows), Map(domain, rows, (self.mi, self.ki), element)]
+        load, row = Load(rows, (self.mi, self.ki)), Iter(self.mi, s.tile_m, self.row_limit)
+        steps = None if self._is_linear(element) or self.inner_limit is not None else in_runs(self.axes.inner, depth)
+        if steps is None:
+            return load, [Alloc(rows), Map((row, Iter(self.ki, depth, self.inner_limit)), rows, (self.mi, self.ki), element)]
+        domain, where = steps
+        table = {**self.shift, self.k: substitute(self.shift[self.k], {self.ki: where})}
+        copy = reindex(self._element(self.op, 0), table)
+        return load, [Alloc(rows), Map((row, *domain), rows, (self.mi, where), copy)]
+
+    def _is_linear(self, element: ScalarExpr) -> bool:
+        """Whether neighbours along K are as far apart everywhere, in each of what the element is made from."""
+        return all(is_linear(x, (self.ki,)) for x in loads(element))
+
+    def _run(self, element: Load) -> int | None:
+        """How many places along K lie side by side in each row of windows, where no less than a block of a sum does."""
+        flat = offset_of(element.buffer, element.index)
+        if flat is None or self.split or self.inner_limit is not None:
+            return None
+        inner = [n for n in self.axes.inner if isinstance(n, int)]
+        for count in range(len(inner)):
+            run = prod(inner[count:])
+            part, within = symbol("part", 0, max(prod(inner[:count]) - 1, 0)), symbol("within", 0, run - 1)
+            if run >= SHORTEST_RUN and slope(substitute(flat, {self.ki: add(mul(part, run), within)}), within) == 1:
+                return run
+        return None
 
     def _right(self, op: Op) -> tuple[Load, list[Statement]]:
         element = self._element(op, 1)
@@ -196,7 +228,9 @@ class Gemm:
         p, c = symbol("p", 0, last(panels)), symbol("c", 0, width - 1)
         limit = limit_of(n, width, mul(p, width))
         value = reindex(element, {self.j: add(mul(p, width), c)})
-        store = Store((Iter.over(self.k, depth), Iter(c, width, limit)), packed, (p, self.k, c), value)
+        steps, place = self._as_it_lies(value)
+        domain = (*steps, Iter(c, width, limit))
+        store = Store(domain, packed, (p, place, c), reindex(value, {self.k: place}))
         read = list(dict.fromkeys(x.buffer for x in loads(value)))
         kernel = Kernel(
             f"{self.context.name}_pack{len(self.context.packs)}",
@@ -212,6 +246,22 @@ class Gemm:
         column = self.shift[self.j]
         return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
 
+    def _as_it_lies(self, element: ScalarExpr) -> tuple[tuple[Iter, ...], Index]:
+        """Iterators over K, those of the largest steps in memory outermost, so that each line is read while it is in the
+        cache; and the place along K that they stand for."""
+        inner, first = self.axes.inner, next(iter(loads(element)), None)
+        if len(inner) < 2 or first is None or not all(isinstance(n, int) for n in inner):
+            return (Iter.over(self.k, self.extents.k),), self.k
+        axes = [symbol(f"k{axis}", 0, last(extent)) for axis, extent in enumerate(inner)]
+        place: Index = 0
+        for axis, extent in zip(axes, inner, strict=True):
+            place = add(mul(place, extent), axis)
+        seen = reindex(first, {self.k: place})
+        assert isinstance(seen, Load)
+        steps = [address_step(seen, axis) or 0 for axis in axes]
+        order = sorted(range(len(axes)), key=lambda axis: -steps[axis])
+        return tuple(Iter.over(axes[axis], inner[axis]) for axis in order), place
+
     def _stores(self, accumulators: list[Load], column0: Index) -> list[Store]:
         axes, s = self.axes, self.schedule
         point = (
@@ -223,6 +273,16 @@ class Gemm:
         limit = None if self.extents.n == columns else limit_of(self.extents.n, s.tile_n, column0)
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
         return epilogue_stores(self.context, self.ops, point, self.shift, domain, accumulators)
+
+
+def in_runs(inner: tuple[Dim, ...], depth: int) -> tuple[tuple[Iter, Iter], Index] | None:
+    """Two iterators over ``depth`` places along K, the inner one over K's last axis, and the place that they stand for;
+    None where the depth is no multiple of it. What reads windows is then made of whole vectors."""
+    run = inner[-1] if inner else 1
+    if not isinstance(run, int) or run == 1 or depth % run:
+        return None
+    part, within = symbol("part", 0, depth // run - 1), symbol("within", 0, run - 1)
+    return (Iter(part, depth // run), Iter(within, run)), add(mul(part, run), within)
 
 
 def apart(allocs: Sequence[Alloc], dots: Sequence[Statement], stores: Sequence[Store]) -> list[tuple[Statement, ...]]:

@@ -15,7 +15,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.nodes import Op
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.contraction import contraction, operand_index
-from fusec.passes.families.gemm.cpu import apart, epilogue_stores, limit_of
+from fusec.passes.families.gemm.cpu import apart, epilogue_stores, in_runs, limit_of
 from fusec.passes.families.gemm.schedule.widening import SUMS, WideningSchedule, depth_step
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
@@ -228,9 +228,16 @@ class _Widening:
         row = symbol("r", 0, s.tile_m - 1)
         depth = add(mul(part, s.tile_k), self.ki)
         element = self._padded(self._element(self.op, 0), self.k)
-        value = reindex(element, {self.i: add(mul(self.mo, s.tile_m), row), self.k: depth})
+        at = {self.i: add(mul(self.mo, s.tile_m), row)}
+        value = reindex(element, {**at, self.k: depth})
         rows = Iter(row, s.tile_m, self._row_limit(s.tile_m, 0))
-        return [Map((rows, Iter(self.ki, s.tile_k)), scratch, (row, self.ki), value)]
+        linear = all(is_linear(x, (self.ki,)) for x in loads(value))
+        steps = None if linear or self.depth != self.axes.k else in_runs(self.axes.inner, s.tile_k)
+        if steps is None:
+            return [Map((rows, Iter(self.ki, s.tile_k)), scratch, (row, self.ki), value)]
+        domain, where = steps
+        value = reindex(element, {**at, self.k: add(mul(part, s.tile_k), where)})
+        return [Map((rows, *domain), scratch, (row, where), value)]
 
     def _right(self, op: Op) -> tuple[Buffer, list[Statement]]:
         """The right operand in panels: packed by a kernel of its own, or, with batch axes, by each task."""
