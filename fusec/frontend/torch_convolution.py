@@ -1,4 +1,4 @@
-"""ATen's convolutions, as contractions over the windows of a padded image.
+"""ATen's convolutions and pooling: contractions and reductions over the windows of a padded image.
 
 There is no op for them: a dot over ``windows(pad(x))`` says the same, and every way of writing it is one form
 (decision 28). Results have their channels last; a view puts the axes in PyTorch's order.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, PadAttributes, WindowsAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import f32
+from fusec.ir.types import bool_, f32, i64
 
-Lowering = Callable[..., Value]
+Lowering = Callable[..., Value | list[Value]]
 
 
 def _convolution(
@@ -36,7 +37,7 @@ def _convolution(
         raise Declined("of integers or of empty tensors", final=True)
     rank = input.type.rank
     seen = windowed(e, _channels_last(e, input), extents(weight)[2:], stride, padding, dilation)
-    steps = tuple(range(rank, seen.type.rank))
+    steps = _places(seen, rank)
     wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
     attributes = DotAttributes(
         (*steps, rank - 1), (*range(2, rank), 1), dtype=None if wide == e.out.dtype else wide
@@ -44,12 +45,145 @@ def _convolution(
     total = e.emit("dot", seen, weight, attributes=attributes)
     if bias is not None:
         total = e.emit("add", total, e.cast(bias, wide))
-    return e.permute(e.rounded(total, e.out.dtype), (0, rank - 1, *range(1, rank - 1)))
+    return _channels_first(e, e.rounded(total, e.out.dtype))
+
+
+def _max_pool(
+    e: Emitter,
+    input: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> list[Value]:
+    """The largest of each window, and its place in the image; a NaN is larger than all. Padding is never chosen."""
+    places = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
+    sizes, low, apart = (_each(given, places) for given in (kernel_size, padding, dilation))
+    steps = _each(stride, places) if stride else sizes
+    if not e.out.dtype.is_float or 0 in (*extents(input), *e.out.static_shape):
+        raise Declined("of integers or of empty tensors")
+    image = _channels_last(e, _batched(e, input, places))
+    windows = e.out.static_shape[-places:]
+    seen = windowed(e, image, sizes, steps, low, apart, float("-inf"), windows)
+    axes = _places(seen, places + 2)
+    largest = e.reduce("reduce_max", seen, axes)
+    found = [largest, _place_of_largest(e, seen, largest, extents(image)[1:-1], sizes, steps, low, apart)]
+    return [e.reshape(_channels_first(e, v), t.shape) for v, t in zip(found, e.results, strict=True)]
+
+
+def _place_of_largest(
+    e: Emitter,
+    seen: Value,
+    largest: Value,
+    image: Sequence[int],
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    low: Sequence[int],
+    apart: Sequence[int],
+) -> Value:
+    """The first place in the image that holds the largest of a window; where that is a NaN, the last of NaNs."""
+    places, shape = len(sizes), extents(seen)
+    axes = _places(seen, places + 2)
+    flat, inside = e.constant(0, i64), e.constant(True, bool_)
+    for k in range(places):
+        window = e.emit("mul", e.iota(shape, 1 + k, i64), e.constant(steps[k], i64))
+        within = e.emit("mul", e.iota(shape, places + 2 + k, i64), e.constant(apart[k], i64))
+        at = e.emit("sub", e.emit("add", window, within), e.constant(low[k], i64))
+        here = e.emit("logical_and", e.emit("ge", at, e.constant(0, i64)), e.emit("lt", at, e.constant(image[k], i64)))
+        inside = e.emit("logical_and", inside, here)
+        flat = e.emit("add", e.emit("mul", flat, e.constant(image[k], i64)), at)
+    kept = e.keep(largest, seen, axes)
+    equal = e.emit("logical_and", inside, e.emit("eq", seen, kept))
+    first = e.reduce("reduce_min", e.emit("select", equal, flat, e.constant(prod(image), i64)), axes)
+    last = e.reduce("reduce_max", e.emit("select", e.emit("isnan", seen), flat, e.constant(-1, i64)), axes)
+    return e.emit("select", e.emit("isnan", largest), last, first)
+
+
+def _avg_pool(
+    e: Emitter,
+    input: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    """The mean of each window, halves added up in f32."""
+    places = len(kernel_size) if len(kernel_size) > 1 else _spatial(e.call)
+    if not e.out.dtype.is_float or 0 in (*extents(input), *e.out.static_shape):
+        raise Declined("of integers or of empty tensors")
+    size, low = _each(kernel_size, places), _each(padding, places)
+    steps = _each(stride, places) if stride else size
+    wide = e.cast(input, f32) if input.type.dtype.bits <= 16 else input
+    image = _channels_last(e, _batched(e, wide, places))
+    windows = e.out.static_shape[-places:]
+    seen = windowed(e, image, size, steps, low, (1,) * places, 0.0, windows)
+    total = _channels_first(e, e.reduce("reduce_sum", seen, _places(seen, places + 2)))
+    total = e.reshape(total, e.out.shape)
+    dtype = total.type.dtype
+    if divisor_override is not None:
+        return e.rounded(e.emit("div", total, e.constant(divisor_override, dtype)), e.out.dtype)
+    count = e.constant(prod(size), dtype)
+    around = extents(input)[-places:]
+    beyond = any((n - 1) * step + k - before > extent + before for n, step, k, before, extent in zip(
+        windows, steps, size, low, around, strict=True))
+    if (any(low) and not count_include_pad) or beyond:
+        counts = [
+            _counted(e, windows, axis, size[axis], steps[axis], low[axis], around[axis], count_include_pad)
+            for axis in range(places)
+        ]
+        whole = counts[0]
+        for other in counts[1:]:
+            whole = e.emit("mul", whole, other)
+        count = e.cast(whole, dtype)
+    return e.rounded(e.emit("div", total, count), e.out.dtype)
+
+
+def _counted(
+    e: Emitter,
+    windows: Sequence[int],
+    axis: int,
+    size: int,
+    step: int,
+    padding: int,
+    extent: int,
+    with_padding: bool,
+) -> Value:
+    """How many elements of each window along an axis are the image's, or its padding's."""
+    numbers = e.emit("mul", e.iota(windows, axis, i64), e.constant(step, i64))
+    start = e.emit("sub", numbers, e.constant(padding, i64))
+    stop = e.emit("add", start, e.constant(size, i64))
+    stop = e.emit("minimum", stop, e.constant(extent + (padding if with_padding else 0), i64))
+    if not with_padding:
+        start = e.emit("maximum", start, e.constant(0, i64))
+    return e.emit("sub", stop, start)
+
+
+def _spatial(call: str) -> int:
+    """How many axes a call's windows have, by its name: ``avg_pool2d`` two."""
+    return int(next(c for c in call.rsplit(".", 1)[-1] if c.isdigit()))
+
+
+def _places(seen: Value, rank: int) -> tuple[int, ...]:
+    """The axes of :func:`windowed` that are places in a window of an image of ``rank`` axes."""
+    return tuple(range(rank, seen.type.rank))
+
+
+def _batched(e: Emitter, image: Value, places: int) -> Value:
+    return image if image.type.rank == places + 2 else e.reshape(image, (1, *image.type.shape))
 
 
 def _channels_last(e: Emitter, image: Value) -> Value:
     """A view of an image with its channels behind its places."""
     return e.permute(image, (0, *range(2, image.type.rank), 1))
+
+
+def _channels_first(e: Emitter, image: Value) -> Value:
+    """A view of an image with its channels before its places."""
+    rank = image.type.rank
+    return e.permute(image, (0, rank - 1, *range(1, rank - 1)))
 
 
 def windowed(
@@ -60,17 +194,27 @@ def windowed(
     padding: Sequence[int],
     dilation: Sequence[int],
     fill: float = 0.0,
+    windows: Sequence[int] | None = None,
 ) -> Value:
-    """The windows of an image ``[n, places..., channels]``: ``[n, windows..., channels, places in a window...]``."""
+    """The windows of an image ``[n, places..., channels]``: ``[n, windows..., channels, places in a window...]``.
+
+    windows: how many along each axis, where the last ones may go beyond the padding.
+    """
     places = len(size)
     sizes, steps, low, apart = (_each(given, places) for given in (size, stride, padding, dilation))
-    if any(low):
-        around = (0, *low, 0)
-        image = e.emit("pad", image, e.constant(fill, image.type.dtype), attributes=PadAttributes(around, around))
+    reach = [(n - 1) * d + 1 for n, d in zip(sizes, apart, strict=True)]
+    high = list(low)
+    if windows is not None:
+        ends = [(n - 1) * step + r - before for n, step, r, before in zip(windows, steps, reach, low, strict=True)]
+        high = [max(end - n, 0) for end, n in zip(ends, extents(image)[1:-1], strict=True)]
+    if any((*low, *high)):
+        around = PadAttributes((0, *low, 0), (0, *high, 0))
+        image = e.emit("pad", image, e.constant(fill, image.type.dtype), attributes=around)
     for k in range(places):
-        reach = (sizes[k] - 1) * apart[k] + 1
-        image = e.emit("windows", image, attributes=WindowsAttributes(1 + k, reach, steps[k]))
-        image = e.narrow(image, image.type.rank - 1, 0, reach, apart[k])
+        if windows is not None:
+            image = e.narrow(image, 1 + k, 0, (windows[k] - 1) * steps[k] + reach[k])
+        image = e.emit("windows", image, attributes=WindowsAttributes(1 + k, reach[k], steps[k]))
+        image = e.narrow(image, image.type.rank - 1, 0, reach[k], apart[k])
     return image
 
 
@@ -79,4 +223,8 @@ def _each(given: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(given) if len(given) == count else tuple(repeat(given[0], count))
 
 
-CONVOLUTIONS: dict[str, Lowering] = {"convolution": _convolution}
+CONVOLUTIONS: dict[str, Lowering] = {
+    "convolution": _convolution,
+    **{f"max_pool{n}d_with_indices": _max_pool for n in (2, 3)},
+    **{f"avg_pool{n}d": _avg_pool for n in (1, 2, 3)},
+}

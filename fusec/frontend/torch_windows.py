@@ -1,14 +1,13 @@
-"""ATen calls on the windows of images: ``im2col``, average pooling and repeating, by views."""
+"""ATen calls that move the elements of images, or parts of one size: ``im2col``, adaptive pooling, repeating."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import PadAttributes, WindowsAttributes
 from fusec.ir.nodes import Value
-from fusec.ir.types import f32, i64
+from fusec.ir.types import f32
 
 Lowering = Callable[..., Value]
 
@@ -26,60 +25,6 @@ def _im2col(
     rank = seen.type.rank
     *outer, rows, columns, high, wide = range(rank)
     return e.reshape(e.permute(seen, (*outer, high, wide, rows, columns)), e.out.shape)
-
-
-def _avg_pool2d(
-    e: Emitter,
-    x: Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Value:
-    """The mean of each window, halves added up in f32."""
-    if not e.out.dtype.is_float:
-        raise Declined("of integers")
-    size, low = _pair(kernel_size), _pair(padding)
-    steps = _pair(stride) if stride else size
-    image, windows = extents(x)[-2:], e.out.static_shape[-2:]
-    ends = [(n - 1) * step + k - before for n, step, k, before in zip(windows, steps, size, low)]
-    high = [max(end - n, 0) for end, n in zip(ends, image)]  # as far as the last windows reach
-    wide = e.cast(x, f32) if x.type.dtype.bits <= 16 else x
-    seen = _windows(e, _padded(e, wide, low, high), size, (1, 1), steps)
-    total = e.reduce("reduce_sum", seen, (seen.type.rank - 2, seen.type.rank - 1))
-    dtype = total.type.dtype
-    if divisor_override is not None:
-        return e.cast(e.emit("div", total, e.constant(divisor_override, dtype)), e.out.dtype)
-    count = e.constant(prod(size), dtype)
-    if (any((*low, *high)) and not count_include_pad) or any(end > n + p for end, n, p in zip(ends, image, low)):
-        counts = [
-            _counted(e, windows, axis, size[axis], steps[axis], low[axis], image[axis], count_include_pad)
-            for axis in (0, 1)
-        ]
-        count = e.cast(e.emit("mul", *counts), dtype)
-    return e.cast(e.emit("div", total, count), e.out.dtype)
-
-
-def _counted(
-    e: Emitter,
-    windows: Sequence[int],
-    axis: int,
-    size: int,
-    step: int,
-    padding: int,
-    extent: int,
-    with_padding: bool,
-) -> Value:
-    """How many elements of each window along an axis are the image's, or its padding's."""
-    numbers = e.emit("mul", e.iota(windows, axis, i64), e.constant(step, i64))
-    start = e.emit("sub", numbers, e.constant(padding, i64))
-    stop = e.emit("add", start, e.constant(size, i64))
-    stop = e.emit("minimum", stop, e.constant(extent + (padding if with_padding else 0), i64))
-    if not with_padding:
-        start = e.emit("maximum", start, e.constant(0, i64))
-    return e.emit("sub", stop, start)
 
 
 def _adaptive_avg_pool2d(e: Emitter, x: Value, output_size: Sequence[int]) -> Value:
@@ -136,7 +81,6 @@ def _windows(e: Emitter, x: Value, size: Sequence[int], dilation: Sequence[int],
 
 WINDOWS: dict[str, Lowering] = {
     "im2col": _im2col,
-    "avg_pool2d": _avg_pool2d,
     "_adaptive_avg_pool2d": _adaptive_avg_pool2d,
     **{f"{name}{n}d": _nearest for n in (1, 2, 3) for name in ("upsample_nearest", "_upsample_nearest_exact")},
 }
