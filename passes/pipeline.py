@@ -20,8 +20,8 @@ from fusec.passes.cse import cse
 from fusec.passes.dce import dce
 from fusec.passes.empty import drop_empty
 from fusec.passes.fold import fold
-from fusec.passes.fuse.fuse import fuse
-from fusec.passes.fuse.partition import one_by_one
+from fusec.passes.fuse import fuse
+from fusec.passes.groups.partition import one_by_one
 from fusec.passes.indices import check_indices, note_indices
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces

@@ -11,8 +11,8 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, f64
-from fusec.passes.fuse.attention import AttentionMatch, match_attention
-from fusec.passes.fuse.partition import Partition
+from fusec.passes.families.attention.match import AttentionMatch, match_attention
+from fusec.passes.groups.partition import Partition
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 SERIAL_ELEMENTS = 1 << 19

@@ -1,4 +1,4 @@
-"""Every family of kernels."""
+"""Every family of kernels, in the order in which they take their ops: largest structures first."""
 
 from __future__ import annotations
 

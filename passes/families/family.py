@@ -10,6 +10,8 @@ from fusec.errors import LoweringError
 from fusec.ir.attributes import FusedKind
 from fusec.ir.index import Index, symbols_of
 from fusec.ir.indexing import evaluate, most
+from fusec.passes.groups.grow import Log
+from fusec.passes.groups.partition import Partition
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
@@ -88,9 +90,15 @@ class GpuMember:
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels that are scheduled and lowered alike, on each kind of device."""
+    """Kernels that are grouped, scheduled and lowered alike, on each kind of device.
+
+    match: puts the ops that the family's kernels can have into groups; those that have an owner stay where they are.
+    It is told whom to tell of what it declines, and whether the target is *blocked*: one that reads a matmul's operands
+    by asynchronous copies, once for each block of the result.
+    """
 
     kind: FusedKind
+    match: Callable[[Partition, Log, bool], None]
     cpu: CpuMember
     gpu: GpuMember
 

@@ -14,7 +14,7 @@ from fusec.ir.indexing import most, slope, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
-from fusec.passes.fuse.partition import Group, Position
+from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, Store, Weigh, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of

@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 import fusec  # noqa: E402
 from fusec.build import compile_module  # noqa: E402
 from fusec.ir.parse import parse  # noqa: E402
+from fusec.passes.families.gemm import prologue  # noqa: E402
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule  # noqa: E402
-from fusec.passes.fuse import prologue  # noqa: E402
 from fusec.passes.lower.context import LoweredGroup, LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402

@@ -121,11 +121,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "casts_of_stored_halves_are_stored_too",
-        "fusec.passes.fuse.fuse",
+        "fusec.passes.families.gemm.match",
         "_widens_again",
         "result is f64 or (source.is_float and source.bits == 16)",
         "result is f64",
-        ("tests/passes/fuse/test_fuse_gemm.py",),
+        ("tests/passes/families/gemm/test_match.py",),
     ),
     Mutant(
         "remainder_of_the_dividends_sign",
@@ -206,30 +206,30 @@ MUTANTS: tuple[Mutant, ...] = (
     # The fusions
     Mutant(
         "attention_hides_a_value_that_is_read",
-        "fusec.passes.fuse.attention",
+        "fusec.passes.families.attention.match",
         "_match_side",
         "        if others:\n",
         "        if False:\n",
-        ("tests/passes/fuse/test_attention.py::test_weights_with_a_second_reader",),
+        ("tests/passes/families/attention/test_match.py::test_weights_with_a_second_reader",),
     ),
     Mutant(
         "attention_hides_an_output",
-        "fusec.passes.fuse.attention",
+        "fusec.passes.families.attention.match",
         "_match_side",
         "        if partition.escapes(op):\n",
         "        if False:\n",
         (
-            "tests/passes/fuse/test_attention.py::test_scores_that_are_also_an_output",
-            "tests/passes/fuse/test_attention.py::test_weights_that_are_also_an_output",
+            "tests/passes/families/attention/test_match.py::test_scores_that_are_also_an_output",
+            "tests/passes/families/attention/test_match.py::test_weights_that_are_also_an_output",
         ),
     ),
     Mutant(
         "attention_of_anothers_rows",
-        "fusec.passes.fuse.attention",
+        "fusec.passes.families.attention.match",
         "_is_of_own_row",
         "return index == (*point[:axis], *point[axis + 1 :])",
         "return True",
-        ("tests/passes/fuse/test_attention.py::test_a_maximum_of_the_wrong_row_is_no_softmax",),
+        ("tests/passes/families/attention/test_match.py::test_a_maximum_of_the_wrong_row_is_no_softmax",),
     ),
     Mutant(
         "rows_without_a_finite_score_divide_by_nothing",
@@ -254,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'put(total, Apply("mul", (total, scale), d)),',
         "put(total, total),",
         (
-            "tests/passes/fuse/test_attention.py::test_changes_of_the_scores",
+            "tests/passes/families/attention/test_match.py::test_changes_of_the_scores",
             "tests/passes/lower/test_mask.py",
         ),
     ),
@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'put(sums, Apply("mul", (sums, scale), d), values)',
         "put(sums, sums, values)",
         (
-            "tests/passes/fuse/test_attention.py::test_changes_of_the_scores",
+            "tests/passes/families/attention/test_match.py::test_changes_of_the_scores",
             "tests/passes/lower/test_mask.py",
         ),
     ),
@@ -283,15 +283,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "Gemm.lower",
         "rights = [self._right(op) for op in self.ops]",
         "rights = [self._right(self.ops[0]) for op in self.ops]",
-        ("tests/passes/fuse/test_fuse_gemm.py::test_products_of_one_operand_are_one_kernel",),
+        ("tests/passes/families/gemm/test_match.py::test_products_of_one_operand_are_one_kernel",),
     ),
     Mutant(
         "products_of_other_shapes_join",
-        "fusec.passes.fuse.fuse",
+        "fusec.passes.families.gemm.match",
         "_siblings",
         "        and other.result.type == op.result.type\n",
         "        and True\n",
-        ("tests/passes/fuse/test_fuse_gemm.py::test_products_of_different_shapes_stay_apart",),
+        ("tests/passes/families/gemm/test_match.py::test_products_of_different_shapes_stay_apart",),
     ),
     Mutant(
         "product_forgets_its_last_tile",
@@ -303,24 +303,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "epilogue_hides_an_output",
-        "fusec.passes.fuse.partition",
+        "fusec.passes.groups.partition",
         "Partition.escapes",
         "            if value in self.outputs:\n                return True\n",
         "            if value in self.outputs:\n                return False\n",
         (
-            "tests/passes/fuse/test_fuse_gemm.py::test_an_operand_that_is_an_output_is_made_once_before_the_product",
-            "tests/passes/fuse/test_attention.py::test_scores_that_are_also_an_output",
+            "tests/passes/families/gemm/test_match.py::test_an_operand_that_is_an_output_is_made_once_before_the_product",
+            "tests/passes/families/attention/test_match.py::test_scores_that_are_also_an_output",
         ),
     ),
     Mutant(
         "rows_of_other_axes_join",
-        "fusec.passes.fuse.fuse",
+        "fusec.passes.families.row.match",
         "_join_siblings",
         "if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:",
         "if op.operands[0].type.shape != group.domain:",
         (
-            "tests/passes/fuse/test_fuse_rows.py::test_reductions_over_different_axes_are_two_kernels",
-            "tests/passes/fuse/test_fuse_rows.py",
+            "tests/passes/families/row/test_match.py::test_reductions_over_different_axes_are_two_kernels",
+            "tests/passes/families/row/test_match.py",
         ),
     ),
     Mutant(
@@ -331,7 +331,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        tasks = maximum(floordiv(rows, task), 1)\n",
         (
             "tests/passes/families/row/test_cpu.py",
-            "tests/passes/fuse/test_fuse_rows.py",
+            "tests/passes/families/row/test_match.py",
         ),
     ),
     Mutant(

@@ -15,13 +15,13 @@ from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.nodes import Op
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
-from fusec.passes.attention import AttentionParts, Elements, attention_parts, find_elements
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.bounds import KeyTest, key_tests
+from fusec.passes.families.attention.elements import AttentionParts, Elements, attention_parts, find_elements
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
-from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.groups.partition import Group, positions_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, expect_index, is_linear, place
 from fusec.passes.lower.join import LOG2E, Parts, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor

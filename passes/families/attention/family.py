@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.errors import LoweringError
-from fusec.passes.attention import attention_parts
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.cpu import keys_seen, lower_attention
+from fusec.passes.families.attention.elements import attention_parts
 from fusec.passes.families.attention.gpu import attention_size
 from fusec.passes.families.attention.gpu import lower_attention as lower_gpu_attention
 from fusec.passes.families.attention.hopper import check_hopper_attention, lower_hopper_attention
 from fusec.passes.families.attention.library import attention_alternatives
+from fusec.passes.families.attention.match import match_attentions
 from fusec.passes.families.attention.mma import check_mma_attention, lower_mma_attention
 from fusec.passes.families.attention.narrow import lower_narrow_attention, multiplies_narrow
 from fusec.passes.families.attention.schedule.cpu import (
@@ -95,6 +96,7 @@ def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
 
 ATTENTION = Family(
     "attention",
+    match_attentions,
     CpuMember(
         {"attention": AttentionSchedule, "narrow_attention": NarrowAttentionSchedule}, _cpu_candidates, _cpu_lower
     ),

@@ -16,11 +16,11 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.types import bool_, f32, i64
-from fusec.passes.attention import Elements
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.cost.lanes import score_work
 from fusec.passes.families.attention.bounds import KeyTest
 from fusec.passes.families.attention.cpu import attention_stores, data_tests, elements_of, start_of
+from fusec.passes.families.attention.elements import Elements
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule

@@ -11,9 +11,9 @@ from fusec.ir.indexing import substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
-from fusec.passes.attention import Elements
 from fusec.passes.contraction import contraction
 from fusec.passes.families.attention.cpu import elements_of
+from fusec.passes.families.attention.elements import Elements
 from fusec.passes.families.gemm.library import joined
 from fusec.passes.lower.context import LoweringContext, address_step
 from fusec.passes.lower.mask import LOWEST_SCORE, truth

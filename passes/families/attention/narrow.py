@@ -16,7 +16,6 @@ from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, 
 from fusec.ir.indexing import ceildiv, last
 from fusec.ir.indexing import substitute as replace_in
 from fusec.ir.types import DType, bf16, bool_, contiguous_strides, f32, fixed, i64
-from fusec.passes.attention import AttentionParts
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.cpu import (
     MANY_QUERIES,
@@ -29,6 +28,7 @@ from fusec.passes.families.attention.cpu import (
     first_state,
     part_stores,
 )
+from fusec.passes.families.attention.elements import AttentionParts
 from fusec.passes.families.attention.found_keys import FoundKeys
 from fusec.passes.families.attention.schedule.cpu import NarrowAttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of

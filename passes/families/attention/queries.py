@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusec.ir.index import Index, Symbol, add, floordiv, mod, mul, symbol
 from fusec.ir.indexing import most
 from fusec.ir.types import Dim
-from fusec.passes.attention import Elements
+from fusec.passes.families.attention.elements import Elements
 from fusec.tile.nodes import Iter
 from fusec.tile.scalar import reindex, symbols_in
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fusec.ir.nodes import Op
-from fusec.passes.fuse.fuse import fuse_maps, fuse_rows
-from fusec.passes.fuse.partition import Group, Partition, build_fused_graph
+from fusec.passes.families.map.match import match_maps
+from fusec.passes.families.row.match import match_rows
+from fusec.passes.groups.partition import Group, Partition, build_fused_graph
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 
@@ -35,6 +36,6 @@ def _pieces(context: LoweringContext) -> Pieces:
     dots = context.anchors("dot")
     group = Group("gemm", dots[0].result.type.shape)
     partition.add(group, [op for op in context.body.ops if op not in makers and op not in partition.free])
-    fuse_rows(partition, lambda declined: None)
-    fuse_maps(partition, lambda declined: None)
+    match_rows(partition, lambda declined: None)
+    match_maps(partition, lambda declined: None)
     return Pieces(tuple(op for op in build_fused_graph(partition).ops if op.name == "fused"))

@@ -12,7 +12,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.fuse.partition import Group, positions_of
+from fusec.passes.groups.partition import Group, positions_of
 from fusec.passes.inline import Leaf
 from fusec.passes.lower.context import (
     LoweredGroup,

@@ -11,6 +11,7 @@ from fusec.passes.families.gemm.cpu import lower_gemm
 from fusec.passes.families.gemm.cpu_candidates import product_schedules
 from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, lower_on_gpu
 from fusec.passes.families.gemm.library import library_alternatives
+from fusec.passes.families.gemm.match import match_gemms
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.widening import WideningSchedule
 from fusec.passes.families.gemm.widening import lower_widening
@@ -34,6 +35,7 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 GEMM = Family(
     "gemm",
+    match_gemms,
     CpuMember({"gemm": GemmSchedule, "widening": WideningSchedule}, _cpu_candidates, _cpu_lower),
     GpuMember(gpu_candidates, lower_on_gpu, operands_first, library_alternatives),
 )

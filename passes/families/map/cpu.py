@@ -15,7 +15,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.families.map.schedule.cpu import MapSchedule
-from fusec.passes.fuse.partition import Group, Position, place_upstream, positions_of
+from fusec.passes.groups.partition import Group, Position, place_upstream, positions_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_large, place, prefer_index
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk

@@ -10,6 +10,7 @@ from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.map.cpu import lower_map, map_domain
 from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
 from fusec.passes.families.map.gpu import turned_axes
+from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, map_seconds, turned_schedule
 from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
@@ -58,5 +59,8 @@ def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
 
 
 MAP = Family(
-    "map", CpuMember({"map": MapSchedule}, _cpu_candidates, _cpu_lower), GpuMember(_gpu_candidates, _gpu_lower)
+    "map",
+    match_maps,
+    CpuMember({"map": MapSchedule}, _cpu_candidates, _cpu_lower),
+    GpuMember(_gpu_candidates, _gpu_lower),
 )

@@ -12,7 +12,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, f32
 from fusec.passes.families.row.schedule.cpu import RowSchedule
-from fusec.passes.fuse.partition import Group, place_upstream, positions_of
+from fusec.passes.groups.partition import Group, place_upstream, positions_of
 from fusec.passes.lower.context import (
     LoweredGroup,
     LoweringContext,

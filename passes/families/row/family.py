@@ -13,6 +13,7 @@ from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachi
 from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.row.cpu import lower_row, reduced_is_innermost
 from fusec.passes.families.row.gpu import lower_row as lower_gpu_row
+from fusec.passes.families.row.match import match_rows
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates, row_seconds
 from fusec.passes.families.row.wide import lower_wide_row
@@ -92,5 +93,8 @@ def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
 
 
 ROW = Family(
-    "row", CpuMember({"row": RowSchedule}, _cpu_candidates, _cpu_lower), GpuMember(_gpu_candidates, _gpu_lower)
+    "row",
+    match_rows,
+    CpuMember({"row": RowSchedule}, _cpu_candidates, _cpu_lower),
+    GpuMember(_gpu_candidates, _gpu_lower),
 )

@@ -7,18 +7,24 @@ bias, mask, soft cap, anything pointwise) is carried along, not recognised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
+from fusec.errors import LoweringError
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, ReduceAttributes
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
-from fusec.passes.attention import AttentionParts
-from fusec.passes.fuse.partition import Partition
+from fusec.passes.families.attention.elements import AttentionParts, Elements, find_elements
+from fusec.passes.groups.grow import Log, grow_consumers, grow_producers, is_cheap
+from fusec.passes.groups.partition import Group, Partition
 from fusec.runtime.program import Declined
 from fusec.tile.views import Subscripts, broadcast_index, fresh_index, settled, view_index
 
 RULE = "dot(softmax(maps(dot(q, k))), v) => attention"
 _REORDERING = ("permute", "reshape", "broadcast")
+
+_FEW_QUERIES = 16
+"""Where keys are so many times more than queries, a kernel that makes the queries costs more than it is worth."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,67 @@ class _Softmax:
     ops: tuple[Op, ...]
     sink: Value | None
     guarded: bool
+
+
+def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
+    """dot → maps → softmax over the row → dot, as one online loop.
+
+    Each query is read once, so what makes the queries is computed on the way; keys and values are read often.
+    """
+    for op in partition.graph.ops:
+        if op.name != "dot" or op in partition.owner:
+            continue
+        found = match_attention(partition, op)
+        elements = _one_loop(partition, found) if isinstance(found, AttentionMatch) else None
+        if isinstance(elements, Declined):
+            found = elements
+        if isinstance(found, Declined):
+            if found.reason:
+                log(found)
+            continue
+        assert isinstance(elements, Elements)
+        group = Group("attention", op.result.type.shape)
+        partition.add(group, found.ops)
+        group.anchors.append(op)
+        group.position[op.result] = group.identity
+        group.attention = found.parts.group
+        grow_consumers(partition, group, log)
+        scores = [v for inner in found.score_ops for v in inner.operands]
+        scores += [found.parts.sink] if found.parts.sink is not None else []
+        grow_producers(partition, group, is_cheap, scores)
+        queries, keys = (found.parts.score_dot.operands[s] for s in (elements.query_side, 1 - elements.query_side))
+        if not blocked:
+            grow_producers(partition, group, partial(_is_own, partition), [queries])
+        elif _FEW_QUERIES * queries.type.most <= keys.type.most:
+            grow_producers(partition, group, lambda op: True, [queries])
+
+
+def _is_own(partition: Partition, op: Op) -> bool:
+    """Whether an op that makes the queries is the attention's: an elementwise one that ends no matmul's kernel."""
+    return op.definition.kind == "elementwise" and not _ends_product(partition, op)
+
+
+def _ends_product(partition: Partition, op: Op) -> bool:
+    """Whether a product's kernel would take an op in: what is done to its result, with inputs beside it."""
+    made = [v for v in op.operands if not _is_given(partition, v)]
+    inner = partition.producers.get(made[0]) if len(made) == 1 else None
+    if inner is None or inner in partition.owner:
+        return False
+    return inner.name == "dot" or (inner.definition.kind == "elementwise" and _ends_product(partition, inner))
+
+
+def _is_given(partition: Partition, value: Value) -> bool:
+    """True for an input, a view of one, and what maps make of such."""
+    made = [op for s in partition.sources_of(value) if (op := partition.producers.get(s)) is not None]
+    return all(op.definition.kind == "elementwise" and all(_is_given(partition, v) for v in op.operands) for op in made)
+
+
+def _one_loop(partition: Partition, match: AttentionMatch) -> Elements | Declined:
+    """The elements of the match, where the index maps of its parts make one loop over keys of them."""
+    try:
+        return find_elements(partition.inliner(match.ops), match.parts)
+    except LoweringError as error:
+        return Declined(RULE, str(error), match.parts.value_dot.location)
 
 
 def match_attention(partition: Partition, value_dot: Op) -> AttentionMatch | Declined:

@@ -8,8 +8,8 @@ from fusec.ir.attributes import DotAttributes, ReduceAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
-from fusec.passes.fuse.grow import Log
-from fusec.passes.fuse.partition import Group, Partition
+from fusec.passes.groups.grow import Log
+from fusec.passes.groups.partition import Group, Partition
 from fusec.runtime.program import Declined
 
 RULE = "prologue into gemm"

@@ -6,7 +6,7 @@ import pytest
 from programs import group_kinds
 
 from fusec.ir.parse import parse
-from fusec.passes.fuse.prologue import RULE
+from fusec.passes.families.gemm.prologue import RULE
 from fusec.passes.pipeline import lower
 from fusec.runtime.program import Lowered
 

@@ -8,7 +8,7 @@ from attentions import beside_a_sink
 from programs import Run, check, group_kinds, random_inputs, reasons
 
 from fusec.ir.parse import parse
-from fusec.passes.attention import attention_parts
+from fusec.passes.families.attention.elements import attention_parts
 
 INPUTS = "%q: f32[2, 3, 9, 6], %k: f32[2, 3, 11, 6], %v: f32[2, 3, 11, 5]"
 SCORES = "%s = dot(%q, %k) {contract=[3]x[3], batch=[0, 1]x[0, 1]} : f32[2, 3, 9, 11]"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.nodes import Op, Value
-from fusec.passes.fuse.partition import (
+from fusec.passes.groups.partition import (
     POINTWISE,
     Group,
     Partition,
@@ -19,6 +19,9 @@ from fusec.passes.fuse.partition import (
 from fusec.runtime.program import Declined
 
 Log = Callable[[Declined], None]
+
+CHEAP_FLOPS = 4
+"""Elementwise ops of at most this many flops are recomputed rather than stored."""
 
 
 def seed(partition: Partition, group: Group, anchor: Op) -> None:
@@ -160,3 +163,13 @@ def _mark(partition: Partition, value: Value, found: set[Op]) -> None:
             found.add(op)
             for operand in op.operands:
                 _mark(partition, operand, found)
+
+
+def is_cheap(op: Op) -> bool:
+    """Whether an op is recomputed rather than stored."""
+    return op.definition.flops <= CHEAP_FLOPS
+
+
+def at_least(size: int, cheap: Callable[[Op], bool]) -> Callable[[Op], bool]:
+    """Ops with results of this size, which are computed once where they are read; and cheap ones."""
+    return lambda op: op.result.type.most >= size or cheap(op)

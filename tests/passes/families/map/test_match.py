@@ -7,7 +7,7 @@ from programs import Run, check, group_kinds, reasons
 
 from fusec.ir.parse import parse
 from fusec.passes.canonicalize import canonicalize
-from fusec.passes.fuse.fuse import fuse
+from fusec.passes.fuse import fuse
 
 
 def one_map(text: str, **options: object) -> Run:

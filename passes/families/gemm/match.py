@@ -1,0 +1,112 @@
+"""Which ops one matmul kernel has: dots of one left operand, what follows them, and what makes their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusec.ir.attributes import DotAttributes
+from fusec.ir.nodes import Op, Value
+from fusec.ir.types import f64
+from fusec.passes.families.gemm.prologue import grow_prologues
+from fusec.passes.groups.grow import CHEAP_FLOPS, Log, at_least, grow_consumers, grow_producers, is_cheap, seed
+from fusec.passes.groups.partition import Group, Partition
+
+
+def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
+    """Matmuls with what follows them at the same points, and cheap maps that only they read.
+
+    Matmuls of one left operand with right operands of one shape (queries, keys and values; gate and up) are one
+    kernel: the left rows are packed once, and an epilogue may combine the results.
+
+    Where the target is ``blocked`` (:class:`~fusec.passes.families.family.Family`), what makes an operand joins only
+    where that pays; what an epilogue reads joins where it is cheap.
+    """
+    for op in partition.graph.ops:
+        if op.name != "dot" or op in partition.owner:
+            continue
+        group = Group("gemm", op.result.type.shape)
+        seed(partition, group, op)
+        for sibling in _siblings(partition, op):
+            if not partition.would_cycle(group.ops, sibling):
+                seed(partition, group, sibling)
+        grow_consumers(partition, group, log)
+        assert isinstance(op.attributes, DotAttributes)
+        if not op.attributes.lhs_batch and not blocked:
+            grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
+        if blocked:
+            grow_prologues(partition, group, log)
+            leave_to_readers(partition, group)
+        else:
+            leave_to_readers(partition, group, _widens_again)
+        outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
+        cheap = is_cheap if blocked else _widens
+        grow_producers(partition, group, at_least(op.result.type.most, cheap), outside)
+
+
+def _widens_again(op: Op) -> bool:
+    """A cast to f64, or of a half value to f32: a reader that takes the half value sees the digits that others see."""
+    source, result = op.operands[0].type.dtype, op.result.type.dtype
+    return op.name == "cast" and result.is_float and (result is f64 or (source.is_float and source.bits == 16))
+
+
+def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], bool] = lambda op: True) -> None:
+    """Lets go of cheap maps at the group's end whose readers can make them from less than storing them would move.
+
+    A residual sum goes to memory as it is, not once more in f32 and once more squared for the norm that follows.
+    """
+    for op in sorted(group.ops - set(group.anchors), key=partition.order.__getitem__, reverse=True):
+        readers = partition.compute_consumers(op)
+        made = [v for v in partition.sources(op) if partition.producers.get(v) in group.ops]
+        if op.definition.kind != "elementwise" or op.definition.flops > CHEAP_FLOPS or not readers or not made:
+            continue
+        if not which(op):
+            continue
+        if partition.escapes(op) or any(_keeps(partition, group, reader) for reader in readers):
+            continue
+        fresh = [v for v in made if not _is_stored(partition, group, v, op)]
+        moved = sum(v.type.most_bytes for v in (*made, *fresh))
+        if moved < 2 * op.result.type.most_bytes:
+            partition.remove(group, op)
+
+
+def _keeps(partition: Partition, group: Group, reader: Op) -> bool:
+    """Whether a reader can't make its operand on the way: it is the group's own, a product's, or another kernel's."""
+    return reader in group.ops or reader in partition.owner or reader.definition.kind not in ("elementwise", "reduce")
+
+
+def _is_stored(partition: Partition, group: Group, value: Value, but: Op) -> bool:
+    """Whether a value that the group makes is read outside of it by another op than ``but``, or is an output."""
+    made = partition.producers[value]
+    outside = [c for c in partition.compute_consumers(made) if c not in group.ops and c is not but]
+    return bool(outside) or partition.escapes(made)
+
+
+def _widens(op: Op) -> bool:
+    """A cast to a wider float, of a bias: about as cheap as the load, and no launch of its own."""
+    made = op.result.type.dtype
+    return op.name == "cast" and made.is_float and op.operands[0].type.dtype.itemsize < made.itemsize
+
+
+def _siblings(partition: Partition, op: Op) -> list[Op]:
+    """Later unowned dots with the same left operand, contraction and result shape, none with batch axes."""
+    assert isinstance(op.attributes, DotAttributes)
+    if op.attributes.lhs_batch:
+        return []
+    return [
+        other
+        for other in partition.uses[op.operands[0]]
+        if other.name == "dot"
+        and other is not op
+        and other not in partition.owner
+        and other.operands[0] is op.operands[0]
+        and other.operands[1] is not op.operands[0]
+        and isinstance(other.attributes, DotAttributes)
+        and other.attributes.lhs_contract == op.attributes.lhs_contract
+        and not other.attributes.lhs_batch
+        and other.result.type == op.result.type
+    ]
+
+
+def _dense(op: Op) -> bool:
+    """A dot's operand is packed once, so computing it on the way costs nothing; concatenations would not vectorise."""
+    return op.definition.kind == "elementwise"

@@ -1,0 +1,62 @@
+"""Which ops one row kernel has: reductions over the same rows, and the maps around them."""
+
+from __future__ import annotations
+
+from fusec.ir.attributes import ReduceAttributes
+from fusec.ir.index import product
+from fusec.ir.indexing import most
+from fusec.passes.groups.grow import (
+    Log,
+    absorb_upstream,
+    at_least,
+    grow_consumers,
+    grow_producers,
+    is_cheap,
+    seed_reduction,
+)
+from fusec.passes.groups.partition import Group, Partition
+
+
+def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
+    """Reductions over the same rows, and the maps before, between and after them: each row is read once."""
+    for op in partition.graph.ops:
+        if op.definition.kind != "reduce" or op in partition.owner:
+            continue
+        assert isinstance(op.attributes, ReduceAttributes)
+        group = Group("row", op.operands[0].type.shape)
+        seed_reduction(partition, group, op)
+        absorb_upstream(partition, group, op.operands[0])
+        grow_consumers(partition, group, log)
+        _join_siblings(partition, group)
+        _drop_bystanders(partition, group)
+        grow_producers(partition, group, at_least(most(product(group.domain)) // 2, is_cheap))
+
+
+def _drop_bystanders(partition: Partition, group: Group) -> None:
+    """Lets go of maps beside the rows that serve no reduction of them and are no output: their readers take them in."""
+    depends = set(group.anchors)
+    for op in sorted(group.ops, key=partition.order.__getitem__):
+        if any(partition.producers.get(v) in depends for v in partition.sources(op)):
+            depends.add(op)
+    for op in sorted(group.ops - depends, key=partition.order.__getitem__, reverse=True):
+        if not partition.escapes(op) and not any(c in group.ops for c in partition.compute_consumers(op)):
+            partition.remove(group, op)
+
+
+def _join_siblings(partition: Partition, group: Group) -> None:
+    """Another reduction of the same rows of a value that this group reads joins it."""
+    read = {v for inner in group.ops for v in partition.sources(inner)}
+    for op in partition.graph.ops:
+        if op in partition.owner or op.definition.kind != "reduce":
+            continue
+        assert isinstance(op.attributes, ReduceAttributes)
+        if op.operands[0].type.shape != group.domain or op.attributes.axes != group.reduced:
+            continue
+        if op.operands[0] in read and group.position.get(op.operands[0], group.identity) == group.identity:
+            if partition.would_cycle(group.ops, op):
+                continue
+            group.position[op.operands[0]] = group.identity
+            kept = tuple(i for axis, i in enumerate(group.identity) if axis not in op.attributes.axes)
+            group.position[op.result] = kept
+            group.anchors.append(op)
+            partition.add(group, [op])
