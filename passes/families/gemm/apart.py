@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.ir.nodes import Op
+from fusec.passes.families.gemm.product import prologue_ops
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.row.match import match_rows
 from fusec.passes.groups.partition import Group, Partition, build_fused_graph
@@ -19,15 +20,7 @@ def operands_first(context: LoweringContext) -> list[Alternative]:
 
 def _makers(context: LoweringContext) -> set[Op]:
     """The ops that make the products' operands and are more than views of memory."""
-    partition = Partition(context.body)
-    above = {v for dot in context.anchors("dot") for v in dot.operands}
-    found: set[Op] = set()
-    for op in reversed(context.body.ops):
-        if op.name != "dot" and not above.isdisjoint(op.results):
-            above.update(op.operands)
-            if op not in partition.free:
-                found.add(op)
-    return found
+    return prologue_ops(context)[0] - Partition(context.body).free
 
 
 def _pieces(context: LoweringContext) -> Pieces:

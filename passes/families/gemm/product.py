@@ -22,13 +22,20 @@ FINISH_ELEMENTS = 512
 """Elements of the result that a block adds up from parts. On an H200 512 and 1024 are alike, 256 is slower."""
 
 
-def epilogue_inputs(context: LoweringContext) -> list[Value]:
-    """What a group reads besides the operands of its products and what makes these."""
-    operands = {v for dot in context.anchors("dot") for v in dot.operands}
-    above = set(operands)
+def prologue_ops(context: LoweringContext) -> tuple[set[Op], set[Value]]:
+    """The ops of a group that make its matmuls' operands, and all values that these are or are made of."""
+    above = {v for dot in context.anchors("dot") for v in dot.operands}
+    ops: set[Op] = set()
     for op in reversed(context.body.ops):
         if op.name != "dot" and not above.isdisjoint(op.results):
             above.update(op.operands)
+            ops.add(op)
+    return ops, above
+
+
+def epilogue_inputs(context: LoweringContext) -> list[Value]:
+    """What a group reads besides the operands of its matmuls and what makes these."""
+    _, above = prologue_ops(context)
     read = {v for o in context.body.ops if o.name != "dot" and above.isdisjoint(o.results) for v in o.operands}
     return [v for v in context.body.inputs if v in read]
 
