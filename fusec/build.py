@@ -246,7 +246,7 @@ def _build(
 
 
 def _compile(graph: Graph, library: Library, target: str, options: Options) -> Built:
-    lowered = run_passes(graph, target, options)
+    lowered = run_passes(graph, target, options, library)
     machine = machine_of(target)
     if library == "torch" and isinstance(machine, CpuTarget):
         program = lowered.program
@@ -274,15 +274,15 @@ def _compile_here(kernels: Sequence[Kernel]) -> Module:
     return compiled
 
 
-def run_passes(graph: Graph, target: str, options: Options) -> Lowered:
-    """The graph through all passes."""
+def run_passes(graph: Graph, target: str, options: Options, library: Library = "torch") -> Lowered:
+    """The graph through all passes. library: whose arrays it is called with."""
     from fusec.passes.pipeline import lower
 
     selector: Selector | GpuSelector | None = None
     if options.tune:
         selector = _tuning_gpu(graph, target, options) if is_gpu(target) else _tuning_selector(target, options.tune)
     elif is_gpu(target):
-        selector = gpu_selector(target, dict(options.usual))
+        selector = replace(gpu_selector(target, dict(options.usual)), calls=library == "torch")
     lowered: Lowered = lower(
         graph,
         target,

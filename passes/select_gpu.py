@@ -17,7 +17,7 @@ from fusec.passes.families.family import GpuMachine
 from fusec.passes.families.languages import values_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.passes.schedule.base import GpuSchedule
+from fusec.passes.schedule.base import GpuSchedule, by_seconds
 from fusec.passes.select import fused_ops
 from fusec.runtime.program import Choice, KernelReport
 from fusec.target.gpu import GpuTarget
@@ -28,36 +28,45 @@ class GpuSelector:
     """Chooses schedules for one GPU. ``cuda``: kernels may be written in CUDA C++, too; ``triton``: in Triton.
 
     usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
+    calls: PyTorch's library is at hand for what it does sooner.
     """
 
     target: GpuTarget
     cuda: bool = False
     triton: bool = True
     usual: Mapping[str, int] = field(default_factory=dict)
+    calls: bool = field(default=True, kw_only=True)
     measured: list[Choice] = field(default_factory=list, kw_only=True)
 
     def alternatives(self, context: LoweringContext) -> list[Alternative]:
         """Every way to compute a group: its schedules, the best predicted first, and from the second place on the
         library's calls. LoweringError when no family fits."""
         own = self._own(context)
+        rest = [a for a in self._library(context) if a.text not in {o.text for o in own}]
+        return [*own[:1], *rest, *own[1:]]
+
+    def _library(self, context: LoweringContext) -> list[Alternative]:
+        """Ways that call the library, which plans for one shape."""
         if sizes_of(context.body):
-            return own  # the library's products are planned for one shape
-        return [*own[:1], *family_of(context.op).gpu.library(context), *own[1:]]
+            return []
+        return family_of(context.op).gpu.library(context, self.target)
 
     def _own(self, context: LoweringContext) -> list[Alternative]:
-        """The alternatives of kernels of ours alone, the best predicted first."""
+        """Those that need no measuring to be chosen: kernels of ours, and calls whose time is predicted; the best first."""
         member = family_of(context.op).gpu
         pieces = member.pieces(context)
+        calls = sorted((a for a in self._library(context) if a.seconds < inf), key=by_seconds) if self.calls else []
         try:
             found = self.candidates(context)
         except LoweringError:
-            if pieces:
-                return pieces
+            if calls or pieces:
+                return [*calls, *pieces]
             raise
         schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
         first = 0 if pieces and self._seconds_of(context, pieces[0]) < found[0].seconds else 1
-        return [*own[:first], *pieces, *own[first:]]
+        sooner = [a for a in calls if a.seconds < found[0].seconds]
+        return [*sooner, *own[:first], *pieces, *own[first:], *(a for a in calls if a not in sooner)]
 
     def _seconds_of(self, context: LoweringContext, alternative: Alternative) -> float:
         """Predicted, of an alternative of several kernels of ours; infinity where one of them can't be made."""

@@ -17,6 +17,7 @@ from fusec.ir.types import TensorType
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
+from fusec.runtime.convolutions import bind_convolution
 from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu
@@ -33,12 +34,18 @@ ATTENTION = "fusec.attention"
 """The same for attention (:mod:`fusec.runtime.attentions`)."""
 
 
+CONVOLUTION = "fusec.convolution"
+"""The same for a convolution (:mod:`fusec.runtime.convolutions`)."""
+
+
 def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., Sequence[Any]]:
     """The function from operand arrays to result arrays of one call."""
     if attributes.target == INTERPRET:
         return _interpreted(attributes, load_arrays(library))
     if attributes.target == PRODUCT:
         return bind_product(attributes.arguments)
+    if attributes.target == CONVOLUTION:
+        return bind_convolution(attributes.arguments)
     if attributes.target == ATTENTION:
         return bind_attention(attributes.arguments)
     return prepare(attributes)

@@ -75,17 +75,22 @@ def _none(context: LoweringContext) -> list[Alternative]:
     return []
 
 
+def _no_call(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
+    return []
+
+
 @dataclass(frozen=True)
 class GpuMember:
     """A family on GPUs: ``candidates`` and ``lower`` as on CPUs.
 
-    pieces: ways of several kernels of ours. library: ways that call the library, for a group of fixed extents.
+    pieces: ways of several kernels of ours. library: ways that call the library, for a group of fixed extents; those whose
+    seconds are known are chosen where they are the fewest.
     """
 
     candidates: Callable[[LoweringContext, GpuMachine], list[GpuSchedule]]
     lower: Callable[[LoweringContext, GpuSchedule], LoweredGroup]
     pieces: Callable[[LoweringContext], list[Alternative]] = _none
-    library: Callable[[LoweringContext], list[Alternative]] = _none
+    library: Callable[[LoweringContext, GpuTarget], list[Alternative]] = _no_call
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from fusec.ir.nodes import Op
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
@@ -21,8 +22,9 @@ class Alternative:
     """One way to compute a group.
 
     text: what it is, equal in every process, different from the group's other alternatives. lower: makes it; raises
-    LoweringError where it turns out not to be possible.
+    LoweringError where it turns out not to be possible. seconds: predicted, where it is to be chosen without measuring.
     """
 
     text: str
     lower: Callable[[LoweringContext], LoweredGroup | Pieces]
+    seconds: float = inf

@@ -34,6 +34,13 @@ class GpuSchedule(Protocol):
         """The sizes by name. Two schedules of a group differ in them or in the language."""
 
 
-def by_seconds(schedule: GpuSchedule) -> float:
+class Timed(Protocol):
+    """What has predicted seconds: a schedule, or a way to compute a group."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
+def by_seconds(candidate: Timed) -> float:
     """The order of candidates."""
-    return schedule.seconds
+    return candidate.seconds

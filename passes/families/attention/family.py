@@ -100,5 +100,5 @@ ATTENTION = Family(
     CpuMember(
         {"attention": AttentionSchedule, "narrow_attention": NarrowAttentionSchedule}, _cpu_candidates, _cpu_lower
     ),
-    GpuMember(_gpu_candidates, _gpu_lower, library=attention_alternatives),
+    GpuMember(_gpu_candidates, _gpu_lower, library=lambda context, target: attention_alternatives(context)),
 )

@@ -11,12 +11,15 @@ from fusec.passes.families.gemm.cpu import lower_gemm
 from fusec.passes.families.gemm.cpu_candidates import product_schedules
 from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, lower_on_gpu
 from fusec.passes.families.gemm.library import library_alternatives
+from fusec.passes.families.gemm.library_convolution import library_convolution
 from fusec.passes.families.gemm.match import match_gemms
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.widening import WideningSchedule
 from fusec.passes.families.gemm.widening import lower_widening
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule
+from fusec.target.gpu import GpuTarget
 
 
 def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> Sequence[CpuSchedule]:
@@ -33,9 +36,13 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
             raise foreign("gemm", schedule)
 
 
+def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
+    return library_convolution(context, target) or library_alternatives(context)
+
+
 GEMM = Family(
     "gemm",
     match_gemms,
     CpuMember({"gemm": GemmSchedule, "widening": WideningSchedule}, _cpu_candidates, _cpu_lower),
-    GpuMember(gpu_candidates, lower_on_gpu, operands_first, library_alternatives),
+    GpuMember(gpu_candidates, lower_on_gpu, operands_first, _library),
 )

@@ -23,7 +23,7 @@ _REASON = "the library's kernel was chosen"
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A product as a call: ``call`` gives ``value``; ``cast`` follows where the group wants the sum's own dtype."""
 
     call: Op
@@ -67,11 +67,11 @@ def _is_rounded(context: LoweringContext, value: Value) -> bool:
     return value.type.dtype.bits <= 16
 
 
-def _alternative(text: str, products: Sequence[_Found]) -> Alternative:
-    return Alternative(text, lambda context: _pieces(context, products))
+def _alternative(text: str, products: Sequence[Found]) -> Alternative:
+    return Alternative(text, lambda context: pieces_of(context, products))
 
 
-def _pieces(context: LoweringContext, products: Sequence[_Found]) -> Pieces:
+def pieces_of(context: LoweringContext, products: Sequence[Found]) -> Pieces:
     """The calls, and one map for what is left."""
     body = context.body
     covered = frozenset[Op]().union(*(p.covered for p in products))
@@ -110,7 +110,7 @@ class _Bias:
     covered: frozenset[Op]
 
 
-def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> _Found | None:
+def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | None:
     attributes = dot.attributes
     assert isinstance(attributes, DotAttributes)
     operands: list[Value] = []
@@ -137,7 +137,7 @@ def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> _Found | 
     call = Op(
         OPS["extern"], tuple(operands), ExternAttributes(PRODUCT, text, (value.type,), _REASON), (value,), dot.location
     )
-    return _Found(call, value, cast, covered)
+    return Found(call, value, cast, covered)
 
 
 def _matrix(
@@ -222,22 +222,22 @@ def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
 # Activations
 
 
-def _has_bias(found: _Found) -> bool:
+def _has_bias(found: Found) -> bool:
     attributes = found.call.attributes
     assert isinstance(attributes, ExternAttributes)
     return json.loads(attributes.arguments)["bias"] is not None
 
 
-def _with_activation(body: Graph, found: _Found, activation: str) -> _Found:
+def _with_activation(body: Graph, found: Found, activation: str) -> Found:
     attributes = found.call.attributes
     assert isinstance(attributes, ExternAttributes)
     text = json.dumps({**json.loads(attributes.arguments), "activation": activation})
     (result,) = body.outputs
     call = replace(found.call, attributes=replace(attributes, arguments=text), results=(result,))
-    return _Found(call, result, None, frozenset(body.ops))
+    return Found(call, result, None, frozenset(body.ops))
 
 
-def _activation(body: Graph, found: _Found) -> str | None:
+def _activation(body: Graph, found: Found) -> str | None:
     """What the group does to product plus bias, told by its values: ``gelu`` (by tanh), ``relu`` or neither."""
     if len(body.outputs) != 1 or found.cast is not None or body.outputs[0].type != found.value.type:
         return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fusec.ir.attributes import DotAttributes
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import f64
+from fusec.passes.convolution import convolution_of
 from fusec.passes.families.gemm.prologue import grow_prologues
 from fusec.passes.groups.grow import CHEAP_FLOPS, Log, at_least, grow_consumers, grow_producers, is_cheap, seed
 from fusec.passes.groups.partition import Group, Partition
@@ -34,6 +35,7 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         if not op.attributes.lhs_batch and not blocked:
             grow_producers(partition, group, _dense, [v for anchor in group.anchors for v in anchor.operands])
         if blocked:
+            _take_padding(partition, group)
             grow_prologues(partition, group, log)
             leave_to_readers(partition, group)
         else:
@@ -41,6 +43,16 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         cheap = is_cheap if blocked else _widens
         grow_producers(partition, group, at_least(op.result.type.most, cheap), outside)
+
+
+def _take_padding(partition: Partition, group: Group) -> None:
+    """Takes in the zeros around an image, which are no memory: what fetches its windows leaves them out."""
+    for anchor in group.anchors:
+        found = convolution_of(anchor, partition.producers)
+        if found is None or found.pad is None or found.pad in partition.owner or partition.escapes(found.pad):
+            continue
+        if all(reader in group.anchors for reader in partition.compute_consumers(found.pad)):
+            partition.add(group, [found.pad])
 
 
 def _widens_again(op: Op) -> bool:

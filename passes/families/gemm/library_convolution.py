@@ -1,0 +1,111 @@
+"""A convolution by the library: its windows are read where they are, its result has its channels last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from fusec.ir.attributes import CastAttributes, DotAttributes, ExternAttributes
+from fusec.ir.nodes import Op, Value
+from fusec.ir.ops import OPS
+from fusec.ir.ops.contract import free_axes
+from fusec.ir.types import contiguous_strides, fixed
+from fusec.passes.convolution import Convolution, convolution_of
+from fusec.passes.families.gemm.library import Found, joined, pieces_of
+from fusec.passes.lower.context import LoweringContext
+from fusec.passes.lower.pieces import Alternative
+from fusec.runtime.calls import CONVOLUTION
+from fusec.runtime.convolutions import LibraryConvolution, convolution_to_text
+from fusec.runtime.products import Matrix
+from fusec.target.gpu import GpuTarget
+from fusec.tile.views import same_layout, strided_view
+
+_REASON = "the library's kernel was chosen"
+
+_REACHED = {16: 0.62, 32: 0.5}
+"""Of the card's product rate, by bits of the operands (those of 32 as TF32): what cuDNN reaches on an H200 where images
+have their channels last."""
+
+
+def library_convolution(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
+    """The group's dot as one call and a kernel for the rest; none where it is no convolution of memory."""
+    dots = context.anchors("dot")
+    found = convolution_of(dots[0], context.producers) if len(dots) == 1 else None
+    if found is None or not context.body.inputs:
+        return []
+    made = _call(context, found)
+    if made is None:
+        return []
+    return [Alternative("library convolution", lambda c: pieces_of(c, [made]), _seconds(found, context, target))]
+
+
+def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) -> float:
+    dot, rates = found.dot, target.rates
+    depth = prod(found.dot.operands[0].type.static_shape) // max(dot.result.type.size // dot.result.type.static_shape[-1], 1)
+    bits = dot.operands[0].type.dtype.bits
+    flops = 2.0 * dot.result.type.size * depth
+    rate = rates.tensor * _REACHED.get(bits, 0.05) * (16 / bits)
+    result = dot.result.type.size * bits // 8
+    moved = (found.image.type.most_bytes + dot.operands[1].type.most_bytes + result) / rates.read
+    rest = sum(v.type.most_bytes for v in context.body.outputs) + result
+    return 2 * rates.launch + max(flops / rate, moved) + rest / rates.read
+
+
+def _call(context: LoweringContext, found: Convolution) -> Found | None:
+    dot, operands = found.dot, list[Value]()
+    image, weight = _image(context, found, operands), _weight(context, found, operands)
+    narrow = dot.operands[0].type.dtype
+    if image is None or weight is None or not narrow.is_float:
+        return None
+    if any(w.high > w.low for w in found.windowed):  # the library pads both sides alike
+        return None
+    value, cast = dot.result, None
+    if value.type.dtype != narrow:
+        value = Value(replace(value.type, dtype=narrow), f"{value.name}_rounded")
+        cast = Op(OPS["cast"], (value,), CastAttributes(dot.result.type.dtype), (dot.result,), dot.location)
+    shape = value.type.static_shape
+    if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
+        return None
+    whole = (image.sizes[0], *(w.count for w in found.windowed), shape[-1])
+    if whole != shape:
+        return None
+    numbers = zip(*((w.stride, w.low, w.dilation) for w in found.windowed), strict=True)
+    text = convolution_to_text(LibraryConvolution(image, weight, *map(tuple, numbers), whole))
+    types = (value.type,)
+    call = Op(OPS["extern"], tuple(operands), ExternAttributes(CONVOLUTION, text, types, _REASON), (value,), dot.location)
+    covered = frozenset({dot, *({found.pad} if found.pad is not None else ())})
+    return Found(call, value, cast, covered)
+
+
+def _image(context: LoweringContext, found: Convolution, operands: list[Value]) -> Matrix | None:
+    """``[n, channels, places...]``."""
+    view = strided_view(found.image, context.producers, context.strides)
+    if view is None or view.base not in context.body.inputs:
+        return None
+    operands.append(view.base)
+    shape, strides, (offset,) = found.image.type.static_shape, fixed(view.strides), fixed([view.offset])
+    axes = (found.batch, found.channels, *(w.axis for w in found.windowed))
+    sizes = tuple(1 if a is None else shape[a] for a in axes)
+    return Matrix(0, sizes, tuple(1 if a is None else strides[a] for a in axes), offset)
+
+
+def _weight(context: LoweringContext, found: Convolution, operands: list[Value]) -> Matrix | None:
+    """``[columns, channels, places...]``."""
+    value, attributes = found.dot.operands[1], found.dot.attributes
+    assert isinstance(attributes, DotAttributes)
+    view = strided_view(value, context.producers, context.strides)
+    if view is None or view.base not in context.body.inputs:
+        return None
+    if view.base not in operands:
+        operands.append(view.base)
+    shape, strides, (offset,) = value.type.static_shape, fixed(view.strides), fixed([view.offset])
+    free = free_axes(value.type.rank, (), attributes.rhs_contract)
+    columns = joined([(shape[a], strides[a]) for a in free])
+    places = [None if w.place is None else attributes.rhs_contract[w.place] for w in found.windowed]
+    rest = [a for a in attributes.rhs_contract if a not in places and shape[a] != 1]
+    if columns is None or len(rest) > 1:
+        return None
+    axes = [*(rest or [None]), *places]
+    sizes = (columns[0], *(1 if a is None else shape[a] for a in axes))
+    steps = (columns[1], *(1 if a is None else strides[a] for a in axes))
+    return Matrix(operands.index(view.base), sizes, steps, offset)
