@@ -150,7 +150,7 @@ def column_sums(x: Any) -> Any:
     return x.sum(0)
 
 
-def turned(x: Any) -> Any:
+def transposed(x: Any) -> Any:
     return x.t() * 2
 
 
@@ -313,7 +313,7 @@ def works() -> list[Work]:
         Work("softmax 1024×128256", softmax, logits, 4.0 * 1024 * vocabulary, "GB/s", autotuned=False),
         Work("cross entropy 4096×128256", cross_entropy, picked, 2.0 * 4096 * vocabulary, "GB/s", autotuned=False),
         Work("column sums 16384×8192", column_sums, wide(1, 0), size, "GB/s", autotuned=False),
-        Work("transpose·2 16384×8192", turned, wide(1, 0), 2 * size, "GB/s", autotuned=False),
+        Work("transpose·2 16384×8192", transposed, wide(1, 0), 2 * size, "GB/s", autotuned=False),
         Work(
             "Llama-8B layer 2×4096",
             Llama.run(True),

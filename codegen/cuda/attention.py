@@ -17,7 +17,7 @@ _WARPGROUP = 128
 _MOST_CONSUMERS = 3
 _REGISTERS = {1: 210, 2: 210, 3: 150}
 """Of a consumer's thread, for scores, weights and results, by the number of consumers."""
-_OWN_NAMES = "TensorMap Barrier attention to from full kConsumers kTurns kWalks"
+_OWN_NAMES = "TensorMap Barrier attention to from full kConsumers kPingPong kPersistent"
 
 
 def emit_hopper_attention(kernel: Kernel, template: HopperAttention, target: GpuTarget) -> KernelSource:
@@ -49,7 +49,7 @@ class _Emitter(AttentionPlan):
         staged = next((m for m in outputs if m is not None), None)
         self._constants(staged is not None)
         self.members()
-        self.begin(0 if self.pipeline.walks else self.pipeline.group)
+        self.begin(0 if self.pipeline.persistent else self.pipeline.group)
         self._fetches("load_queries(char* to, Barrier& full, int column)", queries)
         self._fetches("load_keys(char* to, Barrier& full, int first_key, int column)", keys)
         self._fetches("load_values(char* to, Barrier& full, int first_key, int column)", values)
@@ -83,7 +83,7 @@ class _Emitter(AttentionPlan):
             load = Load(s.target, s.index)
             half = s.target.dtype.is_float and s.target.dtype.bits == 16
             fetch = fetch_of(load, (self.m, self.n)) if half and not any(found) else None
-            if fetch is None or fetch.turned:
+            if fetch is None or fetch.transposed:
                 found.append(None)
                 continue
             places = {self.m.var: "row", self.n.var: "column"}
@@ -103,18 +103,19 @@ class _Emitter(AttentionPlan):
                 self.writer.line(f"store_tile({moved.name}, from, {where});")
 
     def _constants(self, staged: bool) -> None:
-        turns = self.pipeline.turns and self.consumers > 1
+        ping_pong = self.pipeline.ping_pong and self.consumers > 1
         self.constants(
-            f"kConsumers = {self.consumers}", {"kTurns": turns, "kWalks": self.pipeline.walks, "kStaged": staged}
+            f"kConsumers = {self.consumers}",
+            {"kPingPong": ping_pong, "kPersistent": self.pipeline.persistent, "kStaged": staged},
         )
         self.writer.line()
 
     def _blocks(self) -> int:
         every = self.heads * self.blocks
-        return min(self.target.units, self.heads * -(-self.blocks // 2)) if self.pipeline.walks else every
+        return min(self.target.units, self.heads * -(-self.blocks // 2)) if self.pipeline.persistent else every
 
     def _shared(self) -> int:
         """Bytes, as ``AttentionLayout`` counts them."""
         deep, wide = -(-self.depth // BOX), -(-self.values // BOX)
-        queries = (deep + wide if self.pipeline.walks else max(deep, wide)) * self.nest.query.extent
+        queries = (deep + wide if self.pipeline.persistent else max(deep, wide)) * self.nest.query.extent
         return ALIGNMENT + (queries + self.kernel.stages * (deep + wide) * self.nest.key.extent) * ROW_BYTES

@@ -1,4 +1,4 @@
-"""What plans for both kinds of attention kernels have in common: the walk over heads, queries and keys, the scores."""
+"""What plans for both kinds of attention kernels have in common: the order of heads, queries and keys, the scores."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fusec.ir.types import f32
 from fusec.tile.attention import columns_of
 from fusec.tile.nodes import AttentionNest, Kernel
 
-_OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head turn first whole part last
-finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kGuarded
+_OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head query_block first whole part
+last finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kGuarded
 kMaskedBefore kMaskedAfter"""
 
 
@@ -32,8 +32,8 @@ class AttentionPlan(PlanWriter):
         products = {nest.mean: "values[{}]"}
         super().__init__(kernel, taken, nest.query, nest.value, nest.stores, products, pairs=pairs)
         self.depth, self.values = columns_of(nest.depth), columns_of(nest.value)
-        self.heads, self.blocks = prod(i.extent for i in nest.heads), nest.turn.extent
-        self.symbols |= {nest.first_key: "first_key", nest.key.var: "place", nest.turn.var: "turn"}
+        self.heads, self.blocks = prod(i.extent for i in nest.heads), nest.query_block.extent
+        self.symbols |= {nest.first_key: "first_key", nest.key.var: "place", nest.query_block.var: "query_block"}
         for head in nest.heads:
             self.symbols[head.var] = self.names.unique(head.var.name) if head.extent > 1 else "0"
         self.scores = ScorePlan(self, nest)
@@ -55,21 +55,21 @@ class AttentionPlan(PlanWriter):
         line(f"static constexpr float kScale = {literal(self.scores.scale, f32)};")
 
     def begin(self, side_by_side: int, rows: str = "") -> None:
-        """Which head and which block of queries a block does, and the keys that it walks over.
+        """Which head and which block of queries a block does, and the keys that it visits.
 
         side_by_side: heads done together where blocks have different numbers of keys; 0: one after another. rows: a
         member that gets how many queries of the block there are.
         """
         nest, line = self.nest, self.writer.line
         heads = [i for i in nest.heads if i.extent > 1]
-        line(f"int {', '.join(['turn', *(self.symbols[i.var] for i in heads)])};")
+        line(f"int {', '.join(['query_block', *(self.symbols[i.var] for i in heads)])};")
         line(f"int first, whole, part, last{f', {rows}' if rows else ''};")
         self.scores.members()
         line()
         group = min(side_by_side, self.heads) if self._uneven() else 0
         with self.writer.block("void begin(int block)"):
-            line(f"const HeadAndTurn at = head_and_turn<kHeads, kBlocks, {group}>(block);")
-            line("turn = at.turn;")
+            line(f"const HeadAndBlock at = head_and_block<kHeads, kBlocks, {group}>(block);")
+            line("query_block = at.query_block;")
             step = self.heads
             for i in heads:
                 step //= i.extent
@@ -85,9 +85,9 @@ class AttentionPlan(PlanWriter):
                 self.scores.begin()
 
     def _uneven(self) -> bool:
-        """Whether blocks of queries walk over different numbers of keys."""
-        turn = self.nest.turn.var
-        return any(turn in symbols_of(e) for loop in self.nest.loops for e in (loop.start, loop.stop))
+        """Whether blocks of queries visit different numbers of keys."""
+        block = self.nest.query_block.var
+        return any(block in symbols_of(e) for loop in self.nest.loops for e in (loop.start, loop.stop))
 
     def finish(self, staged: Sequence[object]) -> None:
         """The member that takes two neighbours of a row."""

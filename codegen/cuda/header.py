@@ -55,41 +55,41 @@ def wgmma_shapes(columns: Iterable[int]) -> str:
 def _shape(n: int) -> str:
     if n % 8 or not 8 <= n <= MAX_COLUMNS:
         raise ValueError(f"wgmma has no shape of {n} columns")
-    shared = _choices(n, "shared", turns=2)
-    registers = _choices(n, "registers", turns=1)
+    shared = _choices(n, "shared", transposable=2)
+    registers = _choices(n, "registers", transposable=1)
     return f"""template <>
 struct Wgmma<{n}> {{
-    template <typename T, bool kTurnedA = false, bool kTurnedB = false>
+    template <typename T, bool kTransposedA = false, bool kTransposedB = false>
     __device__ static void shared(float (&d)[{n // 2}], u64 a, u64 b, int add) {{
 {shared}    }}
 
-    template <typename T, bool kTurnedB = false>
+    template <typename T, bool kTransposedB = false>
     __device__ static void registers(float (&d)[{n // 2}], const u32 (&a)[4], u64 b, int add) {{
 {registers}    }}
 }};
 """
 
 
-def _choices(n: int, source: str, turns: int) -> str:
+def _choices(n: int, source: str, transposable: int) -> str:
     return "".join(
-        f"        if constexpr (is_same<T, {kind}>) {{\n{_instruction(n, kind, source, turns)}        }}\n"
+        f"        if constexpr (is_same<T, {kind}>) {{\n{_instruction(n, kind, source, transposable)}        }}\n"
         for kind in _KINDS
     )
 
 
-def _instruction(n: int, kind: str, source: str, turns: int) -> str:
-    """One asm statement: accumulators first, then the operands, ``add`` and which operands are turned."""
+def _instruction(n: int, kind: str, source: str, transposable: int) -> str:
+    """One asm statement: accumulators first, then the operands, ``add`` and which operands are transposed."""
     count = n // 2
     results = ", ".join(f"%{i}" for i in range(count))
     words = 1 if source == "shared" else 4
     a = ", ".join(f"%{count + i}" for i in range(words))
     b, add = count + words, count + words + 1
-    flags = [f"%{add + 1 + i}" for i in range(turns)] if kind != "tf32" else []
+    flags = [f"%{add + 1 + i}" for i in range(transposable)] if kind != "tf32" else []
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     inputs = ['"l"(a)'] if source == "shared" else [f'"r"(a[{i}])' for i in range(4)]
     inputs += ['"l"(b)', '"r"(add)']
     if flags:
-        inputs += ['"n"(int(kTurnedA))', '"n"(int(kTurnedB))'][2 - turns :]
+        inputs += ['"n"(int(kTransposedA))', '"n"(int(kTransposedB))'][2 - transposable :]
     left = a if source == "shared" else f"{{{a}}}"
     tail = ", ".join(["p", "1", "1", *flags])
     return f"""            asm volatile(

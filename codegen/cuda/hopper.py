@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.codegen.cuda.parking import parking_of
+from fusec.codegen.cuda.deferred import deferred_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
@@ -15,7 +15,7 @@ from fusec.tile.scalar import Load
 _CONSUMERS = 2
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
-_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged parked
+_OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged deferred
 early fusec plan Type Early TensorMap Barrier gemm split_gemm"""
 
 
@@ -38,16 +38,16 @@ class _Emitter(PlanWriter):
             nest.column_tiles.var: "column_tile",
         }
         self.symbols[nest.step] = "k"
-        alone = self.pipeline.turns or self.pipeline.split > 1
-        self.parking = None if alone else parking_of(stores, products)
+        alone = self.pipeline.ping_pong or self.pipeline.split > 1
+        self.cut = None if alone else deferred_epilogue(stores, products)
 
     def emit(self) -> KernelSource:
         kernel, p = self.kernel, self.pipeline
         nest = self.nest
         a = self._operand(nest.left, (self.m, self.k), 0, self.m.extent // p.cluster_n)
         b = [self._operand(right, (self.k, self.n), 1, self.n.extent // p.cluster_m) for right in nest.rights]
-        if len({m.fetch.turned for m in b}) > 1:
-            raise LoweringError("operands of one product turned in different ways")
+        if len({m.fetch.transposed for m in b}) > 1:
+            raise LoweringError("operands of one product transposed in different ways")
         outputs = [self._output(s) for s in self.stores]
         staged = [m for m in outputs if m is not None]
         self._constants(a, b, len(staged))
@@ -81,8 +81,8 @@ class _Emitter(PlanWriter):
         load, _ = operand_of(self.nest, operand, side)
         fetch = fetch_of(load, domain)
         if fetch is None or load.dtype is not self.dtype or self.k.extent * self.dtype.itemsize != ROW_BYTES:
-            raise LoweringError(f"{load.buffer} can't be fetched by bulk copies")
-        along_k = fetch.turned == (side == 1)
+            raise LoweringError(f"{load.buffer} can't be fetched by TMA")
+        along_k = fetch.transposed == (side == 1)
         if self.dtype.bits != 16 and not (along_k and self.nest.tf32):
             raise LoweringError(f"{load.buffer} is not what tensor cores multiply")
         box = (part if along_k else self.k.extent, ROW_BYTES // self.dtype.itemsize)
@@ -97,7 +97,7 @@ class _Emitter(PlanWriter):
         if self.pipeline.split > 1:
             return None
         fetch = fetch_of(load, (self.m, self.n)) if s.target.dtype.bits == 16 and s.target.dtype.is_float else None
-        if fetch is None or fetch.turned:
+        if fetch is None or fetch.transposed:
             return None
         return self.add_map(load, fetch, (BOX, BOX), {self.m.var: "row", self.n.var: "column"})
 
@@ -116,13 +116,17 @@ class _Emitter(PlanWriter):
         line(f"static constexpr int kClusterM = {p.cluster_m}, kClusterN = {p.cluster_n}, kGroup = {p.group};")
         if p.split > 1:
             line(f"static constexpr int kSplit = {p.split};")
-        flags = (flag("kPingPong", p.turns), flag("kTurnedA", a.fetch.turned), flag("kTurnedB", not b[0].fetch.turned))
+        flags = (
+            flag("kPingPong", p.ping_pong),
+            flag("kTransposedA", a.fetch.transposed),
+            flag("kTransposedB", not b[0].fetch.transposed),
+        )
         line(f"static constexpr bool {', '.join(flags)};")
         steps = -(-self.nest.depth.whole.extent // self.k.extent)
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kProducts = {len(b)}, kSteps = {steps}, kStaged = {staged};")
-        line(f"static constexpr int kParked = {len(self.parking.values) if self.parking else 0};")
+        line(f"static constexpr int kDeferred = {len(self.cut.values) if self.cut else 0};")
         counts = (self.nest.batch.extent, self.nest.row_tiles.extent, self.nest.column_tiles.extent)
         line("static constexpr int kBatches = {}, kRowTiles = {}, kColumnTiles = {};".format(*counts))
         line()
@@ -146,8 +150,8 @@ class _Emitter(PlanWriter):
 
     def _free_axis(self, moved: Moved, free: Iter) -> int:
         """The axis along M or N: the last where the memory's rows run along it."""
-        turned_b = free is self.n and not moved.fetch.turned
-        return -1 if turned_b or (free is self.m and moved.fetch.turned) else -2
+        transposed_b = free is self.n and not moved.fetch.transposed
+        return -1 if transposed_b or (free is self.m and moved.fetch.transposed) else -2
 
     def _send(self, staged: list[Moved]) -> None:
         head = "int output, const void* from, int batch, int row_tile, int column_tile, int row, int column"
@@ -166,21 +170,24 @@ class _Emitter(PlanWriter):
     # The epilogue
 
     def _finish(self, outputs: list[Moved | None]) -> None:
-        count, parking, line = sum(m is not None for m in outputs), self.parking, self.writer.line
+        count, cut, line = sum(m is not None for m in outputs), self.cut, self.writer.line
         where = "int batch, int row_tile, int column_tile, int row, int column"
         values, staged = f"const float (&values)[{len(self.nest.sums)}][2]", f"u32 (&staged)[{max(count, 1)}]"
         line()
-        if parking is None:
+        if cut is None:
             with self.writer.block(f"void finish({where}, {values}, {staged}) const"), self.names.scope():
                 self.results(outputs)
             return
-        parked = f"u32 (&parked)[{len(parking.values)}]"
-        early = self.read_early(parking)
-        with self.writer.block(f"void park({where}, const Early& early, {values}, {parked}) const"), self.names.scope():
-            self.park(parking, early)
+        deferred = f"u32 (&deferred)[{len(cut.values)}]"
+        early = self.read_early(cut)
+        with (
+            self.writer.block(f"void defer({where}, const Early& early, {values}, {deferred}) const"),
+            self.names.scope(),
+        ):
+            self.defer(cut, early)
         line()
-        with self.writer.block(f"void finish({where}, const {parked}, {staged}) const"), self.names.scope():
-            self.results(outputs, parking)
+        with self.writer.block(f"void finish({where}, const {deferred}, {staged}) const"), self.names.scope():
+            self.results(outputs, cut)
 
     # The whole
 

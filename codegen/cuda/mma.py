@@ -21,7 +21,7 @@ _EIGHT = 8
 """Neighbours of a row that leave together."""
 _OWN_NAMES = """Plan Type Left Right batch row_tile column_tile row column k product values staged output eight left
 right finish send mma_gemm InRows kTileM kTileN kTileK kStages kWarpM kWarpN kM kN kK kBatches kGroup kProducts kStaged
-kLeftTurned kRightTurned"""
+kLeftTransposed kRightTransposed"""
 
 
 def emit_mma_gemm(kernel: Kernel, template: MmaGemm) -> KernelSource:
@@ -88,8 +88,10 @@ class _Emitter(PlanWriter):
         line(f"static constexpr int kProducts = {len(nest.sums)}, kStaged = {staged};")
         line(f"using Left = {left.text()};")
         line(f"using Right = {right.text()};")
-        turned = f"kLeftTurned = {str(left.turned).lower()}, kRightTurned = {str(right.turned).lower()}"
-        line(f"static constexpr bool {turned};")
+        transposed = (
+            f"kLeftTransposed = {str(left.transposed).lower()}, kRightTransposed = {str(right.transposed).lower()}"
+        )
+        line(f"static constexpr bool {transposed};")
         line()
 
     def _elements(self, name: str, parameters: str, operands: list[InRows], way: InRows) -> None:

@@ -87,7 +87,7 @@ class _Emitter(AttentionPlan):
     def _operand(self, load: Load, rows: Iter, columns: Iter) -> InRows:
         """Rows of queries, keys or values; columns that are no neighbours in memory are read one by one."""
         found = in_rows(load, rows, columns, vectors=self.vectors)
-        return replace(found, turned=False, stride=-1, vector=0) if found.turned else found
+        return replace(found, transposed=False, stride=-1, vector=0) if found.transposed else found
 
     def _constants(self, operands: tuple[InRows, InRows, InRows], staged: bool) -> None:
         self.constants(f"kQueries = {self.queries}, kWarps = {self.kernel.warps}", {"kStaged": staged})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fusec.codegen.cuda.deferred import DeferredEpilogue
 from fusec.codegen.cuda.indices import spell_index, step_of
-from fusec.codegen.cuda.parking import Parking
 from fusec.codegen.cuda.scalars import Scalars, Style, bare
 from fusec.codegen.cuda.spelling import literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
@@ -191,10 +191,10 @@ class PlanWriter:
 
         return read
 
-    def read_early(self, parking: Parking) -> dict[Load, str]:
-        """``struct Early`` and ``read_early``: what parking reads whatever the row, read under the last products."""
+    def read_early(self, cut: DeferredEpilogue) -> dict[Load, str]:
+        """``struct Early`` and ``read_early``: what ``defer`` reads whatever the row, read under the last products."""
         line = self.writer.line
-        values = [_argument(v) for v in parking.values]
+        values = [_argument(v) for v in cut.values]
         found = [] if self.n.limit is not None else [x for x in self._pairs_of(values) if not self._has_row(x)]
         names = {load: self.names.unique(f"{load.buffer.name}_pair") for load in found}
         with self.writer.block("struct Early", "};"):
@@ -209,23 +209,23 @@ class PlanWriter:
     def _has_row(self, load: Load) -> bool:
         return any(self.m.var in symbols_of(i) for i in load.index if isinstance(i, int | Expr))
 
-    def park(self, parking: Parking, early: dict[Load, str]) -> None:
-        """Two neighbours of each value that is parked, packed into ``parked``."""
-        self.leave_outside(len(parking.values), "parked")
-        values = [_argument(v) for v in parking.values]
+    def defer(self, cut: DeferredEpilogue, early: dict[Load, str]) -> None:
+        """Two neighbours of each value that is deferred, packed into ``deferred``."""
+        self.leave_outside(len(cut.values), "deferred")
+        values = [_argument(v) for v in cut.values]
         pairs = early | self._read_pairs(values, early)
         low, high = (self._values(lane, pairs, values) for lane in range(2))
-        for number, place in enumerate(parking.places):
+        for number, place in enumerate(cut.places):
             parts = (bare(_as_float(x[number], values[number], place)) for x in (low, high))
-            self.writer.line(f"parked[{number}] = {place.dtype.name}::pack({', '.join(parts)});")
+            self.writer.line(f"deferred[{number}] = {place.dtype.name}::pack({', '.join(parts)});")
 
-    def results(self, staged: Sequence[object], parking: Parking | None = None) -> None:
+    def results(self, staged: Sequence[object], cut: DeferredEpilogue | None = None) -> None:
         """Two neighbours of each result: packed into ``staged`` where that is true, else stored.
 
-        parking: what the results are computed from, in ``parked``; else from the products."""
+        cut: what the results are computed from, in ``deferred``; else from the products."""
         self.leave_outside(sum(map(bool, staged)))
-        stores = self.stores if parking is None else parking.rest
-        places = {} if parking is None else {b: f"parked[{k}]" for k, b in enumerate(parking.places)}
+        stores = self.stores if cut is None else cut.rest
+        places = {} if cut is None else {b: f"deferred[{k}]" for k, b in enumerate(cut.places)}
         self.products = {**self.products, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in places.items()}}
         roots = [unrounded(s) for s in stores]
         pairs = self._read_pairs(roots)

@@ -19,24 +19,24 @@ _MOST_STRIDE = 2**31 - 1
 class InRows:
     """An operand ``value`` over a free axis (M or N) and K.
 
-    ``turned``: rows of memory run along the free axis, not along K. stride: elements from row to row, -1 where that
+    ``transposed``: rows of memory run along the free axis, not along K. stride: elements from row to row, -1 where that
     varies. vector: neighbours in a row that are copied at once; 0 where elements are computed or read one by one.
     """
 
     value: ScalarExpr
     free: Iter
     inner: Iter
-    turned: bool
+    transposed: bool
     stride: int
     vector: int
 
     @property
     def rows(self) -> int:
-        return self.inner.extent if self.turned else self.free.extent
+        return self.inner.extent if self.transposed else self.free.extent
 
     @property
     def columns(self) -> int:
-        return self.free.extent if self.turned else self.inner.extent
+        return self.free.extent if self.transposed else self.inner.extent
 
     def text(self) -> str:
         """The type that says so in C++."""
@@ -49,11 +49,11 @@ def in_rows(value: ScalarExpr, free: Iter, inner: Iter, *, vectors: bool) -> InR
     if not isinstance(value, Load) or flat is None:
         return InRows(value, free, inner, _runs_along(value, free) > _runs_along(value, inner), -1, 0)
     step = vector_step(value, free, 1)
-    turned = step is not None and step.along == 1 and not is_vector(value, inner, 1)
-    row, column = (inner, free) if turned else (free, inner)
+    transposed = step is not None and step.along == 1 and not is_vector(value, inner, 1)
+    row, column = (inner, free) if transposed else (free, inner)
     stride = coefficient(flat, row.var)
     even = stride is not None and 0 <= stride <= _MOST_STRIDE
-    return InRows(value, free, inner, turned, int(stride or 0) if even else -1, _vector(value, column, vectors))
+    return InRows(value, free, inner, transposed, int(stride or 0) if even else -1, _vector(value, column, vectors))
 
 
 def _vector(value: Load, column: Iter, vectors: bool) -> int:
@@ -71,9 +71,10 @@ def _runs_along(value: ScalarExpr, axis: Iter) -> int:
 
 
 def alike(operands: list[InRows]) -> InRows:
-    """What holds for all operands, where one copy loop brings them. LoweringError where some are turned, some not."""
+    """What holds for all operands, where one copy loop brings them. LoweringError where some are transposed, some
+    not."""
     first = operands[0]
-    if any((x.turned, x.rows, x.columns) != (first.turned, first.rows, first.columns) for x in operands):
-        raise LoweringError("operands of one product turned in different ways")
+    if any((x.transposed, x.rows, x.columns) != (first.transposed, first.rows, first.columns) for x in operands):
+        raise LoweringError("operands of one product transposed in different ways")
     stride = first.stride if all(x.stride == first.stride for x in operands) else -1
-    return InRows(first.value, first.free, first.inner, first.turned, stride, min(x.vector for x in operands))
+    return InRows(first.value, first.free, first.inner, first.transposed, stride, min(x.vector for x in operands))

@@ -27,7 +27,7 @@ _EXACT = 2**24
 _MODERATE = 2.0**60
 """A product of two numbers up to this is finite."""
 _NORMAL = 2.0**-126
-_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 def as_indices(e: ScalarExpr) -> ScalarExpr:
@@ -127,7 +127,7 @@ def compared_to_key(e: ScalarExpr, key: Symbol) -> ScalarExpr:
 
     def change(e: Apply) -> ScalarExpr:
         parts = [_integer(a) for a in e.args]
-        if e.op not in _TURNED or len(parts) != 2 or any(p is None for p in parts):
+        if e.op not in _MIRRORED or len(parts) != 2 or any(p is None for p in parts):
             return e
         difference = sub(parts[0], parts[1])  # type: ignore[arg-type]
         step = None if isinstance(difference, int) else coefficient(difference, key)
@@ -137,7 +137,7 @@ def compared_to_key(e: ScalarExpr, key: Symbol) -> ScalarExpr:
         bound = sub(0, rest) if step == 1 else rest
         if needs_int64(bound):
             return e
-        kind, op = e.args[0].dtype, e.op if step == 1 else _TURNED[e.op]
+        kind, op = e.args[0].dtype, e.op if step == 1 else _MIRRORED[e.op]
         return Apply(op, (IndexValue(key, kind), IndexValue(bound, kind)), e.dtype)
 
     return rewrite_upward(e, change)
@@ -153,7 +153,7 @@ def bounds_of_keys(e: ScalarExpr, key: Symbol) -> list[Index]:
     """What ``compared_to_key`` left for keys to be compared to, where it is no constant."""
     found: dict[Index, None] = {}
     for n in walk(e):
-        if isinstance(n, Apply) and n.op in _TURNED and isinstance(n.args[1], IndexValue):
+        if isinstance(n, Apply) and n.op in _MIRRORED and isinstance(n.args[1], IndexValue):
             key_first = n.args[0] == IndexValue(key, n.args[0].dtype)
             bound = n.args[1].index
             if key_first and not isinstance(bound, int) and key not in symbols_of(bound):

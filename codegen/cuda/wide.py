@@ -1,6 +1,6 @@
 """Rows wider than a block in CUDA C++: each block of a cluster holds its part of a row in shared memory.
 
-What several statements read lies there, brought by bulk copies; what they compute from it, each computes again. So few
+What several statements read lies there, brought by TMA; what they compute from it, each computes again. So few
 registers are taken that several clusters share the same multiprocessors: one waits for its rows while another stores.
 """
 
@@ -114,7 +114,7 @@ class _WideEmitter(BlockEmitter):
             kind = memory_type(load.dtype)
             line(f"{kind}* const {name} = reinterpret_cast<{kind}*>(memory + {offset});")
             offset += -(-self.part * load.dtype.itemsize // _ALIGNED) * _ALIGNED
-        copied = [load for load in self.staged if self._in_bulk(load)]
+        copied = [load for load in self.staged if self._by_tma(load)]
         if copied:
             self._copies(copied)
         for load in self.staged:
@@ -126,7 +126,7 @@ class _WideEmitter(BlockEmitter):
         if copied:
             line("arrived.wait(0);")
 
-    def _in_bulk(self, load: Load) -> bool:
+    def _by_tma(self, load: Load) -> bool:
         vector = self.layout.vector
         return vector * load.dtype.itemsize % MOST_BYTES == 0 and is_vector(load, self.column, vector)
 

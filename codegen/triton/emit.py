@@ -334,7 +334,7 @@ class _Emitter(Scalars):
         if self.kernel.kind not in ("gemm", "attention") or len(s.domain) != 2:
             return False
         found = self._describe(Load(s.target, s.index), (s.domain[0], s.domain[1]))
-        if found is None or found[2].turned:
+        if found is None or found[2].transposed:
             return False
         name, where, fetch = found
         if len(fetch.block) > 2:

@@ -224,7 +224,7 @@ class Scalars(Text):
         text = f"{name}.load([{where}])"
         if len(fetch.block) > 2:
             text = f"tl.reshape({text}, [{fetch.block[-2]}, {fetch.block[-1]}])"
-        if fetch.turned:
+        if fetch.transposed:
             text = f"tl.trans({text})"
         return self.once(text, load.buffer.name)
 

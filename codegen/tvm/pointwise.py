@@ -1,7 +1,7 @@
 """Map and Store: a value at every point of a domain.
 
 A load that walks memory along an outer iterator instead of the lanes (a transposed operand) is read in square
-blocks, each row a vector, and turned in registers; one element at a time would use each cache line 16 times.
+blocks, each row a vector, and transposed in registers; one element at a time would use each cache line 16 times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusec.codegen.tvm.domain import LaneLoop, coerce, lane_count, lane_loop, ou
 from fusec.codegen.tvm.scalars import LaneBlock, Points, is_within
 from fusec.codegen.tvm.short import short_nodes
 from fusec.codegen.tvm.tir import Node, Value
-from fusec.codegen.tvm.turn import emit_turn, find_turn, transposed
+from fusec.codegen.tvm.transpose import emit_transpose, find_transpose, transposed
 from fusec.codegen.tvm.vector import Code
 from fusec.codegen.tvm.words import emit_interleaved, in_words
 from fusec.ir import index as ix
@@ -36,8 +36,8 @@ def emit_pointwise(context: Context, code: Code, numbers: Numbers, statement: Ma
     copied = in_words(context, code, statement) or statement
 
     def plain(inner: Code) -> None:
-        turn = find_turn(copied, context)
-        for part in (copied,) if turn is None else emit_turn(context, inner, turn):
+        transpose = find_transpose(copied, context)
+        for part in (copied,) if transpose is None else emit_transpose(context, inner, transpose):
             _Writer(context, numbers, _lanes_along_memory(part)).write(inner)
 
     if not emit_interleaved(context, code, copied, plain):
@@ -212,22 +212,22 @@ class _Squares:
             self._square(code, base, start)
 
     def _square(self, code: Code, base: Node, start: Node) -> None:
-        turned = {self.writer.numbers.number(load): self._turn(code, load, base, start) for load in self.loads}
+        blocks = {self.writer.numbers.number(load): self._transposed(code, load, base, start) for load in self.loads}
 
         def row(inner: Code, number: Node) -> None:
             self._bind_row(inner, tirx.Add(base, number))
             points = self._points(inner, start)
             place = tir.ramp(tirx.Mul(number, self._number(self.size)), self.size, 1, self.context.index_type)
-            for key, (scratch, element) in turned.items():
+            for key, (scratch, element) in blocks.items():
                 points.staged[key] = Value(tirx.BufferLoad(scratch, [place]), element, self.size)
             self.writer.body(points)
 
         self._loop(code, self.size, row)
 
-    def _turn(self, code: Code, load: Load, base: Node, start: Node) -> tuple[Node, str]:
+    def _transposed(self, code: Code, load: Load, base: Node, start: Node) -> tuple[Node, str]:
         """The block in scratch memory, a row for each point of ``along``."""
         element = memory_type(load.dtype)
-        scratch, allocate = tir.stack(code.fresh("turned"), element, self.size * self.size)
+        scratch, allocate = tir.stack(code.fresh("transposed"), element, self.size * self.size)
         code.append(allocate)
         flat = flat_index((i for i in load.index if isinstance(i, int | Expr)), load.buffer.strides)
         memory = self.context.memory[load.buffer]

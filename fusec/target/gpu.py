@@ -56,7 +56,7 @@ class GpuTarget:
 
     @property
     def has_tma(self) -> bool:
-        """Bulk tensor copies through descriptors (Hopper and later)."""
+        """TMA: bulk tensor copies through descriptors (Hopper and later)."""
         return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
 
     @property

@@ -37,8 +37,8 @@ def half(operand: ScalarExpr, columns: Iter, what: str) -> Load:
 
 
 def fetched(operand: Load, rows: Iter, columns: Iter) -> Fetch:
-    """How a bulk copy brings a block of queries, keys or values. LoweringError where none can."""
+    """How TMA brings a block of queries, keys or values. LoweringError where none can."""
     fetch = fetch_of(operand, (rows, columns))
-    if fetch is None or fetch.turned:
-        raise LoweringError(f"{operand.buffer} can't be fetched by bulk copies")
+    if fetch is None or fetch.transposed:
+        raise LoweringError(f"{operand.buffer} can't be fetched by TMA")
     return fetch

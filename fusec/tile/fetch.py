@@ -1,4 +1,4 @@
-"""Which blocks of memory a tensor descriptor can fetch (Hopper's bulk copies), and where in the tensor they lie."""
+"""Which blocks of memory a tensor descriptor can fetch (Hopper's TMA), and where in the tensor they lie."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_BOX = 256
 
 @dataclass(frozen=True)
 class Fetch:
-    """A block by descriptor: its first element's coordinates. ``turned``: it comes as columns by rows."""
+    """A block by descriptor: its first element's coordinates. ``transposed``: it comes as columns by rows."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
     coordinates: tuple[Index, ...]
-    turned: bool
+    transposed: bool
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def fetch_of(load: Load, domain: tuple[Iter, Iter]) -> Fetch | None:
         found[inside[0]] = (axis, base)
     if len(found) != 2:
         return None
-    turned = found[0][0].stride == 1
-    order = (1, 0) if turned else (0, 1)
+    transposed = found[0][0].stride == 1
+    order = (1, 0) if transposed else (0, 1)
     ordered = [*plain, *(found[k] for k in order)]
     block = (*(1 for _ in plain), *(domain[k].extent for k in order))
     if not _encodable([a for a, _ in ordered], block, load.buffer):
         return None
     shape, strides = tuple(a.size for a, _ in ordered), tuple(a.stride for a, _ in ordered)
-    return Fetch(shape, strides, block, tuple(c for _, c in ordered), turned)
+    return Fetch(shape, strides, block, tuple(c for _, c in ordered), transposed)
 
 
 def _axes(load: Load) -> list[_Axis] | None:

@@ -215,7 +215,7 @@ class Pipeline:
     """How blocks of a product work together where one part of a block fetches and others multiply (Hopper).
 
     ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
-    ``group`` rows of clusters. ``turns``: a block's two consumers do a tile each, one multiplying while the other
+    ``group`` rows of clusters. ``ping_pong``: a block's two consumers do a tile each, one multiplying while the other
     stores; else they do halves of the rows of one tile. ``split``: blocks of a cluster that share one tile, each with a
     part of K.
     """
@@ -223,8 +223,8 @@ class Pipeline:
     cluster_m: int
     cluster_n: int
     group: int
-    turns: bool
-    walks: bool = False
+    ping_pong: bool
+    persistent: bool = False
     split: int = 1
 
 
@@ -341,14 +341,14 @@ class KeyLoop:
 class AttentionNest:
     """A block of queries against blocks of keys, the softmax online.
 
-    heads: the grid's other axes. turn: number of the block of queries. query, key, depth, value: iterators over a block
+    heads: the grid's other axes. query_block: its number. query, key, depth, value: iterators over a block
     of queries, a block of keys, and the columns of queries and of values. first_key: the loops' variable. loops: in
     order; ``whole`` is the place of the one whose blocks no mask touches (of the only one, where there is no other).
     stores: over ``mean``, the weighted mean of values; ``guarded``: which is 0 where no key has a weight.
     """
 
     heads: tuple[Iter, ...]
-    turn: Iter
+    query_block: Iter
     query: Iter
     key: Iter
     depth: Iter

@@ -60,7 +60,7 @@ def print_kernel(kernel: Kernel) -> str:
     launch += f" cluster={kernel.cluster}" if kernel.cluster > 1 else ""
     if isinstance(kernel.template, HopperGemm | HopperAttention):
         p = kernel.template.pipeline
-        launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' turns' if p.turns else ''}"
+        launch += f" cluster={p.cluster_m}x{p.cluster_n} group={p.group}{' ping-pong' if p.ping_pong else ''}"
     lines = [f"kernel @{kernel.name} {kernel.kind}{launch}{sizes} ({left}) -> ({right}) {{"]
     lines += [f"{_INDENT}{m.buffer} starts at {print_scalar(m.by)} * {_index(m.stride)}" for m in kernel.moves]
     lines += _block(kernel.body, 1)

@@ -21,12 +21,12 @@ class _Axis:
     extent: int
     stride: int
     start: int = 0
-    walks: list[tuple[int, int, int]] = field(default_factory=list)
+    pieces: list[tuple[int, int, int]] = field(default_factory=list)
     """(result axis, its extent, step in elements of this axis), the larger step first."""
 
     def ends(self) -> tuple[int, int]:
         """The least and greatest place that is read."""
-        reach = [(count - 1) * step for _, count, step in self.walks]
+        reach = [(count - 1) * step for _, count, step in self.pieces]
         return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach)
 
 
@@ -42,7 +42,7 @@ def strided_is_views(r: Rewriter) -> Outcome:
     if whole and attributes.strides == contiguous_strides(attributes.shape):
         return r.reshape(x, attributes.shape)
     for shape in _merged_shapes(x.type.static_shape):
-        axes = _walks(shape, attributes)
+        axes = _axes_of(shape, attributes)
         if axes is not None:
             return _views(r, r.reshape(x, shape), axes, attributes)
     strides = list(attributes.strides)
@@ -63,7 +63,7 @@ def _merged_shapes(shape: Shape) -> Iterator[Shape]:
         yield tuple(merged)
 
 
-def _walks(shape: Shape, attributes: StridedAttributes) -> list[_Axis] | None:
+def _axes_of(shape: Shape, attributes: StridedAttributes) -> list[_Axis] | None:
     """How the view walks each axis of a source of this shape; None where it does not keep to the axes."""
     axes = [_Axis(n, stride) for n, stride in zip(shape, contiguous_strides(shape))]
     rest = attributes.offset
@@ -75,19 +75,19 @@ def _walks(shape: Shape, attributes: StridedAttributes) -> list[_Axis] | None:
         owner = next(axis for axis in axes if abs(stride) >= axis.stride)
         if stride % owner.stride:
             return None
-        owner.walks.append((k, count, stride // owner.stride))
+        owner.pieces.append((k, count, stride // owner.stride))
     return axes if all(map(_is_regular, axes)) else None
 
 
 def _is_regular(axis: _Axis) -> bool:
     """True when the axis is read within its extent as one slice, or as windows of a slice."""
     least, most = axis.ends()
-    if least < 0 or most >= axis.extent or len(axis.walks) > 2:
+    if least < 0 or most >= axis.extent or len(axis.pieces) > 2:
         return False
-    axis.walks.sort(key=lambda walk: (-walk[2], -walk[1]))
-    if len(axis.walks) < 2:
+    axis.pieces.sort(key=lambda piece: (-piece[2], -piece[1]))
+    if len(axis.pieces) < 2:
         return True
-    (_, _, outer), (_, _, inner) = axis.walks
+    (_, _, outer), (_, _, inner) = axis.pieces
     return inner > 0 and outer % inner == 0
 
 
@@ -96,9 +96,9 @@ def _views(r: Rewriter, x: Value, axes: list[_Axis], attributes: StridedAttribut
     x = _sliced(r, x, axes)
     inner_axes: list[int] = []
     for position, axis in enumerate(axes):
-        order.append(axis.walks[0][0] if axis.walks else None)
-        if len(axis.walks) == 2:
-            (_, _, outer), (number, size, inner) = axis.walks
+        order.append(axis.pieces[0][0] if axis.pieces else None)
+        if len(axis.pieces) == 2:
+            (_, _, outer), (number, size, inner) = axis.pieces
             x = r.emit("windows", x, attributes=WindowsAttributes(position, size, outer // inner))
             inner_axes.append(number)
     walked = [k for k in (*order, *inner_axes) if k is not None]
@@ -113,7 +113,7 @@ def _sliced(r: Rewriter, x: Value, axes: list[_Axis]) -> Value:
     starts, stops, steps = [], [], []
     for axis in axes:
         least, most = axis.ends()
-        step = axis.walks[-1][2] if axis.walks else 1
+        step = axis.pieces[-1][2] if axis.pieces else 1
         starts.append(axis.start)
         stops.append(most + 1 if step > 0 else least - 1)
         steps.append(step)

@@ -15,7 +15,7 @@ GROUP = 4
 """Bytes of a group of narrow elements that a product takes together."""
 
 SIDE = 16
-"""Rows, and groups, of a block that is turned in registers."""
+"""Rows, and groups, of a block that is transposed in registers."""
 
 STEPS = 4
 """Of turning a block: so many instructions for each of its rows."""
@@ -37,24 +37,24 @@ def copying(s: Map | Store, counts: Sequence[int], target: CpuTarget) -> float |
         if coefficient(place, beside.var) == together:
             vectors = elements / together / SIDE
             return _grouped(source, s.domain, together, vectors)
-    return _turned(source, place, s.domain, elements) if load.dtype.bits == 16 else None
+    return _transposed(source, place, s.domain, elements) if load.dtype.bits == 16 else None
 
 
 def _grouped(source: Index, domain: Sequence[Iter], together: int, vectors: float) -> float | None:
-    """Groups side by side in the target: words of the source, in its order or turned, or rows that interleave."""
+    """Groups side by side in the target: words of the source, in its order or transposed, or rows that interleave."""
     *others, beside, last = domain
     if coefficient(source, last.var) == 1:
         if coefficient(source, beside.var) == together:
             return 2 * vectors
-        turns = any(coefficient(source, it.var) == together and it.extent >= SIDE // 2 for it in others)
-        return (2 + STEPS) * vectors if turns else None
+        transposes = any(coefficient(source, it.var) == together and it.extent >= SIDE // 2 for it in others)
+        return (2 + STEPS) * vectors if transposes else None
     if coefficient(source, beside.var) == 1 and beside.extent % SIDE == 0:
         return (1 + 2.5 * (together - 1) + 1) * vectors
     return None
 
 
-def _turned(source: Index, place: Index, domain: Sequence[Iter], elements: float) -> float | None:
-    """Rows of 16 bits that become columns: two rows are joined to groups, and those turned."""
+def _transposed(source: Index, place: Index, domain: Sequence[Iter], elements: float) -> float | None:
+    """Rows of 16 bits that become columns: two rows are joined to groups, and those transposed."""
     across = next((it for it in domain if coefficient(source, it.var) == 1), None)
     along = next((it for it in domain if coefficient(place, it.var) == 1), None)
     if across is None or along is None or across is along or across.extent < SIDE or along.extent < 2 * SIDE:

@@ -75,7 +75,7 @@ def instructions(
 ) -> float:
     """Of one vector of results along ``lane``; what does not depend on it is computed once, before the loop.
 
-    ``others`` are the symbols of loops around: what is adjacent along one of them is read in blocks and turned.
+    ``others`` are the symbols of loops around: what is adjacent along one of them is read in blocks and transposed.
     ``halves``: the kernel multiplies bf16.
     """
     lanes = target.lanes(64 if _is_wide(value, stored) else 32)
@@ -95,14 +95,14 @@ def instructions(
 
 def _divides(quotient: Apply, lane: Symbol, others: Sequence[Symbol]) -> bool:
     """Whether lanes are divided. By what is the same on all of them they are multiplied, if that is known before the
-    loop over them: where a block is turned, its rows have one each."""
+    loop over them: where a block is transposed, its rows have one each."""
     divisor = quotient.args[1]
     if isinstance(divisor, Const):
         return False
-    return lane in symbols_in(divisor) or any(_is_turned(load, lane, others) for load in loads(quotient))
+    return lane in symbols_in(divisor) or any(_is_transposed(load, lane, others) for load in loads(quotient))
 
 
-def _is_turned(load: Load, lane: Symbol, others: Sequence[Symbol]) -> bool:
+def _is_transposed(load: Load, lane: Symbol, others: Sequence[Symbol]) -> bool:
     flat = offset_of(load.buffer, load.index)
     return flat is not None and slope(flat, lane) not in (0, 1, -1) and any(slope(flat, s) in (1, -1) for s in others)
 
@@ -154,8 +154,8 @@ def _load(load: Load, lane: Symbol, lanes: int, others: Sequence[Symbol]) -> flo
             return GATHERED * lanes
     if slope(flat, lane) in (0, 1, -1):
         return 1.0 + widened
-    turned = any(slope(flat, s) in (1, -1) for s in others)
-    return (2 + log2(max(lanes, 2)) if turned else GATHERED * lanes) + widened
+    transposed = any(slope(flat, s) in (1, -1) for s in others)
+    return (2 + log2(max(lanes, 2)) if transposed else GATHERED * lanes) + widened
 
 
 def _is_wide(value: ScalarExpr, stored: DType) -> bool:

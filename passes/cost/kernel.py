@@ -19,7 +19,7 @@ from fusec.tile.scalar import Buffer
 SAMPLES = 8
 """Points of a grid that are looked at, where points differ."""
 
-WITHIN = tuple((2 * turned + 1) / (2 * SAMPLES) for turned in (0, 4, 2, 6, 1, 5, 3, 7))
+WITHIN = tuple((2 * position + 1) / (2 * SAMPLES) for position in (0, 4, 2, 6, 1, 5, 3, 7))
 """Where in its part of the grid each of them lies. Not at the same place in all: the grid's inner axes repeat."""
 
 CHUNKS = 16

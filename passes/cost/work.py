@@ -22,11 +22,11 @@ from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of
 STATEMENT = 12
 """Instructions around a statement's loops."""
 
-TURN = 1.0
-"""Instructions of a turn of a loop, counters and branches; more than one of them may be done in a cycle."""
+ITERATION = 1.0
+"""Instructions of an iteration of a loop, counters and branches; more than one of them may be done in a cycle."""
 
-UNROLLED, OUTER_TURN = 8, 2.0
-"""So many vectors of an innermost loop are written out; the loop around it then has these instructions a turn."""
+UNROLLED, OUTER_ITERATION = 8, 2.0
+"""So many vectors of an innermost loop are written out; the loop around it then has these instructions an iteration."""
 
 POWER, SHORT_POWER = 8, 5
 """Of a power of two for one vector of weights, to all digits and to those of bf16."""
@@ -107,11 +107,11 @@ class Counter:
             return Work(0.0, 0.0, ())
         middle = start + times // 2 * loop.step
         inside = self.block(loop.body, {**values, loop.var: middle})
-        turn = self._instructions(STATEMENT / 4 + TURN)
+        each = self._instructions(STATEMENT / 4 + ITERATION)
         touched = _starting(inside.touched, loop.var, symbols_of(loop.start))
         return Work(
             times * inside.multiply,
-            times * (inside.vectors + turn),
+            times * (inside.vectors + each),
             (Repeat(loop.var, times, touched, loop.start, loop.step),),
         )
 
@@ -124,13 +124,13 @@ class Counter:
         lanes = lanes_of(s.value, stored, self.target)
         others = [it.var for it in domain[:-1]]
         inner = _vectors(counts[-1], lanes)
-        turns, vectors = _turns(counts), _turns(counts) * inner
+        iterations, vectors = _iterations(counts), _iterations(counts) * inner
         done = copying(s, [_count(it, values) for it in s.domain], self.target)
         if done is None:
             each = instructions(s.value, domain[-1].var, self.target, stored, others, halves=self.halves)
             done = vectors * (each + len(s.ahead))
-            done += turns * OUTER_TURN if inner <= UNROLLED else vectors * TURN + turns * STATEMENT
-            done += turns * row_instructions(s.value, s.index, domain[-1].var) if turns > 1 else 0.0
+            done += iterations * OUTER_ITERATION if inner <= UNROLLED else vectors * ITERATION + iterations * STATEMENT
+            done += iterations * row_instructions(s.value, s.index, domain[-1].var) if iterations > 1 else 0.0
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]
         return Work(0.0, self._instructions(done + _around(vectors)), touched)
 
@@ -142,7 +142,7 @@ class Counter:
         across = lane.var in kept
         combine = 1.0 if s.loose else INSTRUCTIONS.get(MONOIDS[s.op].combine, 1)
         computed = instructions(s.value, lane.var, self.target, s.target.dtype, halves=self.halves) - 1
-        each = computed + combine + TURN / 4
+        each = computed + combine + ITERATION / 4
         inner = _vectors(counts[-1], lanes)
         vectors = _product(counts[:-1]) * inner
         joined = (2 if inner <= UNROLLED else 4) + (2 if inner <= UNROLLED else 3) * log2(max(lanes, 2))
@@ -190,7 +190,7 @@ class Counter:
         scaled_and_added = 2.0
         score = instructions(s.score, s.queries.var, self.target, s.total.dtype, halves=self.halves) - 1
         power, kept = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
-        each = score + scaled_and_added + power + kept + TURN / 4
+        each = score + scaled_and_added + power + kept + ITERATION / 4
         touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.total))]
         vectors = counts[0] * _vectors(counts[1], lanes)
         return Work(0.0, self._instructions(vectors * each + STATEMENT), touched)
@@ -291,14 +291,14 @@ def _vectors(count: int, lanes: int) -> int:
     return -(-count // lanes)
 
 
-def _turns(counts: list[int]) -> float:
+def _iterations(counts: list[int]) -> float:
     """How often the innermost loop is started."""
     return _product(counts[:-1])
 
 
 def _around(vectors: float) -> float:
     """Instructions around the loops of a statement of so many vectors; few of them are written out."""
-    return OUTER_TURN if vectors <= UNROLLED else STATEMENT
+    return OUTER_ITERATION if vectors <= UNROLLED else STATEMENT
 
 
 def _product(counts: object) -> float:

@@ -49,15 +49,15 @@ def rows() -> None:
 
 
 def plain_products() -> None:
-    pointwise(["product_f32", "product_f64_turned", "product_i32", "product_odd", "product_batched"])
-    pointwise(["product_one_row", "product_left_turned", "product_of_computed"])
+    pointwise(["product_f32", "product_f64_transposed", "product_i32", "product_odd", "product_batched"])
+    pointwise(["product_one_row", "product_left_transposed", "product_of_computed"])
 
 
 def hopper_products() -> None:
     import test_hopper as kernels
 
     names = "together in_turns small_tile wide_tile tile_192 tf32 odd_sizes odd_columns nn tt_in_turns batched"
-    names += " one_step_together split split_odd_columns split_turned split_tf32"
+    names += " one_step_together split split_odd_columns split_transposed split_tf32"
     for name in [*names.split(), "residual", "two_outputs", "float_result", "swiglu", "clusters_beyond_the_end"]:
         text, schedule = kernels.CASES[name]
         kernels.run(text, schedule, kernels.given(text))
@@ -69,7 +69,7 @@ def hopper_attention() -> None:
 
     names = ["plain", "odd length", "three groups", "one group", "wide heads", "heads of 80", "other values"]
     names += ["causal, odd length", "causal, more keys", "soft cap, slopes and a window", "bias, odd length"]
-    names += ["walks", "walks, three groups", "walks, soft cap, slopes and a window"]
+    names += ["persistent", "persistent, three groups", "persistent, soft cap, slopes and a window"]
     for name in [*names, "finite fill", "epilogue", "joined heads"]:
         kernels.run(name, kernels.given(kernels.CASES[name][1], torch.bfloat16), torch.bfloat16)
 

@@ -62,7 +62,7 @@ def test_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_through_jit(monkeypatch: pytest.MonkeyPatch, shift: int) -> None:
-    """Odd rows, which no bulk copy takes, through all passes and the launcher."""
+    """Odd rows, which no TMA copy takes, through all passes and the launcher."""
     monkeypatch.setenv("FUSEC_GPU_LANGUAGE", "cuda")
 
     def layer(x: Any, w: Any, b: Any) -> Any:

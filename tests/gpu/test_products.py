@@ -104,11 +104,11 @@ def test_more_products_than_a_grid_has_rows() -> None:
     assert error(found, x.double() @ w.double()) < 4e-3
 
 
-@pytest.mark.parametrize("layout", ["turned", "strided", "offset", "broadcast"])
+@pytest.mark.parametrize("layout", ["transposed", "strided", "offset", "broadcast"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_operands_as_they_lie(layout: str, dtype: Any) -> None:
     x, w = {
-        "turned": lambda: (random(300, 140, dtype=dtype).t(), random(90, 300, dtype=dtype).t()),
+        "transposed": lambda: (random(300, 140, dtype=dtype).t(), random(90, 300, dtype=dtype).t()),
         "strided": lambda: (random(140, 600, dtype=dtype)[:, ::2], random(300, 180, dtype=dtype)[:, ::2]),
         "offset": lambda: (random(140, 301, dtype=dtype)[:, 1:], random(301, 90, dtype=dtype)[1:]),
         "broadcast": lambda: (random(1, 300, dtype=dtype).expand(140, 300), random(300, 90, dtype=dtype)),
@@ -156,8 +156,8 @@ def accurate(function: Any, *args: Any) -> None:
 def test_weights_of_eight_bits(m: int, k: int, n: int) -> None:
     w = torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8)
     accurate(dequantised, random(m, k), w, random(n, 1, scale=1e-2))
-    half, turned = random(m, k, dtype=torch.float16), w.t().contiguous().t()
-    accurate(dequantised, half, turned, random(n, 1, dtype=torch.float16, scale=0.1))
+    half, transposed = random(m, k, dtype=torch.float16), w.t().contiguous().t()
+    accurate(dequantised, half, transposed, random(n, 1, dtype=torch.float16, scale=0.1))
     accurate(dequantised, random(m, k)[:, 1:], w[:, 1:], random(n, 1))
 
 

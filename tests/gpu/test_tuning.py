@@ -121,7 +121,7 @@ def test_wrong_results_are_found_out(rows: int) -> None:
     """With few rows by the oracle, with many by the others' results."""
     context = group(PRODUCT.replace("ROWS", str(rows)))
     good = GpuSelector(gpu_target("cuda:0")).alternatives(context)[:3]
-    plain = next(a for a in GpuSelector(gpu_target("cuda:0")).alternatives(context) if "walkers=0" in a.text)
+    plain = next(a for a in GpuSelector(gpu_target("cuda:0")).alternatives(context) if "persistent=0" in a.text)
     results = measure(context, [spoiled(plain), good[0], unwritten(plain), *good[1:]])
     assert [r.seconds is None for r in results] == [True, False, True, False, False]
     assert "differs" in results[0].reason

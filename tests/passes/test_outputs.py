@@ -99,11 +99,11 @@ def test_outputs_that_are_views_of_one_another_share_memory() -> None:
         return %r, %e, %t strides=[1, 6], %e
     }""")
     inputs = random_inputs(graph)
-    flat, whole, turned, again = execute(lower(graph, "cpu").program, inputs)
+    flat, whole, transposed, again = execute(lower(graph, "cpu").program, inputs)
     assert flat.__array_interface__["data"][0] == whole.__array_interface__["data"][0]
     assert again is whole
     whole[1, 2] = 7
-    assert flat[8] == turned[2, 1] == 7
+    assert flat[8] == transposed[2, 1] == 7
     check(graph, inputs)
 
 

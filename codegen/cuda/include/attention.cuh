@@ -1,20 +1,20 @@
 // Attention on Hopper: one warpgroup fetches queries, keys and values; the others multiply, 64 queries each.
 //
 // A block of keys costs two products, S = Q K^T and O += P V, with the softmax between them. A consumer starts the next S
-// before the O of the block at hand, and computes the softmax while O is still being multiplied; consumers may take turns
+// before the O of the block at hand, and computes the softmax while O is still being multiplied; consumers may ping-pong
 // at the tensor cores, so that one's softmax runs under the others' products (Shah et al., FlashAttention-3, 2024). P stays
-// in registers. Where blocks walk, the queries and keys of the next block of queries come while the last results leave.
+// in registers. Where blocks are persistent, the queries and keys of the next block of queries come while the last results leave.
 //
 // A kernel's own part is a struct `Plan`, one query block of one head:
 //
 //     using Type                              bf16 or f16
 //     kDepth, kValues, kKeys                  columns of queries and of values (multiples of 16), keys in a block
-//     kConsumers, kStages, kTurns             warpgroups that multiply; blocks of keys ahead; consumers take turns
+//     kConsumers, kStages, kPingPong          warpgroups that multiply; blocks of keys ahead; consumers take turns
 //     kScale                                  of scores, in units of log2: weights are exp2(kScale * score - ...), or
 //     kSubtractsFirst                         exp2(kScale * (score - ...)): exact where scores are huge
 //     kGuarded                                a row whose scores are all -inf gives zeros, not NaN
 //     kStaged                                 results leave through shared memory, 64 x 64 at a time
-//     kHeads, kBlocks, kWalks                 blocks of queries of a head; a block of threads does one after another
+//     kHeads, kBlocks, kPersistent            blocks of queries of a head; a block of threads does one after another
 //     begin(block)                            sets which head and queries a block does, and its keys:
 //     first, whole, part, last                from `first`; the mask leaves all of [whole, part) in; up to `last`
 //     kMaskedBefore, kMaskedAfter             whether there are blocks of keys outside [whole, part), on either side
@@ -51,8 +51,8 @@ struct AttentionLayout {
     static constexpr int kDepthBoxes = (Plan::kDepth + kBox - 1) / kBox, kValueBoxes = (Plan::kValues + kBox - 1) / kBox;
     static constexpr int kQueryBox = kRows * 128, kKeyBox = Plan::kKeys * 128;
     static constexpr int kBoxes = kDepthBoxes > kValueBoxes ? kDepthBoxes : kValueBoxes;
-    static constexpr int kQueries = (Plan::kWalks ? kDepthBoxes : kBoxes) * kQueryBox;
-    static constexpr int kResults = Plan::kWalks ? kValueBoxes * kQueryBox : 0;  // else where queries were
+    static constexpr int kQueries = (Plan::kPersistent ? kDepthBoxes : kBoxes) * kQueryBox;
+    static constexpr int kResults = Plan::kPersistent ? kValueBoxes * kQueryBox : 0;  // else where queries were
     static constexpr int kKeyBytes = kDepthBoxes * kKeyBox, kValueBytes = kValueBoxes * kKeyBox;
     static constexpr int kShared = 1024 + kQueries + kResults + Plan::kStages * (kKeyBytes + kValueBytes);
     static constexpr int kThreads = kWarpgroup * (Plan::kConsumers + 1);
@@ -79,7 +79,7 @@ template <typename Plan>
 __device__ void fetch_attention(const Plan& plan, char* queries, char* keys, char* values, AttentionBarriers<Plan>& bars,
                                 Ring<1>& query, Ring<Plan::kStages>& ring) {
     using L = AttentionLayout<Plan>;
-    if (Plan::kWalks) bars.queries_read.wait(query.parity ^ 1);
+    if (Plan::kPersistent) bars.queries_read.wait(query.parity ^ 1);
     query.advance();
     bars.queries.arrive_expecting(L::kDepthBoxes * L::kQueryBox);
     for (int b = 0; b < L::kDepthBoxes; ++b) plan.load_queries(queries + b * L::kQueryBox, bars.queries, b * L::kBox);
@@ -121,7 +121,7 @@ struct Online {
 
     /// out += P V, started.
     __device__ void multiply_values(const char* values) {
-        u64 v = describe_turned(values, L::kKeyBox);
+        u64 v = describe_transposed(values, L::kKeyBox);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Plan::kKeys / 16; ++step)
@@ -175,22 +175,22 @@ constexpr int kOwnBarrier = 4;
 
 /// Consumers' turns at the tensor cores, one after another.
 template <typename Plan>
-struct Turns {
+struct PingPong {
     static constexpr int kFirst = 1, kThreads = 2 * kWarpgroup;
     int own;
 
-    __device__ explicit Turns(int consumer) : own(consumer) {
-        if (Plan::kTurns && own == Plan::kConsumers - 1) named_arrive(kFirst, kThreads);
+    __device__ explicit PingPong(int consumer) : own(consumer) {
+        if (Plan::kPingPong && own == Plan::kConsumers - 1) named_arrive(kFirst, kThreads);
     }
     __device__ void take() {
-        if (Plan::kTurns) named_sync(kFirst + own, kThreads);
+        if (Plan::kPingPong) named_sync(kFirst + own, kThreads);
     }
     __device__ void give() {
-        if (Plan::kTurns) named_arrive(kFirst + (own + 1 == Plan::kConsumers ? 0 : own + 1), kThreads);
+        if (Plan::kPingPong) named_arrive(kFirst + (own + 1 == Plan::kConsumers ? 0 : own + 1), kThreads);
     }
     /// Takes the turn that nobody is left to take.
     __device__ void end() {
-        if (Plan::kTurns && own == 0) named_sync(kFirst, kThreads);
+        if (Plan::kPingPong && own == 0) named_sync(kFirst, kThreads);
     }
 };
 
@@ -202,7 +202,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results
 #pragma unroll
     for (int h = 0; h < 2; ++h) inverse[h] = inverse_of<Plan>(o.total[h]);
     u32 box = shared_address(results) + consumer * 64 * 128;
-    if (Plan::kWalks && Plan::kStaged) {
+    if (Plan::kPersistent && Plan::kStaged) {
         if (thread == 0) store_wait_read<0>();
         named_sync(kOwnBarrier + consumer, kWarpgroup);
     }
@@ -230,7 +230,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results
 
 template <typename Plan>
 __device__ void attend(const Plan& plan, char* queries, char* keys, char* values, char* results,
-                       AttentionBarriers<Plan>& bars, int consumer, Turns<Plan>& turns, Ring<1>& query,
+                       AttentionBarriers<Plan>& bars, int consumer, PingPong<Plan>& ping_pong, Ring<1>& query,
                        Ring<Plan::kStages>& ring) {
     using L = AttentionLayout<Plan>;
     Online<Plan> o;
@@ -246,9 +246,9 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
     if (key < plan.last) {
         float scores[Plan::kKeys / 2];
         bars.keys[ring.stage].wait(ring.parity);
-        turns.take();
+        ping_pong.take();
         o.multiply_scores(scores, own, keys + ring.stage * L::kKeyBytes);
-        turns.give();
+        ping_pong.give();
         wgmma_wait<0>();
         keep_here(scores);
         if (tells) bars.keys_read[ring.stage].arrive();
@@ -260,12 +260,12 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
     auto step = [&](auto masked) {
         float scores[Plan::kKeys / 2];
         bars.keys[ring.stage].wait(ring.parity);
-        turns.take();
+        ping_pong.take();
         o.multiply_scores(scores, own, keys + ring.stage * L::kKeyBytes);
         o.rescale_out();
         bars.values[before.stage].wait(before.parity);
         o.multiply_values(values + before.stage * L::kValueBytes);
-        turns.give();
+        ping_pong.give();
         wgmma_wait<1>();
         keep_here(scores);
         if (tells) bars.keys_read[ring.stage].arrive();
@@ -283,7 +283,7 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
     while (key < plan.part) step(Flag<false>{});
     if (Plan::kMaskedAfter)
         while (key < plan.last) step(Flag<true>{});
-    if (Plan::kWalks && tells) bars.queries_read.arrive();
+    if (Plan::kPersistent && tells) bars.queries_read.arrive();
     if (plan.first < plan.last) {
         o.rescale_out();
         bars.values[before.stage].wait(before.parity);
@@ -295,19 +295,19 @@ __device__ void attend(const Plan& plan, char* queries, char* keys, char* values
     store_attention<Plan>(plan, o, results, consumer);
 }
 
-/// Calls `todo` for each block of queries that this block does. One that walks does pairs of the longest and the shortest.
+/// Calls `todo` for each block of queries that this block does. A persistent one does pairs of the longest and the shortest.
 template <typename Plan, typename Todo>
 __device__ void for_blocks(Plan& plan, Todo&& todo) {
-    if constexpr (!Plan::kWalks) {
+    if constexpr (!Plan::kPersistent) {
         plan.begin(blockIdx.x);
         todo();
     } else {
         constexpr int kPairs = (Plan::kBlocks + 1) / 2;
         for (int pair = blockIdx.x; pair < Plan::kHeads * kPairs; pair += gridDim.x)
             for (int half = 0; half < 2; ++half) {
-                int head = pair / kPairs, turn = pair % kPairs;
-                if (half && turn == Plan::kBlocks / 2) continue;
-                plan.begin(head * Plan::kBlocks + (half ? Plan::kBlocks - 1 - turn : turn));
+                int head = pair / kPairs, first = pair % kPairs;
+                if (half && first == Plan::kBlocks / 2) continue;
+                plan.begin(head * Plan::kBlocks + (half ? Plan::kBlocks - 1 - first : first));
                 todo();
             }
     }
@@ -321,7 +321,7 @@ __device__ void attention(Plan plan) {
     char* queries = memory + (1024 - shared_address(memory) % 1024) % 1024;
     char* keys = queries + L::kQueries;
     char* values = keys + Plan::kStages * L::kKeyBytes;
-    char* results = Plan::kWalks ? values + Plan::kStages * L::kValueBytes : queries;
+    char* results = Plan::kPersistent ? values + Plan::kStages * L::kValueBytes : queries;
     if (threadIdx.x == 0) bars.init();
     __syncthreads();
     int group = warpgroup_id();
@@ -333,9 +333,9 @@ __device__ void attention(Plan plan) {
             for_blocks(plan, [&] { fetch_attention<Plan>(plan, queries, keys, values, bars, query, ring); });
     } else {
         raise_registers<Plan::kConsumers == 3 ? 160 : 240>();
-        Turns<Plan> turns(group);
-        for_blocks(plan, [&] { attend<Plan>(plan, queries, keys, values, results, bars, group, turns, query, ring); });
-        turns.end();
+        PingPong<Plan> ping_pong(group);
+        for_blocks(plan, [&] { attend<Plan>(plan, queries, keys, values, results, bars, group, ping_pong, query, ring); });
+        ping_pong.end();
         if (Plan::kStaged && threadIdx.x % kWarpgroup == 0) store_wait_read<0>();
     }
 }

@@ -27,7 +27,7 @@ struct Barrier {
             : "memory");
     }
 
-    /// Arrives, and announces bytes that bulk copies will bring.
+    /// Arrives, and announces bytes that TMA copies will bring.
     __device__ void arrive_expecting(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
                      : "memory");
@@ -70,7 +70,7 @@ struct Ring {
 
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// What this thread wrote to shared memory before is seen by bulk copies and wgmma after.
+/// What this thread wrote to shared memory before is seen by TMA copies and wgmma after.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads of the block.

@@ -1,12 +1,12 @@
-// A matrix product on Hopper: one warpgroup fetches, two multiply; blocks walk over tiles until none is left.
+// A matrix product on Hopper: one warpgroup fetches, two multiply; persistent blocks take tiles until none is left.
 //
 // A kernel's own part is a struct `Plan`:
 //
 //     using Type                             bf16, f16 or tf32
 //     kTileM, kTileN                         what the consumers compute together, or each with kPingPong
-//     kStages, kClusterM, kClusterN, kGroup  buffers ahead; blocks that share operands; rows of tiles walked together
-//     kPingPong                              consumers take turns: one multiplies while the other stores
-//     kTurnedA, kTurnedB                     rows of memory run along M or N, not along K
+//     kStages, kClusterM, kClusterN, kGroup  buffers ahead; blocks that share operands; rows of tiles in a group
+//     kPingPong                              ping-pong: one consumer multiplies while the other stores
+//     kTransposedA, kTransposedB                     rows of memory run along M or N, not along K
 //     kProducts                              products of one a with several b, side by side: 256 columns at most
 //     kSteps, kRowTiles, kColumnTiles, kBatches
 //     kStaged                                outputs stored through shared memory, 16 bits each
@@ -17,11 +17,11 @@
 //                                            two neighbours in a row: stores what is not staged, packs what is
 //     send(output, from, batch, row_tile, column_tile, row, column)
 //                                            starts the copy of 64 x 64 results out of shared memory
-//     kParked                                values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
+//     kDeferred                              values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
 //                                            takes what this has made, a pair to a word, and runs under the next tile:
-//     park(batch, row_tile, column_tile, row, column, early, values, parked)
+//     defer(batch, row_tile, column_tile, row, column, early, values, deferred)
 //     Early, read_early(batch, row_tile, column_tile, column)
-//                                            what `park` reads whatever the row, read under a tile's last products
+//                                            what `defer` reads whatever the row, read under a tile's last products
 //
 // `row` and `column` are places within the tile.
 #pragma once
@@ -99,7 +99,7 @@ __device__ void fetch_steps(const Plan& plan, char* buffers, Barrier* full, Barr
                             const Tiles<Plan>& tile, const Shares<Plan>& shares, int first, int last) {
     using L = Layout<Plan>;
     constexpr int kPartM = Plan::kTileM / Plan::kClusterN, kPartN = Plan::kTileN / Plan::kClusterM;
-    constexpr int kBoxM = Plan::kTurnedA ? 64 : kPartM, kBoxN = Plan::kTurnedB ? 64 : kPartN;
+    constexpr int kBoxM = Plan::kTransposedA ? 64 : kPartM, kBoxN = Plan::kTransposedB ? 64 : kPartN;
     static_assert(kPartM % kBoxM == 0 && kPartN % kBoxN == 0, "a block fetches whole boxes, or waits forever");
     for (int step = first; step < last; ++step) {
         empty[ring.stage].wait(ring.parity ^ 1);
@@ -136,16 +136,16 @@ __device__ void multiply_step(float (&acc)[Layout<Plan>::kFragments][Layout<Plan
     using L = Layout<Plan>;
     using Type = typename Plan::Type;
     constexpr int kDepthBytes = 64 * kBoxRow;
-    u64 a = Plan::kTurnedA ? describe_turned(stage + first_row * kBoxRow, kDepthBytes)
+    u64 a = Plan::kTransposedA ? describe_transposed(stage + first_row * kBoxRow, kDepthBytes)
                            : describe_k_major(stage + first_row * kBoxRow);
-    u64 b = Plan::kTurnedB ? describe_turned(stage + L::kA, kDepthBytes) : describe_k_major(stage + L::kA);
+    u64 b = Plan::kTransposedB ? describe_transposed(stage + L::kA, kDepthBytes) : describe_k_major(stage + L::kA);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
         for (int m = 0; m < L::kFragments; ++m)
-            Wgmma<L::kColumns>::template shared<Type, Plan::kTurnedA, Plan::kTurnedB>(
-                acc[m], step_k<Plan::kTurnedA>(step_bytes(a, m * 64 * kBoxRow), k), step_k<Plan::kTurnedB>(b, k),
+            Wgmma<L::kColumns>::template shared<Type, Plan::kTransposedA, Plan::kTransposedB>(
+                acc[m], step_k<Plan::kTransposedA>(step_bytes(a, m * 64 * kBoxRow), k), step_k<Plan::kTransposedB>(b, k),
                 adds || k > 0);
     wgmma_commit();
 }
@@ -183,12 +183,12 @@ struct Outlet {
     using L = Layout<Plan>;
     static constexpr int kStaged = Plan::kStaged, kWords = kStaged > 0 ? kStaged : 1;
     char* staging;
-    int barrier, turn = 0;
+    int barrier, slot = 0;
 
     __device__ Outlet(char* staging, int consumer)
         : staging(staging + consumer * L::kBuffers * L::kChunk), barrier(1 + consumer) {}
 
-    __device__ char* chunk(int output) const { return staging + turn * L::kChunk + output * L::kChunk; }
+    __device__ char* chunk(int output) const { return staging + slot * L::kChunk + output * L::kChunk; }
 
     /// Waits until the next chunk may be written.
     __device__ void open() const {
@@ -219,7 +219,7 @@ struct Outlet {
                 store_commit();
             }
         }
-        turn = (turn + kStaged) % L::kBuffers;
+        slot = (slot + kStaged) % L::kBuffers;
     }
 
     __device__ void close() const {
@@ -257,11 +257,11 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumn
 /// A tile's values that the epilogue goes on from, rounded to 16 bits in pairs, so that the next tile's products can
 /// have the accumulators.
 template <typename Plan>
-struct Parked {
+struct Deferred {
     using L = Layout<Plan>;
     static constexpr int kAcross = Plan::kTileN / 16, kGroups = L::kFragments * kAcross;
     static constexpr int kPortions = kGroups < Plan::kSteps ? kGroups : Plan::kSteps;
-    u32 pairs[kGroups][4][Plan::kParked > 0 ? Plan::kParked : 1];
+    u32 pairs[kGroups][4][Plan::kDeferred > 0 ? Plan::kDeferred : 1];
     typename Plan::Early early[kAcross][2];
 
     __device__ static int column(int g, int i) { return g % kAcross * 16 + i / 2 * 8 + fragment_column(); }
@@ -287,7 +287,7 @@ struct Parked {
                     values[p][0] = acc[m][p * Plan::kTileN / 2 + at];
                     values[p][1] = acc[m][p * Plan::kTileN / 2 + at + 1];
                 }
-                plan.park(tile.batch, tile.row, tile.column, first_row + m * 64 + fragment_row() + i % 2 * 8,
+                plan.defer(tile.batch, tile.row, tile.column, first_row + m * 64 + fragment_row() + i % 2 * 8,
                           column(g, i), early[g % kAcross][i / 2], values, pairs[g][i]);
             }
     }
@@ -322,30 +322,30 @@ __device__ bool releases_buffers(int rank) {
 
 /// As multiply_tiles, with each tile's epilogue under the products of the next.
 template <typename Plan>
-__device__ void multiply_parking(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
+__device__ void multiply_deferring(const Plan& plan, char* buffers, char* staging, Barrier* full, Barrier* empty, int rank) {
     using L = Layout<Plan>;
-    using P = Parked<Plan>;
+    using P = Deferred<Plan>;
     int consumer = warpgroup_id() - 1, thread = threadIdx.x % kWarpgroup, first_row = consumer * L::kRows;
     bool releases = releases_buffers<Plan>(rank), any = false;
     Outlet<Plan> outlet(staging, consumer);
     Ring<Plan::kStages> ring;
-    P parked;
+    P deferred;
     Tiles<Plan> last(0, rank);
     for (int number = blockIdx.x / L::kCluster; number < Tiles<Plan>::kCount; number += gridDim.x / L::kCluster) {
         float acc[L::kFragments][L::kColumns / 2];
         Tiles<Plan> tile(number, rank);
         auto finish_last = [&](int portion) {
-            if (any) parked.finish(plan, portion, outlet, last, first_row);
+            if (any) deferred.finish(plan, portion, outlet, last, first_row);
         };
         multiply<Plan, P::kPortions>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                                     finish_last, [&] { parked.read_early(plan, tile); });
-        parked.take(plan, acc, tile, first_row);
+                                     finish_last, [&] { deferred.read_early(plan, tile); });
+        deferred.take(plan, acc, tile, first_row);
         last = tile;
         any = true;
     }
     if (any)
 #pragma unroll
-        for (int portion = 0; portion < P::kPortions; ++portion) parked.finish(plan, portion, outlet, last, first_row);
+        for (int portion = 0; portion < P::kPortions; ++portion) deferred.finish(plan, portion, outlet, last, first_row);
     outlet.close();
 }
 
@@ -406,8 +406,8 @@ __device__ void gemm(const Plan& plan) {
         if (warp_id() == 0 && elect_one()) fetch_tiles<Plan>(plan, buffers, full, empty, rank);
     } else {
         raise_registers<232>();
-        if constexpr (Plan::kParked > 0)
-            multiply_parking<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
+        if constexpr (Plan::kDeferred > 0)
+            multiply_deferring<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
         else
             multiply_tiles<Plan>(plan, buffers, buffers + Plan::kStages * L::kStage, full, empty, rank);
     }

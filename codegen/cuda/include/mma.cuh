@@ -1,7 +1,7 @@
 // Matrix products of a warp (sm_80 and later): acc[16, 8] += a[16, K] b[K, 8], K = 32 bytes (16 half floats, 8 tf32).
 //
 // Operands lie in shared memory in rows of 64 bytes, or of a multiple of 128, in units of 16 bytes. A row's units are
-// swapped by its number, so that the same unit of eight rows lies in different banks. Rows run along K, or ("turned")
+// swapped by its number, so that the same unit of eight rows lies in different banks. Rows run along K, or ("transposed")
 // along M or N.
 //
 // Lane t of the warp holds acc[row, column] at d[i]:  row = t / 4 + 8 * (i / 2),  column = 2 * (t % 4) + i % 2,
@@ -25,17 +25,17 @@ __device__ inline int place_of(int row, int unit) {
     return row * kRowBytes + ((unit ^ (row & 7)) << 4);
 }
 
-/// Which rows are read side by side: eight, or of turned operands of 32 bits four.
-template <typename T, bool kTurned>
-constexpr int kSwapOf = kTurned && !is_half<T> ? 2 : 1;
+/// Which rows are read side by side: eight, or of transposed operands of 32 bits four.
+template <typename T, bool kTransposed>
+constexpr int kSwapOf = kTransposed && !is_half<T> ? 2 : 1;
 
-/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. `turned`: transposed.
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. `transposed`: transposed.
 __device__ inline void load_matrices(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
-__device__ inline void load_matrices_turned(u32 (&r)[4], u32 address) {
+__device__ inline void load_matrices_transposed(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
@@ -59,16 +59,16 @@ __device__ inline u32 rounded_to_tf32(u32 x) {
 ///
 /// The words of a left fragment are (places 0-7, first half of K), (8-15, first), (0-7, second), (8-15, second): an a
 /// operand. Those of a right one are two b operands: (0-7, first), (0-7, second), (8-15, first), (8-15, second).
-template <typename T, bool kTurned, int kRowBytes, bool kLeft>
+template <typename T, bool kTransposed, int kRowBytes, bool kLeft>
 struct Fragments {
-    static constexpr int kSwap = kSwapOf<T, kTurned>;
+    static constexpr int kSwap = kSwapOf<T, kTransposed>;
     int at;
 
     /// `first`: the warp's first place along M or N, a multiple of its number of places (a power of two).
     __device__ explicit Fragments(int first) {
         const int lane = lane_id(), matrix = lane / 8, within = lane % 8;
         const int half = kLeft ? matrix % 2 : matrix / 2, deep = kLeft ? matrix / 2 : matrix % 2;
-        if constexpr (!kTurned)
+        if constexpr (!kTransposed)
             at = place_of<kRowBytes, kSwap>(first + half * 8 + within, deep);
         else if constexpr (is_half<T>)
             at = place_of<kRowBytes, kSwap>(deep * 8 + within, first / 8 + half);
@@ -78,10 +78,10 @@ struct Fragments {
 
     /// Fragment i along M or N, at step k.
     __device__ void read(u32 (&words)[4], u32 base, int i, int k) const {
-        if constexpr (!kTurned) {
+        if constexpr (!kTransposed) {
             load_matrices(words, base + (at ^ k % 4 << 5) + k / 4 * 128 + i * 16 * kRowBytes);
         } else if constexpr (is_half<T>) {
-            load_matrices_turned(words, base + (at ^ i % 4 << 5) + i / 4 * 128 + k * 16 * kRowBytes);
+            load_matrices_transposed(words, base + (at ^ i % 4 << 5) + i / 4 * 128 + k * 16 * kRowBytes);
         } else {
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
@@ -129,9 +129,9 @@ __device__ inline void multiply_add<tf32>(float (&d)[4], const u32 (&a)[4], cons
 __device__ inline int accumulator_row() { return lane_id() / 4; }
 __device__ inline int accumulator_column() { return lane_id() % 4 * 2; }
 
-/// Four words in each of four neighbouring lanes, turned: lane t gets word t of the four. Packed pairs of four
+/// Four words in each of four neighbouring lanes, transposed: lane t gets word t of the four. Packed pairs of four
 /// accumulators of a row become eight neighbours.
-__device__ inline void turn_words(u32 (&w)[4]) {
+__device__ inline void transpose_words(u32 (&w)[4]) {
     const bool odd = lane_id() & 1, high = lane_id() & 2;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {

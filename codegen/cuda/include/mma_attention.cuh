@@ -219,7 +219,7 @@ struct MmaAttention {
                         eight[j] = packed[0];
                     }
                     if (Plan::kStaged) {
-                        turn_words(eight);
+                        transpose_words(eight);
                         const int column = (first + lane_id() % 4) * 8;
                         if (column < Plan::kValues)
                             plan.send(row + i * 16 + half * 8, column, Vec<u32, 4>{{eight[0], eight[1], eight[2], eight[3]}});

@@ -6,10 +6,10 @@
 //     using Type                             bf16, f16 or tf32
 //     kTileM, kTileN, kTileK, kStages        what a block computes, a step along K, and steps in shared memory
 //     kWarpM, kWarpN                         what a warp computes, powers of two; kWarpN a multiple of 32
-//     kM, kN, kK, kBatches, kGroup           extents; rows of tiles walked together
+//     kM, kN, kK, kBatches, kGroup           extents; rows of tiles in a group
 //     kProducts                              products of one left operand with several right ones
 //     using Left, Right                      `InRows`: how the operands lie in memory
-//     kLeftTurned, kRightTurned              whether rows of memory run along M or N, not along K
+//     kLeftTransposed, kRightTransposed              whether rows of memory run along M or N, not along K
 //     left(batch, row, k), right(product, batch, k, column)      an element's address, or its value
 //     kStaged                                results of 16 bits that leave eight neighbours at a time
 //     finish(batch, row_tile, column_tile, row, column, values, staged)
@@ -45,11 +45,11 @@ struct MmaGemm {
     static constexpr int kFetches = kSubsteps > 2 ? 1 : 0;  // not with the reads that come right after a barrier
     static_assert(kSubsteps % 2 == 0, "fragments are read into two places in turn");
 
-    template <typename Memory, bool kTurned, int kExtent>
-    using Tile = TileOfRows<T, Memory, kTurned ? Plan::kTileK : kExtent, kTurned ? kExtent : Plan::kTileK,
-                            kSwapOf<Type, kTurned>, kThreads>;
-    using LeftTile = Tile<typename Plan::Left, Plan::kLeftTurned, Plan::kTileM>;
-    using RightTile = Tile<typename Plan::Right, Plan::kRightTurned, Plan::kTileN>;
+    template <typename Memory, bool kTransposed, int kExtent>
+    using Tile = TileOfRows<T, Memory, kTransposed ? Plan::kTileK : kExtent, kTransposed ? kExtent : Plan::kTileK,
+                            kSwapOf<Type, kTransposed>, kThreads>;
+    using LeftTile = Tile<typename Plan::Left, Plan::kLeftTransposed, Plan::kTileM>;
+    using RightTile = Tile<typename Plan::Right, Plan::kRightTransposed, Plan::kTileN>;
     static constexpr int kStage = LeftTile::kBytes + Plan::kProducts * RightTile::kBytes;
     static constexpr int kShared = Plan::kStages * kStage;
 
@@ -69,27 +69,27 @@ struct MmaGemm {
         const int row0 = row_tile * Plan::kTileM, column0 = column_tile * Plan::kTileN;
 
         auto left_element = [&](int row, int column) {
-            return Plan::kLeftTurned ? plan.left(batch, column, row) : plan.left(batch, row, column);
+            return Plan::kLeftTransposed ? plan.left(batch, column, row) : plan.left(batch, row, column);
         };
         auto right_element = [&](int product) {
             return [&plan, batch, product](int row, int column) {
-                return Plan::kRightTurned ? plan.right(product, batch, row, column) : plan.right(product, batch, column, row);
+                return Plan::kRightTransposed ? plan.right(product, batch, row, column) : plan.right(product, batch, column, row);
             };
         };
-        LeftTile left(Plan::kLeftTurned ? 0 : row0, Plan::kLeftTurned ? row0 : 0, left_element);
+        LeftTile left(Plan::kLeftTransposed ? 0 : row0, Plan::kLeftTransposed ? row0 : 0, left_element);
         RightTile right[Plan::kProducts];
 #pragma unroll
         for (int p = 0; p < Plan::kProducts; ++p)
-            right[p] = RightTile(Plan::kRightTurned ? 0 : column0, Plan::kRightTurned ? column0 : 0, right_element(p));
+            right[p] = RightTile(Plan::kRightTransposed ? 0 : column0, Plan::kRightTransposed ? column0 : 0, right_element(p));
         auto fetch = [&](int step, int stage) {
             if (step < kSteps) {
                 char* const to = memory + stage * kStage;
                 left.fetch(to, left_element);
-                left.move(Plan::kLeftTurned ? Plan::kTileK : 0, Plan::kLeftTurned ? 0 : Plan::kTileK);
+                left.move(Plan::kLeftTransposed ? Plan::kTileK : 0, Plan::kLeftTransposed ? 0 : Plan::kTileK);
 #pragma unroll
                 for (int p = 0; p < Plan::kProducts; ++p) {
                     right[p].fetch(to + LeftTile::kBytes + p * RightTile::kBytes, right_element(p));
-                    right[p].move(Plan::kRightTurned ? Plan::kTileK : 0, Plan::kRightTurned ? 0 : Plan::kTileK);
+                    right[p].move(Plan::kRightTransposed ? Plan::kTileK : 0, Plan::kRightTransposed ? 0 : Plan::kTileK);
                 }
             }
             copies_end_step();
@@ -98,8 +98,8 @@ struct MmaGemm {
         for (int step = 0; step < Plan::kStages - 1; ++step) fetch(step, step);
 
         const int warp = warp_id(), warp_row = warp % kWarpsM * Plan::kWarpM, warp_column = warp / kWarpsM * Plan::kWarpN;
-        const Fragments<Type, Plan::kLeftTurned, LeftTile::kRowBytes, true> a(warp_row);
-        const Fragments<Type, Plan::kRightTurned, RightTile::kRowBytes, false> b(warp_column);
+        const Fragments<Type, Plan::kLeftTransposed, LeftTile::kRowBytes, true> a(warp_row);
+        const Fragments<Type, Plan::kRightTransposed, RightTile::kRowBytes, false> b(warp_column);
         const u32 shared = shared_address(memory);
         Step steps[2];
         auto read = [&](int stage, int k, Step& into) {
@@ -167,7 +167,7 @@ struct MmaGemm {
                     }
 #pragma unroll
                     for (int o = 0; o < kStaged; ++o) {
-                        turn_words(staged[o]);
+                        transpose_words(staged[o]);
                         const Vec<u32, 4> eight{{staged[o][0], staged[o][1], staged[o][2], staged[o][3]}};
                         plan.send(o, batch, row_tile, column_tile, row, warp_column + (first + lane_id() % 4) * 8, eight);
                     }

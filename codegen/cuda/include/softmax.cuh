@@ -44,14 +44,14 @@ __device__ float inverse_of(float total) {
     return Plan::kGuarded && sum == 0.0f ? 1.0f : 1.0f / sum;
 }
 
-struct HeadAndTurn {
-    int head, turn;
+struct HeadAndBlock {
+    int head, query_block;
 };
 
 /// Blocks of queries of one head after another, which share keys and values in L2. With a group, that many heads side by
-/// side, each turn of all of them before the next: the first turns are the longest.
+/// side, each block of queries of all of them before the next: the first blocks are the longest.
 template <int kHeads, int kTurns, int kGroup>
-__device__ HeadAndTurn head_and_turn(int block) {
+__device__ HeadAndBlock head_and_block(int block) {
     if constexpr (kGroup == 0) return {block / kTurns, block % kTurns};
     constexpr int kEach = kGroup ? kGroup : 1;
     int group = block / (kTurns * kEach), inside = block % (kTurns * kEach);

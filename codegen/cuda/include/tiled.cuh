@@ -10,12 +10,12 @@
 //     kLeftVector, kRightVector              neighbours (along M or N) that are 16 bytes at a multiple of 16; else 1
 //     kLeftComputed, kRightComputed          the operand is a value, not memory
 //     kLeftStride, kLeftStrideK, ...         elements from a neighbour along M (N), along K; -1 where that varies
-//     kM, kN, kK, kBatches, kGroup           extents; rows of tiles walked together
+//     kM, kN, kK, kBatches, kGroup           extents; rows of tiles in a group
 //     left(batch, row, k), right(batch, k, column)   the element's address, or its value
 //     finish<kCount>(batch, row, column, values)     stores kCount neighbours of a row
 //
 // Shared memory holds [K][M] and [K][N]: a thread reads four neighbours at once, a warp's threads 4 x 8 fragments of
-// 4 x 4 that lie side by side, so that no two of them meet in a bank. Operands that run along K are turned on the way.
+// 4 x 4 that lie side by side, so that no two of them meet in a bank. Operands that run along K are transposed on the way.
 #pragma once
 #include "copy.cuh"
 #include "scalar.cuh"

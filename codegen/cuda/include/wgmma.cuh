@@ -1,7 +1,7 @@
 // Matrix products of a warpgroup (sm_90a): acc[64, N] += a[64, K] b[K, N], K = 32 bytes (16 half floats, 8 tf32).
 //
 // Operands in shared memory are described by a 64-bit word and lie as TMA boxes with a 128-byte swizzle. A box whose
-// rows run along K ("K-major") is 128 bytes of K wide: 8 rows are 1024 bytes. A box whose rows run along M or N ("turned",
+// rows run along K ("K-major") is 128 bytes of K wide: 8 rows are 1024 bytes. A box whose rows run along M or N ("transposed",
 // 16-bit types only) is 64 elements wide; wider operands are several boxes.
 //
 // Thread t of the warpgroup holds acc[row, column] at d[i]:
@@ -40,13 +40,13 @@ __device__ inline u64 describe(const void* box, u32 leading, u32 stride) {
 /// A K-major operand with its first row at `box`, a multiple of 1024 bytes. Step to the next K: `step_k`.
 __device__ inline u64 describe_k_major(const void* box) { return describe(box, 16, 1024); }
 
-/// A turned operand; `box_bytes` lie between its boxes of 64 columns.
-__device__ inline u64 describe_turned(const void* box, u32 box_bytes) { return describe(box, box_bytes, 1024); }
+/// A transposed operand; `box_bytes` lie between its boxes of 64 columns.
+__device__ inline u64 describe_transposed(const void* box, u32 box_bytes) { return describe(box, box_bytes, 1024); }
 
 /// The descriptor `steps` products further along K: 32 bytes of a row, or 16 rows of 128 bytes.
-template <bool kTurned>
+template <bool kTransposed>
 __device__ inline u64 step_k(u64 description, int steps) {
-    return description + (kTurned ? 2048 >> 4 : 32 >> 4) * steps;
+    return description + (kTransposed ? 2048 >> 4 : 32 >> 4) * steps;
 }
 
 /// The descriptor `bytes` further.
@@ -64,8 +64,8 @@ __device__ inline void lower_registers() {
 
 /// The instructions for kColumns (a multiple of 8 up to 256) of result:
 ///
-///     shared<T, kTurnedA, kTurnedB>(d, a, b, add)    both operands described
-///     registers<T, kTurnedB>(d, a, b, add)           a in four registers, b described
+///     shared<T, kTransposedA, kTransposedB>(d, a, b, add)    both operands described
+///     registers<T, kTransposedB>(d, a, b, add)           a in four registers, b described
 ///
 /// T is bf16, f16 or tf32. `add` 0 overwrites the accumulators. The header "wgmma_shapes.cuh" is written for the shapes
 /// that a kernel uses.

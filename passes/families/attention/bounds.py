@@ -21,7 +21,7 @@ from fusec.tile.scalar import Apply, ScalarExpr, loads, symbols_in
 Extreme = Literal["min", "max"]
 
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-_TURNED = {"eq": "eq", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+_MIRRORED = {"eq": "eq", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 _BOUNDS: dict[str, tuple[tuple[str, Extreme], ...]] = {
     "eq": (("ge", "min"), ("le", "max")),
     "lt": (("lt", "max"),),
@@ -82,7 +82,7 @@ def _tests(e: ScalarExpr, wanted: bool, query: Symbol, key: Symbol) -> list[KeyT
     name = e.op if wanted else _NEGATED.get(e.op, "")
     a, b = e.args
     if key not in symbols_in(a):
-        a, b, name = b, a, _TURNED.get(name, "")
+        a, b, name = b, a, _MIRRORED.get(name, "")
     if query in symbols_in(a) or key not in symbols_in(a) or key in symbols_in(b):
         return []
     return [KeyTest(a, compare, extreme, b) for compare, extreme in _BOUNDS.get(name, ())]

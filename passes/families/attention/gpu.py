@@ -145,9 +145,9 @@ class _Attention:
         if self.rows.heads > 1 and most(self.rows.count) > s.queries:
             raise LoweringError(f"{self.rows.count} rows that share their keys in a block of {s.queries}")
         self.blocks = ceildiv(self.rows.count, s.queries)
-        self.qo, self.turn = symbol("qo", 0, last(self.blocks)), symbol("turn", 0, last(self.blocks))
+        self.qo, self.query_block = symbol("qo", 0, last(self.blocks)), symbol("query_block", 0, last(self.blocks))
         self.last_first: dict[Symbol, Index] = {
-            self.qo: sub(sub(self.blocks, 1), self.turn) if most(self.blocks) > 1 else 0
+            self.qo: sub(sub(self.blocks, 1), self.query_block) if most(self.blocks) > 1 else 0
         }
         self.qi, self.kj = symbol("qi", 0, s.queries - 1), symbol("kj", 0, s.keys - 1)
         self.k0 = symbol("k0", 0, last(self.keys))
@@ -202,11 +202,11 @@ class _Attention:
         if found is not None:
             loops = [replace(loop, within=found.bounds) for loop in loops]
         code = (*setup, *loops)
-        turns = Iter.over(self.turn, self.blocks)
+        blocks = Iter.over(self.query_block, self.blocks)
         if s.split == 1:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
             stores = [replace(s, value=_in_place_of(self.mean, s.value, mean)) for s in self.stores]
-            grid = Grid((*self.others, turns), (*code, *stores))
+            grid = Grid((*self.others, blocks), (*code, *stores))
             return replace(self.context.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
         parts = Parts(self.context, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
@@ -215,7 +215,7 @@ class _Attention:
             Store((self.q,), parts.total, at, Load(total, row)),
             Store((self.q, self.value), parts.out, (*at, self.vi), Load(out, (self.qi, self.vi))),
         )
-        grid = Grid((*self.others, turns, Iter(self.part, s.split)), (*code, *leave))
+        grid = Grid((*self.others, blocks, Iter(self.part, s.split)), (*code, *leave))
         join = (self._join(parts),)
         lowered = self.context.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
         return replace(lowered, skipped=self.span.skipped)
@@ -246,7 +246,7 @@ class _Attention:
         partial = any(loop.limit is not None for loop in loops)
         return AttentionNest(
             self.others,
-            Iter.over(self.turn, self.blocks),
+            Iter.over(self.query_block, self.blocks),
             self.q,
             self.block if partial else plain,
             self.inner,

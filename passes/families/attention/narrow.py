@@ -223,26 +223,26 @@ class _NarrowAttention:
         code.append(Map((c, Iter(e.depth, self.size)), rows, (ci, e.depth), value))
         return code, Load(rows, (add(sub(self.k0, self.chunk), self.kj), self.di))
 
-    def _turned_values(self) -> tuple[list[Statement], Load]:
+    def _transposed_values(self) -> tuple[list[Statement], Load]:
         """A chunk's values, keys side by side, those of a step together; 0 beyond the last key."""
         s = self.s
         blocks = s.chunk // s.keys
-        turned = self.tile("turned", bf16, blocks, self.rows, s.keys)
+        transposed = self.tile("transposed", bf16, blocks, self.rows, s.keys)
         ci = symbol("ci", 0, s.keys - 1)
         loop, number, first = self._value_blocks(blocks)
         c = Iter(ci, s.keys, sub(self.keys, first) if self.ragged else None)
         sizes = Iter(self.dv, self.values)
         code: list[Statement] = []
         if self.ragged:
-            code.append(Map((sizes, Iter(ci, s.keys)), turned, (number, self.dv, ci), Const(0.0, bf16)))
+            code.append(Map((sizes, Iter(ci, s.keys)), transposed, (number, self.dv, ci), Const(0.0, bf16)))
         value = self._narrow(reindex(self.e.value, self._shift(add(first, ci))))
         if not isinstance(value, Load):
             rows = self.tile("value_rows", bf16, s.keys, self.values)
             code += [Alloc(rows), Map((c, sizes), rows, (ci, self.dv), value)]
             value = Load(rows, (ci, self.dv))
-        code.append(Map((sizes, c), turned, (number, self.dv, ci), value))
+        code.append(Map((sizes, c), transposed, (number, self.dv, ci), value))
         step = floordiv(sub(self.k0, self.chunk), s.keys)
-        return [Alloc(turned), replace(loop, body=tuple(code))], Load(turned, (step, self.dv, self.kj))
+        return [Alloc(transposed), replace(loop, body=tuple(code))], Load(transposed, (step, self.dv, self.kj))
 
     def _value_blocks(self, blocks: int) -> tuple[Loop, Index, Index]:
         """A loop over a chunk's blocks of values, the number of the block in it, and the block's first key.
@@ -302,7 +302,7 @@ class _NarrowAttention:
         if self.chunks > 1:
             start, stop = maximum(start, self.chunk), minimum(stop, add(self.chunk, s.chunk))
         key_code, key = self._keys()
-        value_code, value = self._turned_values()
+        value_code, value = self._transposed_values()
         steps = tuple(self._steps(span, here, query, key, value, state))
         within = self.found.bounds if self.found is not None else None
         return [*key_code, *value_code, self._over_blocks((Loop(self.k0, start, stop, s.keys, steps, within),))]

@@ -77,11 +77,11 @@ class _Gemm:
             grid = Grid(iters, (*before, loop, *parts))
             return products.finish(grid, partials, s.split, s.describe())
         body = (*before, loop, *self._stores(totals))
-        if s.walkers and s.walkers < most(tiles):
-            walker = symbol("walker", 0, s.walkers - 1)
-            walk = Loop(self.pid, walker, tiles, s.walkers, body)
+        if s.persistent and s.persistent < most(tiles):
+            cta = symbol("cta", 0, s.persistent - 1)
+            tiles_of_cta = Loop(self.pid, cta, tiles, s.persistent, body)
             return self.context.finish(
-                "gemm", (Grid((Iter(walker, s.walkers), products.batch), (walk,)),), s.describe()
+                "gemm", (Grid((Iter(cta, s.persistent), products.batch), (tiles_of_cta,)),), s.describe()
             )
         grid = Grid((Iter.over(self.pid, tiles), products.batch), body)
         return self.context.finish("gemm", (grid,), s.describe())
@@ -104,7 +104,7 @@ class _Gemm:
             right = self._operand(op, 1)
             before += right.before
             totals.append(Load(acc, index))
-            a, b = (right.block, left.block) if s.turned else (left.block, right.block)
+            a, b = (right.block, left.block) if s.transposed else (left.block, right.block)
             inside += [
                 *right.step,
                 Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
@@ -116,7 +116,7 @@ class _Gemm:
 
     def _side(self, row: Iter, column: Iter) -> tuple[Iter, Iter]:
         """In the order of the block's own rows and columns."""
-        return (column, row) if self.schedule.turned else (row, column)
+        return (column, row) if self.schedule.transposed else (row, column)
 
     def _stores(self, totals: list[Load]) -> list[Store]:
         """The epilogue, a slice of the block's columns after another: a slice takes less memory on its way out."""

@@ -57,12 +57,12 @@ def _problem(context: LoweringContext, machine: GpuMachine, axes: Contraction, p
     """What Triton's schedules are chosen by."""
     n, dtype = axes.extents, axes.op.operands[0].type.dtype
     read = epilogue_inputs(context)
-    walks = len(context.body.outputs) == 1 and all(v.type.most < axes.op.result.type.most for v in read)
+    persistent = len(context.body.outputs) == 1 and all(v.type.most < axes.op.result.type.most for v in read)
     exact = dtype.bits == 32 and not allows_tf32(axes.op)
     extents = (machine.extent(n.batches), machine.extent(n.m), machine.extent(n.n), machine.extent(n.k))
     left, right = (making_of(context, side) for side in (0, 1))
     across, copy = reads_across(context), copy_width(context)
-    return Problem(*extents, dtype.bits, products, walks, exact, across, left, right, copy=copy)
+    return Problem(*extents, dtype.bits, products, persistent, exact, across, left, right, copy=copy)
 
 
 def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[GpuSchedule]:
@@ -105,10 +105,10 @@ def _hopper(
     result = axes.op.result.type.size
     reads = sum(v.type.size >= result for v in epilogue_inputs(context))
     bits = axes.op.operands[0].type.dtype.bits
-    parks = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
+    defers = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
     extents = (axes.batches, axes.m, axes.n, axes.k)
-    turned = columns_adjoin(context)
-    found = hopper_candidates(HopperProblem(*extents, products, reads, bits, parks, turned), machine.target)
+    transposed = columns_adjoin(context)
+    found = hopper_candidates(HopperProblem(*extents, products, reads, bits, defers, transposed), machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 
 

@@ -26,7 +26,7 @@ def check_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) ->
 def lower_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it.
 
-    LoweringError for operands that a bulk copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
+    LoweringError for operands that a TMA copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
     products = _HopperGemm(context, schedule)
     template = HopperGemm(products.nest(products.fetched), schedule.pipeline)
@@ -50,8 +50,8 @@ class _HopperGemm(TiledProducts):
 
     def total(self, op: Op, product: Load) -> ScalarExpr:
         """A product is rounded as the code says where the rest of its epilogue is put off until the next tile is
-        multiplied (``codegen/cuda/parking.py``): 16 bits of each are kept."""
-        whole = self.pipeline.turns or self.pipeline.split > 1 or op.result.type.dtype is product.dtype
+        multiplied (``codegen/cuda/deferred.py``): 16 bits of each are kept."""
+        whole = self.pipeline.ping_pong or self.pipeline.split > 1 or op.result.type.dtype is product.dtype
         return product if whole else Apply("cast", (product,), op.result.type.dtype)
 
     def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:
@@ -68,8 +68,8 @@ class _HopperGemm(TiledProducts):
         block = in_tile(element, *axes)
         fetch = fetch_of(block, (axes[0].inner, axes[1].inner)) if isinstance(block, Load) else None
         if not isinstance(element, Load) or fetch is None:
-            raise LoweringError(f"{op.operands[side]} can't be fetched by bulk copies")
-        if element.dtype.bits == 32 and fetch.turned != (side == 1):
+            raise LoweringError(f"{op.operands[side]} can't be fetched by TMA")
+        if element.dtype.bits == 32 and fetch.transposed != (side == 1):
             raise LoweringError(f"{op.operands[side]} does not lie along K, as tensor cores take 32 bits")
         return TemplateOperand(element)
 

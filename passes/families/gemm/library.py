@@ -145,16 +145,17 @@ def _matrix(
     value: Value,
     batch: Sequence[int],
     inner: Sequence[int],
-    turned: bool,
+    transposed: bool,
     operands: list[Value],
 ) -> Matrix | None:
-    """The operand as (batch,) rows by columns in memory; its inner axes are the columns or, ``turned``, the rows."""
+    """The operand as (batch,) rows by columns in memory; its inner axes are the columns or, ``transposed``, the
+    rows."""
     view = strided_view(value, context.producers, context.strides)
     if view is None or view.base not in context.body.inputs:
         return None
     free = [a for a in range(value.type.rank) if a not in batch and a not in inner]
     shape, steps, offset = value.type.static_shape, fixed(view.strides), fixed([view.offset])[0]
-    groups = (batch, inner, free) if turned else (batch, free, inner)
+    groups = (batch, inner, free) if transposed else (batch, free, inner)
     axes = [joined([(shape[a], steps[a]) for a in group]) for group in groups]
     if any(axis is None for axis in axes):
         return None

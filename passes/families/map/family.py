@@ -9,10 +9,10 @@ from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachi
 from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.map.cpu import lower_map, map_domain
 from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
-from fusec.passes.families.map.gpu import turned_axes
+from fusec.passes.families.map.gpu import transposed_axes
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
-from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, map_seconds, turned_schedule
+from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, map_seconds, transposed_schedule
 from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
@@ -39,13 +39,13 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
 
 
 def _gpu_schedule(context: LoweringContext, target: GpuTarget) -> GpuMapSchedule:
-    axes = turned_axes(context)
+    axes = transposed_axes(context)
     if axes is None:
         size = max(v.type.most for v in context.body.outputs)
         bits = max(v.type.dtype.bits for v in (*context.body.inputs, *context.body.outputs) if 4 * v.type.most >= size)
         return gpu_map_schedule(size, bits, target)
     shape = fixed(map_domain(context))
-    return turned_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in context.body.outputs))
+    return transposed_schedule(shape[axes[0]], shape[axes[1]], max(v.type.dtype.bits for v in context.body.outputs))
 
 
 def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:

@@ -18,13 +18,13 @@ from fusec.tile.views import fresh_index
 MOST_PARTS = 4
 """Parts of a domain that one block computes."""
 
-LEAST_TURNED = 256
+LEAST_TRANSPOSED = 256
 """Places of a transposition below which a tile does not pay."""
 
 
 def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGroup:
     """The index space is taken flat, in the order of the first output's memory, or in tiles of two axes."""
-    axes = turned_axes(context) if schedule.turned else None
+    axes = transposed_axes(context) if schedule.transposed else None
     if axes is not None:
         return _tiles(context, schedule, *axes)
     shape = map_domain(context)
@@ -60,7 +60,7 @@ def _parts(
     return sizes.pop(), [tuple(start for start, _ in box) for box in boxes]
 
 
-def turned_axes(context: LoweringContext) -> tuple[int, int] | None:
+def transposed_axes(context: LoweringContext) -> tuple[int, int] | None:
     """The axis along which the first output lies in memory and the one along which most that is read does; None if one.
 
     A block that walks along the first alone would fetch a whole sector of memory for each element it reads.
@@ -85,7 +85,7 @@ def turned_axes(context: LoweringContext) -> tuple[int, int] | None:
     if not found:
         return None
     across = max(found, key=lambda a: found[a])
-    return (along, across) if shape[along] * shape[across] >= LEAST_TURNED else None
+    return (along, across) if shape[along] * shape[across] >= LEAST_TRANSPOSED else None
 
 
 def _tiles(context: LoweringContext, schedule: GpuMapSchedule, along: int, across: int) -> LoweredGroup:
@@ -93,7 +93,7 @@ def _tiles(context: LoweringContext, schedule: GpuMapSchedule, along: int, acros
     shape = fixed(map_domain(context))
     outer = [a for a in range(len(shape)) if a not in (along, across)]
     point = fresh_index("p", shape)
-    steps = {along: schedule.elements, across: schedule.turned}
+    steps = {along: schedule.elements, across: schedule.transposed}
     counts = {axis: -(-shape[axis] // step) for axis, step in steps.items()}
     rest = (*(shape[a] for a in outer), counts[across])
     g, o = symbol("g", 0, counts[along] - 1), symbol("o", 0, prod(rest) - 1)

@@ -146,12 +146,12 @@ POINTWISE: dict[str, str] = {
 }
 
 
-def product(dtype: str, m: int, k: int, n: int, turned: bool = False) -> str:
-    """A product, its right operand turned or not, with an epilogue where floats allow one."""
-    right = f"%w: {dtype}[{n}, {k}]" if turned else f"%w: {dtype}[{k}, {n}]"
-    turn = f"  %wt = permute(%w) {{permutation=[1, 0]}} : {dtype}[{k}, {n}]\n" if turned else ""
+def product(dtype: str, m: int, k: int, n: int, transposed: bool = False) -> str:
+    """A product, its right operand transposed or not, with an epilogue where floats allow one."""
+    right = f"%w: {dtype}[{n}, {k}]" if transposed else f"%w: {dtype}[{k}, {n}]"
+    turn = f"  %wt = permute(%w) {{permutation=[1, 0]}} : {dtype}[{k}, {n}]\n" if transposed else ""
     return f"""graph @p(%x: {dtype}[{m}, {k}], {right}, %b: {dtype}[{n}]) {{
-{turn}  %h = matmul(%x, %{"wt" if turned else "w"}) : {dtype}[{m}, {n}]
+{turn}  %h = matmul(%x, %{"wt" if transposed else "w"}) : {dtype}[{m}, {n}]
   %y = add(%h, %b) : {dtype}[{m}, {n}]
   %z = maximum(%y, {dtype}(0)) : {dtype}[{m}, {n}]
   return %z, %h
@@ -160,9 +160,9 @@ def product(dtype: str, m: int, k: int, n: int, turned: bool = False) -> str:
 
 PRODUCTS: dict[str, str] = {
     **{f"product_{d}": product(d, 130, 96, 100) for d in ("f32", "f64", "i32", "i64", "i8")},
-    **{f"product_{d}_turned": product(d, 100, 72, 132, turned=True) for d in ("f32", "f64")},
+    **{f"product_{d}_transposed": product(d, 100, 72, 132, transposed=True) for d in ("f32", "f64")},
     "product_odd": product("f32", 67, 51, 33),
-    "product_odd_turned": product("f32", 67, 51, 33, turned=True),
+    "product_odd_transposed": product("f32", 67, 51, 33, transposed=True),
     "product_deep": product("f32", 40, 4096, 48),
     "product_one_row": product("f32", 1, 300, 257),
     "product_many_tiles": product("f32", 700, 64, 900),
@@ -171,7 +171,7 @@ PRODUCTS: dict[str, str] = {
   %e = exp(%h) : f32[3, 5, 40, 36]
   return %e
 }""",
-    "product_left_turned": """graph @p(%x: f32[72, 100], %w: f32[72, 132]) {
+    "product_left_transposed": """graph @p(%x: f32[72, 100], %w: f32[72, 132]) {
   %t = permute(%x) {permutation=[1, 0]} : f32[100, 72]
   %h = matmul(%t, %w) : f32[100, 132]
   return %h

@@ -74,42 +74,42 @@ def qkv(b: int, h: int, n: int, d: int, keys: int = 0, values: int = 0) -> list[
     return [(b, h, n, d), (b, h, keys or n, d), (b, h, keys or n, values or d)]
 
 
-IN_TURNS = HopperAttentionSchedule(128, 128, 2, turns=True)
-LONG = HopperAttentionSchedule(128, 160, 2, turns=True)
-THREE = HopperAttentionSchedule(192, 128, 2, turns=False)
-WALKS = replace(IN_TURNS, walks=True)
-THREE_WALK = replace(THREE, walks=True)
-THREE_IN_TURNS = replace(THREE, turns=True)
-ONE = HopperAttentionSchedule(64, 64, 2, turns=False)
+PING_PONG = HopperAttentionSchedule(128, 128, 2, ping_pong=True)
+LONG = HopperAttentionSchedule(128, 160, 2, ping_pong=True)
+THREE = HopperAttentionSchedule(192, 128, 2, ping_pong=False)
+PERSISTENT = replace(PING_PONG, persistent=True)
+THREE_PERSISTENT = replace(THREE, persistent=True)
+THREE_PING_PONG = replace(THREE, ping_pong=True)
+ONE = HopperAttentionSchedule(64, 64, 2, ping_pong=False)
 
 CASES: dict[str, tuple[Function, list[tuple[int, ...]], HopperAttentionSchedule]] = {
-    "plain": (plain, qkv(2, 3, 512, 128), IN_TURNS),
+    "plain": (plain, qkv(2, 3, 512, 128), PING_PONG),
     "long blocks": (plain, qkv(1, 2, 640, 128), LONG),
-    "odd length": (plain, qkv(2, 3, 333, 128), IN_TURNS),
+    "odd length": (plain, qkv(2, 3, 333, 128), PING_PONG),
     "other keys": (plain, qkv(1, 2, 200, 64, keys=519), THREE),
     "one group": (plain, qkv(1, 2, 70, 64, keys=300), ONE),
     "three groups": (plain, qkv(2, 2, 400, 64), THREE),
-    "other values": (plain, qkv(1, 2, 256, 64, values=128), IN_TURNS),
-    "wide heads": (plain, qkv(1, 2, 256, 256), HopperAttentionSchedule(128, 80, 1, turns=True)),
-    "heads of 96": (causal, qkv(1, 2, 320, 96), IN_TURNS),
-    "heads of 80": (plain, qkv(1, 3, 150, 80), IN_TURNS),
-    "causal": (causal, qkv(3, 5, 512, 128), IN_TURNS),
+    "other values": (plain, qkv(1, 2, 256, 64, values=128), PING_PONG),
+    "wide heads": (plain, qkv(1, 2, 256, 256), HopperAttentionSchedule(128, 80, 1, ping_pong=True)),
+    "heads of 96": (causal, qkv(1, 2, 320, 96), PING_PONG),
+    "heads of 80": (plain, qkv(1, 3, 150, 80), PING_PONG),
+    "causal": (causal, qkv(3, 5, 512, 128), PING_PONG),
     "the library's, causal": (library, qkv(1, 3, 333, 64), THREE),
     "causal, odd length": (causal, qkv(1, 11, 777, 64), THREE),
     "causal, long blocks": (causal, qkv(1, 2, 1000, 128), LONG),
-    "causal, more keys": (causal, qkv(1, 2, 130, 64, keys=450), IN_TURNS),
-    "soft cap, slopes and a window": (soft_window, qkv(1, 4, 640, 128), IN_TURNS),
-    "bias": (biased, [*qkv(2, 2, 256, 64), (2, 1, 256, 256)], IN_TURNS),
+    "causal, more keys": (causal, qkv(1, 2, 130, 64, keys=450), PING_PONG),
+    "soft cap, slopes and a window": (soft_window, qkv(1, 4, 640, 128), PING_PONG),
+    "bias": (biased, [*qkv(2, 2, 256, 64), (2, 1, 256, 256)], PING_PONG),
     "bias, odd length": (biased, [*qkv(1, 3, 201, 64), (3, 201, 201)], ONE),
-    "finite fill": (finite_fill, qkv(1, 2, 333, 64), IN_TURNS),
-    "epilogue": (scaled_after, qkv(1, 2, 256, 64), IN_TURNS),
-    "walks": (plain, qkv(4, 40, 300, 64), WALKS),
-    "three groups in turns": (causal, qkv(2, 7, 1000, 64), THREE_IN_TURNS),
-    "walks, three groups in turns": (plain, qkv(3, 61, 500, 64), replace(THREE_IN_TURNS, walks=True)),
-    "walks, three groups": (causal, qkv(3, 60, 500, 64), THREE_WALK),
-    "walks, soft cap, slopes and a window": (soft_window, qkv(5, 16, 640, 128), WALKS),
-    "walks, keys of no block": (causal, qkv(2, 90, 500, 64, keys=130), WALKS),
-    "walks, other values": (plain, qkv(1, 200, 140, 128, values=64), WALKS),
-    "walks, epilogue": (scaled_after, qkv(3, 70, 256, 64), THREE_WALK),
-    "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], IN_TURNS),
+    "finite fill": (finite_fill, qkv(1, 2, 333, 64), PING_PONG),
+    "epilogue": (scaled_after, qkv(1, 2, 256, 64), PING_PONG),
+    "persistent": (plain, qkv(4, 40, 300, 64), PERSISTENT),
+    "three groups by ping-pong": (causal, qkv(2, 7, 1000, 64), THREE_PING_PONG),
+    "persistent, three groups by ping-pong": (plain, qkv(3, 61, 500, 64), replace(THREE_PING_PONG, persistent=True)),
+    "persistent, three groups": (causal, qkv(3, 60, 500, 64), THREE_PERSISTENT),
+    "persistent, soft cap, slopes and a window": (soft_window, qkv(5, 16, 640, 128), PERSISTENT),
+    "persistent, keys of no block": (causal, qkv(2, 90, 500, 64, keys=130), PERSISTENT),
+    "persistent, other values": (plain, qkv(1, 200, 140, 128, values=64), PERSISTENT),
+    "persistent, epilogue": (scaled_after, qkv(3, 70, 256, 64), THREE_PERSISTENT),
+    "joined heads": (joined_heads, [(2, 384, 8, 64), (2, 384, 2, 64), (2, 384, 2, 64)], PING_PONG),
 }

@@ -12,9 +12,9 @@ from fusec.tile.nodes import Kernel, Pipeline
 
 
 def schedule(
-    m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), turns: bool = False, k: int = 64, split: int = 1
+    m: int, n: int, stages: int, cluster: tuple[int, int] = (1, 1), ping_pong: bool = False, k: int = 64, split: int = 1
 ) -> HopperGemmSchedule:
-    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, turns, split=split))
+    return HopperGemmSchedule(m, n, k, stages, Pipeline(*cluster, 4, ping_pong, split=split))
 
 
 def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> Kernel:
@@ -22,7 +22,7 @@ def lowered(graph: Graph, s: HopperGemmSchedule, target: str = "cuda:sm_90") -> 
 
 
 TOGETHER = schedule(128, 256, 4, (2, 1))
-IN_TURNS = schedule(128, 128, 6, (2, 1), turns=True)
+PING_PONG = schedule(128, 128, 6, (2, 1), ping_pong=True)
 SMALL = schedule(128, 64, 4)
 PAIRED = schedule(128, 128, 4, (2, 1))
 
@@ -96,18 +96,18 @@ BATCHED_NN = product("3, 256, 128", "3, 128, 264", "batch=[0]x[0], contract=[2]x
 
 CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "together": (linear(512, 512, 512), TOGETHER),
-    "in_turns": (linear(1024, 512, 768), IN_TURNS),
-    "in_turns_one_tile": (linear(128, 64, 128), replace(IN_TURNS, pipeline=Pipeline(1, 1, 4, True))),
+    "in_turns": (linear(1024, 512, 768), PING_PONG),
+    "in_turns_one_tile": (linear(128, 64, 128), replace(PING_PONG, pipeline=Pipeline(1, 1, 4, True))),
     "small_tile": (linear(256, 192, 192), SMALL),
     "wide_tile": (linear(256, 320, 512), schedule(256, 128, 4, (1, 2))),
-    "tile_192": (linear(512, 320, 384), schedule(128, 192, 4, (2, 1), turns=True)),
+    "tile_192": (linear(512, 320, 384), schedule(128, 192, 4, (2, 1), ping_pong=True)),
     "clusters_beyond_the_end": (RESIDUAL.replace("256", "128"), TOGETHER),
     "tf32": (linear(512, 512, 512, "f32"), schedule(128, 256, 4, (2, 1), k=32)),
-    "tf32_in_turns": (linear(300, 200, 260, "f32"), schedule(128, 128, 6, (2, 1), turns=True, k=32)),
+    "tf32_in_turns": (linear(300, 200, 260, "f32"), schedule(128, 128, 6, (2, 1), ping_pong=True, k=32)),
     "half": (linear(512, 512, 512, "f16"), TOGETHER),
-    "many_tiles": (linear(4096, 256, 2304), IN_TURNS),
+    "many_tiles": (linear(4096, 256, 2304), PING_PONG),
     "odd_sizes": (linear(300, 200, 216), TOGETHER),
-    "odd_sizes_in_turns": (linear(1000, 72, 1000), IN_TURNS),
+    "odd_sizes_in_turns": (linear(1000, 72, 1000), PING_PONG),
     "odd_columns": (linear(130, 64, 131), SMALL),
     "deep": (linear(128, 8192, 128), SMALL),
     "nn": (product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512"), TOGETHER),
@@ -117,20 +117,20 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
         product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512", "f16"),
         schedule(128, 64, 8, (1, 2)),
     ),
-    "nn_in_turns": (product("384, 200", "200, 520", "contract=[1]x[0]", "384, 520"), IN_TURNS),
-    "tt_in_turns": (product("256, 392", "520, 256", "contract=[0]x[1]", "392, 520"), IN_TURNS),
+    "nn_in_turns": (product("384, 200", "200, 520", "contract=[1]x[0]", "384, 520"), PING_PONG),
+    "tt_in_turns": (product("256, 392", "520, 256", "contract=[0]x[1]", "392, 520"), PING_PONG),
     "tn_wide": (
         product("192, 512", "192, 512", "contract=[0]x[0]", "512, 512", "f16"),
         schedule(256, 128, 4, (1, 2)),
     ),
     "batched": (BATCHED, TOGETHER),
-    "batched_nn": (BATCHED_NN, IN_TURNS),
+    "batched_nn": (BATCHED_NN, PING_PONG),
     "joined_rows": (product("4, 96, 128", "256, 128", "contract=[2]x[1]", "4, 96, 256"), TOGETHER),
     "residual": (RESIDUAL, TOGETHER),
-    "two_outputs": (TWO_OUTPUTS, IN_TURNS),
+    "two_outputs": (TWO_OUTPUTS, PING_PONG),
     "float_result": (FLOAT_RESULT, TOGETHER),
     "swiglu": (SWIGLU, PAIRED),
-    "swiglu_turned": (SWIGLU_TURNED, PAIRED),
+    "swiglu_transposed": (SWIGLU_TURNED, PAIRED),
     "swiglu_many_tiles": (SWIGLU.replace("384", "4000").replace("512", "4600"), PAIRED),
     "many_tiles_together": (linear(4096, 256, 4608), TOGETHER),
     "one_step_together": (linear(4096, 64, 4608), TOGETHER),
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "split_a_step_each": (linear(128, 256, 512), schedule(128, 64, 6, split=4)),
     "split_odd_columns": (linear(130, 640, 131), schedule(128, 64, 6, split=2)),
     "split_tf32": (linear(300, 1000, 260, "f32"), schedule(128, 128, 6, k=32, split=4)),
-    "split_turned": (
+    "split_transposed": (
         product("640, 392", "640, 520", "contract=[0]x[0]", "392, 520"),
         schedule(128, 128, 6, split=2),
     ),

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fixed import RefusedError  # noqa: E402
 from hopper_attention_cases import (  # noqa: E402
     CASES,
-    IN_TURNS,
     LONG,
+    PING_PONG,
     THREE,
-    THREE_WALK,
+    THREE_PERSISTENT,
     causal,
     library,
     lowered,
@@ -44,16 +44,16 @@ def test_compiles_without_spills(name: str) -> None:
 
 
 def test_plan_of_a_causal_mask() -> None:
-    kernel = lowered(causal, [(3, 5, 512, 128)] * 3, IN_TURNS, torch.bfloat16)
+    kernel = lowered(causal, [(3, 5, 512, 128)] * 3, PING_PONG, torch.bfloat16)
     source = emit_kernel(kernel, SM_90)
     assert (source.grid, source.threads, source.shapes) == ((60, 1, 1), 384, (128,))
     assert [m.box for m in source.tensor_maps] == [(1, 1, 128, 64)] * 3 + [(1, 1, 64, 64)]
-    assert "kTurns = true, kWalks = false, kStaged = true, kSubtractsFirst = false" in source.text
+    assert "kPingPong = true, kPersistent = false, kStaged = true, kSubtractsFirst = false" in source.text
     assert "kMaskedBefore = false, kMaskedAfter = true" in source.text
     assert "kHeads = 15, kBlocks = 4" in source.text
-    assert "head_and_turn<kHeads, kBlocks, 8>(block)" in source.text
-    assert "part = turn * -128 + 384;" in source.text
-    assert "return {row, first_key, first_key * -1 + row + turn * -128 + 384};" in source.text
+    assert "head_and_block<kHeads, kBlocks, 8>(block)" in source.text
+    assert "part = query_block * -128 + 384;" in source.text
+    assert "return {row, first_key, first_key * -1 + row + query_block * -128 + 384};" in source.text
     assert "return (place <= at.bound) ? raw : -infinity;" in source.text
 
 
@@ -70,7 +70,7 @@ def test_rows_without_a_finite_score() -> None:
 
 
 def test_window_is_masked_on_both_sides() -> None:
-    kernel = lowered(soft_window, [(1, 4, 1280, 128)] * 3, IN_TURNS, torch.bfloat16)
+    kernel = lowered(soft_window, [(1, 4, 1280, 128)] * 3, PING_PONG, torch.bfloat16)
     text = emit_kernel(kernel, SM_90).text
     assert "tanh" in text
     assert "first = 0;" not in text
@@ -79,32 +79,32 @@ def test_window_is_masked_on_both_sides() -> None:
 
 def test_even_blocks_go_head_by_head() -> None:
     text = emit_kernel(lowered(plain, [(1, 4, 640, 128)] * 3, LONG, torch.bfloat16), SM_90).text
-    assert "head_and_turn<kHeads, kBlocks, 0>(block)" in text
+    assert "head_and_block<kHeads, kBlocks, 0>(block)" in text
     assert "kMaskedBefore = false, kMaskedAfter = false" in text
 
 
 def test_blocks_that_walk() -> None:
     """As many as run at once; results do not lie where the next queries come."""
-    kernel = lowered(causal, [(3, 60, 500, 64)] * 3, THREE_WALK, torch.bfloat16)
+    kernel = lowered(causal, [(3, 60, 500, 64)] * 3, THREE_PERSISTENT, torch.bfloat16)
     source = emit_kernel(kernel, SM_90)
     standing = emit_kernel(lowered(causal, [(3, 60, 500, 64)] * 3, THREE, torch.bfloat16), SM_90)
     assert (source.grid, standing.grid) == ((132, 1, 1), (540, 1, 1))
     assert source.shared - standing.shared == 192 * 64 * 2
-    assert "kWalks = true" in source.text
+    assert "kPersistent = true" in source.text
 
 
 def test_few_blocks_of_queries_have_a_block_each() -> None:
-    source = emit_kernel(lowered(plain, [(1, 4, 300, 64)] * 3, THREE_WALK, torch.bfloat16), SM_90)
+    source = emit_kernel(lowered(plain, [(1, 4, 300, 64)] * 3, THREE_PERSISTENT, torch.bfloat16), SM_90)
     assert source.grid == (4, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("shape", "schedule", "reason"),
     [
-        ((1, 2, 256, 72), IN_TURNS, "heads of 72 columns"),
-        ((1, 2, 256, 512), IN_TURNS, "heads of 512 columns"),
-        ((1, 2, 256, 256), HopperAttentionSchedule(128, 128, 2, turns=True), "too many registers"),
-        ((1, 2, 256, 128), HopperAttentionSchedule(128, 128, 4, turns=True), "bytes of shared memory"),
+        ((1, 2, 256, 72), PING_PONG, "heads of 72 columns"),
+        ((1, 2, 256, 512), PING_PONG, "heads of 512 columns"),
+        ((1, 2, 256, 256), HopperAttentionSchedule(128, 128, 2, ping_pong=True), "too many registers"),
+        ((1, 2, 256, 128), HopperAttentionSchedule(128, 128, 4, ping_pong=True), "bytes of shared memory"),
         ((1, 2, 256, 128), THREE, "too many registers"),
     ],
 )
@@ -115,4 +115,4 @@ def test_refused(shape: tuple[int, ...], schedule: HopperAttentionSchedule, reas
 
 def test_float32_is_refused() -> None:
     with pytest.raises(RefusedError, match="holds f32"):
-        lowered(plain, [(1, 2, 256, 64)] * 3, IN_TURNS, torch.float32)
+        lowered(plain, [(1, 2, 256, 64)] * 3, PING_PONG, torch.float32)

@@ -82,7 +82,7 @@ def test_names_are_the_users() -> None:
 
 
 def test_a_product_has_its_sizes_by_name() -> None:
-    text = emitted(PRODUCTS["product_f32_turned"]).text
+    text = emitted(PRODUCTS["product_f32_transposed"]).text
     for name in ("kTileM = ", "kThreadN = ", "kM = 100, kN = 132, kK = 72", "kRightAlongK = true", "kLeftStride = 72"):
         assert name in text
     assert "load<kCount>(b + column)" in text

@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(128) everything(const __grid_consta
     raise_registers<200>();
     wgmma_fence();
     Wgmma<COLUMNS>::shared<KIND>(d, describe_k_major(tile), step_k<false>(describe_k_major(tile), 1), 0);
-    Wgmma<COLUMNS>::shared<bf16, true, true>(d, describe_turned(tile, 8192), describe_turned(tile, 8192), 1);
+    Wgmma<COLUMNS>::shared<bf16, true, true>(d, describe_transposed(tile, 8192), describe_transposed(tile, 8192), 1);
     Wgmma<COLUMNS>::registers<KIND>(d, a, describe_k_major(tile), 1);
     wgmma_commit();
     wgmma_wait<0>();

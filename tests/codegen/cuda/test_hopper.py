@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fixed import Fixed
-from hopper_cases import CASES, IN_TURNS, SWIGLU, TOGETHER, linear, lowered, product, schedule
+from hopper_cases import CASES, PING_PONG, SWIGLU, TOGETHER, linear, lowered, product, schedule
 
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.emit import emit_kernel
@@ -35,11 +35,11 @@ def test_compiles_without_spills(name: str) -> None:
 
 
 def test_plan() -> None:
-    source = emit_kernel(lowered(parse(linear(1024, 512, 768)), IN_TURNS), SM_90)
+    source = emit_kernel(lowered(parse(linear(1024, 512, 768)), PING_PONG), SM_90)
     assert (source.grid, source.threads) == ((48, 1, 1), 384)
     assert "__cluster_dims__(2, 1, 1)" in source.text
     assert [m.box for m in source.tensor_maps] == [(128, 64), (64, 64), (64, 64)]
-    assert "kTurnedA = false, kTurnedB = false" in source.text
+    assert "kTransposedA = false, kTransposedB = false" in source.text
     assert "const Vec<bf16, 2> b_pair = load<2>(b + (column + column_tile * 128));" in source.text
     assert "tanh" in source.text
 
@@ -47,7 +47,7 @@ def test_plan() -> None:
 def test_turned_operands_come_in_boxes_of_64() -> None:
     text = product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512")
     source = emit_kernel(lowered(parse(text), TOGETHER), SM_90)
-    assert "kTurnedA = true, kTurnedB = true" in source.text
+    assert "kTransposedA = true, kTransposedB = true" in source.text
     assert [m.box for m in source.tensor_maps[:2]] == [(64, 64), (64, 64)]
     assert "fetch_tile(to, x_map, full, blocks, row_tile * 128 + row, k);" in source.text
 
@@ -61,7 +61,7 @@ def test_a_box_is_not_cut_among_the_blocks_of_a_cluster() -> None:
 def test_no_more_blocks_than_are_done_as_early() -> None:
     text = linear(4096, 4096, 4096)
     assert emit_kernel(lowered(parse(text), TOGETHER), SM_90).grid == (128, 1, 1)
-    assert emit_kernel(lowered(parse(text), IN_TURNS), SM_90).grid == (128, 1, 1)
+    assert emit_kernel(lowered(parse(text), PING_PONG), SM_90).grid == (128, 1, 1)
     assert emit_kernel(lowered(parse(linear(4096, 4096, 4352)), TOGETHER), SM_90).grid == (110, 1, 1)
 
 
@@ -92,9 +92,9 @@ def test_two_products() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (linear(128, 100, 128), "can't be fetched by bulk copies"),
+        (linear(128, 100, 128), "can't be fetched by TMA"),
         (linear(128, 64, 128).replace("bf16", "f64"), "16 bits"),
-        (linear(1, 64, 128), "can't be fetched by bulk copies"),
+        (linear(1, 64, 128), "can't be fetched by TMA"),
         (product("384, 256", "256, 512", "contract=[1]x[0]", "384, 512", "f32"), "does not lie along K"),
     ],
 )

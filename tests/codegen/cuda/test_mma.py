@@ -55,7 +55,7 @@ def test_plan() -> None:
     assert not source.tensor_maps
     assert "__launch_bounds__(128, 2)" in source.text
     assert "using Left = InRows<1024, 512, 512, 8>;" in source.text
-    assert "kLeftTurned = false, kRightTurned = false" in source.text
+    assert "kLeftTransposed = false, kRightTransposed = false" in source.text
     assert "const Vec<bf16, 2> b_pair = load<2>(b + (column + column_tile * 128));" in source.text
     assert "tanh" in source.text
 
@@ -73,7 +73,7 @@ def test_what_is_not_aligned_is_read_one_by_one() -> None:
 def test_turned_operands_run_along_their_memory() -> None:
     text = product("256, 384", "256, 512", "contract=[0]x[0]", "384, 512")
     source = emit_kernel(lowered(parse(text), WIDE), SM_80)
-    assert "kLeftTurned = true, kRightTurned = true" in source.text
+    assert "kLeftTransposed = true, kRightTransposed = true" in source.text
     assert "using Right = InRows<256, 512, 512, 8>;" in source.text
 
 

@@ -62,15 +62,15 @@ def test_plan_of_a_causal_mask() -> None:
     assert "__launch_bounds__(128, 2)" in source.text
     assert "using Keys = InRows<64, 128, 128, 8>;" in source.text
     assert "kMaskedBefore = false, kMaskedAfter = true" in source.text
-    assert "head_and_turn<kHeads, kBlocks, 8>(block)" in source.text
-    assert "part = turn * -128 + 384;" in source.text
+    assert "head_and_block<kHeads, kBlocks, 8>(block)" in source.text
+    assert "part = query_block * -128 + 384;" in source.text
 
 
 def test_the_last_queries_and_keys() -> None:
     text = emit_kernel(lowered(plain, [(1, 2, 333, 64)] * 3, LONG, torch.bfloat16), SM_80).text
     assert "using Queries = InRows<-1, 64, 64, 8>;" in text
     assert "using Keys = InRows<333, 64, 64, 8>;" in text
-    assert "rows = turn * 128 + 77;" in text
+    assert "rows = query_block * 128 + 77;" in text
 
 
 def test_whole_blocks_of_keys_have_no_mask() -> None:

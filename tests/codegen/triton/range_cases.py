@@ -40,7 +40,7 @@ def scores(x: Any) -> Any:
     return torch.matmul(x, x.transpose(-1, -2))
 
 
-def turned_product(x: Any, y: Any) -> Any:
+def transposed_product(x: Any, y: Any) -> Any:
     return torch.matmul(x.transpose(-1, -2), y)
 
 
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Function, Shapes]] = {
     "linear and gelu": (mlp, (("B", "S", 96), (320, 96), (320,))),
     "gated": (gated, (("B", "S", 64), (64, 128), (64, 128))),
     "product along a symbol": (scores, (("B", "S", 64),)),
-    "sum along a symbol": (turned_product, (("B", "S", 64), ("B", "S", 48))),
+    "sum along a symbol": (transposed_product, (("B", "S", 64), ("B", "S", 48))),
     "attention": (full, QKV),
     "causal attention": (causal, QKV),
     "few queries": (full, (("B", 4, 1, 64), ("B", 4, "S", 64), ("B", 4, "S", 64))),

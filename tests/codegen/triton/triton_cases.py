@@ -354,7 +354,7 @@ CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule]] = {
         GpuGemmSchedule(16, 64, 64, 2, 1, 0, _LAUNCH, 1, True),
     ),
     "cut_computed_turned_parts": (int8(5, 208, 112), GpuGemmSchedule(16, 64, 32, 2, 2, 0, _LAUNCH, 1, True)),
-    "cut_computed_walkers": (CASES["computed_left"], GpuGemmSchedule(64, 64, 64, 2, 1, 2, _LAUNCH, 2)),
+    "cut_computed_persistent": (CASES["computed_left"], GpuGemmSchedule(64, 64, 64, 2, 1, 2, _LAUNCH, 2)),
     "cut_vectors_parts": (linear(2, 700, 77, "bf16", "silu(%h)"), GpuGemvSchedule(4, 64, 2, 3, _LAUNCH)),
 }
 """Products with a schedule of their own: few elements are enough to see each way of cutting one up."""

@@ -1,4 +1,4 @@
-"""Transposed operands: square blocks turned in registers, and everything around them."""
+"""Transposed operands: square blocks transposed in registers, and everything around them."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ ZEN = cpu_target("cpu:znver5")
 Q, R, U = sym("q", 32), sym("r", 64), sym("u", 2)
 
 
-def copy(dtype=bf16, *, turned: bool) -> Map:
-    """Rows of a matrix, as they are or turned."""
-    source, target = buffer("source", dtype, (32, 64)), buffer("target", dtype, (64, 32) if turned else (32, 64))
-    at = (R, Q) if turned else (Q, R)
-    return Map(iters((R, 64), (Q, 32)) if turned else iters((Q, 32), (R, 64)), target, at, load(source, Q, R))
+def copy(dtype=bf16, *, transposed: bool) -> Map:
+    """Rows of a matrix, as they are or transposed."""
+    source, target = buffer("source", dtype, (32, 64)), buffer("target", dtype, (64, 32) if transposed else (32, 64))
+    at = (R, Q) if transposed else (Q, R)
+    return Map(iters((R, 64), (Q, 32)) if transposed else iters((Q, 32), (R, 64)), target, at, load(source, Q, R))
 
 
 def pairs(*, rows: bool) -> Map:
@@ -30,17 +30,17 @@ def pairs(*, rows: bool) -> Map:
 
 
 def test_turned_rows_of_16_bits_are_joined_to_groups() -> None:
-    assert copying(copy(turned=True), [64, 32], ZEN) == 8 * 32 * 64 / 32
-    assert copying(copy(turned=False), [32, 64], ZEN) is None
+    assert copying(copy(transposed=True), [64, 32], ZEN) == 8 * 32 * 64 / 32
+    assert copying(copy(transposed=False), [32, 64], ZEN) is None
 
 
 @pytest.mark.parametrize("dtype", [f32, i8])
 def test_other_turned_copies_are_computed_element_by_element(dtype) -> None:
-    assert copying(copy(dtype, turned=True), [64, 32], ZEN) is None
+    assert copying(copy(dtype, transposed=True), [64, 32], ZEN) is None
 
 
 def test_pairs_travel_as_words() -> None:
-    """A vector of 16 pairs: two rows interleave in four or five instructions, a turned block takes six for each."""
+    """A vector of 16 pairs: two rows interleave in four or five instructions, a transposed block takes six for each."""
     vectors = 32 * 64 / 16
     assert 4 * vectors <= copying(pairs(rows=True), [32, 64, 2], ZEN) <= 5 * vectors
     assert copying(pairs(rows=False), [32, 64, 2], ZEN) == 6 * vectors

@@ -41,7 +41,7 @@ def test_copies_of_halves_are_neither_widened_nor_rounded() -> None:
 
 
 def test_what_is_the_same_on_all_lanes_is_multiplied_by() -> None:
-    """On Intel's servers, whose unit is slow. Blocks that are turned have another divisor in each row."""
+    """On Intel's servers, whose unit is slow. Blocks that are transposed have another divisor in each row."""
     server = cpu_target("cpu:sapphirerapids")
     shared = load(buffer("d", f32, (1,)), 0)
 
@@ -51,6 +51,6 @@ def test_what_is_the_same_on_all_lanes_is_multiplied_by() -> None:
     assert by(X) == DIVIDING
     assert by(Const(3.0, f32)) == by(shared) < DIVIDING
     row = sym("r", 64)
-    turned = Apply("div", (load(buffer("t", f32, (768, 64)), J, row), load(buffer("n", f32, (64,)), row)), f32)
-    assert instructions(turned, J, server, f32, [row]) == DIVIDING
-    assert instructions(turned, J, ZEN, f32, [row]) < DIVIDING
+    transposed = Apply("div", (load(buffer("t", f32, (768, 64)), J, row), load(buffer("n", f32, (64,)), row)), f32)
+    assert instructions(transposed, J, server, f32, [row]) == DIVIDING
+    assert instructions(transposed, J, ZEN, f32, [row]) < DIVIDING

@@ -68,7 +68,7 @@ def narrow_attention_candidates(
 ) -> list[NarrowAttentionSchedule]:
     """Schedules worth considering, the usual best first. ``seen``: keys that the mask leaves some query's block.
 
-    A task's values are turned once, so it takes many queries, but there are some tasks for each thread.
+    A task's values are transposed once, so it takes many queries, but there are some tasks for each thread.
     """
     tiles = target.multiplies_in_tiles(bf16)
     step = 32 if tiles else 2
@@ -149,7 +149,7 @@ MOST_QUERIES = 1024
 """Of one task, whose results stay in L2 while they pass over the chunks of keys."""
 
 CHUNK_BYTES = 512 * 1024
-"""Of values that a task keeps turned."""
+"""Of values that a task keeps transposed."""
 
 
 def _divisor_near(extent: int, most: int) -> int:

@@ -84,7 +84,7 @@ _BLOCKS_A_UNIT = (1, 2, 4)
 _SHARE, _NARROW_SHARE = 0.73, 0.88
 """What the first blocks reach of the rate at which products and softmax overlap, as Hopper's own kernels do; with heads
 of up to 64."""
-_IN_TURN = 0.826
+_ONE_AFTER_ANOTHER = 0.826
 """The same of the rate at which they take turns, with the instructions of warps: 322 of 390 TFLOP/s, 278 of 336."""
 _LATER = 0.97
 """What a block is taken to keep of the rate of the one before it: the list is in the order of measurements."""
@@ -133,7 +133,7 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
         share = _NARROW_SHARE if max(size.depth, size.values) <= 64 else _SHARE
         point = overlapped(products, softmax) / share
     else:
-        point = (products + softmax) / _IN_TURN
+        point = (products + softmax) / _ONE_AFTER_ANOTHER
     blocks = size.heads * ceil(size.rows / s.queries) * s.split
     part = replace(size, heads=size.heads * s.split, keys=ceil(size.keys / s.split))
     points = waves(part, s.queries, BETWEEN_STANDING, s.keys, target)

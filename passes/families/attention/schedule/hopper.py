@@ -15,16 +15,16 @@ from fusec.tile.nodes import Language, Pipeline
 class HopperAttentionSchedule:
     """A block does ``queries`` rows, 64 a warpgroup, against ``keys`` at a time, ``stages`` of which are fetched ahead.
 
-    turns: warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
-    walks: a block does one block of queries after another, the next one's fetched while one ends.
+    ping_pong: warpgroups take turns at the tensor cores. heads: done side by side where some rows have more keys.
+    persistent: a block does one block of queries after another, the next one's fetched while one ends.
     """
 
     queries: int
     keys: int
     stages: int
-    turns: bool
+    ping_pong: bool
     heads: int = 8
-    walks: bool = False
+    persistent: bool = False
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -34,7 +34,7 @@ class HopperAttentionSchedule:
 
     @property
     def pipeline(self) -> Pipeline:
-        return Pipeline(1, 1, self.heads, self.turns, self.walks)
+        return Pipeline(1, 1, self.heads, self.ping_pong, self.persistent)
 
     @property
     def language(self) -> Language:
@@ -44,9 +44,9 @@ class HopperAttentionSchedule:
         return (
             ("queries", self.queries),
             ("keys", self.keys),
-            ("consumers", "in turns" if self.turns else "together"),
+            ("consumers", "ping-pong" if self.ping_pong else "cooperative"),
             ("stages", self.stages),
-            *((("blocks", "walk"),) if self.walks else ()),
+            *((("blocks", "persistent"),) if self.persistent else ()),
         )
 
 
@@ -61,7 +61,7 @@ _ATTENTION = (
 _MOST_WALKED = 128
 """Columns of heads up to which there is room for the next queries beside the results."""
 _LONG = 8192
-"""Keys from which blocks have so much to do that walking no longer pays."""
+"""Keys from which blocks have so much to do that persistent ones no longer pay."""
 
 
 def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[HopperAttentionSchedule]:
@@ -76,8 +76,8 @@ def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[
         return []
     seconds = _predict(size, blocks[0][0], blocks[0][1], ways[0][1], target)
     return [
-        HopperAttentionSchedule(*block, turns, walks=walks, seconds=seconds / _LATER ** (later + slower))
-        for later, (turns, walks) in enumerate(ways)
+        HopperAttentionSchedule(*block, ping_pong, persistent=persistent, seconds=seconds / _LATER ** (later + slower))
+        for later, (ping_pong, persistent) in enumerate(ways)
         for slower, block in enumerate(blocks)
     ]
 
@@ -90,21 +90,21 @@ _START = 1.5e-6
 """Seconds until the first keys have arrived, and after the last."""
 
 
-def _predict(size: AttentionSize, queries: int, keys: int, walks: bool, target: GpuTarget) -> float:
+def _predict(size: AttentionSize, queries: int, keys: int, persistent: bool, target: GpuTarget) -> float:
     """Seconds of the usual best block and way."""
     deep, wide = (64 * ceil(n / 64) for n in (size.depth, size.values))
     share = _WIDE if max(deep, wide) > _MOST_WALKED else 1.0
     point = overlapped(size.products(deep, wide, target.rates.tensor), size.softmax(target)) / share
-    points = waves(size, queries, BETWEEN if walks else BETWEEN_STANDING, keys, target)
+    points = waves(size, queries, BETWEEN if persistent else BETWEEN_STANDING, keys, target)
     blocks = size.heads * ceil(size.rows / queries)
     return target.rates.launch + _START + max(points * target.units * point, size.traffic(target, blocks))
 
 
 def _ways(columns: int, masked: bool, long: bool) -> list[tuple[bool, bool]]:
-    """Whether consumers take turns and blocks walk, the best first (measured on an H200).
+    """Whether consumers ping-pong and blocks are persistent, the best first (measured on an H200).
 
-    Heads of 64, TFLOP/s: 4096 keys full 468 against 449 in turns, causal 394 in turns against 382; 16384 keys full
-    527 standing in turns, 513 otherwise, causal 493 standing and 467 walking.
+    Heads of 64, TFLOP/s: 4096 keys full 468 against 449 by ping-pong, causal 394 by ping-pong against 382; 16384 keys
+    full 527 by ping-pong, a block each, 513 otherwise, causal 493 with a block each and 467 persistent.
     """
     if columns > _MOST_WALKED:
         return [(True, False)]

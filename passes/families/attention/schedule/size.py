@@ -18,7 +18,7 @@ SOFTMAX_INSTRUCTIONS, SOFTMAX_SPECIALS = 4.0, 1.0
 """Of a lane, for a point."""
 
 BETWEEN, BETWEEN_STANDING = 1.0, 2.4
-"""Blocks of keys that could be done in the time between two blocks of queries, where CTAs walk from one to the next and
+"""Blocks of keys that could be done in the time between two blocks of queries, where CTAs are persistent and
 where they don't (decision 13)."""
 
 FOUND_LATER = 0.5

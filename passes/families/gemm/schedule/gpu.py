@@ -21,9 +21,9 @@ class GpuGemmSchedule:
     """A block computes ``m`` by ``n`` of the result in steps of ``k``.
 
     group: row blocks whose column blocks run side by side, so that L2 serves both operands.
-    split: parts of K that different blocks add up (1: none). walkers: blocks in flight, each of which computes tile
+    split: parts of K that different blocks add up (1: none). persistent: CTAs in flight, each of which computes tile
     after tile (0: a block for each tile). slices: stores that a tile's columns go out in.
-    turned: the tile is computed transposed, because the matrix units want at least 64 rows.
+    transposed: the tile is computed transposed, because the matrix units want at least 64 rows.
     """
 
     m: int
@@ -31,10 +31,10 @@ class GpuGemmSchedule:
     k: int
     group: int
     split: int
-    walkers: int
+    persistent: int
     launch: Launch
     slices: int = 1
-    turned: bool = False
+    transposed: bool = False
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -43,10 +43,10 @@ class GpuGemmSchedule:
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (
-            ("block", f"{self.m}x{self.n}x{self.k}" + (" turned" if self.turned else "")),
+            ("block", f"{self.m}x{self.n}x{self.k}" + (" transposed" if self.transposed else "")),
             ("group", self.group),
             ("split", self.split),
-            ("walkers", self.walkers),
+            ("persistent", self.persistent),
             ("slices", self.slices),
             ("warps", self.launch.warps),
             ("stages", self.launch.stages),
@@ -105,7 +105,7 @@ def made_by_element(rows: int, columns: int, computed: Computed) -> float:
 class Problem:
     """``products`` of one left operand (``m`` by ``k``) with right operands of ``n`` columns each; ``bits`` an element.
 
-    walks: the stores need no memory but the product's own, so that blocks may go from tile to tile.
+    persistent: the stores need no memory but the product's own, so that blocks may go from tile to tile.
     exact: f32 multiplied by SIMT arithmetic, no matrix units. across: of the longer operand, neighbours in memory
     are of different rows or columns of the result, not of K. left, right: what it takes to have the operands' elements.
     reduces: every block reduces the vector first. copy: bytes that a thread can copy at once.
@@ -117,7 +117,7 @@ class Problem:
     k: int
     bits: int
     products: int = 1
-    walks: bool = True
+    persistent: bool = True
     exact: bool = False
     across: bool = False
     left: Making | None = None
@@ -150,7 +150,7 @@ class _Block:
     """A tile of half types: rows, columns, depth, warps, stages.
 
     rate: the share of the card's rate of products that full units of such blocks reach. slices: of a tile's stores.
-    walkers: blocks a unit that go from tile to tile (0: a block for each tile).
+    persistent: CTAs an SM that go from tile to tile (0: a block for each tile).
     """
 
     m: int
@@ -160,15 +160,15 @@ class _Block:
     stages: int
     rate: float
     slices: int = 1
-    walkers: int = 0
-    turned: bool = False
+    persistent: int = 0
+    transposed: bool = False
 
 
 _BLOCKS = (
-    _Block(128, 256, 64, 8, 4, 0.939, slices=2, walkers=1),
-    _Block(128, 128, 64, 4, 3, 0.885, slices=2, walkers=2),
-    _Block(128, 128, 64, 8, 4, 0.89, walkers=1),
-    _Block(128, 64, 64, 4, 3, 0.871, walkers=2),
+    _Block(128, 256, 64, 8, 4, 0.939, slices=2, persistent=1),
+    _Block(128, 128, 64, 4, 3, 0.885, slices=2, persistent=2),
+    _Block(128, 128, 64, 8, 4, 0.89, persistent=1),
+    _Block(128, 64, 64, 4, 3, 0.871, persistent=2),
     _Block(128, 256, 64, 8, 4, 0.876),
     _Block(256, 128, 64, 8, 4, 0.871),
     _Block(128, 128, 64, 4, 3, 0.876),
@@ -181,12 +181,12 @@ _BLOCKS = (
     _Block(64, 64, 64, 4, 5, 0.542),
     _Block(64, 64, 128, 4, 4, 0.59),
     _Block(64, 32, 128, 4, 6, 0.397),
-    _Block(32, 64, 128, 4, 6, 0.397, turned=True),
-    _Block(32, 128, 64, 4, 6, 0.494, turned=True),
-    _Block(16, 64, 128, 4, 3, 0.203, turned=True),
-    _Block(16, 64, 128, 4, 6, 0.203, turned=True),
-    _Block(16, 64, 128, 4, 8, 0.203, turned=True),
-    _Block(16, 128, 64, 4, 4, 0.242, turned=True),
+    _Block(32, 64, 128, 4, 6, 0.397, transposed=True),
+    _Block(32, 128, 64, 4, 6, 0.494, transposed=True),
+    _Block(16, 64, 128, 4, 3, 0.203, transposed=True),
+    _Block(16, 64, 128, 4, 6, 0.203, transposed=True),
+    _Block(16, 64, 128, 4, 8, 0.203, transposed=True),
+    _Block(16, 128, 64, 4, 4, 0.242, transposed=True),
     _Block(32, 32, 64, 4, 4, 0.194),
     _Block(16, 32, 64, 4, 4, 0.097),
 )
@@ -294,12 +294,12 @@ def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
         if s is None:
             continue
         tiles = p.batches * ceil(p.m / s.m) * ceil(p.n / s.n)
-        slots = b.walkers * target.units
+        slots = b.persistent * target.units
         if slots:
-            if p.walks and p.batches == 1 and tiles > slots and not (p.left or p.right):
+            if p.persistent and p.batches == 1 and tiles > slots and not (p.left or p.right):
                 even = ceil(tiles / ceil(tiles / slots))
-                for walkers in dict.fromkeys((even, slots)):
-                    yield _with(s, walkers=walkers)
+                for persistent in dict.fromkeys((even, slots)):
+                    yield _with(s, persistent=persistent)
             continue
         for split in _SPLITS:
             many = 8 if p.left or p.right else 2  # what makes operands hides behind the loads of other blocks
@@ -313,8 +313,8 @@ def _blocks(p: Problem) -> tuple[_Block, ...]:
     return (*_BLOCKS, *_MAKING_BLOCKS) if p.left or p.right else _BLOCKS
 
 
-def _with(s: GpuGemmSchedule, *, walkers: int = 0, split: int = 1) -> GpuGemmSchedule:
-    return GpuGemmSchedule(s.m, s.n, s.k, s.group, split, walkers, s.launch, s.slices, s.turned)
+def _with(s: GpuGemmSchedule, *, persistent: int = 0, split: int = 1) -> GpuGemmSchedule:
+    return GpuGemmSchedule(s.m, s.n, s.k, s.group, split, persistent, s.launch, s.slices, s.transposed)
 
 
 def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
@@ -324,18 +324,18 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
         return None
     if m * n * p.products > MAX_ACCUMULATORS * b.warps // 8:
         return None
-    first, rows = (p.right, n) if b.turned else (p.left, m)
+    first, rows = (p.right, n) if b.transposed else (p.left, m)
     if first is not None and rows >= _GROUP_ROWS and target.has_tma and not p.exact:
         return None
     if not p.exact:
         k = k * 2 // p.item
     k = min(k, max(16, _pow2(p.k)))
-    room = target.shared_memory // max(b.walkers, 1) - _RESERVED - (m * n // b.slices * 2 if b.slices > 1 else 0)
+    room = target.shared_memory // max(b.persistent, 1) - _RESERVED - (m * n // b.slices * 2 if b.slices > 1 else 0)
     while stages > 1 and p.kept(m, n, k, stages) > room:
         stages -= 1
     if p.kept(m, n, k, stages) > room:
         return None
-    return GpuGemmSchedule(m, n, k, 8, 1, 0, Launch(b.warps, stages), b.slices, b.turned)
+    return GpuGemmSchedule(m, n, k, 8, 1, 0, Launch(b.warps, stages), b.slices, b.transposed)
 
 
 def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
@@ -366,7 +366,8 @@ def _rate(p: Problem, s: GpuGemmSchedule) -> float:
     alike = [
         b
         for b in _blocks(p)
-        if (b.m, b.n, b.warps, b.turned, b.walkers > 0) == (s.m, s.n, s.launch.warps, s.turned, s.walkers > 0)
+        if (b.m, b.n, b.warps, b.transposed, b.persistent > 0)
+        == (s.m, s.n, s.launch.warps, s.transposed, s.persistent > 0)
     ]
     rate = next((b.rate for b in alike if b.k * 2 == s.k * p.item), alike[0].rate if alike else 0.5)
     return rate * _NARROW_TF32 if p.item == 4 and not p.exact and s.launch.warps == 4 and s.k <= 32 else rate
@@ -378,10 +379,10 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     resident = _resident(p, s, target)
     steps = ceil(p.k / s.split / s.k)
     depth = steps * s.k
-    if s.walkers:
-        rounds = ceil(tiles / s.walkers)
-        share = rounds * ceil(s.walkers / target.units)
-        idle = _TILE - _EPILOGUE + rounds * _EPILOGUE * (0.3 if s.walkers > target.units else 1.0)
+    if s.persistent:
+        rounds = ceil(tiles / s.persistent)
+        share = rounds * ceil(s.persistent / target.units)
+        idle = _TILE - _EPILOGUE + rounds * _EPILOGUE * (0.3 if s.persistent > target.units else 1.0)
     else:
         share = ceil(tiles / target.units)
         idle = ceil(tiles / (target.units * resident)) * _TILE

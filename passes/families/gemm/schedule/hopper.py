@@ -41,7 +41,7 @@ class HopperGemmSchedule:
             ("block", f"{self.m}x{self.n}x{self.k}"),
             ("cluster", f"{p.cluster_m}x{p.cluster_n}"),
             ("group", p.group),
-            ("consumers", "in turns" if p.turns else "together"),
+            ("consumers", "ping-pong" if p.ping_pong else "cooperative"),
             ("stages", self.stages),
             *((("split", p.split),) if p.split > 1 else ()),
         )
@@ -54,7 +54,7 @@ class _Tile:
     m: int
     n: int
     stages: int
-    turns: bool
+    ping_pong: bool
     share: float
 
 
@@ -74,7 +74,7 @@ _LEAST_COPY = 64
 _GROUP = 8
 _START = 1.2e-6
 """Seconds from a launch to the first product, and after the last."""
-_EPILOGUE, _PARKED, _READ = 2.2e-6, 0.5e-6, 3e-6
+_EPILOGUE, _DEFERRED, _READ = 2.2e-6, 0.5e-6, 3e-6
 """Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128; in which it puts them aside instead; and what
 each tensor read there adds."""
 _SPLITS = ((2, 1.0), (3, 0.95))
@@ -91,9 +91,9 @@ _STEPS = 8
 class HopperProblem:
     """Products of operands of 16 bits, or of 32 that may be rounded to TF32.
 
-    ``reads``: tensors of the result's size that the epilogue reads. parks: the results are rounded to 16 bits, so that
-    epilogues can run under the next tile's products. turned: neighbours in the right operands' memory are of different
-    columns, of which a copy brings 64.
+    ``reads``: tensors of the result's size that the epilogue reads. defers: the results are rounded to 16 bits, so that
+    epilogues can run under the next tile's products. transposed: neighbours in the right operands' memory are of
+    different columns, of which a copy brings 64.
     """
 
     batches: int
@@ -103,8 +103,8 @@ class HopperProblem:
     products: int = 1
     reads: int = 0
     bits: int = 16
-    parks: bool = False
-    turned: bool = False
+    defers: bool = False
+    transposed: bool = False
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -117,7 +117,7 @@ def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSch
     found: dict[HopperGemmSchedule, None] = {}
     for tile in _TILES if p.products == 1 else _PAIRED:
         for cluster, split in _clusters(p, tile, target):
-            pipeline = Pipeline(*cluster, _GROUP, tile.turns, split=split)
+            pipeline = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split)
             seconds = target.rates.launch + _START + _predict(p, tile, split, target)
             depth = _ROW_BYTES * 8 // p.bits
             found[HopperGemmSchedule(tile.m, tile.n, depth, tile.stages, pipeline, seconds)] = None
@@ -132,19 +132,19 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     if enough <= tiles <= target.units:
         yield (1, 1), 1
     elif tiles > target.units:
-        halved = rows % 2 == 0 and not (p.turned and tile.n < 2 * _LEAST_COPY)
+        halved = rows % 2 == 0 and not (p.transposed and tile.n < 2 * _LEAST_COPY)
         yield (2, 1) if halved else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
         fits = enough <= tiles * split <= target.units * filled
-        if not tile.turns and fits and steps >= split * _STEPS:
+        if not tile.ping_pong and fits and steps >= split * _STEPS:
             yield (1, 1), split
 
 
 def _predict(p: HopperProblem, tile: _Tile, split: int, target: GpuTarget) -> float:
-    """Seconds: whole waves of tiles; epilogues but the last are covered where consumers take turns, or all but covered
+    """Seconds: whole waves of tiles; epilogues but the last are covered where consumers ping-pong, or all but covered
     where results are put aside."""
     rows, columns = p.tiles(tile)
-    area = tile.m * tile.n / (128 * (128 if tile.turns else 256))
+    area = tile.m * tile.n / (128 * (128 if tile.ping_pong else 256))
     k = p.k * p.bits // 16 / split
     multiply = 2.0 * tile.m * tile.n * p.products * k * target.units / (target.rates.tensor * tile.share)
     epilogue = (_EPILOGUE + p.reads * _READ) * area
@@ -153,10 +153,10 @@ def _predict(p: HopperProblem, tile: _Tile, split: int, target: GpuTarget) -> fl
     traffic = moved / target.rates.read
     if split > 1:
         return _together(multiply, traffic) + epilogue / split + _ADD_UP
-    if tile.turns:
+    if tile.ping_pong:
         return _together(waves * multiply, traffic) + epilogue
-    if p.parks:
-        return _together(waves * (multiply + _PARKED * area), traffic) + epilogue
+    if p.defers:
+        return _together(waves * (multiply + _DEFERRED * area), traffic) + epilogue
     return _together(waves * (multiply + epilogue), traffic)
 
 

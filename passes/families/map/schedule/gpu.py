@@ -13,14 +13,15 @@ from fusec.tile.nodes import Language
 
 @dataclass(frozen=True)
 class GpuMapSchedule:
-    """A block computes ``elements`` neighbouring elements, at ``turned`` places along the axis that operands lie along.
+    """A block computes ``elements`` neighbouring elements, at ``transposed`` places along the axis that operands lie
+    along.
 
-    turned: 0 where they lie along the same axis as the result.
+    transposed: 0 where they lie along the same axis as the result.
     """
 
     elements: int
     launch: Launch
-    turned: int = 0
+    transposed: int = 0
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -28,24 +29,24 @@ class GpuMapSchedule:
         return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
-        block: int | str = f"{self.elements}x{self.turned}" if self.turned else self.elements
+        block: int | str = f"{self.elements}x{self.transposed}" if self.transposed else self.elements
         return (("elements", block), ("warps", self.launch.warps))
 
 
-_TURNED = 0.95
+_TRANSPOSED = 0.95
 """What transpositions reach of memory's rate."""
 
 
 def map_seconds(size: int, s: GpuMapSchedule, stream: Stream, target: GpuTarget, *, cuda: bool) -> float:
     """Predicted seconds of a map of so many results."""
-    blocks = ceil(size / (s.elements * max(s.turned, 1)))
-    return stream.seconds(max(blocks, 1), target, rate=_TURNED if s.turned else 1.0, cuda=cuda)
+    blocks = ceil(size / (s.elements * max(s.transposed, 1)))
+    return stream.seconds(max(blocks, 1), target, rate=_TRANSPOSED if s.transposed else 1.0, cuda=cuda)
 
 
-def turned_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
+def transposed_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
     """A tile for results that lie along an axis of ``along`` places, and operands along one of ``across``.
 
-    On an H200, 8192 by 8192 turned: 4.05 TB/s in f32, 3.82 in bf16 (128 by 128: 3.87), by PyTorch 1.16 and 0.61.
+    On an H200, 8192 by 8192 transposed: 4.05 TB/s in f32, 3.82 in bf16 (128 by 128: 3.87), by PyTorch 1.16 and 0.61.
     """
     rows = min(pow2(along), 64)
     columns = min(pow2(across), max(64 if bits > 16 else 128, 2048 // rows))

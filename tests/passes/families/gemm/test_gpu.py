@@ -35,7 +35,7 @@ def run(text: str, schedule: GpuGemmSchedule | GpuGemvSchedule, **options: Any) 
 
 
 def gemm(m: int = 16, n: int = 32, k: int = 16, **more: Any) -> GpuGemmSchedule:
-    return GpuGemmSchedule(m, n, k, 2, more.pop("split", 1), more.pop("walkers", 0), Launch(4, 2), **more)
+    return GpuGemmSchedule(m, n, k, 2, more.pop("split", 1), more.pop("persistent", 0), Launch(4, 2), **more)
 
 
 def linear(m: int, k: int, n: int, kind: str = "f32") -> str:
@@ -68,12 +68,12 @@ STRIDED = """graph @s(%x: f32[19, 50] strides=[120, 2], %w: f32[50, 45] strides=
 
 EVERY = [
     gemm(),
-    gemm(turned=True),
+    gemm(transposed=True),
     gemm(split=3),
-    gemm(split=2, turned=True),
+    gemm(split=2, transposed=True),
     gemm(slices=2),
-    gemm(n=64, slices=4, walkers=1),
-    gemm(walkers=1),
+    gemm(n=64, slices=4, persistent=1),
+    gemm(persistent=1),
     GpuGemvSchedule(2, 16, 1, 1, Launch(4, 1)),
     GpuGemvSchedule(4, 16, 2, 3, Launch(4, 1)),
 ]

@@ -169,7 +169,7 @@ SOFTMAX = """graph @weighted(%x: f32[50], %w: f32[45, 50]) {
   return %y
 }"""
 
-TURNED = """graph @turned(%w: f32[45, 50], %x: f32[50, 1]) {
+TRANSPOSED = """graph @transposed(%w: f32[45, 50], %x: f32[50, 1]) {
   %s = reduce_sum(%x) {axes=[0]} : f32[1]
   %a = div(%x, %s) : f32[50, 1]
   %y = matmul(%w, %a) : f32[45, 1]
@@ -177,7 +177,7 @@ TURNED = """graph @turned(%w: f32[45, 50], %x: f32[50, 1]) {
 }"""
 
 
-@pytest.mark.parametrize("text", [NORM, SOFTMAX, TURNED], ids=["norm", "softmax", "sum"])
+@pytest.mark.parametrize("text", [NORM, SOFTMAX, TRANSPOSED], ids=["norm", "softmax", "sum"])
 @pytest.mark.parametrize("schedule", [s for s in EVERY if isinstance(s, GpuGemvSchedule)])
 def test_one_row_is_reduced_before_it_is_multiplied(text: str, schedule: GpuGemvSchedule) -> None:
     kinds = run(text, With(TARGET, schedule=schedule)).kernels

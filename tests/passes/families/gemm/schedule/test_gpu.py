@@ -44,11 +44,11 @@ def test_no_product_is_too_small_or_too_deep() -> None:
 
 def test_blocks_walk_where_there_are_more_tiles_than_blocks() -> None:
     (large, small) = (Problem(1, n, n, 4096, 16) for n in (4096, 512))
-    assert any(isinstance(s, GpuGemmSchedule) and s.walkers for s in gemm_candidates(large, TARGET))
+    assert any(isinstance(s, GpuGemmSchedule) and s.persistent for s in gemm_candidates(large, TARGET))
     for s in gemm_candidates(large, TARGET):
-        if isinstance(s, GpuGemmSchedule) and s.walkers:
-            assert s.walkers < ceil(large.m / s.m) * ceil(large.n / s.n)
-    assert not any(isinstance(s, GpuGemmSchedule) and s.walkers for s in gemm_candidates(small, TARGET))
+        if isinstance(s, GpuGemmSchedule) and s.persistent:
+            assert s.persistent < ceil(large.m / s.m) * ceil(large.n / s.n)
+    assert not any(isinstance(s, GpuGemmSchedule) and s.persistent for s in gemm_candidates(small, TARGET))
 
 
 def test_few_vectors_are_read_along_with_the_matrix_and_more_go_to_the_matrix_units() -> None:
@@ -80,9 +80,9 @@ def test_no_computed_operand_goes_into_hoppers_matrix_units_from_registers() -> 
             blocks = [s for s in found if isinstance(s, GpuGemmSchedule)]
             assert blocks
             for s in blocks:
-                first, rows = (right, s.n) if s.turned else (left, s.m)
+                first, rows = (right, s.n) if s.transposed else (left, s.m)
                 assert first is None or rows < 64
-                assert not s.walkers
+                assert not s.persistent
 
 
 def test_computed_operands_are_read_as_they_lie() -> None:

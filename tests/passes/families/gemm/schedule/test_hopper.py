@@ -36,22 +36,22 @@ def test_best(shape: tuple[int, int, int], block: str) -> None:
 
 
 def test_a_single_tile_is_stored_by_both_consumers() -> None:
-    assert dict(first(512, 3072, 768).describe())["consumers"] == "together"
+    assert dict(first(512, 3072, 768).describe())["consumers"] == "cooperative"
 
 
 def test_epilogues_that_read_run_under_products() -> None:
-    assert dict(first(4096, 4096, 4096, reads=1).describe())["consumers"] == "in turns"
+    assert dict(first(4096, 4096, 4096, reads=1).describe())["consumers"] == "ping-pong"
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (16384, 4096, 1024), (8192, 14336, 4096)])
 def test_epilogues_under_the_next_tile_leave_wide_tiles_the_best(shape: tuple[int, int, int]) -> None:
-    described = dict(first(*shape, parks=True, reads=1).describe())
-    assert (described["block"], described["consumers"]) == ("128x256x64", "together")
+    described = dict(first(*shape, defers=True, reads=1).describe())
+    assert (described["block"], described["consumers"]) == ("128x256x64", "cooperative")
 
 
 @pytest.mark.parametrize(("shape", "split"), [((128, 4096, 4096), 2), ((256, 4096, 4096), 1), ((512, 3072, 768), 1)])
 def test_few_tiles_are_split_along_k(shape: tuple[int, int, int], split: int) -> None:
-    schedule = first(*shape, parks=True)
+    schedule = first(*shape, defers=True)
     assert schedule.pipeline.split == split
     assert dict(schedule.describe()).get("split", 1) == split
 
@@ -75,7 +75,7 @@ def test_everything_fits_shared_memory_and_registers() -> None:
     for products in (1, 2):
         for s in found(4096, 4096, 4096, products=products):
             assert (s.m + s.n * products) * 128 * s.stages + 4 * 8192 + 2048 <= SM_90.shared_memory
-            rows = s.m if s.pipeline.turns else s.m // 2
+            rows = s.m if s.pipeline.ping_pong else s.m // 2
             assert rows * s.n * products <= 128 * 128
 
 
@@ -92,7 +92,7 @@ def attention(heads: int, keys: int, columns: int, masked: bool, bits: int = 16)
 
 
 @pytest.mark.parametrize(
-    ("keys", "columns", "masked", "turns", "walks"),
+    ("keys", "columns", "masked", "ping_pong", "persistent"),
     [
         (4096, 64, False, False, True),
         (4096, 64, True, True, True),
@@ -105,10 +105,10 @@ def attention(heads: int, keys: int, columns: int, masked: bool, bits: int = 16)
     ],
 )
 def test_attention_walks_where_rows_are_short_and_there_is_room(
-    keys: int, columns: int, masked: bool, turns: bool, walks: bool
+    keys: int, columns: int, masked: bool, ping_pong: bool, persistent: bool
 ) -> None:
     found = attention(64, keys, columns, masked)
-    assert (found[0].turns, found[0].walks) == (turns, walks)
+    assert (found[0].ping_pong, found[0].persistent) == (ping_pong, persistent)
     assert len(set(found)) == len(found)
 
 
@@ -119,16 +119,18 @@ def test_attention_of_other_sizes_has_no_such_schedule() -> None:
 
 
 def test_blocks_that_walk_fit_shared_memory() -> None:
-    """Operands of the widest heads of each list, and the results, for those that walk."""
+    """Operands of the widest heads of each list, and the results, for persistent CTAs."""
     for columns in (64, 128, 192, 256):
         for s in attention(64, 4096, columns, False):
-            rows = s.queries * (2 if s.walks else 1) + 2 * s.stages * s.keys
+            rows = s.queries * (2 if s.persistent else 1) + 2 * s.stages * s.keys
             assert 1024 + rows * columns * 2 <= SM_90.shared_memory
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_blocks_share_whole_copies(turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_blocks_share_whole_copies(transposed: bool) -> None:
     """Of columns that lie side by side a copy brings 64: half a tile of 64 is none."""
-    halves = [s.n // s.pipeline.cluster_m for s in found(2048, 2048, 1024, turned=turned) if s.pipeline.cluster_m > 1]
+    halves = [
+        s.n // s.pipeline.cluster_m for s in found(2048, 2048, 1024, transposed=transposed) if s.pipeline.cluster_m > 1
+    ]
     assert halves
-    assert (min(halves) >= 64) is turned
+    assert (min(halves) >= 64) is transposed

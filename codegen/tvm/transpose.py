@@ -1,4 +1,5 @@
-"""Copies of 16-bit elements that turn: those of two rows of the source, which become neighbours, travel as 32 bits.
+"""Copies of 16-bit elements that transpose: those of two rows of the source, which become neighbours, travel as 32
+bits.
 
 So rows of values become a product's left operand, with the keys side by side: 16 rows of 32 bits become as many columns
 in registers.
@@ -27,7 +28,7 @@ SIDE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class Transpose:
     """A copy in blocks: ``across`` is adjacent in the source, ``along`` in the target; the others run outside.
 
     source, target: flat places.
@@ -42,7 +43,7 @@ class Turn:
     along: Iter
 
 
-def find_turn(statement: Map | Store, context: Context) -> Turn | None:
+def find_transpose(statement: Map | Store, context: Context) -> Transpose | None:
     """How the statement is done in blocks; None where it is no such copy, or has nothing to gain."""
     load, domain = statement.value, statement.domain
     if not (isinstance(load, Load) and load.dtype == statement.target.dtype and load.dtype.bits == 16):
@@ -62,31 +63,31 @@ def find_turn(statement: Map | Store, context: Context) -> Turn | None:
     if across.extent < SIDE or along.extent < 2 * SIDE:
         return None
     others = tuple(it for it in domain if it not in (across, along))
-    return Turn(statement, load, source, target, others, across, along)
+    return Transpose(statement, load, source, target, others, across, along)
 
 
-def emit_turn(context: Context, code: Code, turn: Turn) -> tuple[Map | Store, ...]:
+def emit_transpose(context: Context, code: Code, transpose: Transpose) -> tuple[Map | Store, ...]:
     """Writes the blocks; returns what is left to do, the last rows and columns."""
     step = 2 * SIDE
-    count: Index = turn.along.extent
-    if turn.along.limit is not None:
-        count = ix.maximum(ix.minimum(turn.along.limit, count), 0)
+    count: Index = transpose.along.extent
+    if transpose.along.limit is not None:
+        count = ix.maximum(ix.minimum(transpose.along.limit, count), 0)
     blocks = ix.floordiv(count, step)
-    outer_loops(context, code, turn.others, lambda inner: _blocks(context, inner, turn, blocks))
+    outer_loops(context, code, transpose.others, lambda inner: _blocks(context, inner, transpose, blocks))
     rests: list[Map | Store] = []
-    done = turn.across.extent // SIDE * SIDE
-    if done < turn.across.extent:
-        rests.append(_rest(turn, turn.across, done, turn.across.extent - done, None, code))
+    done = transpose.across.extent // SIDE * SIDE
+    if done < transpose.across.extent:
+        rests.append(_rest(transpose, transpose.across, done, transpose.across.extent - done, None, code))
     if (start := ix.mul(blocks, step)) != count:
-        domain = tuple(replace(it, extent=done) if it is turn.across else it for it in turn.statement.domain)
-        short = replace(turn, statement=replace(turn.statement, domain=domain))
-        rests.append(_rest(short, turn.along, start, step, ix.sub(count, start), code))
+        domain = tuple(replace(it, extent=done) if it is transpose.across else it for it in transpose.statement.domain)
+        short = replace(transpose, statement=replace(transpose.statement, domain=domain))
+        rests.append(_rest(short, transpose.along, start, step, ix.sub(count, start), code))
     return tuple(rests)
 
 
-def _rest(turn: Turn, it: Iter, start: Index, extent: int, limit: Index | None, code: Code) -> Map | Store:
+def _rest(transpose: Transpose, it: Iter, start: Index, extent: int, limit: Index | None, code: Code) -> Map | Store:
     """The statement with an iterator from ``start`` on."""
-    statement = turn.statement
+    statement = transpose.statement
     if isinstance(limit, int):
         extent, limit = min(extent, limit), None
     var = symbol(code.fresh(it.var.name), 0, extent - 1)
@@ -96,39 +97,39 @@ def _rest(turn: Turn, it: Iter, start: Index, extent: int, limit: Index | None, 
     return replace(statement, domain=domain, index=index, value=reindex(statement.value, place))
 
 
-def _blocks(context: Context, code: Code, turn: Turn, blocks: Index) -> None:
+def _blocks(context: Context, code: Code, transpose: Transpose, blocks: Index) -> None:
     """All blocks at one point of the other iterators."""
     dtype = context.index_type
     row, column = tir.variable(code.fresh("row"), dtype), tir.variable(code.fresh("column"), dtype)
     inner = code.nested()
     first = inner.let_index(tirx.Mul(row, context.integer(SIDE)), dtype)
     start = inner.let_index(tirx.Mul(column, context.integer(2 * SIDE)), dtype)
-    _block(context, inner, turn, first, start)
+    _block(context, inner, transpose, first, start)
     columns = tir.loop(column, context.index(blocks), inner.statements, dtype=dtype)
-    code.append(tir.loop(row, context.integer(turn.across.extent // SIDE), [columns], dtype=dtype))
+    code.append(tir.loop(row, context.integer(transpose.across.extent // SIDE), [columns], dtype=dtype))
 
 
-def _block(context: Context, code: Code, turn: Turn, first: Node, start: Node) -> None:
+def _block(context: Context, code: Code, transpose: Transpose, first: Node, start: Node) -> None:
     def place(flat: Index, across: int, along: int, count: int) -> Node:
         at = {
-            turn.across.var: tirx.Add(first, context.integer(across)),
-            turn.along.var: tirx.Add(start, context.integer(along)),
+            transpose.across.var: tirx.Add(first, context.integer(across)),
+            transpose.along.var: tirx.Add(start, context.integer(along)),
         }
         return tir.ramp(context.index(flat, at), count, 1, context.index_type)
 
-    element = memory_type(turn.load.dtype)
-    memory, target = context.memory[turn.load.buffer], context.memory[turn.statement.target]
+    element = memory_type(transpose.load.dtype)
+    memory, target = context.memory[transpose.load.buffer], context.memory[transpose.statement.target]
     rows = []
     for pair in range(SIDE):
         low, high = (
-            _lower_halves(code, Value(tirx.BufferLoad(memory, [place(turn.source, 0, i, SIDE)]), element, SIDE))
+            _lower_halves(code, Value(tirx.BufferLoad(memory, [place(transpose.source, 0, i, SIDE)]), element, SIDE))
             for i in (2 * pair, 2 * pair + 1)
         )
         shifted = code.bitwise("shift_left", high, code.constant(high, 16))
         rows.append(code.reinterpret(code.bitwise("bitwise_or", low, shifted), "float32"))
     for j, row in enumerate(transposed(code, rows)):
         node = tirx.reinterpret(f"{element}x{2 * SIDE}", row.node)
-        code.append(tirx.BufferStore(target, node, [place(turn.target, j, 0, 2 * SIDE)]))
+        code.append(tirx.BufferStore(target, node, [place(transpose.target, j, 0, 2 * SIDE)]))
 
 
 def _lower_halves(code: Code, row: Value) -> Value:
@@ -137,17 +138,17 @@ def _lower_halves(code: Code, row: Value) -> Value:
 
 
 def transposed(code: Code, rows: list[Value]) -> list[Value]:
-    """A square of vectors turned: 2-by-2 blocks of ever larger size are swapped."""
+    """A square of vectors transposed: 2-by-2 blocks of ever larger size are swapped."""
     size, step = len(rows), 1
     while step < size:
-        turned = list(rows)
+        swapped = list(rows)
         for i in range(size):
             if i & step:
                 continue
             a, b = rows[i], rows[i + step]
             upper = [lane if not lane & step else size + lane - step for lane in range(size)]
             lower = [lane + step if not lane & step else size + lane for lane in range(size)]
-            turned[i] = code.let(tir.shuffle(a, b, upper))
-            turned[i + step] = code.let(tir.shuffle(a, b, lower))
-        rows, step = turned, step * 2
+            swapped[i] = code.let(tir.shuffle(a, b, upper))
+            swapped[i + step] = code.let(tir.shuffle(a, b, lower))
+        rows, step = swapped, step * 2
     return rows

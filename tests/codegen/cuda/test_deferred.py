@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from hopper_cases import CASES, PAIRED, SMALL, SWIGLU, TOGETHER, TWO_OUTPUTS, linear, lowered
 
+from fusec.codegen.cuda.deferred import deferred_epilogue
 from fusec.codegen.cuda.emit import emit_kernel
-from fusec.codegen.cuda.parking import parking_of
 from fusec.ir.parse import parse
 from fusec.ir.types import DTYPES
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
@@ -43,7 +43,7 @@ def store(e: ScalarExpr, dtype: str = "bf16") -> Store:
 
 def test_cut_is_nearest_the_products() -> None:
     half = rounded(Apply("add", (PRODUCT, READ), F32))
-    found = parking_of([store(rounded(Apply("tanh", (half,), F32)))], [PRODUCT.buffer])
+    found = deferred_epilogue([store(rounded(Apply("tanh", (half,), F32)))], [PRODUCT.buffer])
     assert found is not None
     assert found.values == (half,)
     (rest,) = found.rest
@@ -52,7 +52,7 @@ def test_cut_is_nearest_the_products() -> None:
 
 def test_a_rounding_that_may_be_left_out_is_a_place_to_cut() -> None:
     implied = Apply("copy", (Apply("add", (PRODUCT, READ), F32),), BF16)
-    found = parking_of([store(Apply("tanh", (implied,), BF16))], [PRODUCT.buffer])
+    found = deferred_epilogue([store(Apply("tanh", (implied,), BF16))], [PRODUCT.buffer])
     assert found is not None
     assert found.values == (implied,)
 
@@ -60,7 +60,7 @@ def test_a_rounding_that_may_be_left_out_is_a_place_to_cut() -> None:
 def test_what_is_stored_is_rounded_at_the_latest() -> None:
     wide = Apply("tanh", (PRODUCT,), F32)
     for value in (wide, rounded(wide)):
-        found = parking_of([store(value)], [PRODUCT.buffer])
+        found = deferred_epilogue([store(value)], [PRODUCT.buffer])
         assert found is not None
         assert found.values == (rounded(wide),)
         assert found.rest[0].value == Load(found.places[0], ())
@@ -68,14 +68,14 @@ def test_what_is_stored_is_rounded_at_the_latest() -> None:
 
 def test_two_outputs_go_on_from_one_value() -> None:
     half = rounded(PRODUCT)
-    found = parking_of([store(half), store(rounded(Apply("exp", (half,), F32)))], [PRODUCT.buffer])
+    found = deferred_epilogue([store(half), store(rounded(Apply("exp", (half,), F32)))], [PRODUCT.buffer])
     assert found is not None
     assert found.values == (half,)
 
 
 def test_each_of_two_products_has_its_place() -> None:
     value = Apply("mul", (rounded(PRODUCT), rounded(OTHER)), F32)
-    found = parking_of([store(rounded(value))], [PRODUCT.buffer, OTHER.buffer])
+    found = deferred_epilogue([store(rounded(value))], [PRODUCT.buffer, OTHER.buffer])
     assert found is not None
     assert found.values == (rounded(PRODUCT), rounded(OTHER))
 
@@ -90,7 +90,7 @@ def test_each_of_two_products_has_its_place() -> None:
     ],
 )
 def test_not_cut(stores: list[Store]) -> None:
-    assert parking_of(stores, [PRODUCT.buffer]) is None
+    assert deferred_epilogue(stores, [PRODUCT.buffer]) is None
 
 
 def text_of(graph: str, schedule: HopperGemmSchedule) -> str:
@@ -99,13 +99,13 @@ def text_of(graph: str, schedule: HopperGemmSchedule) -> str:
 
 def test_plan_in_two_parts() -> None:
     text = text_of(linear(512, 512, 512), TOGETHER)
-    first, second = text[text.index("void park(") :].split("void finish(")
-    assert "kParked = 1" in text
+    first, second = text[text.index("void defer(") :].split("void finish(")
+    assert "kDeferred = 1" in text
     assert "return {load<2>(b + (column + column_tile * 256))};" in text
     assert "early.b_pair[0]" in first
     assert "tanh" not in first
     assert "tanh" in second
-    assert "parked[0]" in second
+    assert "deferred[0]" in second
 
 
 def test_gates_are_put_off_with_their_biases_added() -> None:
@@ -115,7 +115,7 @@ def test_gates_are_put_off_with_their_biases_added() -> None:
         .replace("%u: bf16[512, 256])", "%u: bf16[512, 256], %gb: bf16[512], %ub: bf16[512])"),
         PAIRED,
     )
-    first, second = text[text.index("void park(") :].split("void finish(")
+    first, second = text[text.index("void defer(") :].split("void finish(")
     assert "early.gb_pair[0]" in first
     assert "exp" not in first
     assert "exp" in second
@@ -129,18 +129,18 @@ def test_ragged_columns_are_not_read_early() -> None:
 
 def test_rows_are_not_read_early() -> None:
     text = text_of(SCALED, SMALL)
-    first, second = text[text.index("void park(") :].split("void finish(")
+    first, second = text[text.index("void defer(") :].split("void finish(")
     assert "s[row" in first
     assert "return {};" in text
     assert "r_pair" in second
 
 
 def test_products_side_by_side_are_rounded_where_they_are_parked() -> None:
-    assert "kParked = 2" in text_of(SWIGLU, PAIRED)
-    assert "kParked = 1" in text_of(TWO_OUTPUTS, SMALL)
+    assert "kDeferred = 2" in text_of(SWIGLU, PAIRED)
+    assert "kDeferred = 1" in text_of(TWO_OUTPUTS, SMALL)
 
 
 @pytest.mark.parametrize("name", ["in_turns", "tf32", "split"])
 def test_left_whole(name: str) -> None:
     graph, schedule = CASES[name]
-    assert "kParked = 0" in text_of(graph, schedule)
+    assert "kDeferred = 0" in text_of(graph, schedule)

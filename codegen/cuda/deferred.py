@@ -11,7 +11,7 @@ from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 
 @dataclass(frozen=True)
-class Parking:
+class DeferredEpilogue:
     """``values`` is computed from a tile's products at once and kept in ``places``, of 16 bits each; ``rest`` stores
     what is computed from there, under the next tile's products."""
 
@@ -20,7 +20,7 @@ class Parking:
     rest: tuple[Store, ...]
 
 
-def parking_of(stores: Sequence[Store], products: Collection[Buffer]) -> Parking | None:
+def deferred_epilogue(stores: Sequence[Store], products: Collection[Buffer]) -> DeferredEpilogue | None:
     """The cut nearest the products; None where more values than products cross it, or one that is not rounded."""
     cut = _Cut(products)
     rest = []
@@ -33,7 +33,7 @@ def parking_of(stores: Sequence[Store], products: Collection[Buffer]) -> Parking
         rest.append(replace(store, value=value))
     if not 0 < len(cut.values) <= len(products):
         return None
-    return Parking(tuple(cut.values.values()), tuple(load.buffer for load in cut.loads.values()), tuple(rest))
+    return DeferredEpilogue(tuple(cut.values.values()), tuple(load.buffer for load in cut.loads.values()), tuple(rest))
 
 
 def _is_half(is_float: bool, bits: int) -> bool:
@@ -50,14 +50,14 @@ class _Cut:
         self.reads: dict[int, bool] = {}
 
     def rest_of(self, e: ScalarExpr) -> ScalarExpr | None:
-        """The value with what is parked read instead; None where it reads a product that nothing rounds."""
+        """The value with what is deferred read instead; None where it reads a product that nothing rounds."""
         return rewrite(e, self._change) if self._can_be_cut(e) else None
 
     def place(self, value: Apply) -> Load:
         number = self.number(value)
         if number not in self.values:
             self.values[number] = value
-            name = f"parked_{len(self.loads)}"
+            name = f"deferred_{len(self.loads)}"
             self.loads[number] = Load(Buffer(name, value.dtype, (), (), "tile"), ())
         return self.loads[number]
 
