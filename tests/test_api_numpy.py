@@ -400,3 +400,45 @@ def test_arguments_are_not_kept_alive(library: str) -> None:
     del jitted
     gc.collect()
     assert whole() is None
+
+
+def _in_half(x: Any, y: Any) -> list[Any]:
+    """Every ufunc whose loop is asked to be float16's, into f32 and then a cast to it; and what else has a dtype=."""
+    found = []
+    for ufunc in HALVES:
+        out = np.empty(8, np.float32)
+        ufunc(*(x, y)[: ufunc.nin], out=out, dtype=np.float16)
+        found += [out, ufunc(*(x, y)[: ufunc.nin], dtype=np.float16).astype(np.float32)]
+    table = np.multiply.outer(x, y, dtype=np.float16) * np.float32(1)
+    columns = [f(table, 0, dtype=np.float16) for f in (np.sum, np.mean, np.var, np.std, np.cumsum)]
+    columns += [
+        np.mean(table, 0, dtype=np.float16, where=table > 0.1),
+        np.add.reduce(table, 0, np.float16, initial=0.3),
+    ]
+    columns += [np.einsum("ij,j->i", table, y, dtype=np.float16, casting="unsafe")]
+    return [*found, table, *(column * np.float32(1) for column in columns)]
+
+
+HALVES = [
+    np.reciprocal,
+    np.add,
+    np.multiply,
+    np.divide,
+    np.hypot,
+    np.exp,
+    np.log,
+    np.sqrt,
+    np.tanh,
+    np.power,
+    np.logaddexp,
+]
+
+
+def test_a_loop_that_is_asked_to_be_of_half_precision_rounds() -> None:
+    """A float16 that f32 goes on with keeps f32's digits in a chain, but not where ``dtype=`` asks for it."""
+    x, y = np.linspace(1, 3, 8, dtype=np.float32), np.linspace(0.3, 2, 8, dtype=np.float32)
+    found, wanted = strict(_in_half)(x, y), _in_half(x, y)
+    for mine, numpys in zip(found, wanted, strict=True):
+        assert mine.dtype == numpys.dtype == np.float32
+        assert np.array_equal(mine, mine.astype(np.float16))
+        np.testing.assert_allclose(mine, numpys, rtol=2e-3)

@@ -148,7 +148,7 @@ def einsum(trace: Trace, *operands: Any, dtype: Any = None, casting: Any = "safe
         ]
     else:
         prepared = [(term, trace.operand(x, inside)) for term, x in zip(terms, arrays)]
-    value = _contract(trace, prepared, output)
+    value = trace.asked(_contract(trace, prepared, output), dtype)
     if kind is bool_:
         value = trace.binary("ne", value, 0)
     sample = np.asarray(np.einsum(equation, *(twin(_meta(x)) for x in arrays)))

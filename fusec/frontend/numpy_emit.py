@@ -71,6 +71,13 @@ class Emitter:
             raise self.unsupported("a cast of complex numbers that drops the imaginary part is not compiled")
         return self.emit("cast", value, attributes=CastAttributes(dtype))
 
+    def asked(self, value: Value, dtype: object) -> Value:
+        """The result of a call with this ``dtype=``. Of a half type it is rounded there, as by a cast of the user's."""
+        kind = value.type.dtype
+        if dtype is None or not kind.is_float or kind.bits > 16:
+            return value
+        return self.emit("cast", value, attributes=CastAttributes(kind))
+
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         if value.type.shape == tuple(shape):
             return value

@@ -96,7 +96,7 @@ def reduce(
         return _finish(trace, x, value, axes, keepdims, _of_ufunc(ufunc))
     value = trace.emit(op, value, attributes=ReduceAttributes(axes)) if axes else value
     if _given(initial):
-        value = apply(trace, name, [value, trace.operand(initial, value.type.dtype)])
+        value = trace.asked(apply(trace, name, [value, trace.operand(initial, value.type.dtype)]), dtype)
     return _finish(trace, x, trace.cast(value, result), axes, keepdims, _of_ufunc(ufunc))
 
 
@@ -131,12 +131,13 @@ def mean(
         total = trace.emit("select", mask, trace.cast(x.value, result), trace.constant(0, result))
         total = trace.emit("reduce_sum", total, attributes=ReduceAttributes(axes))
         count = trace.emit("reduce_sum", trace.cast(mask, result), attributes=ReduceAttributes(axes))
-        return _finish(trace, x, trace.emit("div", total, count), axes, keepdims, _of_ufunc(np.add))
+        found = trace.asked(trace.emit("div", total, count), dtype)
+        return _finish(trace, x, found, axes, keepdims, _of_ufunc(np.add))
     if result.kind == "complex":
         raise trace.unsupported("np.mean of complex numbers is not compiled")
     value = trace.cast(x.value, result)
     value = trace.emit("mean", value, attributes=ReduceAttributes(axes)) if axes else value
-    return _finish(trace, x, value, axes, keepdims, _of_ufunc(np.add))
+    return _finish(trace, x, trace.asked(value, dtype), axes, keepdims, _of_ufunc(np.add))
 
 
 def var(trace: Trace, x: Traced, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
@@ -148,7 +149,7 @@ def var(trace: Trace, x: Traced, axis: Axis = None, dtype: Any = None, ddof: flo
     if not axes:
         raise trace.unsupported("np.var over no axes is not compiled")
     value = trace.emit("var", trace.cast(x.value, result), attributes=VarAttributes(axes, float(ddof)))
-    return _finish(trace, x, value, axes, keepdims, _of_ufunc(np.add))
+    return _finish(trace, x, trace.asked(value, dtype), axes, keepdims, _of_ufunc(np.add))
 
 
 def search(trace: Trace, name: str, x: Traced, axis: int | None = None, keepdims: Any = False) -> Any:

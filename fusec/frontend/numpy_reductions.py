@@ -88,7 +88,9 @@ class Reductions(Traced):
         keepdims: Any = False,
         where: Any = True,
     ) -> Any:
-        return self._stored(call(self.tracer, np.sqrt, (self.var(axis, dtype, None, ddof, keepdims, where),)), out)
+        squared = self.var(axis, dtype, None, ddof, keepdims, where)
+        asked = None if dtype is None or squared.dtype.kind != "f" else squared.dtype
+        return self._stored(call(self.tracer, np.sqrt, (squared,), dtype=asked), out)
 
     def argmax(self, axis: int | None = None, out: Any = None, *, keepdims: Any = False) -> Any:
         return self._stored(reduce.search(self.tracer, "argmax", self, axis, keepdims), out)

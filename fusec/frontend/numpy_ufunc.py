@@ -295,7 +295,7 @@ def call(
     else:
         values = [trace.operand(x, ir_dtype(d)) for x, d in zip(inputs, loop)]
         value = apply(trace, name, values)
-    value = trace.cast(value, ir_dtype(loop[-1]))
+    value = trace.asked(trace.cast(value, ir_dtype(loop[-1])), dtype)
     value = trace.broadcast(value, shape)
     arrays = [
         (x.meta if isinstance(x, Traced) else x, d) for x, d in zip(inputs, loop) if isinstance(x, Traced | np.ndarray)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
+    CastAttributes,
     ConcatAttributes,
     PadAttributes,
     PermuteAttributes,
@@ -17,7 +18,7 @@ from fusec.ir.monoid import MONOIDS
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.ops.shapes import broadcast_shapes
-from fusec.ir.types import Dim, DType
+from fusec.ir.types import Dim, DType, bf16, f16
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 _BROADCASTING = tuple(
@@ -152,16 +153,27 @@ def _narrower(r: Rewriter, value: Value) -> Value | None:
 
 @rule("cast")
 def cast_of_cast(r: Rewriter) -> Outcome:
-    """cast(x, own dtype) ⇒ x;  cast(cast(x, a), b) ⇒ cast(x, b), where the first is exact"""
+    """cast(x, own dtype) ⇒ x;  cast(cast(x, a), b) ⇒ cast(x, b), where the first is exact and no rounding"""
     (x,) = r.operands
     wanted = r.op.result.type.dtype
     if wanted == x.type.dtype:
-        return x
+        return None if _rounds(r, r.op) else x
     inner = _inner(r, "cast")
-    if inner is None or not is_exact_cast(inner.operands[0].type.dtype, x.type.dtype):
+    if inner is None or not is_exact_cast(inner.operands[0].type.dtype, x.type.dtype) or _rounds(r, inner):
         return None
     source = inner.operands[0]
     return source if wanted == source.type.dtype else r.emit("cast", source, attributes=r.op.attributes)
+
+
+def _rounds(r: Rewriter, cast: Op) -> bool:
+    """Whether a cast to its operand's own half type is there for the digits that a kernel keeps of such a value."""
+    (x,) = cast.operands
+    made = r.producer(x)
+    if cast.result.type.dtype != x.type.dtype or x.type.dtype not in (f16, bf16) or made is None:
+        return False
+    if isinstance(made.attributes, CastAttributes):
+        return made.attributes.implied
+    return made.definition.kind not in ("create", "extern")
 
 
 _FLOAT_DIGITS = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}

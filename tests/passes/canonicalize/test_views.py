@@ -93,6 +93,22 @@ def test_what_changes_nothing_goes_away(call: str) -> None:
     )
 
 
+@pytest.mark.parametrize("made", ["mul(%x, %x)", "maximum(%x, %x)", "cast(%x) {implied=true}"])
+def test_a_cast_of_a_half_value_to_its_own_dtype_is_a_rounding(made: str) -> None:
+    """The value may have been kept with the digits of f32; not so an argument, or what a cast has rounded."""
+    body = f"%a = {made} : f16[2]\n%b = cast(%a) : f16[2]\n%y = cast(%b) : f32[2]"
+    unchanged(composed, _graph("f32[2]" if "cast" in made else "f16[2]", body, "%y"))
+    again = body.replace("%y =", "%c = cast(%b) : f16[2]\n%y =").replace("cast(%b) : f32", "cast(%c) : f32")
+    kind = "f32[2]" if "cast" in made else "f16[2]"
+    becomes(composed, _graph(kind, again, "%y"), _graph(kind, body, "%y"))
+    plain = "%a = cast(%x) : f16[2]\n%b = cast(%a) : f16[2]\n%y = exp(%b) : f16[2]"
+    becomes(
+        composed,
+        _graph("f32[2]", plain, "%y"),
+        _graph("f32[2]", plain.replace("%b = cast(%a) : f16[2]\n", "").replace("exp(%b)", "exp(%a)"), "%y"),
+    )
+
+
 NEARLY = [
     "permute(%x) {permutation=[1, 0]} : f32[2, 2]",
     "reshape(%x) : f32[4, 1]",
