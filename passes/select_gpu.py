@@ -53,20 +53,19 @@ class GpuSelector:
 
     def _own(self, context: LoweringContext) -> list[Alternative]:
         """Those that need no measuring to be chosen: kernels of ours, and calls whose time is predicted; the best first."""
-        member = family_of(context.op).gpu
-        pieces = member.pieces(context)
-        calls = sorted((a for a in self._library(context) if a.seconds < inf), key=by_seconds) if self.calls else []
+        pieces = family_of(context.op).gpu.pieces(context)
+        calls = [a for a in self._library(context) if a.seconds < inf] if self.calls else []
         try:
             found = self.candidates(context)
         except LoweringError:
-            if calls or pieces:
-                return [*calls, *pieces]
-            raise
+            if not calls and not pieces:
+                raise
+            found = []
         schedules = {alternative_text(s): s for s in found}
         own = [Alternative(text, partial(lower_with, schedule=s)) for text, s in schedules.items()]
-        first = 0 if pieces and self._seconds_of(context, pieces[0]) < found[0].seconds else 1
-        sooner = [a for a in calls if a.seconds < found[0].seconds]
-        return [*sooner, *own[:first], *pieces, *own[first:], *(a for a in calls if a not in sooner)]
+        others = [*(replace(p, seconds=self._seconds_of(context, p)) for p in pieces), *calls]
+        sooner = sorted((a for a in others if not found or a.seconds < found[0].seconds), key=by_seconds)
+        return [*sooner, *own[:1], *(a for a in others if a not in sooner), *own[1:]]
 
     def _seconds_of(self, context: LoweringContext, alternative: Alternative) -> float:
         """Predicted, of an alternative of several kernels of ours; infinity where one of them can't be made."""
@@ -86,7 +85,7 @@ class GpuSelector:
         unknown = next((v for v in values_of(context) if v.type.dtype.kind == "complex"), None)
         if unknown is not None:
             raise LoweringError(f"{unknown} is {unknown.type.dtype}: no GPU kernel computes complex numbers")
-        machine = GpuMachine(self.target, self.cuda, self.triton, self.usual)
+        machine = GpuMachine(self.target, self.cuda, self.triton, self.usual, self.calls)
         return family_of(context.op).gpu.candidates(context, machine)
 
     def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:

@@ -9,7 +9,7 @@ from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import HopperGemm, Iter, Kernel, Store, TemplateOperand
+from fusec.tile.nodes import HopperGemm, Iter, Kernel, Store, TemplateOperand, Windows
 from fusec.tile.scalar import Load
 
 _CONSUMERS = 2
@@ -52,7 +52,10 @@ class _Emitter(PlanWriter):
         staged = [m for m in outputs if m is not None]
         self._constants(a, b, len(staged))
         self.members()
-        self._fetches("load_a", "row_tile, int row, int k", [a], self.m)
+        if nest.left.windows is not None:
+            self._fetch_windows(a, nest.left.windows)
+        else:
+            self._fetches("load_a", "row_tile, int row, int k", [a], self.m)
         self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
         self._finish(outputs)
         self._send(staged)
@@ -78,6 +81,8 @@ class _Emitter(PlanWriter):
 
     def _operand(self, operand: TemplateOperand, domain: tuple[Iter, Iter], side: int, part: int) -> Moved:
         """Boxes of 64 elements of memory's rows: ``part`` rows along K, or one of many where they run along M or N."""
+        if operand.windows is not None:
+            return self.add_windows(operand.windows, part, ROW_BYTES // self.dtype.itemsize, self._kind)
         load, _ = operand_of(self.nest, operand, side)
         fetch = fetch_of(load, domain)
         if fetch is None or load.dtype is not self.dtype or self.k.extent * self.dtype.itemsize != ROW_BYTES:
@@ -147,6 +152,22 @@ class _Emitter(PlanWriter):
                     )
                 where = self.coordinates(m, {self._free_axis(m, free): m.places[free.var]})
                 line(f"{'    ' if len(moved) > 1 else ''}fetch_tile(to, {m.name}, full, blocks, {where});")
+
+    def _fetch_windows(self, moved: Moved, windows: Windows) -> None:
+        """The first window's first place, in the image; and which place in the windows, by the step along K."""
+        line, axes = self.writer.line, windows.axes
+        line()
+        head = "char* to, Barrier& full, u16 blocks, int batch, int row_tile, int row, int k"
+        with self.writer.block(f"void load_a({head}) const"):
+            line(f"int window = row_tile * {self.m.extent} + row, place = k / {windows.channels};")
+            for n, axis in reversed(list(enumerate(axes))):
+                line(f"int start{n} = window % {axis.count} * {axis.stride} - {axis.low};")
+                line(f"u16 place{n} = u16(place % {axis.size} * {axis.dilation});")
+                line(f"window /= {axis.count}, place /= {axis.size};")
+            back = range(len(axes) - 1, -1, -1)
+            at = ", ".join([f"k % {windows.channels}", *(f"start{n}" for n in back), "window"])
+            within = ", ".join(f"place{n}" for n in back)
+            line(f"fetch_windows(to, {moved.name}, full, blocks, {at}, {within});")
 
     def _free_axis(self, moved: Moved, free: Iter) -> int:
         """The axis along M or N: the last where the memory's rows run along it."""

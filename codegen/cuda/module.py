@@ -87,7 +87,7 @@ class CudaModule(Launched):
 
 def _kernel_from(record: dict[str, Any]) -> KernelSource:
     maps = tuple(
-        TensorMap(m["parameter"], m["dtype"], tuple(m["shape"]), tuple(m["strides"]), tuple(m["box"]), m["swizzle"])
+        TensorMap(**{name: tuple(given) if isinstance(given, list) else given for name, given in m.items()})
         for m in record["tensor_maps"]
     )
     unaligned = _kernel_from(record["unaligned"]) if record["unaligned"] else None

@@ -15,7 +15,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
-from fusec.tile.nodes import Iter, Kernel, Store
+from fusec.tile.nodes import Iter, Kernel, Store, Windows
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 BOX = 64
@@ -74,6 +74,21 @@ class PlanWriter:
         if known is not None:
             return known
         moved = Moved(self.names.unique(f"{load.buffer.name}_map"), made, fetch, places)
+        self.maps.append(moved)
+        return moved
+
+    def add_windows(self, windows: Windows, count: int, channels: int, dtype: str) -> Moved:
+        """A map that ``count`` windows are fetched by at a time, so many ``channels`` of one place in each."""
+        axes = windows.axes
+        shape = (windows.batch, *(a.extent for a in axes), windows.channels)
+        strides = (windows.batch_step, *(a.step for a in axes), 1)
+        low = tuple(-a.low for a in axes)
+        high = tuple((a.count - 1) * a.stride - a.low + 1 - a.extent for a in axes)
+        parameter = self.kernel.parameters.index(windows.memory.buffer)
+        steps = tuple(a.stride for a in axes)
+        made = TensorMap(parameter, dtype, shape, strides, (count, channels), low=low, high=high, steps=steps)
+        fetch = Fetch(shape, strides, (count, channels), (), False)
+        moved = Moved(self.names.unique(f"{windows.memory.buffer.name}_windows"), made, fetch, {})
         self.maps.append(moved)
         return moved
 

@@ -34,6 +34,9 @@ class TensorMap:
     strides: in elements, the last 1, the others a multiple of 16 bytes. swizzle: bytes of the rows that shared memory
     permutes (0, 32, 64, 128). dtype ``tf32`` is f32, rounded as it is read. Reads outside ``shape`` give zeros, writes
     there don't happen.
+
+    Where there are ``low`` and ``high``, it is of windows: ``box`` is windows and channels, ``low`` and ``high`` are how
+    far from both ends of each axis but the first and the last the first places of windows lie, ``steps`` apart.
     """
 
     parameter: int
@@ -42,6 +45,9 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 128
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
     def encoded(self) -> Parameter:
         """The launch's parameter: what the driver is asked to encode for an address."""
@@ -54,4 +60,7 @@ class TensorMap:
             tuple(reversed(self.box)),
             _SWIZZLES[self.swizzle],
             _PROMOTION_256,
+            low=tuple(reversed(self.low)),
+            high=tuple(reversed(self.high)),
+            steps=(1, *reversed(self.steps), 1) if self.low else (),
         )

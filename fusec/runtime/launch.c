@@ -8,7 +8,7 @@
    z), threads, shared, overlaps, parameters); a number of blocks below 0 is that of argument -1 - number at the call, where
    0 launches nothing. One that `overlaps` may start before the kernel ahead of it has ended, for which it waits itself
    (griddepcontrol), but in a graph. A parameter is the number of an argument, bytes (passed as they are), or (argument,
-   element, sizes, strides, box, swizzle, promotion, fill): a tensor map of the memory at that argument, sizes innermost
+   element, sizes, strides, box, swizzle, promotion, fill, low, high, steps): a tensor map of the memory at that argument, sizes innermost
    first, strides in bytes without the innermost.
 
    Where an address is no multiple of 16, `misaligned(stream, argument, ...)` is called instead, unless it is None. With
@@ -85,6 +85,9 @@ static struct {
     CUresult (*cuLaunchKernelEx)(const LaunchConfig *, CUfunction, void **, void **);
     CUresult (*cuTensorMapEncodeTiled)(CUtensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
                                        const uint32_t *, const uint32_t *, int, int, int, int);
+    CUresult (*cuTensorMapEncodeIm2col)(CUtensorMap *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
+                                        const int *, const int *, uint32_t, uint32_t, const uint32_t *, int, int, int,
+                                        int);
     CUresult (*cuThreadExchangeStreamCaptureMode)(int *);
     CUresult (*cuStreamIsCapturing)(CUstream, int *);
     CUresult (*cuGraphCreate)(CUgraph *, unsigned);
@@ -116,6 +119,7 @@ static const struct {
     ENTRY(cuLaunchKernel),
     ENTRY(cuLaunchKernelEx),
     ENTRY(cuTensorMapEncodeTiled),
+    ENTRY(cuTensorMapEncodeIm2col),
     ENTRY(cuThreadExchangeStreamCaptureMode),
     ENTRY(cuStreamIsCapturing),
     ENTRY(cuGraphCreate),
@@ -238,7 +242,8 @@ enum { RANK = 5, MAPS_KEPT = 4 };
 typedef struct {
     int argument, element, rank, swizzle, promotion, fill, next;
     uint64_t sizes[RANK], strides[RANK];
-    uint32_t box[RANK];
+    uint32_t box[RANK], steps[RANK];
+    int windows, low[RANK], high[RANK]; /* axes with windows; 0 for a map of tiles */
     uint64_t addresses[MAPS_KEPT], maps[MAPS_KEPT][16];
 } Map;
 
@@ -316,15 +321,29 @@ static int numbers(PyObject *tuple, uint64_t *into) {
     return PyErr_Occurred() ? -1 : (int)n;
 }
 
+/* The same for numbers that may be negative. */
+static int offsets(PyObject *tuple, int *into) {
+    Py_ssize_t n = PyTuple_Size(tuple);
+    if (n > RANK) PyErr_SetString(PyExc_ValueError, "too many dimensions");
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++) into[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i));
+    return PyErr_Occurred() ? -1 : (int)n;
+}
+
 static int read_map(PyObject *record, Map *map) {
-    PyObject *sizes, *strides, *box;
-    uint64_t widths[RANK] = {0};
-    if (!PyArg_ParseTuple(record, "iiOOOiii", &map->argument, &map->element, &sizes, &strides, &box, &map->swizzle,
-                          &map->promotion, &map->fill))
+    PyObject *sizes, *strides, *box, *low, *high, *steps;
+    uint64_t widths[RANK] = {0}, apart[RANK] = {0};
+    if (!PyArg_ParseTuple(record, "iiOOOiiiOOO", &map->argument, &map->element, &sizes, &strides, &box, &map->swizzle,
+                          &map->promotion, &map->fill, &low, &high, &steps))
         return -1;
     map->rank = numbers(sizes, map->sizes);
-    if (map->rank < 0 || numbers(strides, map->strides) < 0 || numbers(box, widths) < 0) return -1;
-    for (int i = 0; i < map->rank; i++) map->box[i] = (uint32_t)widths[i];
+    map->windows = offsets(low, map->low);
+    if (map->rank < 0 || numbers(strides, map->strides) < 0 || numbers(box, widths) < 0 || map->windows < 0 ||
+        offsets(high, map->high) < 0 || numbers(steps, apart) < 0)
+        return -1;
+    for (int i = 0; i < RANK; i++) {
+        map->box[i] = (uint32_t)widths[i];
+        map->steps[i] = map->windows && i < map->rank ? (uint32_t)apart[i] : 1;
+    }
     return 0;
 }
 
@@ -489,7 +508,6 @@ static CUresult launch_graph(Row *row, CUstream stream, uint64_t *addresses, CUt
 
 /* The tensor maps of these addresses, from those kept or encoded now. */
 static CUresult find_maps(Row *row, const uint64_t *addresses, CUtensorMap *into) {
-    static const uint32_t ones[RANK] = {1, 1, 1, 1, 1};
     for (int m = 0; m < row->maps; m++) {
         Map *map = &row->map[m];
         uint64_t address = addresses[map->argument];
@@ -498,9 +516,15 @@ static CUresult find_maps(Row *row, const uint64_t *addresses, CUtensorMap *into
         if (k == MAPS_KEPT) {
             k = map->next;
             map->addresses[k] = 0;
-            CUresult result = driver.cuTensorMapEncodeTiled(
-                &into[m], map->element, (uint32_t)map->rank, (void *)(uintptr_t)address, map->sizes, map->strides,
-                map->box, ones, 0, map->swizzle, map->promotion, map->fill);
+            void *memory = (void *)(uintptr_t)address;
+            CUresult result =
+                map->windows
+                    ? driver.cuTensorMapEncodeIm2col(&into[m], map->element, (uint32_t)map->rank, memory, map->sizes,
+                                                     map->strides, map->low, map->high, map->box[0], map->box[1],
+                                                     map->steps, 0, map->swizzle, map->promotion, map->fill)
+                    : driver.cuTensorMapEncodeTiled(&into[m], map->element, (uint32_t)map->rank, memory, map->sizes,
+                                                    map->strides, map->box, map->steps, 0, map->swizzle,
+                                                    map->promotion, map->fill);
             if (result) return result;
             memcpy(map->maps[k], into[m].words, sizeof into[m].words);
             map->addresses[k] = address;

@@ -43,7 +43,9 @@ class TensorMap:
     """A kernel's parameter of type CUtensorMap: the memory at address ``argument`` as a tensor.
 
     sizes, box: elements, innermost first. strides: bytes, without the innermost. element, swizzle, promotion and fill
-    are cuTensorMapEncodeTiled's enumerations.
+    are cuTensorMapEncodeTiled's enumerations. Where there are ``low`` and ``high``, offsets of a box of windows' first
+    places from both ends of each axis but the innermost and the outermost, with ``steps`` between them, the map is
+    cuTensorMapEncodeIm2col's, and ``box`` is channels and windows.
     """
 
     argument: int
@@ -54,6 +56,9 @@ class TensorMap:
     swizzle: int
     promotion: int = 2
     fill: int = 0
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 Parameter = int | bytes | TensorMap
@@ -164,7 +169,7 @@ def _record(parameter: Parameter, numbers: Sequence[int]) -> Any:
         case TensorMap():
             p = parameter
             where = numbers[p.argument]
-            return where, p.element, p.sizes, p.strides, p.box, p.swizzle, p.promotion, p.fill
+            return where, p.element, p.sizes, p.strides, p.box, p.swizzle, p.promotion, p.fill, p.low, p.high, p.steps
 
 
 @cache

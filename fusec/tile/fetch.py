@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.index import Expr, FloorDiv, Index, Mod, add, symbols_of
+from fusec.ir.index import Expr, Index, Mod, add, floordiv, symbols_of
 from fusec.ir.indexing import coefficient, substitute
 from fusec.ir.types import fixed
 from fusec.tile.nodes import Iter
@@ -62,12 +62,13 @@ def fetch_of(load: Load, domain: tuple[Iter, Iter]) -> Fetch | None:
 
 
 def _axes(load: Load) -> list[_Axis] | None:
-    """The buffer's axes, those joined that the load walks through as one."""
+    """The buffer's axes as they lie in memory, those joined that the load walks through as one."""
     axes: list[_Axis] = []
     buffer = load.buffer
     if not all(isinstance(n, int) for n in (*buffer.shape, *buffer.strides)):
         return None  # a descriptor is made for one shape
-    for index, size, stride in zip(load.index, fixed(buffer.shape), fixed(buffer.strides), strict=True):
+    along = zip(load.index, fixed(buffer.shape), fixed(buffer.strides), strict=True)
+    for index, size, stride in sorted(along, key=lambda axis: -axis[2]):
         if not isinstance(index, int | Expr):
             return None
         if size == 1:
@@ -81,11 +82,10 @@ def _axes(load: Load) -> list[_Axis] | None:
 
 
 def _join(outer: _Axis, index: Index, size: int, stride: int) -> _Axis | None:
-    if not isinstance(outer.index, FloorDiv) or not isinstance(index, Mod) or outer.stride != size * stride:
+    """Two axes that the load walks through as one: ``v // size`` and ``v % size``."""
+    if not isinstance(index, Mod) or index.divisor != size or outer.stride != size * stride:
         return None
-    if outer.index.value != index.value or outer.index.divisor != size or index.divisor != size:
-        return None
-    return _Axis(index.value, outer.size * size, stride)
+    return _Axis(index.value, outer.size * size, stride) if floordiv(index.value, size) == outer.index else None
 
 
 def _base(axis: _Axis, iterator: Iter) -> Index | None:

@@ -251,12 +251,39 @@ class TiledAxis:
 
 
 @dataclass(frozen=True)
+class WindowAxis:
+    """An axis of an image, of ``extent`` elements ``step`` apart in memory, and the ``count`` windows along it, of
+    ``size`` places each: place p of window n is at ``n * stride + p * dilation - low``, zero outside the image."""
+
+    extent: int
+    step: int
+    count: int
+    size: int
+    stride: int
+    dilation: int
+    low: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of images ``[batch, axes..., channels]`` as rows: of all windows, the last axis fastest; along K all
+    channels of one place after those of another, the last axis fastest. Channels are side by side in memory."""
+
+    memory: Load
+    batch: int
+    batch_step: int
+    channels: int
+    axes: tuple[WindowAxis, ...]
+
+
+@dataclass(frozen=True)
 class TemplateOperand:
     """An element of a product's operand over the whole axes. ``tile``: what it is computed into, block by block; None
-    where it is read as it lies."""
+    where it is read as it lies. windows: what the element says, where it shows windows that TMA can fetch."""
 
     element: ScalarExpr
     tile: Buffer | None = None
+    windows: Windows | None = None
 
     @property
     def dtype(self) -> DType:

@@ -34,12 +34,14 @@ class GpuMachine:
     """A GPU, and the languages in which kernels may be written here.
 
     usual: extents of symbols for which products and attention are scheduled; where it says nothing, the largest.
+    calls: PyTorch's library is at hand.
     """
 
     target: GpuTarget
     cuda: bool
     triton: bool
     usual: Mapping[str, int]
+    calls: bool = True
 
     def extent(self, extent: Index) -> int:
         """The extent to schedule for."""

@@ -78,6 +78,65 @@ __device__ inline void fetch_tile(void* to, const TensorMap* map, Barrier& full,
         load_tile(to, map, full, at...);
 }
 
+#define FUSEC_WINDOWS_KIND ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+
+/// Starts a copy of windows' channels: coordinates of the first window's first place, and the place in each window, the
+/// fastest axis first (im2col mode).
+__device__ inline void load_windows(void* to, const TensorMap* map, Barrier& full, int c, int w, int n, u16 x) {
+    asm volatile(FUSEC_LOAD_HEAD "3d" FUSEC_WINDOWS_KIND
+                                 " [%0], [%1, {%3, %4, %5}], [%2], {%6};" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(&full)), "r"(c), "r"(w), "r"(n), "h"(x)
+                 : "memory");
+}
+__device__ inline void load_windows(void* to, const TensorMap* map, Barrier& full, int c, int w, int h, int n, u16 x,
+                                    u16 y) {
+    asm volatile(FUSEC_LOAD_HEAD "4d" FUSEC_WINDOWS_KIND
+                                 " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(&full)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(x), "h"(y)
+                 : "memory");
+}
+__device__ inline void load_windows(void* to, const TensorMap* map, Barrier& full, int c, int w, int h, int d, int n,
+                                    u16 x, u16 y, u16 z) {
+    asm volatile(FUSEC_LOAD_HEAD "5d" FUSEC_WINDOWS_KIND
+                                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(&full)), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"(x), "h"(y), "h"(z)
+                 : "memory");
+}
+
+#define FUSEC_WINDOWS_MULTICAST FUSEC_WINDOWS_KIND ".multicast::cluster"
+
+__device__ inline void load_windows_multicast(void* to, const TensorMap* map, Barrier& full, u16 blocks, int c, int w,
+                                              int n, u16 x) {
+    asm volatile(FUSEC_LOAD_HEAD "3d" FUSEC_WINDOWS_MULTICAST
+                                 " [%0], [%1, {%4, %5, %6}], [%2], {%7}, %3;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(&full)), "h"(blocks), "r"(c), "r"(w), "r"(n), "h"(x)
+                 : "memory");
+}
+__device__ inline void load_windows_multicast(void* to, const TensorMap* map, Barrier& full, u16 blocks, int c, int w,
+                                              int h, int n, u16 x, u16 y) {
+    asm volatile(FUSEC_LOAD_HEAD "4d" FUSEC_WINDOWS_MULTICAST
+                                 " [%0], [%1, {%4, %5, %6, %7}], [%2], {%8, %9}, %3;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(&full)), "h"(blocks), "r"(c), "r"(w), "r"(h), "r"(n), "h"(x), "h"(y)
+                 : "memory");
+}
+__device__ inline void load_windows_multicast(void* to, const TensorMap* map, Barrier& full, u16 blocks, int c, int w,
+                                              int h, int d, int n, u16 x, u16 y, u16 z) {
+    asm volatile(FUSEC_LOAD_HEAD "5d" FUSEC_WINDOWS_MULTICAST
+                                 " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], {%9, %10, %11}, %3;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(&full)), "h"(blocks), "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "h"(x),
+                 "h"(y), "h"(z)
+                 : "memory");
+}
+
+/// Either of these: `blocks` 0 is this block alone.
+template <typename... Coordinates>
+__device__ inline void fetch_windows(void* to, const TensorMap* map, Barrier& full, u16 blocks, Coordinates... at) {
+    if (blocks)
+        load_windows_multicast(to, map, full, blocks, at...);
+    else
+        load_windows(to, map, full, at...);
+}
+
 #define FUSEC_STORE "cp.async.bulk.tensor."
 #define FUSEC_STORE_KIND ".global.shared::cta.bulk_group"
 
@@ -117,6 +176,8 @@ __device__ inline void store_wait_all() { asm volatile("cp.async.bulk.wait_group
 #undef FUSEC_LOAD_HEAD
 #undef FUSEC_LOAD_KIND
 #undef FUSEC_MULTICAST
+#undef FUSEC_WINDOWS_KIND
+#undef FUSEC_WINDOWS_MULTICAST
 #undef FUSEC_STORE
 #undef FUSEC_STORE_KIND
 

@@ -16,6 +16,7 @@ from fusec.passes.families.gemm.match import match_gemms
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.widening import WideningSchedule
 from fusec.passes.families.gemm.widening import lower_widening
+from fusec.passes.families.gemm.windows import weights_first
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule
@@ -40,9 +41,13 @@ def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
     return library_convolution(context, target) or library_alternatives(context)
 
 
+def _pieces(context: LoweringContext) -> list[Alternative]:
+    return [*weights_first(context), *operands_first(context)]
+
+
 GEMM = Family(
     "gemm",
     match_gemms,
     CpuMember({"gemm": GemmSchedule, "widening": WideningSchedule}, _cpu_candidates, _cpu_lower),
-    GpuMember(gpu_candidates, lower_on_gpu, operands_first, _library),
+    GpuMember(gpu_candidates, lower_on_gpu, _pieces, _library),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.errors import LoweringError
+from fusec.passes.convolution import convolution_of
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
@@ -28,6 +29,8 @@ from fusec.passes.schedule.base import GpuSchedule, by_seconds
 def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
     """Schedules for a group, best predicted first. LoweringError where there is none.
 
+    Windows that TMA does not fetch are left to the library, where it is at hand.
+
     On cards with faster instructions those of a warp are never the first (decision 15).
     """
     op = context.anchors("dot")[0]
@@ -35,6 +38,8 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
     products = len(context.anchors("dot"))
     if any(o.definition.kind == "reduce" for o in context.body.ops):
         return _of_one_row(context, machine, axes, products)
+    if machine.calls and convolution_of(op, context.producers) is not None:
+        return machine.some([*_hopper(context, machine, axes, products)], "convolution")
     tiled = _tiled(context, machine, axes, products)
     in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, products), *_mma(context, machine, axes, products)]
     if not machine.triton or not dtype.is_float or dtype.bits == 64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr
@@ -10,6 +11,7 @@ from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
+from fusec.passes.families.gemm.windows import windows_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.expand import in_tile
 from fusec.tile.fetch import fetch_of
@@ -64,6 +66,9 @@ class _HopperGemm(TiledProducts):
     def fetched(self, op: Op, side: int) -> TemplateOperand:
         """A load that TMA can do."""
         element = self.over_whole(op, side)
+        windows = windows_of(self.context, op, element) if side == 0 else None
+        if windows is not None:
+            return replace(self.loaded_or_computed(op, side, op.operands[0].type.dtype, through=True), windows=windows)
         axes = ((self.row, self.depth), (self.depth, self.column))[side]
         block = in_tile(element, *axes)
         fetch = fetch_of(block, (axes[0].inner, axes[1].inner)) if isinstance(block, Load) else None

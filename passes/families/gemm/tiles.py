@@ -94,10 +94,11 @@ class TiledProducts(Products):
         """An element of an operand, over the whole axes."""
         return reindex(self.element(op, side), self.whole)
 
-    def loaded_or_computed(self, op: Op, side: int, dtype: DType) -> TemplateOperand:
-        """A load of the operand's memory, or a tile of ``dtype`` that its value is computed into."""
+    def loaded_or_computed(self, op: Op, side: int, dtype: DType, through: bool = False) -> TemplateOperand:
+        """A load of the operand's memory, or a tile of ``dtype`` that its value is computed into. through: a tile, also
+        of what lies in memory."""
         element = self.over_whole(op, side)
-        if isinstance(element, Load) and element.dtype is dtype:
+        if isinstance(element, Load) and element.dtype is dtype and not through:
             return TemplateOperand(element)
         if not loads(element):
             raise LoweringError("an operand that is no memory")
