@@ -34,6 +34,7 @@ from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.sink_gathers import sink_gathers
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
+from fusec.passes.windows import open_windows
 from fusec.passes.writes import late_readers, open_writes, written_before_errors
 from fusec.runtime.program import Declined, KernelReport, Lowered, Program
 from fusec.target.cpu import cpu_target
@@ -156,8 +157,8 @@ def graph_passes(
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),
-        # On a CPU a product of one row a batch is a sum like any other.
-        "vectors": lambda g: g if gpu else open_vectors(g),
+        # A window of few elements is reduced by a map; on a CPU a product of one row a batch is a sum like any other.
+        "vectors": lambda g: open_windows(g if gpu else open_vectors(g)),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
         "empty": drop_empty,
         # A reduction has rows for all cores (or blocks), or is small.

@@ -17,7 +17,7 @@ from fusec.ir.types import TensorType
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
-from fusec.runtime.convolutions import bind_convolution
+from fusec.runtime.convolutions import CONVOLUTION, bind_convolution
 from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu
@@ -32,10 +32,6 @@ PRODUCT = "fusec.product"
 
 ATTENTION = "fusec.attention"
 """The same for attention (:mod:`fusec.runtime.attentions`)."""
-
-
-CONVOLUTION = "fusec.convolution"
-"""The same for a convolution (:mod:`fusec.runtime.convolutions`)."""
 
 
 def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., Sequence[Any]]:

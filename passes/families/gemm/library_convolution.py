@@ -14,8 +14,7 @@ from fusec.passes.convolution import Convolution, convolution_of
 from fusec.passes.families.gemm.library import Found, joined, pieces_of
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative
-from fusec.runtime.calls import CONVOLUTION
-from fusec.runtime.convolutions import LibraryConvolution, convolution_to_text
+from fusec.runtime.convolutions import CONVOLUTION, LibraryConvolution, convolution_to_text
 from fusec.runtime.products import Matrix
 from fusec.target.gpu import GpuTarget
 from fusec.tile.views import same_layout, strided_view

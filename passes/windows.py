@@ -1,0 +1,93 @@
+"""Reductions of small windows (pooling, depthwise convolution): each result from its few elements, without a loop.
+
+A kernel for rows gives a row to some lanes. A window has few elements, which its neighbours share: a map that reads
+them all has each in a cache, and its lanes along the results.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+from fusec.ir.attributes import ReduceAttributes, SliceAttributes
+from fusec.ir.graph import Graph
+from fusec.ir.nodes import Value
+from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
+
+MOST_PLACES = 64
+"""Elements of a window, up to which it is opened: 7×7 and less."""
+
+_COMBINES = {"reduce_sum": "add", "reduce_max": "maximum", "reduce_min": "minimum"}
+_DEPTH = 4
+"""Elementwise ops between windows and their reduction."""
+
+
+def open_windows(graph: Graph) -> Graph:
+    """Afterwards no window of few elements is reduced by a kernel for rows."""
+    return rewrite(graph, (reduction_of_windows,))
+
+
+@rule(*_COMBINES)
+def reduction_of_windows(r: Rewriter) -> Outcome:
+    """reduce(windows(x)) ⇒ x[0::] ∘ x[1::] ∘ ..., one term a place"""
+    (x,) = r.operands
+    attributes = r.op.attributes
+    assert isinstance(attributes, ReduceAttributes)
+    extents = [x.type.shape[a] for a in attributes.axes]
+    if attributes.dtype is not None or not x.type.is_static or not extents or not _shows_windows(r, x, _DEPTH):
+        return None
+    sizes = [n for n in extents if isinstance(n, int)]
+    if not 1 <= prod(sizes) <= MOST_PLACES or 0 in x.type.shape:
+        return None
+    x = _laid_out(r, x, attributes.axes, _DEPTH)
+    terms = [_at(r, x, dict(zip(attributes.axes, place, strict=True)), _DEPTH) for place in product(*map(range, sizes))]
+    total = terms[0]
+    for term in terms[1:]:
+        total = r.emit(_COMBINES[r.op.name], total, term)
+    return r.reshape(total, r.op.result.type.shape)
+
+
+def _shows_windows(r: Rewriter, value: Value, depth: int) -> bool:
+    made = r.producer(value)
+    while made is not None and made.definition.kind == "view":
+        if made.name == "windows":
+            return True
+        made = r.producer(made.operands[0])
+    if made is None or made.definition.kind != "elementwise" or not depth:
+        return False
+    return any(_shows_windows(r, v, depth - 1) for v in made.operands)
+
+
+def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int) -> Value:
+    """The value with what is no windows, weights, put in an order where elements of one place are side by side."""
+    made = r.producer(value)
+    if made is not None and made.definition.kind == "elementwise" and depth:
+        operands = []
+        for v in made.operands:
+            behind = value.type.rank - v.type.rank
+            own = tuple(a - behind for a in axes if a >= behind and v.type.shape[a - behind] != 1)
+            operands.append(_laid_out(r, v, own, depth - 1) if own else v)
+        if tuple(operands) == made.operands:
+            return value
+        return r.emit(made.name, *operands, attributes=made.attributes)
+    if _shows_windows(r, value, 0) or not axes:
+        return value
+    order = (*axes, *(a for a in range(value.type.rank) if a not in axes))
+    laid = r.emit("copy", r.permute(value, order), hint="laid_out")
+    return r.permute(laid, tuple(order.index(a) for a in range(value.type.rank)))
+
+
+def _at(r: Rewriter, value: Value, place: dict[int, int], depth: int) -> Value:
+    """The value at one place of some axes, which have extent 1 then."""
+    made = r.producer(value)
+    if made is not None and made.definition.kind == "elementwise" and depth:
+        operands = []
+        for v in made.operands:
+            behind = value.type.rank - v.type.rank
+            own = {a - behind: at for a, at in place.items() if a >= behind and v.type.shape[a - behind] != 1}
+            operands.append(_at(r, v, own, depth - 1) if own else v)
+        return r.emit(made.name, *operands, attributes=made.attributes)
+    shape = value.type.shape
+    starts = tuple(place.get(a, 0) for a in range(len(shape)))
+    stops = tuple(place[a] + 1 if a in place else n for a, n in enumerate(shape))
+    return r.emit("slice", value, attributes=SliceAttributes(starts, stops, (1,) * len(shape)))
