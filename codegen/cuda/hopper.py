@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.codegen.cuda.deferred import deferred_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
 from fusec.codegen.cuda.source import KernelSource
@@ -46,6 +48,11 @@ class _Emitter(PlanWriter):
         nest = self.nest
         a = self._operand(nest.left, (self.m, self.k), 0, self.m.extent // p.cluster_n)
         b = [self._operand(right, (self.k, self.n), 1, self.n.extent // p.cluster_m) for right in nest.rights]
+        apart = nest.left.windows is not None and nest.left.windows.channels % self.k.extent > 0
+        if apart:
+            if len(b) > 1:
+                raise LoweringError("several matmuls over windows whose channels are no whole steps")
+            b = [self._weights(b[0], nest.left.windows)]
         if len({m.fetch.transposed for m in b}) > 1:
             raise LoweringError("operands of one product transposed in different ways")
         outputs = [self._output(s) for s in self.stores]
@@ -56,7 +63,10 @@ class _Emitter(PlanWriter):
             self._fetch_windows(a, nest.left.windows)
         else:
             self._fetches("load_a", "row_tile, int row, int k", [a], self.m)
-        self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
+        if apart:
+            self._fetch_weights(b[0], nest.left.windows)
+        else:
+            self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
         self._finish(outputs)
         self._send(staged)
         self._prepare()
@@ -127,7 +137,10 @@ class _Emitter(PlanWriter):
             flag("kTransposedB", not b[0].fetch.transposed),
         )
         line(f"static constexpr bool {', '.join(flags)};")
+        windows = self.nest.left.windows
         steps = -(-self.nest.depth.whole.extent // self.k.extent)
+        if windows is not None:
+            steps = windows.places * self._depth_of(windows) // self.k.extent
         if p.split > max(steps, 1):
             raise LoweringError(f"{steps} steps along K are not split {p.split} times")
         line(f"static constexpr int kProducts = {len(b)}, kSteps = {steps}, kStaged = {staged};")
@@ -153,19 +166,42 @@ class _Emitter(PlanWriter):
                 where = self.coordinates(m, {self._free_axis(m, free): m.places[free.var]})
                 line(f"{'    ' if len(moved) > 1 else ''}fetch_tile(to, {m.name}, full, blocks, {where});")
 
+    def _depth_of(self, windows: Windows) -> int:
+        """K of one place in the windows: whole steps, where channels beyond the last read as zeros."""
+        return -(-windows.channels // self.k.extent) * self.k.extent
+
+    def _weights(self, moved: Moved, windows: Windows) -> Moved:
+        """The right operand's map with the channels of each place apart, so that a step along K ends with them."""
+        columns, depth = moved.map.shape[-2:]
+        if moved.map.strides[-2:] != (depth, 1) or depth != windows.places * windows.channels or len(moved.map.shape) > 2:
+            raise LoweringError("weights that are not in the order of windows")
+        shape, box = (columns, windows.places, windows.channels), (moved.map.box[0], 1, moved.map.box[1])
+        made = replace(moved.map, shape=shape, strides=(depth, windows.channels, 1), box=box)
+        self.maps[self.maps.index(moved)] = apart = replace(moved, map=made)
+        return apart
+
+    def _fetch_weights(self, moved: Moved, windows: Windows) -> None:
+        line, depth = self.writer.line, self._depth_of(windows)
+        line()
+        head = "char* to, Barrier& full, u16 blocks, int batch, int column_tile, int column, int k, int product"
+        with self.writer.block(f"void load_b({head}) const"):
+            at = f"k % {depth}, k / {depth}, column_tile * {self.n.extent} + column"
+            line(f"fetch_tile(to, {moved.name}, full, blocks, {at});")
+
     def _fetch_windows(self, moved: Moved, windows: Windows) -> None:
         """The first window's first place, in the image; and which place in the windows, by the step along K."""
         line, axes = self.writer.line, windows.axes
         line()
         head = "char* to, Barrier& full, u16 blocks, int batch, int row_tile, int row, int k"
         with self.writer.block(f"void load_a({head}) const"):
-            line(f"int window = row_tile * {self.m.extent} + row, place = k / {windows.channels};")
+            depth = self._depth_of(windows)
+            line(f"int window = row_tile * {self.m.extent} + row, place = k / {depth};")
             for n, axis in reversed(list(enumerate(axes))):
                 line(f"int start{n} = window % {axis.count} * {axis.stride} - {axis.low};")
                 line(f"u16 place{n} = u16(place % {axis.size} * {axis.dilation});")
                 line(f"window /= {axis.count}, place /= {axis.size};")
             back = range(len(axes) - 1, -1, -1)
-            at = ", ".join([f"k % {windows.channels}", *(f"start{n}" for n in back), "window"])
+            at = ", ".join([f"k % {depth}", *(f"start{n}" for n in back), "window"])
             within = ", ".join(f"place{n}" for n in back)
             line(f"fetch_windows(to, {moved.name}, full, blocks, {at}, {within});")
 

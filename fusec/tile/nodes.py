@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import e, log2
+from math import e, log2, prod
 from typing import Literal, assert_never
 
 from fusec.ir.index import Index, Symbol
@@ -274,6 +274,11 @@ class Windows:
     batch_step: int
     channels: int
     axes: tuple[WindowAxis, ...]
+
+    @property
+    def places(self) -> int:
+        """Of a window."""
+        return prod(a.size for a in self.axes)
 
 
 @dataclass(frozen=True)

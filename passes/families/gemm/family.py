@@ -16,7 +16,7 @@ from fusec.passes.families.gemm.match import match_gemms
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.widening import WideningSchedule
 from fusec.passes.families.gemm.widening import lower_widening
-from fusec.passes.families.gemm.windows import weights_first
+from fusec.passes.families.gemm.windows import operands_in_order
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.passes.schedule.base import CpuSchedule
@@ -42,7 +42,7 @@ def _library(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
 
 
 def _pieces(context: LoweringContext) -> list[Alternative]:
-    return [*weights_first(context), *operands_first(context)]
+    return [*operands_in_order(context), *operands_first(context)]
 
 
 GEMM = Family(

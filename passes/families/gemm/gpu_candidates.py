@@ -113,7 +113,12 @@ def _hopper(
     defers = all(v.type.dtype.is_float and v.type.dtype.bits == 16 for v in context.body.outputs)
     extents = (axes.batches, axes.m, axes.n, axes.k)
     transposed = columns_adjoin(context)
-    found = hopper_candidates(HopperProblem(*extents, products, reads, bits, defers, transposed), machine.target)
+    windows = convolution_of(axes.op, context.producers)
+    if windows is not None and windows.channels is not None:
+        channels, step = windows.image.type.static_shape[windows.channels], 1024 // bits
+        extents = (axes.batches, axes.m, axes.n, axes.k // channels * -(-channels // step) * step)
+    problem = HopperProblem(*extents, products, reads, bits, defers, transposed, windows is not None)
+    found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 
 

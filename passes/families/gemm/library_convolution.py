@@ -25,6 +25,9 @@ _REACHED = {16: 0.62, 32: 0.5}
 """Of the card's product rate, by bits of the operands (those of 32 as TF32): what cuDNN reaches on an H200 where images
 have their channels last."""
 
+_WHOLE, _SLOW = 8, 0.05
+"""Of how many channels images have to have a multiple for that; what it reaches with others (a stem of 3 channels)."""
+
 
 def library_convolution(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
     """The group's dot as one call and a kernel for the rest; none where it is no convolution of memory."""
@@ -43,7 +46,10 @@ def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) ->
     depth = prod(found.dot.operands[0].type.static_shape) // max(dot.result.type.size // dot.result.type.static_shape[-1], 1)
     bits = dot.operands[0].type.dtype.bits
     flops = 2.0 * dot.result.type.size * depth
-    rate = rates.tensor * _REACHED.get(bits, 0.05) * (16 / bits)
+    channels = 1 if found.channels is None else found.image.type.static_shape[found.channels]
+    columns = dot.result.type.static_shape[-1]
+    full = min(1.0, (columns + 64) / 192) * channels / (-(-channels // 64) * 64)
+    rate = rates.tensor * (_REACHED.get(bits, _SLOW) * full if channels % _WHOLE == 0 else _SLOW) * (16 / bits)
     result = dot.result.type.size * bits // 8
     moved = (found.image.type.most_bytes + dot.operands[1].type.most_bytes + result) / rates.read
     rest = sum(v.type.most_bytes for v in context.body.outputs) + result

@@ -1,13 +1,13 @@
-"""Matmuls over windows of images on a GPU: what TMA's im2col mode fetches, and weights put in its order first."""
+"""Matmuls over windows of images on a GPU: what TMA's im2col mode fetches, and operands put in its order first."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from math import prod
 
-from fusec.ir.attributes import NO_ATTRIBUTES, DotAttributes, PermuteAttributes
+from fusec.ir.attributes import ConstantAttributes, DotAttributes, PadAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
-from fusec.ir.ops import OPS
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import fixed
 from fusec.passes.convolution import Convolution, convolution_of
@@ -16,6 +16,7 @@ from fusec.passes.families.map.match import match_maps
 from fusec.passes.groups.partition import Group, Partition, build_fused_graph
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
+from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 from fusec.tile.nodes import WindowAxis, Windows
 from fusec.tile.scalar import ScalarExpr, loads
 from fusec.tile.views import strided_view
@@ -23,10 +24,14 @@ from fusec.tile.views import strided_view
 _ROW_BYTES = 128
 """Of one window's channels that one copy brings."""
 
+_STEP_BYTES = 16
+"""Steps of a tensor map but the innermost are multiples of it."""
+
 _FARTHEST = {1: 32767, 2: 127, 3: 15}
 """By how many elements windows may begin before an image and end behind it, by the number of its axes."""
 
-TEXT = "weights first"
+_FEW_CHANNELS = 8
+"""Channels below which the places of a row of a window are put side by side first."""
 
 
 def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Windows | None:
@@ -35,13 +40,10 @@ def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Window
     if found is None or found.batch is None or found.channels is None or not _in_order(found):
         return None
     view = strided_view(found.image, context.producers, context.strides)
-    item = found.image.type.dtype.itemsize
-    depth = _ROW_BYTES // item
     if view is None or view.base not in context.body.inputs or fixed([view.offset]) != (0,):
         return None
     shape, steps = found.image.type.static_shape, fixed(view.strides)
-    outer = [steps[a] for a in (found.batch, *(w.axis for w in found.windowed)) if shape[a] != 1]
-    if steps[found.channels] != 1 or shape[found.channels] % depth or any(s <= 0 or s * item % 16 for s in outer):
+    if not _steps_fit(found, steps):
         return None
     axes = tuple(
         WindowAxis(w.extent, _step(steps[w.axis], shape[w.axis]), w.count, w.size, w.stride, w.dilation, w.low)
@@ -70,13 +72,40 @@ def _in_order(found: Convolution) -> bool:
     return [n for n in wide if n in places] == places and len(wide) == len(places) + 1 and wide[-1] not in places
 
 
-def weights_first(context: LoweringContext) -> list[Alternative]:
-    """The group in pieces: weights as TMA reads them, then the matmul; none where they lie so, or it is no convolution."""
+def operands_in_order(context: LoweringContext) -> list[Alternative]:
+    """The group in pieces: what puts the operands as TMA fetches them, then the matmul; none where they lie so, or it is
+    no convolution.
+
+    Weights are copied with K along memory, images with their channels last. Where there are few channels, no multiple of
+    16 bytes, the places of a row of each window are put side by side, so that they are the channels of windows that are
+    one axis less.
+    """
     dots = context.anchors("dot")
     found = convolution_of(dots[0], context.producers) if len(dots) == 1 else None
-    if found is None or found.channels is None or not _in_order(found) or _lies_along(context, dots[0]):
+    if found is None or found.channels is None or found.batch is None or not _in_order(found) or not _has_rows(found):
         return []
-    return [Alternative(TEXT, _pieces)]
+    item, channels = found.image.type.dtype.itemsize, found.image.type.static_shape[found.channels]
+    if channels * item % _STEP_BYTES:
+        return [Alternative("rows of windows first", lambda c: _pieces(c, lambda r: rows_of_windows(r, found)))]
+    if not _is_fetched(context, found):
+        return [Alternative("operands in order first", lambda c: _pieces(c, lambda r: channels_last(r, found)))]
+    if _lies_along(context, dots[0]):
+        return []
+    return [Alternative("weights first", lambda c: _pieces(c, weights_along))]
+
+
+def _is_fetched(context: LoweringContext, found: Convolution) -> bool:
+    """Whether the image's memory is as TMA fetches it."""
+    view = strided_view(found.image, context.producers, context.strides)
+    return view is not None and _steps_fit(found, fixed(view.strides)) and fixed([view.offset]) == (0,)
+
+
+def _steps_fit(found: Convolution, steps: tuple[int, ...]) -> bool:
+    shape, item = found.image.type.static_shape, found.image.type.dtype.itemsize
+    assert found.batch is not None
+    assert found.channels is not None
+    outer = [steps[a] for a in (found.batch, *(w.axis for w in found.windowed)) if shape[a] != 1]
+    return steps[found.channels] == 1 and all(s > 0 and s * item % _STEP_BYTES == 0 for s in outer)
 
 
 def _lies_along(context: LoweringContext, dot: Op) -> bool:
@@ -91,25 +120,118 @@ def _lies_along(context: LoweringContext, dot: Op) -> bool:
     return along is not None and along[1] == 1
 
 
-def _pieces(context: LoweringContext) -> Pieces:
-    body = context.body
-    (dot,) = context.anchors("dot")
-    attributes, weight = dot.attributes, dot.operands[1]
-    assert isinstance(attributes, DotAttributes)
-    free = free_axes(weight.type.rank, (), attributes.rhs_contract)
-    order = (*free, *attributes.rhs_contract)
-    ordered = Value(weight.type.with_shape([weight.type.shape[a] for a in order]), f"{weight.name}_in_order")
-    laid = Value(ordered.type, f"{weight.name}_laid")
-    view = Op(OPS["permute"], (weight,), PermuteAttributes(order), (ordered,), dot.location)
-    copy = replace(view, definition=OPS["copy"], operands=(ordered,), attributes=NO_ATTRIBUTES, results=(laid,))
-    inner = tuple(range(len(free), len(order)))
-    moved = replace(dot, operands=(dot.operands[0], laid), attributes=replace(attributes, rhs_contract=inner))
-    ops: list[Op] = []
-    for op in body.ops:
-        ops += [view, copy, moved] if op is dot else [op]
-    partition = Partition(replace(body, ops=tuple(ops)))
+def _has_rows(found: Convolution) -> bool:
+    """Whether the image's axes are batch, places and channels, in this order, with windows along the last of places."""
+    rank = found.image.type.rank
+    axes = [w.axis for w in found.windowed]
+    return found.batch == 0 and found.channels == rank - 1 and axes == list(range(1, rank - 1))
+
+
+def _pieces(context: LoweringContext, ordered: Callable[[Rewriter], Outcome]) -> Pieces:
+    body = rewrite(context.body, (rule("dot")(ordered),))
+    partition = Partition(body)
+    (dot,) = (op for op in body.ops if op.name == "dot")
+    before = _above(body, set(dot.operands))
+    makers = _above(body, {op.result for op in before if op.name == "copy"})
     group = Group("gemm", dot.result.type.shape)
-    partition.add(group, [op for op in ops if op is not copy and op not in partition.free])
+    partition.add(group, [op for op in body.ops if op not in makers and op not in partition.free])
     match_maps(partition, lambda declined: None)
-    graph: Graph = build_fused_graph(partition)
-    return Pieces(tuple(op for op in graph.ops if op.name == "fused"))
+    return Pieces(tuple(op for op in build_fused_graph(partition).ops if op.name == "fused"))
+
+
+def _above(body: Graph, values: set[Value]) -> set[Op]:
+    """The ops that the values are made by."""
+    found: set[Op] = set()
+    for op in reversed(body.ops):
+        if not values.isdisjoint(op.results):
+            values.update(op.operands)
+            found.add(op)
+    return found
+
+
+def weights_along(r: Rewriter) -> Outcome:
+    """dot(x, w) ⇒ dot(x, copy(w)), the copy with its contracted axes last, in the dot's order"""
+    attributes, (image, weight) = r.op.attributes, r.operands
+    assert isinstance(attributes, DotAttributes)
+    if r.producer(weight, "copy") is not None:
+        return None
+    free = free_axes(weight.type.rank, (), attributes.rhs_contract)
+    laid = r.emit("copy", r.permute(weight, (*free, *attributes.rhs_contract)), hint="laid_out")
+    inner = tuple(range(len(free), laid.type.rank))
+    return r.emit("dot", image, laid, attributes=_contracting(attributes, attributes.lhs_contract, inner))
+
+
+def channels_last(r: Rewriter, found: Convolution) -> Outcome:
+    """dot(windows(pad(x)), w) ⇒ dot(windows(pad(copy(x))), copy(w))"""
+    attributes, weight = r.op.attributes, r.operands[1]
+    assert isinstance(attributes, DotAttributes)
+    if r.producer(weight, "copy") is not None:
+        return None
+    zero = r.constant_of(ConstantAttributes(0.0, found.image.type.dtype, found.image.type.device))
+    x = r.emit("copy", found.image, hint="image")
+    x = _padded(r, x, zero, {w.axis: (w.low, w.high) for w in found.windowed})
+    for w in found.windowed:
+        x = _windowed(r, x, w.axis, w.size, w.stride, w.dilation)
+    rank, free = found.image.type.rank, free_axes(weight.type.rank, (), attributes.rhs_contract)
+    laid = r.emit("copy", r.permute(weight, (*free, *attributes.rhs_contract)), hint="laid_out")
+    columns = laid.type.static_shape[: len(free)]
+    laid = r.reshape(laid, (*columns, *(w.size for w in found.windowed), found.image.type.static_shape[-1]))
+    inner = tuple(range(len(free), laid.type.rank))
+    product = r.emit("dot", x, laid, attributes=_contracting(attributes, (*range(rank, x.type.rank), rank - 1), inner))
+    return r.reshape(product, r.op.result.type.shape)
+
+
+def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
+    """dot(windows(pad(x)), w) ⇒ dot(windows(pad(y)), copy(w)), y with each window's last axis among its channels"""
+    attributes, weight = r.op.attributes, r.operands[1]
+    assert isinstance(attributes, DotAttributes)
+    if r.producer(weight, "copy") is not None:
+        return None
+    *outer, last = found.windowed
+    shape, rank = found.image.type.static_shape, found.image.type.rank
+    zero = r.constant_of(ConstantAttributes(0.0, found.image.type.dtype, found.image.type.device))
+    x = _padded(r, found.image, zero, {last.axis: (last.low, last.high)})
+    x = _windowed(r, x, last.axis, last.size, last.stride, last.dilation)
+    x = r.permute(x, (*range(rank - 1), rank, rank - 1))
+    row = last.size * shape[-1]
+    wide = -(-row // _FEW_CHANNELS) * _FEW_CHANNELS
+    x = r.reshape(x, (*x.type.static_shape[: rank - 1], row))
+    x = r.emit("copy", _padded(r, x, zero, {rank - 1: (0, wide - row)}), hint="rows")
+    x = _padded(r, x, zero, {w.axis: (w.low, w.high) for w in outer})
+    for w in outer:
+        x = _windowed(r, x, w.axis, w.size, w.stride, w.dilation)
+    free = free_axes(weight.type.rank, (), attributes.rhs_contract)
+    w_laid = r.permute(weight, (*free, *attributes.rhs_contract))
+    columns = w_laid.type.static_shape[: len(free)]
+    sizes = [w.size for w in outer]
+    if prod(w_laid.type.static_shape[len(free) :]) != prod(sizes) * row:
+        return None
+    w_laid = r.reshape(w_laid, (*columns, *sizes, row))
+    w_laid = r.emit("copy", _padded(r, w_laid, zero, {w_laid.type.rank - 1: (0, wide - row)}), hint="laid_out")
+    inner = tuple(range(len(free), w_laid.type.rank))
+    product = r.emit("dot", x, w_laid, attributes=_contracting(attributes, (*range(rank, x.type.rank), rank - 1), inner))
+    return r.reshape(product, r.op.result.type.shape)
+
+
+def _contracting(attributes: DotAttributes, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> DotAttributes:
+    return DotAttributes(lhs, rhs, dtype=attributes.dtype, tf32=attributes.tf32)
+
+
+def _padded(r: Rewriter, x: Value, zero: Value, around: dict[int, tuple[int, int]]) -> Value:
+    """Zeros before and after some axes; elements that no window reaches are left out."""
+    rank, shape = x.type.rank, x.type.static_shape
+    if any(high < 0 for _, high in around.values()):
+        stops = tuple(n + min(around.get(a, (0, 0))[1], 0) for a, n in enumerate(shape))
+        x = r.emit("slice", x, attributes=SliceAttributes((0,) * rank, stops, (1,) * rank))
+    low, high = (tuple(max(around.get(a, (0, 0))[side], 0) for a in range(rank)) for side in (0, 1))
+    return r.emit("pad", x, zero, attributes=PadAttributes(low, high)) if any((*low, *high)) else x
+
+
+def _windowed(r: Rewriter, x: Value, axis: int, size: int, stride: int, dilation: int) -> Value:
+    """Windows along an axis, their places along a new last one."""
+    seen = r.emit("windows", x, attributes=WindowsAttributes(axis, (size - 1) * dilation + 1, stride))
+    shape = seen.type.static_shape
+    if dilation == 1:
+        return seen
+    steps = (*(1 for _ in shape[:-1]), dilation)
+    return r.emit("slice", seen, attributes=SliceAttributes((0,) * len(shape), shape, steps))

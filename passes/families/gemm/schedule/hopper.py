@@ -68,6 +68,9 @@ _TILES = (
 _PAIRED = (_Tile(128, 128, 4, False, 0.963), _Tile(128, 64, 6, True, 0.838))
 """For two products of one left operand; the columns are those of each."""
 
+_FEWEST = 16
+"""Columns of a matmul over windows."""
+
 _ROW_BYTES = 128
 _LEAST_COPY = 64
 """Columns that one copy brings where they lie side by side."""
@@ -93,7 +96,8 @@ class HopperProblem:
 
     ``reads``: tensors of the result's size that the epilogue reads. defers: the results are rounded to 16 bits, so that
     epilogues can run under the next tile's products. transposed: neighbours in the right operands' memory are of
-    different columns, of which a copy brings 64.
+    different columns, of which a copy brings 64. windows: the left operand shows windows of an image, which no other
+    kernel of ours fetches as fast, also for few columns.
     """
 
     batches: int
@@ -105,6 +109,7 @@ class HopperProblem:
     bits: int = 16
     defers: bool = False
     transposed: bool = False
+    windows: bool = False
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -112,7 +117,9 @@ class HopperProblem:
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
     """Schedules, best predicted first. None on other cards, or for too little work."""
-    if target.backend != "cuda" or target.arch != 90 or p.products > 2 or min(p.m, p.n) <= 64 or not p.k:
+    if target.backend != "cuda" or target.arch != 90 or p.products > 2 or not p.k:
+        return []
+    if min(p.m, p.n) <= 64 and not (p.windows and min(p.m, p.n) >= _FEWEST):
         return []
     found: dict[HopperGemmSchedule, None] = {}
     for tile in _TILES if p.products == 1 else _PAIRED:
@@ -129,7 +136,7 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     rows, columns = p.tiles(tile)
     tiles, steps = p.batches * rows * columns, p.k * p.bits // (8 * _ROW_BYTES)
     enough = target.units // 2
-    if enough <= tiles <= target.units:
+    if enough <= tiles <= target.units or (p.windows and tiles < enough):
         yield (1, 1), 1
     elif tiles > target.units:
         halved = rows % 2 == 0 and not (p.transposed and tile.n < 2 * _LEAST_COPY)
