@@ -9,13 +9,19 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from fusec.ir.attributes import ReduceAttributes, SliceAttributes
+from fusec.ir.attributes import PermuteAttributes, ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Value
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 
 MOST_PLACES = 64
 """Elements of a window, up to which it is opened: 7×7 and less."""
+
+FEW_PLACES = 16
+"""The same for parts that do not overlap."""
+
+MOST_LAID_OUT = 1 << 20
+"""Elements of weights that are put in another order first."""
 
 _COMBINES = {"reduce_sum": "add", "reduce_max": "maximum", "reduce_min": "minimum"}
 _DEPTH = 4
@@ -34,20 +40,37 @@ def reduction_of_windows(r: Rewriter) -> Outcome:
     attributes = r.op.attributes
     assert isinstance(attributes, ReduceAttributes)
     extents = [x.type.shape[a] for a in attributes.axes]
-    if attributes.dtype is not None or not x.type.is_static or not extents or not _shows_windows(r, x, _DEPTH):
+    if attributes.dtype is not None or not x.type.is_static or not extents:
         return None
     sizes = [n for n in extents if isinstance(n, int)]
     if not 1 <= prod(sizes) <= MOST_PLACES or 0 in x.type.shape:
         return None
+    if not _shows_windows(r, x, _DEPTH) and not (prod(sizes) <= FEW_PLACES and _is_parted(r, x, attributes.axes)):
+        return None
     x = _laid_out(r, x, attributes.axes, _DEPTH)
     terms = [_at(r, x, dict(zip(attributes.axes, place, strict=True)), _DEPTH) for place in product(*map(range, sizes))]
-    total = terms[0]
-    for term in terms[1:]:
-        total = r.emit(_COMBINES[r.op.name], total, term)
-    return r.reshape(total, r.op.result.type.shape)
+    while len(terms) > 1:  # in pairs: an expression that is not deep, and a sum whose error is small
+        pairs = zip(terms[::2], terms[1::2])
+        terms = [r.emit(_COMBINES[r.op.name], *pair) for pair in pairs] + terms[len(terms) // 2 * 2 :]
+    return r.reshape(terms[0], r.op.result.type.shape)
+
+
+def _is_parted(r: Rewriter, value: Value, axes: tuple[int, ...]) -> bool:
+    """Whether a value shows an image in parts of one size, which are reduced: elements side by side are of different
+    results."""
+    made = r.producer(value)
+    while made is not None and made.definition.kind == "elementwise" and len(made.operands) == 1:
+        made = r.producer(made.operands[0])
+    if made is None or made.name != "permute":
+        return False
+    split = r.producer(made.operands[0], "reshape")
+    assert isinstance(made.attributes, PermuteAttributes)
+    return split is not None and split.result.type.rank - 1 not in {made.attributes.permutation[a] for a in axes}
 
 
 def _shows_windows(r: Rewriter, value: Value, depth: int) -> bool:
+    """Whether a value is made of windows, or of parts of an image that are read across: its elements side by side are of
+    different results."""
     made = r.producer(value)
     while made is not None and made.definition.kind == "view":
         if made.name == "windows":
@@ -70,7 +93,7 @@ def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int) -> V
         if tuple(operands) == made.operands:
             return value
         return r.emit(made.name, *operands, attributes=made.attributes)
-    if _shows_windows(r, value, 0) or not axes:
+    if not axes or value.type.size > MOST_LAID_OUT or _shows_windows(r, value, depth):
         return value
     order = (*axes, *(a for a in range(value.type.rank) if a not in axes))
     laid = r.emit("copy", r.permute(value, order), hint="laid_out")

@@ -83,12 +83,11 @@ def _called(
     order = (0, *range(2, rank), 1)
     shape = tuple(e.out.static_shape[a] for a in order)
     text = convolution_to_text(replace(call, shape=shape))
-    made = e.emit(
-        "extern",
-        e.permute(input, order),
-        weight,
-        attributes=ExternAttributes(CONVOLUTION, text, (e.out.with_shape(shape),), reason),
-    )
+    given = [e.permute(input, order), weight]
+    if bias is not None and input.type.device == "cpu":  # there the library adds it before it rounds
+        given.append(bias)
+        bias = None
+    made = e.emit("extern", *given, attributes=ExternAttributes(CONVOLUTION, text, (e.out.with_shape(shape),), reason))
     if bias is not None:
         wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
         made = e.rounded(e.emit("add", e.cast(made, wide), e.cast(bias, wide)), e.out.dtype)
@@ -100,8 +99,8 @@ def _depthwise(e: Emitter, seen: Value, weight: Value, bias: Value | None, wide:
     *outer, channels = extents(seen)[: len(e.out.shape)]
     size = extents(weight)[2:]
     times = extents(weight)[0] // channels
-    image = e.reshape(e.cast(seen, wide), (*outer, channels, 1, *size))
-    taps = e.reshape(e.cast(weight, wide), (channels, times, *size))
+    image = e.cast(e.reshape(seen, (*outer, channels, 1, *size)), wide)
+    taps = e.cast(e.reshape(weight, (channels, times, *size)), wide)
     rank = len(outer) + 2
     total = e.reduce("reduce_sum", e.emit("mul", image, taps), tuple(range(rank, rank + len(size))))
     total = e.reshape(total, (*outer, channels * times))

@@ -18,7 +18,7 @@ CONVOLUTION = "fusec.convolution"
 @dataclass(frozen=True)
 class LibraryConvolution:
     """image: ``[n, channels, places...]``; None for the first operand, ``[n, places..., channels]``. weight: as PyTorch has
-    it; None for the second operand. padding: on both sides; of the windows that there
+    it; None for the second operand. A third is a bias. padding: on both sides; of the windows that there
     are then, those in ``shape`` are taken: ``[n, windows..., columns]``, as the result lies. beyond: more places of a
     ``transposed`` one's result."""
 
@@ -68,10 +68,11 @@ def bind_convolution(text: str) -> Callable[..., Sequence[Any]]:
         with torch.no_grad():
             image = operands[0].permute(first) if c.image is None else see(c.image, operands)
             weight = operands[1] if c.weight is None else see(c.weight, operands)
+            bias = operands[2] if len(operands) > 2 else None
             if places in formats:
                 weight = weight.contiguous(memory_format=formats[places])
             made = torch.convolution(
-                image, weight, None, c.stride, c.padding, c.dilation, c.transposed, c.beyond or (0,) * places, c.groups
+                image, weight, bias, c.stride, c.padding, c.dilation, c.transposed, c.beyond or (0,) * places, c.groups
             )
             for axis, count in enumerate(c.shape[1:-1]):
                 made = made.narrow(2 + axis, 0, count)
