@@ -125,5 +125,5 @@ def lower_with(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
     launch = schedule.launch
     kernel = replace(lowered.kernel, warps=launch.warps, stages=launch.stages, registers=launch.registers)
     kernel = replace(kernel, language=schedule.language)
-    followers = tuple(replace(f, kernel=replace(f.kernel, language="triton")) for f in lowered.followers)
-    return replace(lowered, kernel=kernel, followers=followers, seconds=schedule.seconds)
+    reductions = tuple(replace(f, kernel=replace(f.kernel, language="triton")) for f in lowered.reductions)
+    return replace(lowered, kernel=kernel, reductions=reductions, seconds=schedule.seconds)

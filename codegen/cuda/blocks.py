@@ -20,7 +20,7 @@ from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, symbo
 from fusec.ir.indexing import substitute
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {
@@ -156,7 +156,7 @@ class BlockEmitter:
                 self._reduce(s)
             case Loop():
                 self._loop(s)
-            case If() | Weigh() | Dot() | Grid():
+            case If() | SoftmaxExp() | Dot() | Grid():
                 raise LoweringError(f"{type(s).__name__.lower()} inside a block of maps and reductions")
             case _:
                 assert_never(s)

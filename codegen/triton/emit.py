@@ -17,7 +17,7 @@ from fusec.ir.index import Expr, Index, Symbol, mul, product
 from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import DType
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Buffer, Load, loads
 
 _REDUCE = {
@@ -201,7 +201,7 @@ class _Emitter(Scalars):
                 self._loop(statement)
             case If():
                 raise LoweringError("branches inside a block")
-            case Weigh():
+            case SoftmaxExp():
                 raise LoweringError("weights and their sums in one statement")
             case Grid():
                 raise LoweringError("a grid inside a grid")

@@ -18,10 +18,10 @@ from fusec.codegen.tvm.pointwise import emit_pointwise
 from fusec.codegen.tvm.products import emit_dot
 from fusec.codegen.tvm.reduce import emit_reduce
 from fusec.codegen.tvm.scalars import Points
+from fusec.codegen.tvm.softmax_exp import emit_softmax_exp
 from fusec.codegen.tvm.tiles import configure, release
 from fusec.codegen.tvm.tir import Node
 from fusec.codegen.tvm.vector import Code
-from fusec.codegen.tvm.weigh import emit_weigh
 from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.types import bf16, most_of
@@ -38,9 +38,9 @@ from fusec.tile.nodes import (
     Map,
     Move,
     Reduce,
+    SoftmaxExp,
     Statement,
     Store,
-    Weigh,
     multiplies_halves,
     statements,
     uses_tiles,
@@ -113,8 +113,8 @@ class Emitter:
                 emit_pointwise(self.context, code, self.numbers, statement)
             case Reduce():
                 emit_reduce(self.context, code, self.numbers, statement)
-            case Weigh():
-                emit_weigh(self.context, code, self.numbers, statement)
+            case SoftmaxExp():
+                emit_softmax_exp(self.context, code, self.numbers, statement)
             case Dot():
                 emit_dot(self.context, code, self.numbers, statement)
             case _:
@@ -290,7 +290,7 @@ def _needs_int64(statement: Statement) -> bool:
             return indexing.needs_int64(statement.start, statement.stop)
         case If():
             return _has_large_value(statement.condition)
-        case Weigh():
+        case SoftmaxExp():
             return _has_large_value(statement.score)
         case Alloc():
             return False

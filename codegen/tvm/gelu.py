@@ -19,8 +19,8 @@ def gelu_operand(e: Apply, numbers: Numbers) -> ScalarExpr | None:
     a, b = e.args
     for factors in ([a, *_factors(b)], [b, *_factors(a)]):
         rest = [f for f in factors if not _is_constant(f, 0.5)]
-        polynomials = [x for f in rest if (x := _curve(f)) is not None]
-        others = [f for f in rest if _curve(f) is None]
+        polynomials = [x for f in rest if (x := _erf_of(f)) is not None]
+        others = [f for f in rest if _erf_of(f) is None]
         if len(factors) == 3 and len(polynomials) == len(others) == 1:
             x = others[0]
             if numbers.number(x) == numbers.number(polynomials[0]):
@@ -37,13 +37,13 @@ def _is_constant(e: ScalarExpr, value: float) -> bool:
     return isinstance(e, Const) and math.isclose(e.value.real, value, rel_tol=2.0**-23)
 
 
-def _curve(e: ScalarExpr) -> ScalarExpr | None:
+def _erf_of(e: ScalarExpr) -> ScalarExpr | None:
     """``x`` of ``1 + erf(x / sqrt(2))``."""
     if not (isinstance(e, Apply) and e.op == "add"):
         return None
-    for one, curve in (e.args, e.args[::-1]):
-        if _is_constant(one, 1.0) and isinstance(curve, Apply) and curve.op == "erf":
-            return _over_root_two(curve.args[0])
+    for one, erf in (e.args, e.args[::-1]):
+        if _is_constant(one, 1.0) and isinstance(erf, Apply) and erf.op == "erf":
+            return _over_root_two(erf.args[0])
     return None
 
 

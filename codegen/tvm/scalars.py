@@ -139,8 +139,8 @@ class Points:
             case Apply(op="div") if (reciprocal := self._reciprocal(e)) is not None:
                 a, (below, rest) = self.value(e.args[0]), reciprocal
                 return self.code.fma(a, self.code.constant(a, below), self.code.mul(a, self.code.constant(a, rest)))
-            case Apply(op="add") if (curve := _plus_one(e)) is not None:
-                return self._plus_one(e, curve)
+            case Apply(op="add") if (function := _plus_one(e)) is not None:
+                return self._plus_one(e, function)
             case Apply(op="mul") if (parts := self._over_at_least_one(e)) is not None:
                 return self.code.div(self.value(parts[0]), self.value(parts[1]))
             case Apply(op="mul") if (x := gelu_operand(e, self.numbers)) is not None:
@@ -210,16 +210,16 @@ class Points:
                         return x, below
         return None
 
-    def _plus_one(self, e: Apply, curve: Apply) -> Value:
+    def _plus_one(self, e: Apply, function: Apply) -> Value:
         """tanh or erf and 1."""
-        (x,) = curve.args
+        (x,) = function.args
         if self.numbers.number(e) in self.short:
             inner, factor = _scaled(x)
-            short = short_tanh_plus_one if curve.op == "tanh" else short_erf_plus_one
+            short = short_tanh_plus_one if function.op == "tanh" else short_erf_plus_one
             found = short(self.code, self.value(inner), factor)
             if found is not None:
                 return found
-        if curve.op == "tanh":
+        if function.op == "tanh":
             return tanh_plus_one(self.code, self.value(x))
         return operations.apply(self.code, e, [self.value(a) for a in e.args])
 
@@ -435,7 +435,7 @@ _LLVM_TYPES = {
 
 
 def _plus_one(e: Apply) -> Apply | None:
-    """The curve of ``tanh(x) + 1`` or ``erf(x) + 1`` in f32 or f64."""
+    """The function of ``tanh(x) + 1`` or ``erf(x) + 1`` in f32 or f64."""
     for a, b in (e.args, e.args[::-1]):
         if isinstance(a, Apply) and a.op in ("tanh", "erf") and isinstance(b, Const) and b.value == 1:
             return a if e.dtype.bits >= 32 else None

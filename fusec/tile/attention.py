@@ -11,11 +11,11 @@ from fusec.tile.scalar import Apply, Const, Load, ScalarExpr
 _FEWEST_COLUMNS, _MOST_COLUMNS = 16, 256
 
 
-def mean_of(out: Load, total: Load, *, guarded: bool) -> ScalarExpr:
+def mean_of(out: Load, row_sum: Load, *, guarded: bool) -> ScalarExpr:
     """The weighted sum of values over the sum of weights; guarded, over 1 where no key has a weight."""
-    none = Apply("eq", (total, Const(0.0, total.dtype)), bool_)
-    divisor = Apply("select", (none, Const(1.0, total.dtype), total), total.dtype) if guarded else total
-    return Apply("div", (out, divisor), total.dtype)
+    none = Apply("eq", (row_sum, Const(0.0, row_sum.dtype)), bool_)
+    divisor = Apply("select", (none, Const(1.0, row_sum.dtype), row_sum), row_sum.dtype) if guarded else row_sum
+    return Apply("div", (out, divisor), row_sum.dtype)
 
 
 def columns_of(axis: Iter) -> int:

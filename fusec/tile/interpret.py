@@ -21,7 +21,22 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Move, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import (
+    Alloc,
+    Block,
+    Dot,
+    Grid,
+    If,
+    Iter,
+    Kernel,
+    Loop,
+    Map,
+    Move,
+    Reduce,
+    SoftmaxExp,
+    Statement,
+    Store,
+)
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A
@@ -110,8 +125,8 @@ class _Interpreter:
                 self._pointwise(statement, at)
             case Reduce():
                 self._reduce(statement, at)
-            case Weigh():
-                self._weigh(statement, at)
+            case SoftmaxExp():
+                self._softmax_exp(statement, at)
             case Dot():
                 self._dot(statement, at)
             case _:
@@ -173,17 +188,17 @@ class _Interpreter:
             whole[...] = ufunc(whole, value)
         self._write(target, place, whole[place])
 
-    def _weigh(self, weigh: Weigh, at: Points) -> None:
+    def _softmax_exp(self, statement: SoftmaxExp, at: Points) -> None:
         """The sum, then the weights, which may take the scores' place."""
-        total, weights = weigh.total, weigh.weights
-        dtype = total.dtype
-        exponent: ScalarExpr = Apply("mul", (weigh.score, Const(weigh.factor, dtype)), dtype)
-        if weigh.shift is not None:
-            exponent = Apply("sub", (exponent, weigh.shift), dtype)
+        row_sum, weights = statement.row_sum, statement.weights
+        dtype = row_sum.dtype
+        exponent: ScalarExpr = Apply("mul", (statement.score, Const(statement.factor, dtype)), dtype)
+        if statement.shift is not None:
+            exponent = Apply("sub", (exponent, statement.shift), dtype)
         power = Apply("exp2", (exponent,), dtype)
-        domain = (weigh.keys, weigh.queries)
-        places = [tuple(_plain(i) for i in load.index) for load in (total, weights)]
-        self._reduce(Reduce(domain, total.buffer, places[0], "sum", power, fresh=False), at)
+        domain = (statement.keys, statement.queries)
+        places = [tuple(_plain(i) for i in load.index) for load in (row_sum, weights)]
+        self._reduce(Reduce(domain, row_sum.buffer, places[0], "sum", power, fresh=False), at)
         self._pointwise(Map(domain, weights.buffer, places[1], power), at)
 
     def _dot(self, dot: Dot, at: Points) -> None:

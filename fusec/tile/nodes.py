@@ -128,10 +128,10 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Weigh:
+class SoftmaxExp:
     """What keys weigh for queries: ``weights = 2 ** (score * factor - shift)`` over keys and queries.
 
-    To ``total``, one number a query as ``shift`` is, the weights are added up before they are rounded to their
+    To ``row_sum``, one number a query as ``shift`` is, the weights are added up before they are rounded to their
     buffer's dtype. Where that is bf16, a power may be off by 2**-13 of itself. Without a shift, 0 is subtracted. On a
     CPU the queries fill vectors, and weights of bf16 lie in pairs: those of two keys side by side, those of the next
     query behind them. ``ahead``: elements whose cache lines a CPU brings to its L2 meanwhile, at each key (each
@@ -141,7 +141,7 @@ class Weigh:
     keys: Iter
     queries: Iter
     weights: Load
-    total: Load
+    row_sum: Load
     score: ScalarExpr
     factor: float
     shift: Load | None = None
@@ -206,7 +206,7 @@ def grouped(dot: Dot) -> int:
     return 1 if dot.a.dtype == dot.accumulator.dtype else 32 // dot.a.dtype.bits
 
 
-Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | Weigh | Dot
+Statement = Grid | Loop | If | Alloc | Map | Store | Reduce | SoftmaxExp | Dot
 Block = tuple[Statement, ...]
 
 
@@ -463,7 +463,7 @@ def statements(block: Block) -> Iterator[Statement]:
                 yield from statements(statement.orelse)
             case Dot():
                 yield from statement.beside
-            case Alloc() | Map() | Store() | Reduce() | Weigh():
+            case Alloc() | Map() | Store() | Reduce() | SoftmaxExp():
                 pass
             case _:
                 assert_never(statement)

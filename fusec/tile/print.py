@@ -20,9 +20,9 @@ from fusec.tile.nodes import (
     Loop,
     Map,
     Reduce,
+    SoftmaxExp,
     Statement,
     Store,
-    Weigh,
 )
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
@@ -129,8 +129,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             value = f"{'loose ' if statement.loose else ''}{statement.op}({print_scalar(statement.value)})"
             branching = " branching" if statement.branches else ""
             return [f"{pad}reduce {place} {sign} {value}{_for(statement.domain)}{branching}"]
-        case Weigh():
-            return [pad + _weigh(statement)]
+        case SoftmaxExp():
+            return [pad + _softmax_exp(statement)]
         case Dot():
             return [pad + _dot(statement), *_block(statement.beside, depth + 1)]
         case _:
@@ -141,11 +141,11 @@ def _fetching(ahead: tuple[Load, ...]) -> str:
     return f" fetching {', '.join(map(print_scalar, ahead))}" if ahead else ""
 
 
-def _weigh(weigh: Weigh) -> str:
-    shift = f" - {print_scalar(weigh.shift)}" if weigh.shift is not None else ""
-    power = f"2 ** ({print_scalar(weigh.score)} * {weigh.factor}{shift})"
-    targets = f"{print_scalar(weigh.weights)}, {print_scalar(weigh.total)}"
-    return f"weigh {targets} <- {power}{_for((weigh.keys, weigh.queries))}{_fetching(weigh.ahead)}"
+def _softmax_exp(statement: SoftmaxExp) -> str:
+    shift = f" - {print_scalar(statement.shift)}" if statement.shift is not None else ""
+    power = f"2 ** ({print_scalar(statement.score)} * {statement.factor}{shift})"
+    targets = f"{print_scalar(statement.weights)}, {print_scalar(statement.row_sum)}"
+    return f"softmax_exp {targets} <- {power}{_for((statement.keys, statement.queries))}{_fetching(statement.ahead)}"
 
 
 def _dot(dot: Dot) -> str:

@@ -20,9 +20,9 @@ from fusec.tile.nodes import (
     Loop,
     Map,
     Reduce,
+    SoftmaxExp,
     Statement,
     Store,
-    Weigh,
     grouped,
 )
 from fusec.tile.print import print_scalar
@@ -109,8 +109,8 @@ class _Verifier:
                 self.pointwise(statement, known, bound)
             case Reduce():
                 self.reduce(statement, known, bound)
-            case Weigh():
-                self.weigh(statement, known, bound)
+            case SoftmaxExp():
+                self.softmax_exp(statement, known, bound)
             case Dot():
                 self.dot(statement, known, bound)
             case Alloc():
@@ -159,19 +159,23 @@ class _Verifier:
         if statement.op != "sum" or not isinstance(other, Const) or other.value != 0:
             self.fail("a branch that is not taken adds 0 to a sum")
 
-    def weigh(self, weigh: Weigh, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
-        self.where = f"weigh to {weigh.weights.buffer}"
-        domain = (weigh.keys, weigh.queries)
+    def softmax_exp(self, statement: SoftmaxExp, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
+        self.where = f"softmax_exp to {statement.weights.buffer}"
+        domain = (statement.keys, statement.queries)
         inner = self.domain(domain, bound)
-        for load in (weigh.weights, weigh.total, *((weigh.shift,) if weigh.shift is not None else ())):
+        for load in (
+            statement.weights,
+            statement.row_sum,
+            *((statement.shift,) if statement.shift is not None else ()),
+        ):
             self.buffer(load.buffer, "tile")
             self.place(load.buffer, load.index, known, inner, domain)
             used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-            if load is not weigh.weights and (load.dtype != weigh.total.dtype or weigh.keys.var in used):
-                self.fail(f"{load.buffer} holds no {weigh.total.dtype} for each query")
-        self.scalar(weigh.score, known, inner, domain)
-        for load in weigh.ahead:
-            self.place(load.buffer, load.index, known, bound | {weigh.keys.var}, (weigh.keys,))
+            if load is not statement.weights and (load.dtype != statement.row_sum.dtype or statement.keys.var in used):
+                self.fail(f"{load.buffer} holds no {statement.row_sum.dtype} for each query")
+        self.scalar(statement.score, known, inner, domain)
+        for load in statement.ahead:
+            self.place(load.buffer, load.index, known, bound | {statement.keys.var}, (statement.keys,))
 
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         for store in dot.beside:

@@ -54,7 +54,7 @@ DIVISION = 4
 """Of an index by a constant, for the quotient or the remainder: a multiplication, shifts, another for the rest."""
 
 SHORT: Mapping[str, int] = {"tanh": 9, "exp": 9, "erf": 18}
-"""Of a curve to no more digits than bf16 keeps."""
+"""Of a polynomial to no more digits than bf16 keeps."""
 
 ROUNDING, ROUNDING_BY_HAND = 2, 7
 """From f32 to a half type and to memory, with an instruction for it and without. That for bf16 takes subnormal numbers

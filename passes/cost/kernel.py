@@ -13,7 +13,19 @@ from fusec.passes.cost.work import UNROLLED, Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import Dot, Grid, Iter, Kernel, Loop, Map, Reduce, Store, Weigh, multiplies_halves, statements
+from fusec.tile.nodes import (
+    Dot,
+    Grid,
+    Iter,
+    Kernel,
+    Loop,
+    Map,
+    Reduce,
+    SoftmaxExp,
+    Store,
+    multiplies_halves,
+    statements,
+)
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8
@@ -208,7 +220,7 @@ def _differ(grid: Grid, own: set[Symbol]) -> bool:
                 bounds = (it.limit for it in s.domain)
             case Dot():
                 bounds = (it.limit for it in (s.m, s.n, s.k))
-            case Weigh():
+            case SoftmaxExp():
                 bounds = (it.limit for it in (s.keys, s.queries))
             case _:
                 pass

@@ -16,7 +16,7 @@ from fusec.passes.cost.instructions import INSTRUCTIONS, instructions, lanes_of,
 from fusec.passes.cost.traffic import Nest, Repeat, Touch
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates, unit_of
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, Statement, Store, Weigh
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, offset_of
 
 STATEMENT = 12
@@ -89,8 +89,8 @@ class Counter:
                 return self._pointwise(statement, values)
             case Reduce():
                 return self._reduce(statement, values)
-            case Weigh():
-                return self._weigh(statement, values)
+            case SoftmaxExp():
+                return self._softmax_exp(statement, values)
             case Dot():
                 return self._dot(statement, values)
             case Alloc():
@@ -183,15 +183,15 @@ class Counter:
         touched = [*touched, *(node for w in others for node in w.touched)]
         return Work(seconds + moved, self._instructions(STATEMENT) + vectors, touched)
 
-    def _weigh(self, s: Weigh, values: Values) -> Work:
+    def _softmax_exp(self, s: SoftmaxExp, values: Values) -> Work:
         domain = (s.keys, s.queries)
         counts = [_count(it, values) for it in domain]
-        stored, lanes = s.weights.dtype, self.target.lanes(s.total.dtype.bits)
+        stored, lanes = s.weights.dtype, self.target.lanes(s.row_sum.dtype.bits)
         scaled_and_added = 2.0
-        score = instructions(s.score, s.queries.var, self.target, s.total.dtype, halves=self.halves) - 1
+        score = instructions(s.score, s.queries.var, self.target, s.row_sum.dtype, halves=self.halves) - 1
         power, kept = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
         each = score + scaled_and_added + power + kept + ITERATION / 4
-        touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.total))]
+        touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.row_sum))]
         vectors = counts[0] * _vectors(counts[1], lanes)
         return Work(0.0, self._instructions(vectors * each + STATEMENT), touched)
 

@@ -16,7 +16,7 @@ from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
-from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, Store, Weigh, statements
+from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, SoftmaxExp, Store, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 from fusec.tile.views import Subscripts, settled
 
@@ -37,7 +37,7 @@ class PackPlan:
 
 
 @dataclass(frozen=True)
-class Follower:
+class ReductionKernel:
     """A kernel that runs after the group's own, and what to pass for each of its parameters."""
 
     kernel: Kernel
@@ -48,9 +48,9 @@ class Follower:
 class LoweredGroup:
     """A group's kernel, what to pass for each of its parameters, and the packing that comes first.
 
-    ``scratch`` is memory of one call between the kernel and its ``followers``, which run in order after it.
-    ``skipped``: the share of an attention's scores that are never computed. ``seconds``: predicted, of the kernel and
-    its followers on a GPU; a CPU's depend on the whole program.
+    ``scratch`` is memory of one call between the kernel and its ``reductions``, kernels that combine its parts in
+    order after it. ``skipped``: the share of an attention's scores that are never computed. ``seconds``: predicted, of
+    the kernel and its reduction kernels on a GPU; a CPU's depend on the whole program.
     """
 
     kernel: Kernel
@@ -58,7 +58,7 @@ class LoweredGroup:
     packs: tuple[PackPlan, ...]
     schedule: tuple[tuple[str, int | str], ...]
     scratch: tuple[Buffer, ...] = ()
-    followers: tuple[Follower, ...] = ()
+    reductions: tuple[ReductionKernel, ...] = ()
     skipped: float | None = None
     seconds: float = 0.0
 
@@ -130,20 +130,21 @@ class LoweringContext:
         kind: str,
         body: Block,
         scratch: Sequence[Buffer],
-        joined_kind: str,
-        joined_body: Block,
+        combine_kind: str,
+        combine_body: Block,
         schedule: Iterable[tuple[str, int | str]] = (),
         warps: int = 4,
     ) -> LoweredGroup:
-        """A kernel that leaves parts of the results in ``scratch``, and one that joins them, with this many warps."""
+        """A kernel that leaves parts of the results in ``scratch``, and one that combines them, with this many
+        warps."""
         outputs = [self.buffers[v] for v in self.body.outputs]
         final = max((b.dtype for b in outputs), key=lambda d: d.bits)
         kernel, arguments = self.kernel(self.name, kind, body, scratch)
-        last, passed = self.kernel(f"join_{self.name}", joined_kind, joined_body, outputs, scratch)
+        last, passed = self.kernel(f"combine_{self.name}", combine_kind, combine_body, outputs, scratch)
         moved = sum(b.extent * b.dtype.itemsize for b in scratch)
-        joined = Follower(replace(last, flops=0, bytes=moved, warps=warps, stages=min(warps, 1)), passed)
+        combining = ReductionKernel(replace(last, flops=0, bytes=moved, warps=warps, stages=min(warps, 1)), passed)
         first = replace(kernel, final=final)
-        return LoweredGroup(first, arguments, tuple(self.packs), tuple(schedule), tuple(scratch), (joined,))
+        return LoweredGroup(first, arguments, tuple(self.packs), tuple(schedule), tuple(scratch), (combining,))
 
     def kernel(
         self, name: str, kind: str, body: Block, outputs: Sequence[Buffer], scratch: Sequence[Buffer] = ()
@@ -233,8 +234,8 @@ def buffers_in(block: Block) -> set[Buffer]:
                 found.update(x.buffer for x in loads(s.value))
             case Dot():
                 found.update(x.buffer for x in (s.accumulator, s.a, s.b))
-            case Weigh():
-                found.update(x.buffer for x in (s.weights, s.total, *loads(s.score)))
+            case SoftmaxExp():
+                found.update(x.buffer for x in (s.weights, s.row_sum, *loads(s.score)))
             case Alloc():
                 found.add(s.buffer)
             case _:

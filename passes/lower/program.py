@@ -203,7 +203,7 @@ def _fused(a: _Assembly, op: Op, owned: dict[Value, Strides]) -> None:
         return
     extra = {p.packed: _pack(a, p) for p in lowered.packs} | {b: _scratch(a, b, op) for b in lowered.scratch}
     _make_results(a, op, owned)
-    for kernel, passed in ((lowered.kernel, lowered.arguments), *((f.kernel, f.arguments) for f in lowered.followers)):
+    for kernel, passed in ((lowered.kernel, lowered.arguments), *((f.kernel, f.arguments) for f in lowered.reductions)):
         arguments = tuple(extra[x] if isinstance(x, Buffer) else _slot(a, x) for x in passed)
         a.steps.append(Launch(_kernel(a, kernel), arguments, lowered.kernel.name))
     a.reports.append(a.report(lowered, op))

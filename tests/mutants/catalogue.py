@@ -235,8 +235,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows_without_a_finite_score_divide_by_nothing",
         "fusec.tile.attention",
         "mean_of",
-        "if guarded else total",
-        "if guarded and total is None else total",
+        "if guarded else row_sum",
+        "if guarded and row_sum is None else row_sum",
         ("tests/passes/families/attention/test_cpu.py::test_rows_without_a_finite_score",),
     ),
     Mutant(
@@ -251,8 +251,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "attention_keeps_old_sums",
         "fusec.passes.lower.online",
         "online_softmax",
-        'put(total, Apply("mul", (total, scale), d)),',
-        "put(total, total),",
+        'put(row_sum, Apply("mul", (row_sum, scale), d)),',
+        "put(row_sum, row_sum),",
         (
             "tests/passes/families/attention/test_match.py::test_changes_of_the_scores",
             "tests/passes/lower/test_mask.py",
@@ -707,9 +707,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "parts_joined_without_their_maxima",
-        "fusec.passes.lower.join",
+        "fusec.passes.lower.combine",
         "join",
-        "power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.peak, index), Load(shift, at))",
+        "power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.row_max, index), Load(shift, at))",
         "power = Const(1.0, d)",
         ("tests/passes/families/attention/test_gpu.py::test_parts_are_joined_by_their_maxima",),
     ),

@@ -104,7 +104,7 @@ struct Online {
     static constexpr int kScores = Plan::kKeys / 2, kOut = Plan::kValues / 2;
     float out[kOut];
     u32 weights[Plan::kKeys / 16][4];
-    float peak[2] = {-infinity, -infinity}, total[2] = {0, 0}, rescale[2] = {1, 1};
+    float row_max[2] = {-infinity, -infinity}, row_sum[2] = {0, 0}, rescale[2] = {1, 1};
     bool grew = true;  // in any row of the warp
 
     /// scores = Q K^T, started.
@@ -146,11 +146,11 @@ struct Online {
             scores[i] = kMasked ? plan.score_masked(scores[i], rows[i / 2 % 2], along, along)
                                 : plan.score_whole(scores[i], rows[i / 2 % 2], along, along);
         }
-        float highest[2] = {peak[0], peak[1]}, shift[2], sum[2] = {0, 0};
+        float highest[2] = {row_max[0], row_max[1]}, shift[2], sum[2] = {0, 0};
 #pragma unroll
         for (int i = 0; i < kScores; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) rescale[h] = raise_peak<Plan>(peak[h], row_max(highest[h]), shift[h]);
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_max<Plan>(row_max[h], quad_max(highest[h]), shift[h]);
         grew = __any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
@@ -158,7 +158,7 @@ struct Online {
             sum[i / 2 % 2] += scores[i];
         }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) total[h] = total[h] * rescale[h] + sum[h];
+        for (int h = 0; h < 2; ++h) row_sum[h] = row_sum[h] * rescale[h] + sum[h];
     }
 
     __device__ void round_weights(const float (&scores)[kScores]) {
@@ -200,7 +200,7 @@ __device__ void store_attention(const Plan& plan, Online<Plan>& o, char* results
     int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp, row = consumer * 64 + fragment_row();
     float inverse[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) inverse[h] = inverse_of<Plan>(o.total[h]);
+    for (int h = 0; h < 2; ++h) inverse[h] = inverse_of<Plan>(o.row_sum[h]);
     u32 box = shared_address(results) + consumer * 64 * 128;
     if (Plan::kPersistent && Plan::kStaged) {
         if (thread == 0) store_wait_read<0>();

@@ -44,7 +44,7 @@ struct MmaAttention {
     /// What a warp keeps of its rows; a thread has two of each fragment.
     struct Online {
         float out[kFragments][kOut][4];
-        float peak[kFragments][2], total[kFragments][2];
+        float row_max[kFragments][2], row_sum[kFragments][2];
     };
 
     /// Scores of one fragment's rows to weights, not yet rounded; the running maximum and sum, and results in their scale.
@@ -52,7 +52,7 @@ struct MmaAttention {
     __device__ static void soften(const Plan& plan, float (&scores)[kScores][4], Online& o, int i, int row, int key) {
         key += accumulator_column();
         const typename Plan::Row rows[2] = {plan.at(row, key), plan.at(row + 8, key)};
-        float highest[2] = {o.peak[i][0], o.peak[i][1]}, shift[2], rescale[2], sum[2] = {0, 0};
+        float highest[2] = {o.row_max[i][0], o.row_max[i][1]}, shift[2], rescale[2], sum[2] = {0, 0};
 #pragma unroll
         for (int j = 0; j < kScores; ++j)
 #pragma unroll
@@ -63,7 +63,7 @@ struct MmaAttention {
                 highest[e / 2] = fmaxf(highest[e / 2], scores[j][e]);
             }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) rescale[h] = raise_peak<Plan>(o.peak[i][h], row_max(highest[h]), shift[h]);
+        for (int h = 0; h < 2; ++h) rescale[h] = raise_max<Plan>(o.row_max[i][h], quad_max(highest[h]), shift[h]);
 #pragma unroll
         for (int j = 0; j < kScores; ++j)
 #pragma unroll
@@ -72,7 +72,7 @@ struct MmaAttention {
                 sum[e / 2] += scores[j][e];
             }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) o.total[i][h] = o.total[i][h] * rescale[h] + sum[h];
+        for (int h = 0; h < 2; ++h) o.row_sum[i][h] = o.row_sum[i][h] * rescale[h] + sum[h];
         if (!__any_sync(0xffffffff, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
         for (int j = 0; j < kOut; ++j)
@@ -123,8 +123,8 @@ struct MmaAttention {
         for (int i = 0; i < kFragments; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                o.peak[i][h] = -infinity;
-                o.total[i][h] = 0;
+                o.row_max[i][h] = -infinity;
+                o.row_sum[i][h] = 0;
             }
 #pragma unroll
             for (int j = 0; j < kOut; ++j)
@@ -204,7 +204,7 @@ struct MmaAttention {
         for (int i = 0; i < kFragments; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float inverse = inverse_of<Plan>(o.total[i][half]);
+                const float inverse = inverse_of<Plan>(o.row_sum[i][half]);
 #pragma unroll
                 for (int first = 0; first < kOut; first += 4) {
                     u32 eight[4];

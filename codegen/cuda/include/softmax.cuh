@@ -10,11 +10,11 @@ namespace fusec {
 constexpr float kGrowth = 8;
 
 /// Sum, and maximum without NaN, over the four lanes that share a row.
-__device__ inline float row_sum(float x) {
+__device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-__device__ inline float row_max(float x) {
+__device__ inline float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
@@ -29,18 +29,18 @@ __device__ float weight_of(float score, float shift) {
 /// Raises a row's running maximum to `highest` where that is much more, and sets what the row's weights are shifted by;
 /// gives the factor for sums and results so far.
 template <typename Plan>
-__device__ float raise_peak(float& peak, float highest, float& shift) {
-    if ((highest - peak) * Plan::kScale <= kGrowth) highest = peak;
+__device__ float raise_max(float& row_max, float highest, float& shift) {
+    if ((highest - row_max) * Plan::kScale <= kGrowth) highest = row_max;
     shift = highest == -infinity ? 0.0f : Plan::kSubtractsFirst ? highest : highest * Plan::kScale;
-    const float rescale = weight_of<Plan>(peak, shift);
-    peak = highest;
+    const float rescale = weight_of<Plan>(row_max, shift);
+    row_max = highest;
     return rescale;
 }
 
 /// What a row's results are multiplied by: 1 over the sum of its weights. Of a plan with kGuarded, 1 where all are 0.
 template <typename Plan>
-__device__ float inverse_of(float total) {
-    const float sum = row_sum(total);
+__device__ float inverse_of(float row_sum) {
+    const float sum = quad_sum(row_sum);
     return Plan::kGuarded && sum == 0.0f ? 1.0f : 1.0f / sum;
 }
 

@@ -22,8 +22,8 @@ from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.groups.partition import Group, positions_of
+from fusec.passes.lower.combine import LOG2E, Parts, combine, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, expect_index, is_linear, place
-from fusec.passes.lower.join import LOG2E, Parts, join, times
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.tile.attention import mean_of
@@ -59,16 +59,16 @@ def elements_of(context: LoweringContext) -> tuple[AttentionParts, Elements]:
     return parts, find_elements(context.inliner, parts)
 
 
-def start_of(e: Elements, peak: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
-    """What a query's maximum, held in ``peak``, and its sum of exponentials start from: those of its sink alone.
+def start_of(e: Elements, row_max: Load, *, huge: bool = True) -> tuple[ScalarExpr, ScalarExpr]:
+    """What a query's maximum, held in ``row_max``, and its sum of exponentials start from: those of its sink alone.
 
     The maximum is held in powers of two where it is not ``huge``.
     """
-    dtype = peak.dtype
+    dtype = row_max.dtype
     if e.sink is None:
         return Const(-inf, dtype), Const(0.0, dtype)
     sink = e.sink if e.sink.dtype == dtype else Apply("cast", (e.sink,), dtype)
-    none = Apply("eq", (peak, Const(-inf, dtype)), bool_)
+    none = Apply("eq", (row_max, Const(-inf, dtype)), bool_)
     weight = Apply("select", (none, Const(0.0, dtype), Const(1.0, dtype)), dtype)
     return sink if huge else times(sink, LOG2E), weight
 
@@ -125,20 +125,20 @@ class _Attention:
         one = Iter.over(self.dv, self.values)
         depth = Iter.over(e.depth, self.depth)
         q = self.tile("queries", self.depth, s.queries)
-        peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
+        row_max, row_sum = self.tile("row_max", s.queries), self.tile("row_sum", s.queries)
         out = self.tile("acc", self.values, s.queries)
         zero = Const(0.0, self.dtype)
-        begin = first_state(e, Load(peak, (self.qi,)), self.part if s.split > 1 else None, huge=self.huge)
-        first_peak, first_total = (reindex(x, self.shift) for x in begin)
+        begin = first_state(e, Load(row_max, (self.qi,)), self.part if s.split > 1 else None, huge=self.huge)
+        first_max, first_sum = (reindex(x, self.shift) for x in begin)
         span = self._key_range()
         setup: list[Statement] = [
             Alloc(q),
             *self._clear(q, depth),
             Map((depth, self.live_lanes), q, (e.depth, self.qi), self._cast(reindex(e.query, self.shift))),
-            Alloc(peak),
-            Map((self.lanes if e.sink is None else self.live_lanes,), peak, (self.qi,), first_peak),
-            Alloc(total),
-            Map((self.lanes if e.sink is None else self.live_lanes,), total, (self.qi,), first_total),
+            Alloc(row_max),
+            Map((self.lanes if e.sink is None else self.live_lanes,), row_max, (self.qi,), first_max),
+            Alloc(row_sum),
+            Map((self.lanes if e.sink is None else self.live_lanes,), row_sum, (self.qi,), first_sum),
             Alloc(out),
             Map((one, self.lanes), out, (self.dv, self.qi), zero),
         ]
@@ -146,7 +146,7 @@ class _Attention:
         found = find_keys(self.context, e, self.shift, self.live_lanes, self.keys, s.keys)
         setup += found.code if found is not None else ()
         within = found.bounds if found is not None else None
-        step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, peak, total, out)), within)
+        step = Loop(self.k0, start, stop, s.keys, tuple(self._step(q, row_max, row_sum, out)), within)
         others = [
             Iter.over(p, n)
             for a, (p, n) in enumerate(zip(e.point, self.match.value_dot.result.type.shape, strict=True))
@@ -154,10 +154,10 @@ class _Attention:
         ]
         blocks = Iter.over(self.qo, ceildiv(self.queries, s.queries))
         if s.split == 1:
-            grid = Grid((*others, blocks), (*setup, step, *self._stores(out, total)))
+            grid = Grid((*others, blocks), (*setup, step, *self._stores(out, row_sum)))
             return replace(self.context.finish("attention", (grid,), s.describe()), skipped=span.skipped)
         parts = Parts(self.context, s.split, tuple(others), self.queries, one.extent, self.dtype, in_log2=not self.huge)
-        loads = (*(Load(b, (self.qi,)) for b in (peak, total)), Load(out, (self.dv, self.qi)))
+        loads = (*(Load(b, (self.qi,)) for b in (row_max, row_sum)), Load(out, (self.dv, self.qi)))
         row = self.shift[e.point[e.query_axis]]
         leave = part_stores(parts, parts.at(self.part, row), self.live_lanes, one, loads)
         grid = Grid((*others, blocks, Iter(self.part, s.split)), (*setup, step, *leave))
@@ -185,7 +185,7 @@ class _Attention:
             e.score, e.point[e.query_axis], e.key_symbol, (self.queries, s.queries), (self.keys, s.keys), self.qo
         )
 
-    def _step(self, q: Buffer, peak: Buffer, total: Buffer, out: Buffer) -> list[Statement]:
+    def _step(self, q: Buffer, row_max: Buffer, row_sum: Buffer, out: Buffer) -> list[Statement]:
         s, e = self.schedule, self.e
         scores = self.tile("scores", s.keys, s.queries)
         raw = Load(scores, (self.kj, self.qi))
@@ -213,9 +213,9 @@ class _Attention:
             code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
             base = raw
         at = (self.qi,)
-        own = [Load(self.tile(n, s.queries), at) for n in ("block_peak", "shift", "scale")]
+        own = [Load(self.tile(n, s.queries), at) for n in ("block_max", "shift", "scale")]
         own.append(Load(self.tile("grown", 1), (0,)))
-        state = OnlineState(Load(peak, at), Load(total, at), *own)
+        state = OnlineState(Load(row_max, at), Load(row_sum, at), *own)
         acc = Load(out, (self.dv, self.qi))
         rows = Iter.over(self.dv, self.values)
         code += online_softmax(self.block, self.lanes, Score(base, factor, self.huge), raw, state, acc, rows)
@@ -248,8 +248,8 @@ class _Attention:
         tile = self.tile(name, rows.extent, columns.extent)
         return Load(tile, (row, column)), [Alloc(tile), Map((rows, columns), tile, (row, column), shifted)]
 
-    def _stores(self, out: Buffer, total: Buffer) -> list[Store]:
-        mean = mean_of(Load(out, (self.dv, self.qi)), Load(total, (self.qi,)), guarded=self.match.guarded)
+    def _stores(self, out: Buffer, row_sum: Buffer) -> list[Store]:
+        mean = mean_of(Load(out, (self.dv, self.qi)), Load(row_sum, (self.qi,)), guarded=self.match.guarded)
         domain = (self.live_lanes, Iter.over(self.dv, self.values))
         return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)
 
@@ -294,23 +294,23 @@ def attention_stores(
     return stores
 
 
-def first_state(e: Elements, peak: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
+def first_state(e: Elements, row_max: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:
     """:meth:`Elements.start`; of parts of the keys only the first has the sink."""
-    sink, total = start_of(e, peak, huge=huge)
+    sink, row_sum = start_of(e, row_max, huge=huge)
     if e.sink is not None and part is not None:
         first = Apply("eq", (IndexValue(part), Const(0, i64)), bool_)
-        sink = Apply("select", (first, sink, Const(-inf, peak.dtype)), peak.dtype)
-    return sink, total
+        sink = Apply("select", (first, sink, Const(-inf, row_max.dtype)), row_max.dtype)
+    return sink, row_sum
 
 
 def part_stores(
     parts: Parts, at: tuple[Index, ...], rows: Iter, value: Iter, state: tuple[Load, ...]
 ) -> tuple[Store, ...]:
-    """What a task leaves of its part of the keys; ``state`` is peak, total and the sums of values."""
-    peak, total, out = state
+    """What a task leaves of its part of the keys; ``state`` is row_max, row_sum and the sums of values."""
+    row_max, row_sum, out = state
     return (
-        Store((rows,), parts.peak, at, peak),
-        Store((rows,), parts.total, at, total),
+        Store((rows,), parts.row_max, at, row_max),
+        Store((rows,), parts.row_sum, at, row_sum),
         Store((rows, value), parts.out, (*at, value.var), out),
     )
 
@@ -324,14 +324,14 @@ def finish_parts(
     value: Iter,
     details: tuple[tuple[str, int | str], ...],
 ) -> LoweredGroup:
-    """The kernel whose tasks leave parts, and the one that joins them, a row of the result at a time."""
+    """The kernel whose tasks leave parts, and the one that combines them, a row of the result at a time."""
     queries = match.value_dot.result.type.shape[e.query_axis]
     number = symbol("row", 0, last(queries))
-    code, one, mean = join(parts, number, value, guarded=match.guarded)
+    code, one, mean = combine(parts, number, value, guarded=match.guarded)
     shift: dict[Symbol, Index] = {e.point[e.query_axis]: number, e.point[e.value_axis]: value.var}
     stores = attention_stores(context, match.value_dot, e.point, shift, (one, value), mean)
-    joined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
-    return context.finish_in_two("attention", (grid,), parts.buffers, "row", (joined,), details, warps=0)
+    combined = Grid((*parts.others, Iter.over(number, queries)), (*code, *stores))
+    return context.finish_in_two("attention", (grid,), parts.buffers, "row", (combined,), details, warps=0)
 
 
 def _reads_tiles_alone(element: ScalarExpr) -> bool:

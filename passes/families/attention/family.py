@@ -12,14 +12,14 @@ from fusec.passes.families.attention.gpu import attention_size
 from fusec.passes.families.attention.gpu import lower_attention as lower_gpu_attention
 from fusec.passes.families.attention.hopper import check_hopper_attention, lower_hopper_attention
 from fusec.passes.families.attention.library import attention_alternatives
+from fusec.passes.families.attention.low_precision import lower_low_precision_attention, multiplies_low_precision
 from fusec.passes.families.attention.match import match_attentions
 from fusec.passes.families.attention.mma import check_mma_attention, lower_mma_attention
-from fusec.passes.families.attention.narrow import lower_narrow_attention, multiplies_narrow
 from fusec.passes.families.attention.schedule.cpu import (
     AttentionSchedule,
-    NarrowAttentionSchedule,
+    LowPrecisionAttentionSchedule,
     attention_candidates,
-    narrow_attention_candidates,
+    low_precision_candidates,
 )
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.gpu import attention_candidates as gpu_attention_candidates
@@ -42,11 +42,11 @@ def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> Sequence[C
     side = match.weights_side
     rows, values = sides[side], sides[1 - side]
     heads = match.value_dot.result.type.most // max(rows * values, 1)
-    if multiplies_narrow(match, target):
-        narrow = heads, rows, dot.k, values, target, threads
-        found = narrow_attention_candidates(*narrow)
+    if multiplies_low_precision(match, target):
+        low = heads, rows, dot.k, values, target, threads
+        found = low_precision_candidates(*low)
         shares = any(s.shared for s in found)
-        return narrow_attention_candidates(*narrow, keys_seen(context.fresh())) if shares else found
+        return low_precision_candidates(*low, keys_seen(context.fresh())) if shares else found
     sizes = rows, dot.k, first.k, values, dtype.bits, target, heads, threads
     wide = attention_candidates(*sizes)
     shares = any(s.split > 1 for s in wide)
@@ -57,8 +57,8 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     match schedule:
         case AttentionSchedule():
             return lower_attention(context, schedule)
-        case NarrowAttentionSchedule():
-            return lower_narrow_attention(context, schedule)
+        case LowPrecisionAttentionSchedule():
+            return lower_low_precision_attention(context, schedule)
         case _:
             raise foreign("attention", schedule)
 
@@ -98,7 +98,9 @@ ATTENTION = Family(
     "attention",
     match_attentions,
     CpuMember(
-        {"attention": AttentionSchedule, "narrow_attention": NarrowAttentionSchedule}, _cpu_candidates, _cpu_lower
+        {"attention": AttentionSchedule, "low_precision_attention": LowPrecisionAttentionSchedule},
+        _cpu_candidates,
+        _cpu_lower,
     ),
     GpuMember(_gpu_candidates, _gpu_lower, library=lambda context, target: attention_alternatives(context)),
 )

@@ -1,8 +1,8 @@
 """Attention on a GPU: a block of queries against blocks of keys, the softmax online.
 
 Scores are [queries, keys]; exponentials are powers of two, with log2(e) folded into the scores' scale
-(Dao, *FlashAttention-2*, 2023). Where there are few queries, blocks share out the keys and a second kernel joins what
-they found (Dao et al., *Flash-Decoding*, 2023).
+(Dao, *FlashAttention-2*, 2023). Where there are few queries, blocks share out the keys and a second kernel combines
+what they found (Dao et al., *Flash-Decoding*, 2023).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.size import AttentionSize
+from fusec.passes.lower.combine import LOG2E, Parts, combine, exp2_of, exp_of, finite_or_zero, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.passes.lower.join import LOG2E, Parts, exp2_of, exp_of, finite_or_zero, join, times
 from fusec.passes.lower.mask import (
     KeyRange,
     held_in_f32,
@@ -66,7 +66,7 @@ def lower_attention(context: LoweringContext, schedule: GpuAttentionSchedule, *,
     """Grid points are blocks of queries, the last (under a causal mask the longest) first, by heads and outer axes.
 
     With ``schedule.split`` parts of the keys, the kernel leaves a maximum, a sum and a weighted sum of values for each
-    part, and a follower joins them. Keys that a mask made of data empties are left out where ``bounded``.
+    part, and a reduction kernel combines them. Keys that a mask made of data empties are left out where ``bounded``.
     """
     return _Attention(context, schedule, bounded).lower()
 
@@ -178,22 +178,22 @@ class _Attention:
         s, e = self.schedule, self.e
         rows = Iter(self.qi, s.queries)
         query, query_code = self._operand(e.query, "queries", self.shift, self.q, self.inner, stage=True)
-        peak, total = self.tile("peak", s.queries), self.tile("total", s.queries)
+        row_max, row_sum = self.tile("row_max", s.queries), self.tile("row_sum", s.queries)
         out = self.tile("acc", s.queries, self.value.extent)
         row = (self.qi,)
-        first_peak, first_total = self._start(Load(peak, row))
+        first_max, first_sum = self._start(Load(row_max, row))
         setup: list[Statement] = [
             *query_code,
-            Alloc(peak),
-            Map((rows if e.sink is None else self.q,), peak, row, first_peak),
-            Alloc(total),
-            Map((rows,), total, row, first_total),
+            Alloc(row_max),
+            Map((rows if e.sink is None else self.q,), row_max, row, first_max),
+            Alloc(row_sum),
+            Map((rows,), row_sum, row, first_sum),
             Alloc(out),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Const(0.0, f32)),
         ]
         found = self._find_keys()
         setup += found.code if found is not None else ()
-        state = (query, peak, total, out)
+        state = (query, row_max, row_sum, out)
         whole_first = sorted(
             self.loops, key=lambda loop: loop is not self.loops[self.whole]
         )  # whose names are shortest
@@ -204,26 +204,26 @@ class _Attention:
         code = (*setup, *loops)
         blocks = Iter.over(self.query_block, self.blocks)
         if s.split == 1:
-            mean = mean_of(Load(out, (self.qi, self.vi)), Load(total, row), guarded=self.match.guarded)
+            mean = mean_of(Load(out, (self.qi, self.vi)), Load(row_sum, row), guarded=self.match.guarded)
             stores = [replace(s, value=_in_place_of(self.mean, s.value, mean)) for s in self.stores]
             grid = Grid((*self.others, blocks), (*code, *stores))
             return replace(self.context.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
         parts = Parts(self.context, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
         leave = (
-            Store((self.q,), parts.peak, at, Load(peak, row)),
-            Store((self.q,), parts.total, at, Load(total, row)),
+            Store((self.q,), parts.row_max, at, Load(row_max, row)),
+            Store((self.q,), parts.row_sum, at, Load(row_sum, row)),
             Store((self.q, self.value), parts.out, (*at, self.vi), Load(out, (self.qi, self.vi))),
         )
         grid = Grid((*self.others, blocks, Iter(self.part, s.split)), (*code, *leave))
-        join = (self._join(parts),)
-        lowered = self.context.finish_in_two("attention", (grid,), parts.buffers, "row", join, s.describe())
+        combining = (self._combine(parts),)
+        lowered = self.context.finish_in_two("attention", (grid,), parts.buffers, "row", combining, s.describe())
         return replace(lowered, skipped=self.span.skipped)
 
-    def _join(self, parts: Parts) -> Grid:
-        """The follower: a row of the result from its parts."""
+    def _combine(self, parts: Parts) -> Grid:
+        """The reduction kernel: a row of the result from its parts."""
         number = symbol("row", 0, last(self.rows.count))
-        code, one, mean = join(parts, number, self.value, guarded=self.match.guarded)
+        code, one, mean = combine(parts, number, self.value, guarded=self.match.guarded)
         shift = {**self.shift, **place_of_row(self.e, self.rows, number)}
         return Grid((*self.others, Iter.over(number, self.rows.count)), (*code, *self._stores(shift, one, mean)))
 
@@ -300,13 +300,13 @@ class _Attention:
     def _loop_of(self, loop: KeyLoop, state: State) -> Loop:
         return Loop(self.k0, loop.start, loop.stop, self.schedule.keys, tuple(self._step(loop, *state)))
 
-    def _start(self, peak: Load) -> tuple[ScalarExpr, ScalarExpr]:
+    def _start(self, row_max: Load) -> tuple[ScalarExpr, ScalarExpr]:
         """Of the parts of the keys only the first has the sink."""
-        sink, total = (reindex(x, self.shift) for x in start_of(self.e, peak))
+        sink, row_sum = (reindex(x, self.shift) for x in start_of(self.e, row_max))
         if self.e.sink is not None and self.schedule.split > 1:
             first = Apply("eq", (IndexValue(self.part), Const(0, i64)), bool_)
             sink = Apply("select", (first, sink, Const(-inf, f32)), f32)
-        return sink, total
+        return sink, row_sum
 
     def _find_keys(self) -> FoundKeys | None:
         """The keys that a mask made of data leaves; None where there is no such mask."""
@@ -323,19 +323,19 @@ class _Attention:
         query = e.point[e.query_axis]
         return key_range(score, query, e.key_symbol, (self.rows.queries, block), (self.keys, s.keys), self.qo)
 
-    def _step(self, loop: KeyLoop, query: Load, peak: Buffer, total: Buffer, out: Buffer) -> list[Statement]:
+    def _step(self, loop: KeyLoop, query: Load, row_max: Buffer, row_sum: Buffer, out: Buffer) -> list[Statement]:
         """One block of keys."""
         s, e, scores = self.schedule, self.e, loop.raw
         rows, keys = Iter(self.qi, s.queries), Iter(self.kj, s.keys, loop.limit)
         key, key_code = self._operand(e.key, "key_block", self.shared_shift, keys, self.inner)
         value, value_code = self._operand(e.value, "value_block", self.shared_shift, keys, self.value)
         weights = self.tile("weights", s.queries, s.keys)
-        names = ("block_peak", "shift", "scale", "in_log2")
-        block_peak, shift, scale, in_log2 = (self.tile(n, s.queries) for n in names)
+        names = ("block_max", "shift", "scale", "in_log2")
+        block_max, shift, scale, in_log2 = (self.tile(n, s.queries) for n in names)
         index, row = (self.qi, self.kj), (self.qi,)
         raw, weight = Load(scores, index), Load(weights, index)
-        at = {b: Load(b, row) for b in (peak, total, block_peak, shift, scale, in_log2)}
-        higher = Apply("maximum", (at[peak], times(at[block_peak], loop.factor)), f32)
+        at = {b: Load(b, row) for b in (row_max, row_sum, block_max, shift, scale, in_log2)}
+        higher = Apply("maximum", (at[row_max], times(at[block_max], loop.factor)), f32)
         power = exp_of(raw, at[shift]) if loop.subtracts_first else exp2_of(times(raw, loop.scale), at[in_log2])
         if keys.limit is not None:
             live = Apply("lt", (IndexValue(self.kj), IndexValue(keys.limit)), bool_)
@@ -353,20 +353,20 @@ class _Attention:
             code.append(Map((self.q if reads else rows, keys), scores, index, loop.score))
         return [
             *code,
-            Alloc(block_peak),
-            Reduce(domain, block_peak, row, "max", raw),
-            Map((rows,), block_peak, row, higher),
+            Alloc(block_max),
+            Reduce(domain, block_max, row, "max", raw),
+            Map((rows,), block_max, row, higher),
             Alloc(shift),
-            Map((rows,), shift, row, finite_or_zero(at[block_peak])),
+            Map((rows,), shift, row, finite_or_zero(at[block_max])),
             Alloc(scale),
-            Map((rows,), scale, row, exp_of(at[peak], at[shift])),
-            Map((rows,), peak, row, at[block_peak]),
+            Map((rows,), scale, row, exp_of(at[row_max], at[shift])),
+            Map((rows,), row_max, row, at[block_max]),
             Alloc(in_log2),
             Map((rows,), in_log2, row, times(at[shift], LOG2E)),
             Alloc(weights),
             Map((rows, Iter(self.kj, s.keys)), weights, index, power),
-            Map((rows,), total, row, Apply("mul", (at[total], at[scale]), f32)),
-            Reduce((rows, Iter(self.kj, s.keys)), total, row, "sum", weight, fresh=False),
+            Map((rows,), row_sum, row, Apply("mul", (at[row_sum], at[scale]), f32)),
+            Reduce((rows, Iter(self.kj, s.keys)), row_sum, row, "sum", weight, fresh=False),
             Map((rows, Iter(self.vi, self.value.extent)), out, (self.qi, self.vi), Apply("mul", (acc, at[scale]), f32)),
             *value_code,
             Dot(rows, self.value, keys, acc, weight, value, False, _NO_REGISTERS, self.tf32[1]),

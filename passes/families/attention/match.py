@@ -175,11 +175,11 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     With a sink the maximum is ``maximum(max(s), sink)``, and the sum ``add(sum(exp(...)), exp(sub(sink, maximum)))``.
     Guarded, a maximum of -inf is replaced by 0, and a sum of 0 by 1.
     """
-    exponentials, total = divide.operands
-    total, guards = _unguarded(partition, total, 0.0, 1.0)
-    added = _producer(partition, total, "add")
-    total = added.operands[0] if added is not None else total
-    sum_op = _producer(partition, _strip(partition, total)[1], "reduce_sum")
+    exponentials, row_sum = divide.operands
+    row_sum, guards = _unguarded(partition, row_sum, 0.0, 1.0)
+    added = _producer(partition, row_sum, "add")
+    row_sum = added.operands[0] if added is not None else row_sum
+    sum_op = _producer(partition, _strip(partition, row_sum)[1], "reduce_sum")
     exp_op = _producer(partition, exponentials, "exp")
     if sum_op is None or exp_op is None or sum_op.operands[0] is not exponentials:
         return None
@@ -187,17 +187,17 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
     if sub_op is None:
         return None
     scores, shift = sub_op.operands
-    peak, others = _unguarded(partition, shift, -inf, 0.0)
+    row_max, others = _unguarded(partition, shift, -inf, 0.0)
     if bool(guards) != bool(others) or (guards and added is not None):
         return None
     sink: Value | None = None
     beside: tuple[Op, ...] = ()
     if added is not None:
-        found = _match_sink(partition, added, peak)
+        found = _match_sink(partition, added, row_max)
         if found is None:
             return None
-        peak, sink, beside = found
-    max_op = _producer(partition, _strip(partition, peak)[1], "reduce_max")
+        row_max, sink, beside = found
+    max_op = _producer(partition, _strip(partition, row_max)[1], "reduce_max")
     if max_op is None or max_op.operands[0] is not scores:
         return None
     if max_op.attributes != sum_op.attributes:
@@ -207,7 +207,7 @@ def _match_softmax(partition: Partition, divide: Op) -> _Softmax | None:
         return None
     (axis,) = sum_op.attributes.axes
     shape = scores.type.shape
-    if not (_is_of_own_row(partition, peak, shape, axis) and _is_of_own_row(partition, total, shape, axis)):
+    if not (_is_of_own_row(partition, row_max, shape, axis) and _is_of_own_row(partition, row_sum, shape, axis)):
         return None
     kept = tuple(1 if a == axis else n for a, n in enumerate(shape))
     if any(op.result.type.shape != kept for op in beside[:2]):
@@ -235,15 +235,15 @@ def _unguarded(partition: Partition, value: Value, number: float, other: float) 
     return (x, (select, test)) if guards else (value, ())
 
 
-def _match_sink(partition: Partition, added: Op, peak: Value) -> tuple[Value, Value, tuple[Op, ...]] | None:
+def _match_sink(partition: Partition, added: Op, row_max: Value) -> tuple[Value, Value, tuple[Op, ...]] | None:
     """The maximum of the scores alone, the sink, and the ops that take it into the maximum and the sum."""
-    larger = _producer(partition, peak, "maximum")
+    larger = _producer(partition, row_max, "maximum")
     power = _producer(partition, added.operands[1], "exp")
     less = _producer(partition, power.operands[0], "sub") if power is not None else None
     if larger is None or power is None or less is None:
         return None
     alone, sink = larger.operands
-    return (alone, sink, (added, larger, power, less)) if less.operands == (sink, peak) else None
+    return (alone, sink, (added, larger, power, less)) if less.operands == (sink, row_max) else None
 
 
 def _is_of_own_row(partition: Partition, value: Value, shape: tuple[Dim, ...], axis: int) -> bool:

@@ -49,7 +49,7 @@ class Gemm:
         self.axes = contraction(self.op)
         self.extents = self.axes.extents
         self.dtype = accumulator_dtype(self.op)
-        self.operand = self.op.operands[0].type.dtype if schedule.narrow else self.dtype
+        self.operand = self.op.operands[0].type.dtype if schedule.low_precision else self.dtype
         axes, extents = self.axes, self.extents
         self.b = symbol("b", 0, last(extents.batches))
         self.i = symbol("i", 0, last(extents.m))

@@ -10,6 +10,7 @@ from fusec.ir.index import Symbol, symbol
 from fusec.ir.indexing import delinearize, last
 from fusec.ir.types import DType
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
+from fusec.passes.families.gemm.mixed import reads_rows_in_place
 from fusec.passes.families.gemm.schedule.along import AlongProblem, along_candidates, packing_seconds
 from fusec.passes.families.gemm.schedule.cpu import (
     GemmSchedule,
@@ -18,14 +19,13 @@ from fusec.passes.families.gemm.schedule.cpu import (
     gemm_seconds,
     unpacked_candidates,
 )
-from fusec.passes.families.gemm.schedule.widening import (
-    WideningProblem,
-    WideningSchedule,
-    predict_widening,
+from fusec.passes.families.gemm.schedule.mixed import (
+    MixedGemmSchedule,
+    MixedProblem,
+    mixed_candidates,
+    predict_mixed,
     sum_dtype,
-    widening_candidates,
 )
-from fusec.passes.families.gemm.widening import reads_rows_in_place
 from fusec.passes.lower.context import LoweringContext, address_step, is_linear
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Load, ScalarExpr, loads
@@ -34,7 +34,7 @@ WINDOW_ROWS = 6
 """Most rows of a register tile where the left operand shows windows: each row has an address of its own, and there are
 16 registers for them. 3×3 of 128 channels, 28×28, Zen 5, one thread, ms: 14×32 3.5, 6×64 2.4."""
 
-Schedules = list[GemmSchedule | WideningSchedule]
+Schedules = list[GemmSchedule | MixedGemmSchedule]
 
 
 def product_schedules(context: LoweringContext, target: CpuTarget, threads: int) -> Schedules:
@@ -47,12 +47,12 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
     axes = contraction(op)
     if axes.k == 0:
         raise LoweringError("a product over an empty axis")
-    narrow = widening_sum(context, target) is not None
+    low_precision = mixed_sum(context, target) is not None
     windows = shows_windows(context)
-    if narrow:
-        problem = _widening_problem(context)
-        candidates = widening_candidates(problem, target, threads)
-        seconds = predict_widening(problem, candidates[0], target, threads)
+    if low_precision:
+        problem = _mixed_problem(context)
+        candidates = mixed_candidates(problem, target, threads)
+        seconds = predict_mixed(problem, candidates[0], target, threads)
         packed: Schedules = [*candidates]
         across: Schedules = []
     else:
@@ -71,9 +71,9 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
     right = _right_operands(context)
     if _keeps_packed(context, right):
         return packed
-    fits = isinstance(axes.extents.k, int) and (not narrow or target.multiplies(op.operands[0].type.dtype))
+    fits = isinstance(axes.extents.k, int) and (not low_precision or target.multiplies(op.operands[0].type.dtype))
     if fits and not windows and right.steps_by_one(right.k):
-        return _with_along(_along_problem(context, right, narrow), packed, seconds, target, threads)
+        return _with_along(_along_problem(context, right, low_precision), packed, seconds, target, threads)
     return [*across, *packed] if right.steps_by_one(right.j) else packed
 
 
@@ -133,19 +133,19 @@ def _keeps_packed(context: LoweringContext, right: _Right) -> bool:
     return bool(read) and all(context.input_of(buffer) in context.static for buffer in read)
 
 
-def _along_problem(context: LoweringContext, right: _Right, narrow: bool) -> AlongProblem:
-    """narrow: the operands' type is multiplied as it is."""
+def _along_problem(context: LoweringContext, right: _Right, low_precision: bool) -> AlongProblem:
+    """low_precision: the operands' type is multiplied as it is."""
     op = context.anchors("dot")[0]
     axes = contraction(op)
-    dtype = op.operands[0].type.dtype if narrow else accumulator_dtype(op)
+    dtype = op.operands[0].type.dtype if low_precision else accumulator_dtype(op)
     computed = any(not isinstance(e, Load) or e.dtype != dtype for e in right.elements)
     source = right.largest[0]
     assert source is not None
-    return AlongProblem(axes.m, axes.n, axes.k, dtype.itemsize, narrow, computed, source.dtype.itemsize)
+    return AlongProblem(axes.m, axes.n, axes.k, dtype.itemsize, low_precision, computed, source.dtype.itemsize)
 
 
-def widening_sum(context: LoweringContext, target: CpuTarget) -> DType | None:
-    """The type of the sums where all of a group's products are of narrow operands that the target multiplies as
+def mixed_sum(context: LoweringContext, target: CpuTarget) -> DType | None:
+    """The type of the sums where all of a group's products are of low-precision operands that the target multiplies as
     such."""
     ops = context.anchors("dot")
     dtypes = {v.type.dtype for op in ops for v in op.operands}
@@ -157,9 +157,9 @@ def widening_sum(context: LoweringContext, target: CpuTarget) -> DType | None:
     return total if whole else None
 
 
-def _widening_problem(context: LoweringContext) -> WideningProblem:
+def _mixed_problem(context: LoweringContext) -> MixedProblem:
     op = context.anchors("dot")[0]
     axes = contraction(op)
     dtype = op.operands[0].type.dtype
     fixed = isinstance(axes.extents.m, int)
-    return WideningProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(context), fixed)
+    return MixedProblem(axes.batches, axes.m, axes.n, axes.k, dtype, reads_rows_in_place(context), fixed)

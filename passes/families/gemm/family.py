@@ -13,9 +13,9 @@ from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, lower_on_g
 from fusec.passes.families.gemm.library import library_alternatives
 from fusec.passes.families.gemm.library_convolution import library_convolution
 from fusec.passes.families.gemm.match import match_gemms
+from fusec.passes.families.gemm.mixed import lower_mixed
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.families.gemm.schedule.widening import WideningSchedule
-from fusec.passes.families.gemm.widening import lower_widening
+from fusec.passes.families.gemm.schedule.mixed import MixedGemmSchedule
 from fusec.passes.families.gemm.windows import operands_in_order
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Alternative
@@ -31,8 +31,8 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
     match schedule:
         case GemmSchedule():
             return lower_along(context, schedule) if schedule.registers.along else lower_gemm(context, schedule)
-        case WideningSchedule():
-            return lower_widening(context, schedule)
+        case MixedGemmSchedule():
+            return lower_mixed(context, schedule)
         case _:
             raise foreign("gemm", schedule)
 
@@ -48,6 +48,6 @@ def _pieces(context: LoweringContext) -> list[Alternative]:
 GEMM = Family(
     "gemm",
     match_gemms,
-    CpuMember({"gemm": GemmSchedule, "widening": WideningSchedule}, _cpu_candidates, _cpu_lower),
+    CpuMember({"gemm": GemmSchedule, "mixed": MixedGemmSchedule}, _cpu_candidates, _cpu_lower),
     GpuMember(gpu_candidates, lower_on_gpu, _pieces, _library),
 )

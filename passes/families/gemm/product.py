@@ -149,8 +149,8 @@ class Products:
         shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *place)[-3:], strict=True))
         totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
-        joined = Grid((Iter.over(block, blocks),), tuple(stores))
-        return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (joined,), schedule)
+        combined = Grid((Iter.over(block, blocks),), tuple(stores))
+        return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (combined,), schedule)
 
     def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
         place = tuple(shift[s] for s in (self.b, self.i, self.j))

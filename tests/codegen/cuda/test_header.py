@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(128) everything(const __grid_consta
     wgmma_wait<0>();
     float sum = 0.0f;
     for (int i = 0; i < COLUMNS / 2; ++i) sum += d[i];
-    out[threadIdx.x] = row_sum(sum) + row_max(sum);
+    out[threadIdx.x] = quad_sum(sum) + quad_max(sum);
     store_matrices(swizzled(shared_address(tile), fragment_row(), 0), a[0], a[1], a[2], a[3]);
     fence_async_shared();
     named_sync(1, 128);

@@ -34,7 +34,7 @@ class AttentionSchedule(CpuSchedule):
 
 
 @dataclass(frozen=True)
-class NarrowAttentionSchedule(CpuSchedule):
+class LowPrecisionAttentionSchedule(CpuSchedule):
     """Attention whose products are of bf16.
 
     task: queries of one task, ``queries`` at a time, on lanes. chunk: keys whose values a task turns and keeps in L2
@@ -63,16 +63,16 @@ class NarrowAttentionSchedule(CpuSchedule):
         )
 
 
-def narrow_attention_candidates(
+def low_precision_candidates(
     heads: int, queries: int, keys: int, values: int, target: CpuTarget, threads: int, seen: int | None = None
-) -> list[NarrowAttentionSchedule]:
+) -> list[LowPrecisionAttentionSchedule]:
     """Schedules worth considering, the usual best first. ``seen``: keys that the mask leaves some query's block.
 
     A task's values are transposed once, so it takes many queries, but there are some tasks for each thread.
     """
     tiles = target.multiplies_in_tiles(bf16)
     step = 32 if tiles else 2
-    found: list[NarrowAttentionSchedule] = []
+    found: list[LowPrecisionAttentionSchedule] = []
     for width in (32, 64, 16):
         if width > 16 and queries <= width // 2:
             continue
@@ -91,7 +91,7 @@ def narrow_attention_candidates(
             parts = key_parts(heads * -(-queries // task), keys if seen is None else seen, threads)
             if parts > 1:
                 chunk = min(chunk, _round(-(-(keys if seen is None else seen) // parts), whole))
-            found.append(NarrowAttentionSchedule(task, width, chunk, whole, scores, rows, parts > 1))
+            found.append(LowPrecisionAttentionSchedule(task, width, chunk, whole, scores, rows, parts > 1))
     return list(dict.fromkeys(found))
 
 
@@ -131,8 +131,8 @@ def key_parts(tasks: int, keys: int, threads: int) -> int:
 
     def rounds(parts: int) -> float:
         """What the busiest thread does, in tasks of all keys."""
-        joined = JOINED_KEYS * parts / keys if parts > 1 else 0.0
-        return -(-tasks * parts // threads) / parts * (1 + joined)
+        combined = COMBINED_KEYS * parts / keys if parts > 1 else 0.0
+        return -(-tasks * parts // threads) / parts * (1 + combined)
 
     most = min(2 * threads, keys // LEAST_KEYS)
     best = min(range(1, most + 1), key=rounds, default=1)
@@ -142,7 +142,7 @@ def key_parts(tasks: int, keys: int, threads: int) -> int:
 LEAST_KEYS = 256
 """Of one part: fewer take no longer than joining the parts."""
 
-JOINED_KEYS = 48
+COMBINED_KEYS = 48
 """Keys that take as long as storing a part's result and joining it."""
 
 MOST_QUERIES = 1024

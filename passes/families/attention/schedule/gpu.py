@@ -76,7 +76,7 @@ _FEW_QUERIES_BLOCKS = ((16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3), (64, 64,
 
 _KEYS_TO_SPLIT, _KEYS_TO_SPLIT_MANY_QUERIES, _LEAST_PART, _MOST_PARTS = 768, 4096, 128, 64
 """Keys that are worth a second kernel, for one block of queries and for more; keys of the smallest part, and how many
-parts one block joins."""
+parts one block combines."""
 _BLOCKS_A_UNIT = (1, 2, 4)
 """How many parts there are, best guess first."""
 
@@ -90,8 +90,8 @@ _LATER = 0.97
 """What a block is taken to keep of the rate of the one before it: the list is in the order of measurements."""
 _START = 1.5e-6
 """Seconds until a block's first keys have arrived, and after its last."""
-_JOIN = 1.2e-6
-"""Seconds until the kernel that joins parts has the first of them, and after the last."""
+_COMBINE = 1.2e-6
+"""Seconds until the kernel that combines parts has the first of them, and after the last."""
 
 
 def attention_candidates(size: AttentionSize, target: GpuTarget) -> list[GpuAttentionSchedule]:
@@ -142,7 +142,7 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
     seconds = rates.launch + _START + max(work, size.traffic(target, blocks))
     if s.split > 1:
         parts = 4.0 * size.heads * size.rows * (size.values + 2) * s.split
-        seconds += rates.follow + _JOIN + rates.moved(parts, parts)
+        seconds += rates.follow + _COMBINE + rates.moved(parts, parts)
     return seconds
 
 

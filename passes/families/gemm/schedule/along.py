@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.families.gemm.schedule.widening import TASKS_PER_THREAD
+from fusec.passes.families.gemm.schedule.mixed import TASKS_PER_THREAD
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import RegisterTile
 
@@ -29,20 +29,21 @@ LATENCY = 8
 
 @dataclass(frozen=True)
 class AlongProblem:
-    """A product of M by K with N by K. item: bytes of an operand's element as it is multiplied. narrow: their sums are
-    wider. computed: the right operand is made on the way. source: bytes of an element of what it is made from."""
+    """A product of M by K with N by K. item: bytes of an operand's element as it is multiplied. low_precision: their
+    sums are wider. computed: the right operand is made on the way. source: bytes of an element of what it is made
+    from."""
 
     m: int
     n: int
     k: int
     item: int
-    narrow: bool = False
+    low_precision: bool = False
     computed: bool = False
     source: int = 4
 
     @property
     def sum_bits(self) -> int:
-        return 32 if self.narrow else 8 * self.item
+        return 32 if self.low_precision else 8 * self.item
 
 
 def along_candidates(p: AlongProblem, target: CpuTarget, threads: int) -> dict[GemmSchedule, float]:
@@ -53,7 +54,7 @@ def along_candidates(p: AlongProblem, target: CpuTarget, threads: int) -> dict[G
         tile_m = min(_round(max(p.m, 1), registers.rows), max(fit // registers.rows, 1) * registers.rows)
         tile_n = _tile_columns(p, registers, target)
         block_n = _round(max(ceil(p.n / (TASKS_PER_THREAD * threads)), 1), tile_n)
-        s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.narrow)
+        s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.low_precision)
         found[s] = seconds_along(p, s, target, threads)
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from fusec.passes.families.gemm.schedule.widening import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
+from fusec.passes.families.gemm.schedule.mixed import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.schedule.sums import block_depth
 from fusec.target.cpu import CpuTarget
@@ -27,9 +27,9 @@ class GemmSchedule(CpuSchedule):
     tile_n: columns of one accumulator tile, in L1. tile_k: how much of K is packed and multiplied at a time.
     registers: the accumulators. pack_left: copy the left rows to scratch (else read them in place).
 
-    With ``registers.along`` both operands are read along K. narrow: they keep their type, which the target multiplies.
-    staged: a right operand without batch axes, too, is read by each task where it lies, or copied to its scratch; else
-    a kernel of its own packs it.
+    With ``registers.along`` both operands are read along K. low_precision: they keep their type, which the target
+    multiplies. staged: a right operand without batch axes, too, is read by each task where it lies, or copied to its
+    scratch; else a kernel of its own packs it.
     """
 
     tile_m: int
@@ -38,7 +38,7 @@ class GemmSchedule(CpuSchedule):
     tile_k: int
     registers: RegisterTile
     pack_left: bool
-    narrow: bool = False
+    low_precision: bool = False
     staged: bool = False
 
     @property

@@ -13,15 +13,17 @@ from programs import Built, Run, build, check_built, random_inputs
 
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16
-from fusec.passes.families.attention.schedule.cpu import AttentionSchedule, NarrowAttentionSchedule
+from fusec.passes.families.attention.schedule.cpu import AttentionSchedule, LowPrecisionAttentionSchedule
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import cpu_target
 from fusec.tile.nodes import RegisterTile
 
 N = 150
 F32 = AttentionSchedule(32, 16, RegisterTile(4, 32), RegisterTile(4, 32), 1)
-GROUPS = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTile(5, 32))
-TILES = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True))
+GROUPS = LowPrecisionAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTile(5, 32))
+TILES = LowPrecisionAttentionSchedule(
+    64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True)
+)
 AMX = "cpu:sapphirerapids"
 needs_groups = pytest.mark.skipif(not cpu_target().multiplies(bf16), reason="no AVX512-BF16 here")
 

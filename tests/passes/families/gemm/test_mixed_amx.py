@@ -8,7 +8,7 @@ from fixed_schedule import Fixed
 from programs import check
 
 from fusec.ir.types import DType, bf16, i8
-from fusec.passes.families.gemm.schedule.widening import WideningSchedule, depth_step
+from fusec.passes.families.gemm.schedule.mixed import MixedGemmSchedule, depth_step
 from fusec.passes.select import Selector
 from fusec.target.cpu import CpuTarget
 from fusec.tile.nodes import Dot, RegisterTile, statements
@@ -40,7 +40,7 @@ def through(text: str, dtype: DType, k: int, amx: CpuTarget, columns: int = 3, p
     """In one pass over all columns of each block of rows, each block's results stored beside the next product."""
     step = depth_step(dtype, tiles=True)
     depth = -(-k // step) * step
-    schedule = WideningSchedule(64, 32 * columns, depth // parts, RegisterTile(32, 32, tiles=True), True, k != depth)
+    schedule = MixedGemmSchedule(64, 32 * columns, depth // parts, RegisterTile(32, 32, tiles=True), True, k != depth)
     before = executed()
     run = check(text, selector=Fixed(amx, 2, {}, schedule), slack=2, atol=1e-5)
     assert executed() > before or "amx_bf16" in amx.products

@@ -1,4 +1,4 @@
-"""Softmaxes over parts of the keys, and the kernel that joins them.
+"""Softmaxes over parts of the keys, and the kernel that combines them.
 
 Each part leaves its maximum m, its sum s of exp(x - m) and its weighted sum o of values; the whole has m' = max m, and
 its result is the sum of o exp(m - m') over the sum of s exp(m - m').
@@ -19,8 +19,8 @@ LOG2E = 1.4426950408889634
 
 
 class Parts:
-    """What ``count`` parts of the keys leave for each row: ``peak`` and ``total`` [count, others..., rows], and ``out``
-    with the values behind. in_log2: the peaks are powers of two."""
+    """What ``count`` parts of the keys leave for each row: ``row_max`` and ``row_sum`` [count, others..., rows], and
+    ``out`` with the values behind. in_log2: the maxima are powers of two."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Parts:
     ) -> None:
         self.context, self.count, self.others, self.dtype, self.in_log2 = context, count, others, dtype, in_log2
         shape = (count, *(i.extent if i.limit is None else i.limit for i in others), rows)
-        self.peak, self.total = (self._scratch(name, shape) for name in ("part_peak", "part_total"))
+        self.row_max, self.row_sum = (self._scratch(name, shape) for name in ("part_max", "part_sum"))
         self.out = self._scratch("part_out", (*shape, values))
 
     def _scratch(self, name: str, shape: tuple[Dim, ...]) -> Buffer:
@@ -43,14 +43,14 @@ class Parts:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        return self.peak, self.total, self.out
+        return self.row_max, self.row_sum, self.out
 
     def at(self, part: Symbol, row: Index) -> tuple[Index, ...]:
         return (part, *(i.var for i in self.others), row)
 
 
-def join(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[list[Statement], Iter, ScalarExpr]:
-    """Code that joins the parts of row ``row``; the iterator of the one row, and the result at it and ``value``.
+def combine(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[list[Statement], Iter, ScalarExpr]:
+    """Code that combines the parts of row ``row``; the iterator of the one row, and the result at it and ``value``.
 
     guarded: see :func:`fusec.tile.attention.mean_of`.
     """
@@ -59,19 +59,19 @@ def join(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[list
     part = Iter(symbol("part", 0, padded - 1), padded, None if padded == parts.count else parts.count)
     at, index = (one.var,), parts.at(part.var, row)
     d = parts.dtype
-    top, shift, total = (_tile(parts, n, 1) for n in ("top", "shift", "total"))
+    top, shift, row_sum = (_tile(parts, n, 1) for n in ("top", "shift", "row_sum"))
     weights, out = _tile(parts, "weights", 1, padded), _tile(parts, "out", 1, value.extent)
     weight = Load(weights, (one.var, part.var))
-    power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.peak, index), Load(shift, at))
+    power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.row_max, index), Load(shift, at))
     code: list[Statement] = [
         Alloc(top),
-        Reduce((one, part), top, at, "max", Load(parts.peak, index)),
+        Reduce((one, part), top, at, "max", Load(parts.row_max, index)),
         Alloc(shift),
         Map((one,), shift, at, finite_or_zero(Load(top, at))),
         Alloc(weights),
         Map((one, part), weights, (one.var, part.var), power),
-        Alloc(total),
-        Reduce((one, part), total, at, "sum", Apply("mul", (weight, Load(parts.total, index)), d)),
+        Alloc(row_sum),
+        Reduce((one, part), row_sum, at, "sum", Apply("mul", (weight, Load(parts.row_sum, index)), d)),
         Alloc(out),
         Reduce(
             (one, part, value),
@@ -81,7 +81,7 @@ def join(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[list
             Apply("mul", (weight, Load(parts.out, (*index, value.var))), d),
         ),
     ]
-    return code, one, mean_of(Load(out, (one.var, value.var)), Load(total, at), guarded=guarded)
+    return code, one, mean_of(Load(out, (one.var, value.var)), Load(row_sum, at), guarded=guarded)
 
 
 def times(a: ScalarExpr, factor: float) -> ScalarExpr:
@@ -99,10 +99,12 @@ def exp2_of(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr:
     return Apply("exp2", (Apply("sub", (a, b), a.dtype),), a.dtype)
 
 
-def finite_or_zero(peak: Load) -> ScalarExpr:
+def finite_or_zero(row_max: Load) -> ScalarExpr:
     """What a row's scores are shifted by: its maximum, or 0 where all its scores are -inf."""
     return Apply(
-        "select", (Apply("eq", (peak, Const(-inf, peak.dtype)), bool_), Const(0.0, peak.dtype), peak), peak.dtype
+        "select",
+        (Apply("eq", (row_max, Const(-inf, row_max.dtype)), bool_), Const(0.0, row_max.dtype), row_max),
+        row_max.dtype,
     )
 
 

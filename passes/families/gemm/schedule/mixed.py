@@ -35,7 +35,7 @@ SUMS: dict[DType, DType] = {bf16: f32, i8: i32}
 
 
 @dataclass(frozen=True)
-class WideningSchedule(CpuSchedule):
+class MixedGemmSchedule(CpuSchedule):
     """Tile sizes of one product of M by K with K by N.
 
     tile_m, block_n: rows and columns of one task, whole register tiles. tile_k: how much of K is multiplied before
@@ -65,7 +65,7 @@ class WideningSchedule(CpuSchedule):
 
 
 @dataclass(frozen=True)
-class WideningProblem:
+class MixedProblem:
     """A product's extents and the type of its operands.
 
     ``direct``: the left rows could be read where they are. ``fixed``: m is the number of rows, not the most of them.
@@ -113,9 +113,9 @@ def depth_step(dtype: DType, tiles: bool) -> int:
     return TILE_BYTES // dtype.itemsize if tiles else 32 // dtype.bits
 
 
-def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> list[WideningSchedule]:
+def mixed_candidates(p: MixedProblem, target: CpuTarget, threads: int) -> list[MixedGemmSchedule]:
     """Schedules worth considering, best predicted first."""
-    found: dict[WideningSchedule, float] = {}
+    found: dict[MixedGemmSchedule, float] = {}
     tiles = list(_register_tiles(p, target))
     holding = [r for r in tiles if p.batches == 1 and passes_once(p.m, p.n * p.k * p.dtype.itemsize, r, target)]
     for registers in holding or tiles:
@@ -133,12 +133,12 @@ def widening_candidates(p: WideningProblem, target: CpuTarget, threads: int) -> 
                 for wanted_n in (share,) if holding else widths:
                     block_n = _round(min(wanted_n, p.n), registers.columns)
                     for inside in (True, False):
-                        s = WideningSchedule(tile_m, block_n, tile_k, registers, inside, packs)
-                        found[s] = predict_widening(p, s, target, threads)
+                        s = MixedGemmSchedule(tile_m, block_n, tile_k, registers, inside, packs)
+                        found[s] = predict_mixed(p, s, target, threads)
     return sorted(found, key=found.__getitem__)
 
 
-def _register_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTile]:
+def _register_tiles(p: MixedProblem, target: CpuTarget) -> Iterator[RegisterTile]:
     """Tiles where there are any, also for few rows: 8×4096×4096 takes 0.6 ms with them, 1.3 with AVX512-BF16."""
     if target.multiplies_in_tiles(p.dtype):
         rows = 32 if p.m > 16 else max(p.m, 1) if p.fixed else 16
@@ -147,7 +147,7 @@ def _register_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterT
         yield from _vector_tiles(p, target)
 
 
-def _vector_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTile]:
+def _vector_tiles(p: MixedProblem, target: CpuTarget) -> Iterator[RegisterTile]:
     lanes = target.lanes(32)
     extra = 1 if p.dtype is i8 else 0
     for vectors in (1, 2, 3, 4):
@@ -157,7 +157,7 @@ def _vector_tiles(p: WideningProblem, target: CpuTarget) -> Iterator[RegisterTil
                 yield RegisterTile(rows, vectors * lanes)
 
 
-def _depths(depth: int, step: int, p: WideningProblem) -> Iterator[int]:
+def _depths(depth: int, step: int, p: MixedProblem) -> Iterator[int]:
     """All of K, and parts of it of which a block of rows and a panel fit L1."""
     yield depth
     for parts in range(2, 9):
@@ -166,7 +166,7 @@ def _depths(depth: int, step: int, p: WideningProblem) -> Iterator[int]:
             yield part
 
 
-def predict_widening(p: WideningProblem, s: WideningSchedule, target: CpuTarget, threads: int) -> float:
+def predict_mixed(p: MixedProblem, s: MixedGemmSchedule, target: CpuTarget, threads: int) -> float:
     """Seconds, without the packing of a constant right operand."""
     item, r = p.dtype.itemsize, s.registers
     rows, columns = _round(min(s.tile_m, p.m), r.rows), _round(min(s.block_n, p.n), r.columns)
@@ -185,7 +185,7 @@ def predict_widening(p: WideningProblem, s: WideningSchedule, target: CpuTarget,
     return max(rounds * per_task, traffic) + launch
 
 
-def _operand_cycles(p: WideningProblem, s: WideningSchedule, target: CpuTarget, rows: int, columns: int) -> float:
+def _operand_cycles(p: MixedProblem, s: MixedGemmSchedule, target: CpuTarget, rows: int, columns: int) -> float:
     """Cycles that a task waits for operands: what passes comes from L2, what stays too where L1 is too small for it."""
     item, r = p.dtype.itemsize, s.registers
     staying, passing = (r.rows, r.columns) if s.columns_inside else (r.columns, r.rows)
@@ -200,7 +200,7 @@ def _operand_cycles(p: WideningProblem, s: WideningSchedule, target: CpuTarget, 
     return cycles + (rows * p.k * item + panel * rows / shared) / L3_BYTES
 
 
-def _efficiency(p: WideningProblem, s: WideningSchedule, target: CpuTarget) -> float:
+def _efficiency(p: MixedProblem, s: MixedGemmSchedule, target: CpuTarget) -> float:
     if s.registers.tiles:
         return 1.0 if s.registers.rows == 32 else 0.5
     vectors = s.registers.columns // target.lanes(32)

@@ -30,10 +30,10 @@ from fusec.passes.families.attention.cpu import (
 )
 from fusec.passes.families.attention.elements import AttentionParts
 from fusec.passes.families.attention.found_keys import FoundKeys
-from fusec.passes.families.attention.schedule.cpu import NarrowAttentionSchedule
+from fusec.passes.families.attention.schedule.cpu import LowPrecisionAttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
+from fusec.passes.lower.combine import Parts
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
-from fusec.passes.lower.join import Parts
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.target.cpu import CpuTarget
@@ -48,7 +48,7 @@ TILE_DEPTH = 32
 """Of k in one row of an AMX tile of bf16."""
 
 
-def multiplies_narrow(match: AttentionParts, target: CpuTarget) -> bool:
+def multiplies_low_precision(match: AttentionParts, target: CpuTarget) -> bool:
     """Whether both products are of bf16, known in size, and the target multiplies that as it is."""
     products = (match.score_dot, match.value_dot)
     sizes = [n for e in (contraction(op).extents for op in products) for n in (e.m, e.n, e.k)]
@@ -61,13 +61,13 @@ def multiplies_narrow(match: AttentionParts, target: CpuTarget) -> bool:
     )
 
 
-def lower_narrow_attention(context: LoweringContext, schedule: NarrowAttentionSchedule) -> LoweredGroup:
+def lower_low_precision_attention(context: LoweringContext, schedule: LowPrecisionAttentionSchedule) -> LoweredGroup:
     """Grid points are heads (and all other outer axes) by tasks of queries."""
     return _NarrowAttention(context, schedule).lower()
 
 
 class _NarrowAttention:
-    def __init__(self, context: LoweringContext, schedule: NarrowAttentionSchedule) -> None:
+    def __init__(self, context: LoweringContext, schedule: LowPrecisionAttentionSchedule) -> None:
         self.context, self.s = context, schedule
         self.match, self.e = match, e = elements_of(context)
         s = schedule
@@ -156,11 +156,11 @@ class _NarrowAttention:
         state: tuple[Buffer, Buffer, Buffer],
     ) -> LoweredGroup:
         """Each task has a chunk of the keys."""
-        peak, total, out = state
+        row_max, row_sum, out = state
         value = Iter(self.dv, self.values)
         parts = Parts(self.context, self.chunks, others, self.queries, self.values, in_log2=not self.huge)
         at = (self.qs, self.qi)
-        loads = (Load(peak, at), Load(total, at), Load(out, (self.qs, self.dv, self.qi)))
+        loads = (Load(row_max, at), Load(row_sum, at), Load(out, (self.qs, self.dv, self.qi)))
         leave = part_stores(parts, parts.at(self.part, add(self.first, self.qi)), self.live, value, loads)
         grid = Grid((*others, tasks, Iter(self.part, self.chunks)), (*code, self._over_blocks(leave)))
         return finish_parts(self.context, self.match, self.e, parts, grid, value, self.s.describe())
@@ -186,7 +186,7 @@ class _NarrowAttention:
         if self.depth != self.size or self.queries % s.task:  # what else memory holds may be subnormal, which is slow
             domain = (Iter(self.qs, self.per), Iter(pair, self.depth // 2), self.lanes, Iter(unit, 2))
             code.append(Map(domain, paired, (self.qs, pair, self.qi, unit), Const(0.0, bf16)))
-        element = self._narrow(reindex(e.query, self.shift))
+        element = self._rounded(reindex(e.query, self.shift))
         move: list[Statement] = []
         if not self._is_direct(element, self.qi, e.depth):
             rows = self.tile("query_rows", bf16, s.queries, self.size)
@@ -208,7 +208,7 @@ class _NarrowAttention:
         Rows far apart, as those of heads beside each other are, fall on few sets of L1: many queries have them copied.
         """
         e = self.e
-        element = self._narrow(reindex(e.key, self.shift))
+        element = self._rounded(reindex(e.key, self.shift))
         usable = not self.ragged and self.depth == self.size and self._is_direct(element, self.kj, e.depth)
         if usable and (self.s.task < MANY_QUERIES or not self._is_far(element)):
             element = reindex(element, {e.depth: self.di})
@@ -219,7 +219,7 @@ class _NarrowAttention:
         c, ci = self._chunk_keys()
         if self.depth != self.size:
             code.append(Map((Iter(ci, self.s.chunk), Iter(self.di, self.depth)), rows, (ci, self.di), Const(0.0, bf16)))
-        value = self._narrow(reindex(e.key, self._shift(add(self.chunk, ci))))
+        value = self._rounded(reindex(e.key, self._shift(add(self.chunk, ci))))
         code.append(Map((c, Iter(e.depth, self.size)), rows, (ci, e.depth), value))
         return code, Load(rows, (add(sub(self.k0, self.chunk), self.kj), self.di))
 
@@ -235,7 +235,7 @@ class _NarrowAttention:
         code: list[Statement] = []
         if self.ragged:
             code.append(Map((sizes, Iter(ci, s.keys)), transposed, (number, self.dv, ci), Const(0.0, bf16)))
-        value = self._narrow(reindex(self.e.value, self._shift(add(first, ci))))
+        value = self._rounded(reindex(self.e.value, self._shift(add(first, ci))))
         if not isinstance(value, Load):
             rows = self.tile("value_rows", bf16, s.keys, self.values)
             code += [Alloc(rows), Map((c, sizes), rows, (ci, self.dv), value)]
@@ -270,7 +270,7 @@ class _NarrowAttention:
         step = address_step(element, self.kj) if isinstance(element, Load) else None
         return step is not None and abs(step) > 2 * self.size
 
-    def _narrow(self, element: ScalarExpr) -> ScalarExpr:
+    def _rounded(self, element: ScalarExpr) -> ScalarExpr:
         return element if element.dtype is bf16 else Apply("cast", (element,), bf16)
 
     # the online softmax
@@ -278,18 +278,18 @@ class _NarrowAttention:
     def _state(self) -> tuple[tuple[Buffer, Buffer, Buffer], list[Statement]]:
         """The queries' maxima, sums and results, and their start."""
         s, e = self.s, self.e
-        peak, total = (self.tile(n, f32, self.per, s.queries) for n in ("peak", "total"))
+        row_max, row_sum = (self.tile(n, f32, self.per, s.queries) for n in ("row_max", "row_sum"))
         out = self.tile("acc", f32, self.per, self.rows, s.queries)
         at = (self.qs, self.qi)
-        whole = first_state(e, Load(peak, at), self.part if self.shares else None, huge=self.huge)
+        whole = first_state(e, Load(row_max, at), self.part if self.shares else None, huge=self.huge)
         first, sums = (reindex(x, self.shift) for x in whole)
         blocks = self.lanes if e.sink is None else self.live
         begin: tuple[Statement, ...] = (
-            Map((blocks,), peak, at, first),
-            Map((blocks,), total, at, sums),
+            Map((blocks,), row_max, at, first),
+            Map((blocks,), row_sum, at, sums),
             Map((Iter(self.dv, self.rows), self.lanes), out, (self.qs, self.dv, self.qi), Const(0.0, f32)),
         )
-        return (peak, total, out), [Alloc(peak), Alloc(total), Alloc(out), self._over_blocks(begin)]
+        return (row_max, row_sum, out), [Alloc(row_max), Alloc(row_sum), Alloc(out), self._over_blocks(begin)]
 
     def _chunk(
         self, spans: tuple[KeyRange, Symbol], query: Load, state: tuple[Buffer, Buffer, Buffer]
@@ -337,7 +337,7 @@ class _NarrowAttention:
         state: tuple[Buffer, Buffer, Buffer],
     ) -> list[Statement]:
         s = self.s
-        peak, total, out = state
+        row_max, row_sum, out = state
         scores = self.tile("scores", f32, s.keys, s.queries)
         weights = self.tile("weights", bf16, s.keys // 2, s.queries, 2)
         raw = Load(scores, (self.kj, self.qi))
@@ -347,10 +347,10 @@ class _NarrowAttention:
         ]
         element, factor = self._changed(score, raw, ragged, code)
         pairs = Load(weights, (floordiv(self.kj, 2), self.qi, mod(self.kj, 2)))
-        at, names = (self.qs, self.qi), ("block_peak", "shift", "scale")
+        at, names = (self.qs, self.qi), ("block_max", "shift", "scale")
         own = [Load(self.tile(n, f32, s.queries), (self.qi,)) for n in names]
         own.append(Load(self.tile("grown", f32, 1), (0,)))
-        online = OnlineState(Load(peak, at), Load(total, at), *own)
+        online = OnlineState(Load(row_max, at), Load(row_sum, at), *own)
         accs, rows = Load(out, (self.qs, self.dv, self.qi)), Iter(self.dv, self.rows)
         changed = Score(element, factor, self.huge)
         softmax = online_softmax(self.block, self.lanes, changed, pairs, online, accs, rows, self._next_task())
@@ -419,8 +419,8 @@ class _NarrowAttention:
         return base, factor
 
     def _stores(self, state: tuple[Buffer, Buffer, Buffer]) -> list[Store]:
-        _, total, out = state
-        sums, weights = Load(out, (self.qs, self.dv, self.qi)), Load(total, (self.qs, self.qi))
+        _, row_sum, out = state
+        sums, weights = Load(out, (self.qs, self.dv, self.qi)), Load(row_sum, (self.qs, self.qi))
         mean = mean_of(sums, weights, guarded=self.match.guarded)
         domain = (self.live, Iter(self.dv, self.values))
         return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)

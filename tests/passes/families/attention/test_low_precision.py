@@ -18,17 +18,19 @@ from fusec.ir.index import symbols_of
 from fusec.ir.indexing import substitute
 from fusec.ir.parse import parse
 from fusec.ir.types import bf16, contiguous_strides
-from fusec.passes.families.attention.schedule.cpu import NarrowAttentionSchedule, narrow_attention_candidates
+from fusec.passes.families.attention.schedule.cpu import LowPrecisionAttentionSchedule, low_precision_candidates
 from fusec.passes.families.record import schedule_from_text, schedule_to_text
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.pipeline import lower
 from fusec.passes.select import lower_with
 from fusec.target.cpu import CpuTarget, cpu_target, host_cpu
-from fusec.tile.nodes import RegisterTile, Weigh, statements
+from fusec.tile.nodes import RegisterTile, SoftmaxExp, statements
 
 OF_TILES, OF_GROUPS = "cpu:sapphirerapids", "cpu:znver5"
-TILES = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True))
-GROUPS = NarrowAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTile(5, 32))
+TILES = LowPrecisionAttentionSchedule(
+    64, 32, 64, 32, RegisterTile(32, 32, tiles=True), RegisterTile(16, 32, tiles=True)
+)
+GROUPS = LowPrecisionAttentionSchedule(64, 32, 64, 32, RegisterTile(6, 32), RegisterTile(5, 32))
 needs_groups = pytest.mark.skipif(not cpu_target().multiplies(bf16), reason="no AVX512-BF16 here")
 targets = pytest.mark.parametrize("target", [OF_TILES, pytest.param(OF_GROUPS, marks=needs_groups)])
 
@@ -72,14 +74,16 @@ def causal(queries: int, keys: int, depth: int, values: int) -> str:
 
 
 @cache
-def built(text: str, target: str, machine: CpuTarget, schedule: NarrowAttentionSchedule) -> Built:
+def built(text: str, target: str, machine: CpuTarget, schedule: LowPrecisionAttentionSchedule) -> Built:
     """One for all data."""
     selector = Fixed(machine, 2, {}, schedule, None)
     disable = frozenset({"vectors"})  # one query, too
     return build(text, selector=selector, disable=disable, compiled=machine.runs_here, target=target)
 
 
-def through(text: str, target: str, schedule: NarrowAttentionSchedule | None = None, inputs: object = None) -> Run:
+def through(
+    text: str, target: str, schedule: LowPrecisionAttentionSchedule | None = None, inputs: object = None
+) -> Run:
     machine = cpu_target(target)
     chosen = schedule or (TILES if machine.multiplies_in_tiles(bf16) else GROUPS)
     run = check_built(built(text, target, machine, chosen), inputs, atol=2e-3)  # type: ignore[arg-type]
@@ -174,7 +178,7 @@ def test_a_task_fetches_what_the_next_one_reads(size):
     queries, keys, depth, values = size
     sides = {"scores": RegisterTile(32, 16, tiles=True), "values": RegisterTile(16, 16, tiles=True)}
     run = through(attention(*size), OF_TILES, replace(TILES, queries=16, chunk=96, **sides))
-    weigh = next(s for s in statements(run.lowered.program.kernels[0].body) if isinstance(s, Weigh))
+    weigh = next(s for s in statements(run.lowered.program.kernels[0].body) if isinstance(s, SoftmaxExp))
     wanted = {"q": (queries, depth), "k": (keys, depth), "v": (keys, values)}
     assert [load.buffer.name for load in weigh.ahead] == list(wanted)
     steps = list(product(range(-(-queries // 16)), range(0, keys, 32), range(0, 32, 2)))
@@ -356,12 +360,12 @@ def test_sizes_that_are_no_whole_blocks(change):
 def test_candidates():
     for target in (cpu_target(OF_TILES), cpu_target(OF_GROUPS)):
         for size in ((12, 1024, 1024, 64), (1, 1, 5000, 128), (4, 7, 9, 3), (64, 100, 300000, 64)):
-            found = narrow_attention_candidates(*size, target, 2)
+            found = low_precision_candidates(*size, target, 2)
             assert found
             assert all(_fits(s, target) for s in found)
             assert schedule_from_text(schedule_to_text(found[0])) == found[0]
 
 
-def _fits(s: NarrowAttentionSchedule, target: CpuTarget) -> bool:
+def _fits(s: LowPrecisionAttentionSchedule, target: CpuTarget) -> bool:
     step = 32 if target.multiplies_in_tiles(bf16) else 2
     return s.task % s.queries == 0 and s.chunk % s.keys == 0 and s.keys % step == 0

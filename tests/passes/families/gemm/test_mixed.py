@@ -11,11 +11,11 @@ from fixed_schedule import Fixed
 from programs import Run, check
 
 from fusec.ir.types import DType, bf16, f32, i8
-from fusec.passes.families.gemm.schedule.widening import (
-    WideningProblem,
-    WideningSchedule,
+from fusec.passes.families.gemm.schedule.mixed import (
+    MixedGemmSchedule,
+    MixedProblem,
     depth_step,
-    widening_candidates,
+    mixed_candidates,
 )
 from fusec.passes.families.record import schedule_from_text, schedule_to_text
 from fusec.passes.select import Selector
@@ -63,7 +63,7 @@ def three(m: int, n: int, k: int, dtype: DType) -> str:
 
 
 def through(
-    text: str, schedule: WideningSchedule | None, target: str, inputs: object = None, kind: str = "gemm"
+    text: str, schedule: MixedGemmSchedule | None, target: str, inputs: object = None, kind: str = "gemm"
 ) -> Run:
     machine = cpu_target(target)
     selector = Selector(machine, 2) if schedule is None else Fixed(machine, 2, {}, schedule)
@@ -85,7 +85,7 @@ def test_proposed(size: tuple[int, int, int], target: str) -> None:
     through(int8(*size), None, target)
 
 
-def odd_schedule(rng: Random, dtype: DType, k: int, tiles: bool) -> WideningSchedule:
+def odd_schedule(rng: Random, dtype: DType, k: int, tiles: bool) -> MixedGemmSchedule:
     """Blocks that divide nothing, K in several parts, rows packed."""
     registers = (
         RegisterTile(rng.choice([5, 16, 32]), rng.choice([16, 32]), tiles=True)
@@ -95,7 +95,7 @@ def odd_schedule(rng: Random, dtype: DType, k: int, tiles: bool) -> WideningSche
     step = depth_step(dtype, tiles)
     depth = -(-k // step)
     parts = rng.choice([p for p in range(1, depth + 1) if depth % p == 0])
-    return WideningSchedule(
+    return MixedGemmSchedule(
         registers.rows * rng.randint(1, 2),
         registers.columns * rng.randint(1, 3),
         depth // parts * step,
@@ -135,7 +135,7 @@ def test_what_lies_beyond_the_depth_counts_as_zero() -> None:
 @pytest.mark.parametrize("size", [(512, 3072, 768), (1, 4096, 4096), (77, 64, 9000), (1, 1, 1)], ids=str)
 def test_candidates_fit_the_target(name: str, dtype: DType, size: tuple[int, int, int]) -> None:
     target: CpuTarget = cpu_target(name)
-    candidates = widening_candidates(WideningProblem(1, *size, dtype, True), target, 4)
+    candidates = mixed_candidates(MixedProblem(1, *size, dtype, True), target, 4)
     assert candidates
     for s in candidates:
         step = depth_step(dtype, s.registers.tiles)
@@ -156,18 +156,18 @@ def test_without_the_instructions_products_are_of_f32() -> None:
 @pytest.mark.parametrize(("k", "n", "width"), [(768, 2304, 384), (3072, 768, 192)])
 def test_columns_of_a_task_leave_room_in_l2_for_rows_that_pass(k: int, n: int, width: int) -> None:
     """Products of BERT with 512 tokens on Emerald Rapids: 192 columns 1.34 ms, 128 1.47; 384 0.94, 256 1.00."""
-    best = widening_candidates(WideningProblem(1, 512, n, k, bf16, True), AMX, 2)[0]
+    best = mixed_candidates(MixedProblem(1, 512, n, k, bf16, True), AMX, 2)[0]
     assert best.block_n == width
 
 
 @pytest.mark.parametrize("m", [1, 5, 8, 13])
 @pytest.mark.parametrize("target", [OF_TILES, OF_GROUPS])
 def test_few_rows_read_panels_from_end_to_end(m: int, target: str) -> None:
-    best = widening_candidates(WideningProblem(1, m, 4096, 4096, bf16, True), cpu_target(target), 2)[0]
+    best = mixed_candidates(MixedProblem(1, m, 4096, 4096, bf16, True), cpu_target(target), 2)[0]
     assert best.registers.ahead > 0
     assert best.tile_k == 4096
     assert 4096 // best.block_n >= 2
-    usual = widening_candidates(WideningProblem(1, 512, 4096, 4096, bf16, True), cpu_target(target), 2)
+    usual = mixed_candidates(MixedProblem(1, 512, 4096, 4096, bf16, True), cpu_target(target), 2)
     assert not any(s.registers.ahead for s in usual)
 
 
@@ -193,5 +193,5 @@ def test_few_rows_pass_one_weight_at_a_time(m: int, dtype: DType) -> None:
 def test_schedules_of_few_rows(target: str, size: tuple[int, int, int]) -> None:
     machine = replace(cpu_target(target), l2=4096)
     m, n, k = size
-    found = widening_candidates(WideningProblem(1, m, n, k, bf16), machine, 2)
+    found = mixed_candidates(MixedProblem(1, m, n, k, bf16), machine, 2)
     through(linear(*size), next(s for s in found if s.registers.ahead), target)

@@ -22,7 +22,7 @@ from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.index import symbol
 from fusec.ir.types import bf16
-from fusec.tile.nodes import Weigh
+from fusec.tile.nodes import SoftmaxExp
 from fusec.tile.scalar import Load
 
 CHAINS = 4
@@ -32,22 +32,22 @@ SHORT_SUM = 8
 """Weights that are added up in a register before they join the sum of a block of keys."""
 
 
-def emit_weigh(context: Context, code: Code, numbers: Numbers, weigh: Weigh) -> None:
-    _Writer(context, numbers, weigh).write(code)
+def emit_softmax_exp(context: Context, code: Code, numbers: Numbers, statement: SoftmaxExp) -> None:
+    _Writer(context, numbers, statement).write(code)
 
 
 class _Writer:
-    def __init__(self, context: Context, numbers: Numbers, weigh: Weigh) -> None:
-        self.context, self.numbers, self.weigh = context, numbers, weigh
-        self.dtype = weigh.total.dtype
+    def __init__(self, context: Context, numbers: Numbers, statement: SoftmaxExp) -> None:
+        self.context, self.numbers, self.statement = context, numbers, statement
+        self.dtype = statement.row_sum.dtype
         self.lanes = context.target.lanes(self.dtype.bits)
-        self.ways = 2 if weigh.weights.dtype is bf16 else 1
-        self.flat = load_index(weigh.weights)
+        self.ways = 2 if statement.weights.dtype is bf16 else 1
+        self.flat = load_index(statement.weights)
         self._check()
 
     def _check(self) -> None:
         """LoweringError for weights that don't lie as they must."""
-        w, lane = self.weigh, symbol("lane", 0, self.lanes - 1)
+        w, lane = self.statement, symbol("lane", 0, self.lanes - 1)
         count = static_count(w.queries)
         if count is None or count % self.lanes:
             raise LoweringError(f"{w.queries.var} does not fill vectors")
@@ -65,17 +65,17 @@ class _Writer:
             raise LoweringError("weights of bf16 that are no pairs of keys")
 
     def write(self, code: Code) -> None:
-        vectors = (static_count(self.weigh.queries) or 0) // self.lanes
+        vectors = (static_count(self.statement.queries) or 0) // self.lanes
         width = max(1, CHAINS // self.ways)
         for first in range(0, vectors, width):
             starts = [i * self.lanes for i in range(first, min(first + width, vectors))]
-            self._strip(code, starts, () if first else self.weigh.ahead)
+            self._strip(code, starts, () if first else self.statement.ahead)
 
     def _number(self, value: int) -> Node:
         return self.context.integer(value)
 
     def _points(self, code: Code, start: int) -> Points:
-        block = LaneBlock(self.weigh.queries.var, self.lanes, self._number(start))
+        block = LaneBlock(self.statement.queries.var, self.lanes, self._number(start))
         return Points(self.context, code, self.numbers, block, None)
 
     def _strip(self, code: Code, starts: Sequence[int], ahead: Sequence[Load]) -> None:
@@ -84,12 +84,14 @@ class _Writer:
         The weights of every SHORT_SUM steps are added up by themselves: equal ones, such as those of scores that a mask
         makes 0, would else be rounded the same way each time.
         """
-        weigh, dtype = self.weigh, self.context.index_type
-        shifts = [None if weigh.shift is None else self._points(code, s).value(weigh.shift) for s in starts]
+        statement, dtype = self.statement, self.context.index_type
+        shifts = [None if statement.shift is None else self._points(code, s).value(statement.shift) for s in starts]
         sums = [self._register(code) for _ in starts]
-        keys = static_count(weigh.keys)
+        keys = static_count(statement.keys)
         steps = None if keys is None else keys // self.ways
-        count = code.let_index(iter_count(self.context, weigh.keys), dtype) if steps is None else self._number(steps)
+        count = (
+            code.let_index(iter_count(self.context, statement.keys), dtype) if steps is None else self._number(steps)
+        )
         block, step = (tir.variable(code.fresh("keys"), dtype) for _ in range(2))
         outer = code.nested()
         partial = [[self._register(outer) for _ in starts] for _ in range(self.ways)]
@@ -101,15 +103,15 @@ class _Writer:
         else:
             length = outer.let_index(tirx.Min(self._number(SHORT_SUM), tirx.Sub(count, first)), dtype)
         outer.append(tir.loop(step, length, inner.statements, dtype=dtype))
-        for total, *registers in zip(sums, *partial, strict=True):
+        for into, *registers in zip(sums, *partial, strict=True):
             for register in registers:
-                outer.append(tirx.BufferStore(total, outer.add(self._read(total), self._read(register)).node, [_ZERO]))
+                outer.append(tirx.BufferStore(into, outer.add(self._read(into), self._read(register)).node, [_ZERO]))
         blocks = tirx.truncdiv(tirx.Add(count, self._number(SHORT_SUM - 1)), self._number(SHORT_SUM))
         code.append(tir.loop(block, blocks, outer.statements, dtype=dtype))
         for start, register in zip(starts, sums, strict=True):
             points = self._points(code, start)
-            total = code.add(points.value(weigh.total), self._read(register))
-            points.store_at(weigh.total.buffer, load_index(weigh.total), total)
+            row_sum = code.add(points.value(statement.row_sum), self._read(register))
+            points.store_at(statement.row_sum.buffer, load_index(statement.row_sum), row_sum)
 
     def _step(
         self,
@@ -121,16 +123,16 @@ class _Writer:
         ahead: Sequence[Load],
     ) -> None:
         """One key, or a pair of them: the weights stored, and added to the sums."""
-        weigh, dtype = self.weigh, self.context.index_type
+        statement, dtype = self.statement, self.context.index_type
         powers: list[list[Value]] = []
         for way, registers in enumerate(sums):
             place = tirx.Add(tirx.Mul(step, self._number(self.ways)), self._number(way))
-            self.context.loops[weigh.keys.var] = code.let_index(place, dtype, weigh.keys.var.name)
+            self.context.loops[statement.keys.var] = code.let_index(place, dtype, statement.keys.var.name)
             powers.append([self._power(code, start, shift) for start, shift in zip(starts, shifts, strict=True)])
             for register, power in zip(registers, powers[-1], strict=True):
                 code.append(tirx.BufferStore(register, code.add(self._read(register), power).node, [_ZERO]))
         if self.ways == 2:  # from the place of the pair's first key on
-            self.context.loops[weigh.keys.var] = code.let_index(tirx.Mul(step, self._number(2)), dtype)
+            self.context.loops[statement.keys.var] = code.let_index(tirx.Mul(step, self._number(2)), dtype)
         for start, *found in zip(starts, *powers, strict=True):
             self._store(code, start, found)
         for load in ahead:
@@ -148,23 +150,23 @@ class _Writer:
     def _power(self, code: Code, start: int, shift: Value | None) -> Value:
         """The weights of one key for one vector of queries."""
         points = self._points(code, start)
-        score = tir.widen(coerce(code, points.value(self.weigh.score), self.dtype), self.lanes)
-        factor = code.constant(score, self.weigh.factor)
+        score = tir.widen(coerce(code, points.value(self.statement.score), self.dtype), self.lanes)
+        factor = code.constant(score, self.statement.factor)
         exponent = code.mul(score, factor) if shift is None else code.fma(score, factor, code.neg(shift))
         return math.weight(code, exponent, short=self.ways == 2)
 
     def _store(self, code: Code, start: int, powers: Sequence[Value]) -> None:
         if self.ways == 1:
-            self._points(code, start).store_at(self.weigh.weights.buffer, self.flat, powers[0])
+            self._points(code, start).store_at(self.statement.weights.buffer, self.flat, powers[0])
             return
         first, second = (code.add(code.reinterpret(p, "int32"), tir.constant(_HALF, "int32")) for p in powers)
         low = code.bitwise("shift_right", code.reinterpret(first, "uint32"), tir.constant(16, "uint32"))
         high = code.bitwise("bitwise_and", code.reinterpret(second, "uint32"), tir.constant(_UPPER, "uint32"))
         pairs = code.reinterpret(code.bitwise("bitwise_or", low, high), "int32")
-        at = self.context.index(indexing.substitute(self.flat, {self.weigh.queries.var: start}))
+        at = self.context.index(indexing.substitute(self.flat, {self.statement.queries.var: start}))
         place = tir.ramp(at, 2 * self.lanes, 1, self.context.index_type)
         node = tirx.reinterpret(f"uint16x{2 * self.lanes}", pairs.node)
-        code.append(tirx.BufferStore(self.context.memory[self.weigh.weights.buffer], node, [place]))
+        code.append(tirx.BufferStore(self.context.memory[self.statement.weights.buffer], node, [place]))
 
 
 _ZERO = tir.integer(0)

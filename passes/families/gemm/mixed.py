@@ -16,7 +16,7 @@ from fusec.ir.nodes import Op
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.contraction import contraction, operand_index
 from fusec.passes.families.gemm.cpu import apart, epilogue_stores, in_runs, limit_of
-from fusec.passes.families.gemm.schedule.widening import SUMS, WideningSchedule, depth_step
+from fusec.passes.families.gemm.schedule.mixed import SUMS, MixedGemmSchedule, depth_step
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
@@ -25,7 +25,7 @@ ROW_PADDING = 64
 """Bytes added to a row of scratch, so that rows don't fall on the same cache sets."""
 
 
-def lower_widening(context: LoweringContext, schedule: WideningSchedule) -> LoweredGroup:
+def lower_mixed(context: LoweringContext, schedule: MixedGemmSchedule) -> LoweredGroup:
     """Tasks are blocks of rows by blocks of columns; those that share columns, which stay in L2, follow each other."""
     return _Widening(context, schedule).lower()
 
@@ -48,7 +48,7 @@ def _is_direct(element: ScalarExpr, row: Symbol, inner: Symbol) -> bool:
 
 
 class _Widening:
-    def __init__(self, context: LoweringContext, schedule: WideningSchedule) -> None:
+    def __init__(self, context: LoweringContext, schedule: MixedGemmSchedule) -> None:
         self.context, self.schedule = context, schedule
         self.ops = context.anchors("dot")
         self.op = self.ops[0]
