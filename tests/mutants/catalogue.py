@@ -708,7 +708,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parts_joined_without_their_maxima",
         "fusec.passes.lower.combine",
-        "join",
+        "combine",
         "power = (exp2_of if parts.in_log2 else exp_of)(Load(parts.row_max, index), Load(shift, at))",
         "power = Const(1.0, d)",
         ("tests/passes/families/attention/test_gpu.py::test_parts_are_joined_by_their_maxima",),
