@@ -1,9 +1,9 @@
 """Kernels in CUDA C++ against libraries and plain kernels, arrays in host memory, and the host's time a launch.
 
-``python -m benchmarks.cuda [--only SECTION,...] [--out FILE]`` on a machine with a CUDA card, torch and CuPy. Peers are
+``python -m benchmarks.cuda [--only SECTION,...] [--out FILE]`` on a machine with a CUDA GPU, torch and CuPy. Peers are
 called in turn in one process with random data; the median is shown. Device times are between events, and the L2 cache
 is overwritten before each. The table says what was asked of fusec, as a multiple of a peer's rate, what part of the
-card's own rate (products, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is, and what the
+GPU's own rate (products, or a copy's bytes, as :class:`fusec.target.gpu.GpuTarget` has them) that is, and what the
 cost model predicts of it.
 """
 
@@ -51,7 +51,7 @@ Call = Callable[[], Any]
 class Row:
     """A work's figures by peer.
 
-    ``asked``: the least multiple of a peer's rate. ``limit``: of the card, in ``unit``. ``model``: the cost model's
+    ``asked``: the least multiple of a peer's rate. ``limit``: of the GPU, in ``unit``. ``model``: the cost model's
     seconds over the measured ones.
     """
 
@@ -245,7 +245,7 @@ def attentions() -> list[Row]:
 
 
 def by_warps() -> list[Row]:
-    """Products and attention by the instructions that cards before Hopper have."""
+    """Products and attention by the instructions that GPUs before Hopper have."""
     return [Row(name, rates, unit, model=model) for name, rates, unit, model in warps.rows(device_times)]
 
 

@@ -1,7 +1,7 @@
-"""Products and attention by warps' tensor core instructions (mma.sync), as cards before Hopper have them.
+"""Products and attention by warps' tensor core instructions (mma.sync), as GPUs before Hopper have them.
 
-Triton's kernels are compiled for sm_80 and their PTX is assembled for the card at hand, so that both run the same
-instructions on the same card; of Triton's first schedules the fastest is shown. ``python -m benchmarks.cuda`` has the
+Triton's kernels are compiled for sm_80 and their PTX is assembled for the GPU at hand, so that both run the same
+instructions on the same GPU; of Triton's first schedules the fastest is shown. ``python -m benchmarks.cuda`` has the
 rows.
 """
 
@@ -77,7 +77,7 @@ def triton_for_sm_80(graph: Graph, number: int) -> Executable:
 
 
 def _assembled(binary: Binary) -> Binary:
-    """The kernel's PTX, which was made for another card, in this card's code."""
+    """The kernel's PTX, which was made for another GPU, in this GPU's code."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     major, minor = torch.cuda.get_device_capability()

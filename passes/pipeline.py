@@ -182,7 +182,7 @@ def default_selector(target: str, threads: int | None = None, rates: Rates | Non
 
 def _split(graph: Graph, target: str, threads: int | None) -> Graph:
     if is_gpu(target):
-        return split_for_blocks(graph, gpu_target(target).units)
+        return split_for_blocks(graph, gpu_target(target).sms)
     return split_reductions(graph, threads or cpu_target(target).cores)
 
 

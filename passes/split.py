@@ -84,7 +84,7 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
     return _split(graph, share, doubles=True)
 
 
-def split_for_blocks(graph: Graph, units: int) -> Graph:
+def split_for_blocks(graph: Graph, sms: int) -> Graph:
     """The same for a GPU of so many multiprocessors: too few blocks would each read too much."""
     chains, attended = chained(graph), _attended(graph)
 
@@ -96,10 +96,10 @@ def split_for_blocks(graph: Graph, units: int) -> Graph:
             tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
         else:
             tasks, most = -(-kept // (CHAIN_LANES if name in chains else NEAR_BITS // max(bits, 8))), 0
-        parts = max(-(-4 * units // max(tasks, 1)), most)
+        parts = max(-(-4 * sms // max(tasks, 1)), most)
         if name in chains:
-            return _Share(tasks, parts, (units + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4), UNEVEN_ELEMENTS)
-        return _Share(tasks, parts, 2 * units if most else units, tasks * BLOCK_ELEMENTS, UNEVEN_BLOCK)
+            return _Share(tasks, parts, (sms + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4), UNEVEN_ELEMENTS)
+        return _Share(tasks, parts, 2 * sms if most else sms, tasks * BLOCK_ELEMENTS, UNEVEN_BLOCK)
 
     @rule(*_COMBINE)
     def side_by_side(r: Rewriter) -> Outcome:

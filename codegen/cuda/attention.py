@@ -112,7 +112,7 @@ class _Emitter(AttentionPlan):
 
     def _blocks(self) -> int:
         every = self.heads * self.blocks
-        return min(self.target.units, self.heads * -(-self.blocks // 2)) if self.pipeline.persistent else every
+        return min(self.target.sms, self.heads * -(-self.blocks // 2)) if self.pipeline.persistent else every
 
     def _shared(self) -> int:
         """Bytes, as ``AttentionLayout`` counts them."""

@@ -57,7 +57,7 @@ def module_source(kernels: Sequence[Kernel], target: GpuTarget) -> ModuleSource:
 
 
 def arch_of(target: GpuTarget) -> str:
-    """What NVRTC calls the target. Hopper's and later cards' own instructions (``a``) are used. TargetError for AMD."""
+    """What NVRTC calls the target. Hopper's and later GPUs' own instructions (``a``) are used. TargetError for AMD."""
     if target.backend != "cuda" or not isinstance(target.arch, int):
-        raise TargetError(f"CUDA C++ runs on NVIDIA's cards, not on {target.name}")
+        raise TargetError(f"CUDA C++ runs on NVIDIA's GPUs, not on {target.name}")
     return f"sm_{target.arch}a" if target.arch >= 90 else f"sm_{target.arch}"

@@ -255,7 +255,7 @@ class _Emitter(PlanWriter):
         cluster = p.cluster_m * p.cluster_n
         nest = self.nest
         rows, columns = -(-nest.row_tiles.extent // p.cluster_m), -(-nest.column_tiles.extent // p.cluster_n)
-        tiles, most = rows * columns * nest.batch.extent, self.target.units // cluster
+        tiles, most = rows * columns * nest.batch.extent, self.target.sms // cluster
         if p.split > 1:
             return tiles * p.split
         waves = -(-tiles // most)

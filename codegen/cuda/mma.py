@@ -174,7 +174,7 @@ class _Emitter(PlanWriter):
 
     @property
     def _together(self) -> int:
-        """Blocks that are to share a unit, where their registers can."""
+        """Blocks that are to share an SM, where their registers can."""
         return max(1, 8 // self.kernel.warps)
 
     def _shared(self) -> int:

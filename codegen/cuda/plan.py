@@ -260,7 +260,7 @@ class PlanWriter:
     def text(self, header: str, body: str, threads: int, cluster: int = 1, together: int = 1) -> str:
         """The whole file, whose kernel calls ``body`` (a function of the plan) of ``header``.
 
-        cluster: blocks in it. ``together``: blocks that are to share a unit.
+        cluster: blocks in it. ``together``: blocks that are to share an SM.
         """
         outputs = self.kernel.parameters[len(self.kernel.parameters) - self.kernel.outputs :]
         parameters = []

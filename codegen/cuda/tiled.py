@@ -235,7 +235,7 @@ class _Emitter:
 
     @property
     def _together(self) -> int:
-        """Blocks that are to share a unit, where their registers can."""
+        """Blocks that are to share an SM, where their registers can."""
         small = self.thread.rows * self.thread.columns <= 64 and self.sum.dtype.bits <= 32
         return 2 if small else 1
 

@@ -142,12 +142,12 @@ def _gpu(index: int) -> str:
     facts = (
         name,
         f"sm_{gpu.arch}",
-        f"{gpu.units} units at {gpu.clock / 1e9:.2f} GHz",
+        f"{gpu.sms} SMs at {gpu.clock / 1e9:.2f} GHz",
         f"{gpu.shared_memory / 1024:.0f} KiB shared memory",
         f"{gpu.l2 / 2**20:.0f} MiB L2",
         f"{gpu.memory / 2**30:.0f} GiB at about {rates.read / 1e12:.2f} TB/s",
         f"about {rates.tensor / 1e12:.0f} TFLOP/s in bf16",
-        "measured" if measured else "usual rates of this card: fusec doctor --measure",
+        "measured" if measured else "usual rates of this GPU: fusec doctor --measure",
     )
     return ", ".join(facts)
 

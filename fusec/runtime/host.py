@@ -29,7 +29,7 @@ STREAMS = 4
 """Chunks on their way: one goes in, one is computed, one goes out, and one is ready. With 3 an H200's link waits."""
 
 CHUNK_BYTES = 48 << 20
-"""Of what one chunk reads and writes, about: large enough for the link's full speed, small beside a card's memory.
+"""Of what one chunk reads and writes, about: large enough for the link's full speed, small beside a GPU's memory.
 
 On an H200, 64 products of 2048² from pinned memory: 24.0 ms with this, 24.7 with twice as much."""
 

@@ -18,8 +18,8 @@ Backend = Literal["cuda", "hip"]
 class GpuTarget:
     """A GPU to compile for.
 
-    arch: compute capability times ten (90), or AMD's name (``gfx942``). units: multiprocessors.
-    shared_memory: bytes one block may use. l2: bytes. rates: what time models count with. clock: of the units, in Hz.
+    arch: compute capability times ten (90), or AMD's name (``gfx942``). sms: multiprocessors (AMD's compute units).
+    shared_memory: bytes one block may use. l2: bytes. rates: what time models count with. clock: of the SMs, in Hz.
     memory: bytes of device memory; 0 where they vary.
     """
 
@@ -27,7 +27,7 @@ class GpuTarget:
     backend: Backend
     arch: int | str
     warp_size: int
-    units: int
+    sms: int
     shared_memory: int
     l2: int
     rates: GpuRates
@@ -66,16 +66,16 @@ class GpuTarget:
 
 
 @dataclass(frozen=True)
-class _Card:
-    """A card by its datasheet. ``words`` are those of the driver's name for it, which others do not have.
+class _Datasheet:
+    """A GPU by its datasheet. ``words`` are those of the driver's name for it, which others do not have.
 
     shared: KiB a block may use. l2: MiB. bandwidth: TB/s. half: TFLOP/s of dense bf16 products with f32 sums.
-    single: TFLOP/s of f32. clock: GHz, boosted. memory: GiB. special: exponentials a cycle and unit.
+    single: TFLOP/s of f32. clock: GHz, boosted. memory: GiB. special: exponentials a cycle and SM.
     """
 
     arch: int | str
     words: tuple[str, ...]
-    units: int
+    sms: int
     shared: int
     l2: int
     bandwidth: float
@@ -93,12 +93,12 @@ class _Card:
             backend,
             self.arch,
             self.warp,
-            self.units,
+            self.sms,
             self.shared * _KIB,
             self.l2 * _MIB,
             usual_rates(
                 self.arch,
-                self.units,
+                self.sms,
                 self.bandwidth * 1e12,
                 self.half * 1e12,
                 self.single * 1e12,
@@ -110,25 +110,25 @@ class _Card:
         )
 
 
-CARDS: dict[str, _Card] = {
-    "cuda:a100-40gb": _Card(80, ("A100", "40GB"), 108, 163, 40, 1.555, 312, 19.5, 1.41, 40),
-    "cuda:a100": _Card(80, ("A100",), 108, 163, 40, 2.039, 312, 19.5, 1.41, 80),
-    "cuda:a10": _Card(86, ("A10",), 72, 99, 6, 0.600, 125, 31.2, 1.695, 24),
-    "cuda:a40": _Card(86, ("A40",), 84, 99, 6, 0.696, 150, 37.4, 1.74, 48),
-    "cuda:a6000": _Card(86, ("RTX A6000",), 84, 99, 6, 0.768, 155, 38.7, 1.80, 48),
-    "cuda:rtx3090": _Card(86, ("RTX 3090",), 82, 99, 6, 0.936, 71, 35.6, 1.695, 24),
-    "cuda:l4": _Card(89, ("L4",), 58, 99, 48, 0.300, 121, 30.3, 2.04, 24),
-    "cuda:l40s": _Card(89, ("L40S",), 142, 99, 96, 0.864, 362, 91.6, 2.52, 48),
-    "cuda:rtx4090": _Card(89, ("RTX 4090",), 128, 99, 72, 1.008, 165, 82.6, 2.52, 24),
-    "cuda:h100-pcie": _Card(90, ("H100", "PCIe"), 114, 227, 50, 2.0, 756, 51, 1.755, 80),
-    "cuda:h100": _Card(90, ("H100",), 132, 227, 50, 3.35, 989, 67, 1.98, 80),
-    "cuda:gh200": _Card(90, ("GH200",), 132, 227, 50, 4.0, 989, 67, 1.98, 96),
-    "cuda:h200": _Card(90, ("H200",), 132, 227, 50, 4.8, 989, 67, 1.98, 141),
-    "cuda:b200": _Card(100, ("B200",), 148, 227, 126, 8.0, 2250, 75, 1.965, 180),
-    "hip:mi250x": _Card("gfx90a", ("MI250X",), 110, 64, 8, 1.6, 191, 24, 1.7, 64, 64),
-    "hip:mi300x": _Card("gfx942", ("MI300X",), 304, 64, 256, 5.3, 1307, 163, 2.1, 192, 64),
+DATASHEETS: dict[str, _Datasheet] = {
+    "cuda:a100-40gb": _Datasheet(80, ("A100", "40GB"), 108, 163, 40, 1.555, 312, 19.5, 1.41, 40),
+    "cuda:a100": _Datasheet(80, ("A100",), 108, 163, 40, 2.039, 312, 19.5, 1.41, 80),
+    "cuda:a10": _Datasheet(86, ("A10",), 72, 99, 6, 0.600, 125, 31.2, 1.695, 24),
+    "cuda:a40": _Datasheet(86, ("A40",), 84, 99, 6, 0.696, 150, 37.4, 1.74, 48),
+    "cuda:a6000": _Datasheet(86, ("RTX A6000",), 84, 99, 6, 0.768, 155, 38.7, 1.80, 48),
+    "cuda:rtx3090": _Datasheet(86, ("RTX 3090",), 82, 99, 6, 0.936, 71, 35.6, 1.695, 24),
+    "cuda:l4": _Datasheet(89, ("L4",), 58, 99, 48, 0.300, 121, 30.3, 2.04, 24),
+    "cuda:l40s": _Datasheet(89, ("L40S",), 142, 99, 96, 0.864, 362, 91.6, 2.52, 48),
+    "cuda:rtx4090": _Datasheet(89, ("RTX 4090",), 128, 99, 72, 1.008, 165, 82.6, 2.52, 24),
+    "cuda:h100-pcie": _Datasheet(90, ("H100", "PCIe"), 114, 227, 50, 2.0, 756, 51, 1.755, 80),
+    "cuda:h100": _Datasheet(90, ("H100",), 132, 227, 50, 3.35, 989, 67, 1.98, 80),
+    "cuda:gh200": _Datasheet(90, ("GH200",), 132, 227, 50, 4.0, 989, 67, 1.98, 96),
+    "cuda:h200": _Datasheet(90, ("H200",), 132, 227, 50, 4.8, 989, 67, 1.98, 141),
+    "cuda:b200": _Datasheet(100, ("B200",), 148, 227, 126, 8.0, 2250, 75, 1.965, 180),
+    "hip:mi250x": _Datasheet("gfx90a", ("MI250X",), 110, 64, 8, 1.6, 191, 24, 1.7, 64, 64),
+    "hip:mi300x": _Datasheet("gfx942", ("MI300X",), 304, 64, 256, 5.3, 1307, 163, 2.1, 192, 64),
 }
-"""Cards that can be named without being at hand; of AMD's the L2 is the last level before memory, and an MI250X is one
+"""GPUs that can be named without being at hand; of AMD's the L2 is the last level before memory, and an MI250X is one
 of its two dies."""
 
 _BY_ARCH = {
@@ -140,20 +140,20 @@ _BY_ARCH = {
     "hip:gfx90a": "hip:mi250x",
     "hip:gfx942": "hip:mi300x",
 }
-"""The card that an architecture's name stands for."""
+"""The GPU that an architecture's name stands for."""
 
 NAMED: dict[str, GpuTarget] = {
-    name: CARDS[card].target(name) for name, card in (_BY_ARCH | {card: card for card in CARDS}).items()
+    name: DATASHEETS[sheet].target(name) for name, sheet in (_BY_ARCH | {sheet: sheet for sheet in DATASHEETS}).items()
 }
-"""The targets that can be named, by architecture and by card."""
+"""The targets that can be named, by architecture and by model."""
 
 
 def target_of_record(record: Mapping[str, Any]) -> GpuTarget:
     """The inverse of ``asdict``, also of records that older versions wrote. KeyError or TypeError for anything else."""
     facts = {f.name: record[f.name] for f in fields(GpuTarget) if f.name != "rates"}
     known = record.get("rates")
-    card = _most_similar(facts["arch"], facts["name"], facts["units"])
-    return GpuTarget(**facts, rates=GpuRates(**known) if known else card.target(facts["name"]).rates)
+    sheet = _most_similar(facts["arch"], facts["name"], facts["sms"])
+    return GpuTarget(**facts, rates=GpuRates(**known) if known else sheet.target(facts["name"]).rates)
 
 
 def has_cuda() -> bool:
@@ -191,7 +191,7 @@ def gpu_target(name: str) -> GpuTarget:
 def device_target(index: int) -> GpuTarget:
     """The CUDA device ``index`` of this process, its facts read from the device. TargetError without one."""
     if not has_cuda():
-        raise TargetError(f"no CUDA device {index} here; name the card to compile for, such as 'cuda:sm_90'")
+        raise TargetError(f"no CUDA device {index} here; name the GPU to compile for, such as 'cuda:sm_90'")
     import torch
 
     if index >= torch.cuda.device_count():
@@ -200,33 +200,33 @@ def device_target(index: int) -> GpuTarget:
 
 
 def target_of_properties(p: Any) -> GpuTarget:
-    """The target that PyTorch's properties of a device describe; what they leave out is the most similar card's."""
+    """The target that PyTorch's properties of a device describe; what they leave out is the most similar GPU's."""
     arch = 10 * p.major + p.minor
-    card = _most_similar(arch, p.name, p.multi_processor_count)
-    base = card.target(f"cuda:sm_{arch}")
-    share = p.multi_processor_count / base.units
+    sheet = _most_similar(arch, p.name, p.multi_processor_count)
+    base = sheet.target(f"cuda:sm_{arch}")
+    share = p.multi_processor_count / base.sms
     clock = 1e3 * getattr(p, "clock_rate", 0) or base.clock  # PyTorch gives kHz
     pins = getattr(p, "memory_bus_width", 0) / 8 * getattr(p, "memory_clock_rate", 0) * 2e3
     return replace(
         base,
         arch=arch,
-        units=p.multi_processor_count,
+        sms=p.multi_processor_count,
         shared_memory=int(getattr(p, "shared_memory_per_block_optin", base.shared_memory)),
         l2=p.L2_cache_size,
-        rates=base.rates.scaled(share, clock / base.clock, pins / (card.bandwidth * 1e12) or 1.0),
+        rates=base.rates.scaled(share, clock / base.clock, pins / (sheet.bandwidth * 1e12) or 1.0),
         clock=clock,
         memory=p.total_memory,
     )
 
 
-def _most_similar(arch: int | str, name: str, units: int) -> _Card:
-    cards = [card for card in CARDS.values() if card.arch == arch]
-    named = [card for card in cards if all(re.search(rf"\b{re.escape(w)}", name) for w in card.words)]
-    numbered = [(card.arch, card) for card in CARDS.values() if isinstance(card.arch, int)]
-    older = [card for number, card in numbered if isinstance(arch, int) and number <= arch]
+def _most_similar(arch: int | str, name: str, sms: int) -> _Datasheet:
+    sheets = [sheet for sheet in DATASHEETS.values() if sheet.arch == arch]
+    named = [sheet for sheet in sheets if all(re.search(rf"\b{re.escape(w)}", name) for w in sheet.words)]
+    numbered = [(sheet.arch, sheet) for sheet in DATASHEETS.values() if isinstance(sheet.arch, int)]
+    older = [sheet for number, sheet in numbered if isinstance(arch, int) and number <= arch]
     if named:
-        return max(named, key=lambda card: len("".join(card.words)))
-    return min(cards or older[-1:] or list(CARDS.values())[:1], key=lambda card: abs(card.units - units))
+        return max(named, key=lambda sheet: len("".join(sheet.words)))
+    return min(sheets or older[-1:] or list(DATASHEETS.values())[:1], key=lambda sheet: abs(sheet.sms - sms))
 
 
 def require_device(backend: str, arch: int | str, index: int) -> None:
@@ -242,4 +242,4 @@ def require_device(backend: str, arch: int | str, index: int) -> None:
         raise TargetError(f"no device cuda:{index} here, there are {torch.cuda.device_count()}")
     major, minor = torch.cuda.get_device_capability(index)
     if 10 * major + minor != arch:
-        raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {wanted}; compile for the card")
+        raise TargetError(f"cuda:{index} is sm_{major}{minor}; the code is for {wanted}; compile for this GPU")

@@ -1,6 +1,6 @@
 """How fast a GPU does what kernels are made of: the numbers that every GPU time model counts with.
 
-They are measured (:mod:`fusec.tuning.probe_gpu`), or what cards reach of their datasheets' rates.
+They are measured (:mod:`fusec.tuning.probe_gpu`), or what GPUs reach of their datasheets' rates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class GpuRates:
     launch.
     read: device memory, reading only. copy: bytes read and written of a copy, half of each. l2: what blocks fetch of
     operands that others fetch too.
-    tensor: products of 16 bits by the card's fastest instructions. warp_tensor: by those of a warp (``mma.sync``), the
+    tensor: products of 16 bits by the GPU's fastest instructions. warp_tensor: by those of a warp (``mma.sync``), the
     same where there are no faster ones. simt: multiply-adds of f32. special: exponentials and the like.
     measured: on this device.
     """
@@ -50,18 +50,18 @@ class GpuRates:
         """Seconds for so many instructions of a lane, and so many of the unit for exponentials besides."""
         return max(instructions / self.issue, specials / self.special)
 
-    def scaled(self, units: float, clock: float, memory: float) -> GpuRates:
-        """Of a card with so many times the units, the clock and the memory's bandwidth. What power limits (tensor
+    def scaled(self, sms: float, clock: float, memory: float) -> GpuRates:
+        """Of a GPU with so many times the SMs, the clock and the memory's bandwidth. What power limits (tensor
         cores) does not follow the clock."""
         return replace(
             self,
             read=self.read * memory,
             copy=self.copy * memory,
             l2=self.l2 * memory,
-            tensor=self.tensor * units,
-            warp_tensor=self.warp_tensor * units,
-            simt=self.simt * units * clock,
-            special=self.special * units * clock,
+            tensor=self.tensor * sms,
+            warp_tensor=self.warp_tensor * sms,
+            simt=self.simt * sms * clock,
+            special=self.special * sms * clock,
         )
 
     def to_json(self) -> str:
@@ -87,34 +87,34 @@ launch (decision 6, ``benchmarks/results/cuda.md``)."""
 
 READ, COPY = 0.945, 0.925
 """What reading (decoding with 2 GB of keys and values) and copying (maps of 2²⁷ elements) reach of an H200's datasheet
-with the launch taken off; taken for other cards too."""
+with the launch taken off; taken for other GPUs too."""
 
 L2 = 2.67
 """L2's rate in units of the datasheet's rate of device memory, as a fit to 600 products in Triton on an H200 has it
 (decision 9)."""
 
 TENSOR = 0.868
-"""What Hopper's instructions reach of the datasheet's rate of products inside ``gemm.cuh``'s loop, where the card is
+"""What Hopper's instructions reach of the datasheet's rate of products inside ``gemm.cuh``'s loop, where the GPU is
 limited by power: three products in ``benchmarks/results/gpu.md`` lie within 2 % of the times that follow."""
 
 OTHER_TENSOR = 0.827
-"""The same of other cards, from large products of other kernels on an H200; nothing else was at hand."""
+"""The same of other GPUs, from large products of other kernels on an H200; nothing else was at hand."""
 
 AMD = 0.89
-"""What copying and reading are taken to reach of the datasheet on AMD's cards."""
+"""What copying and reading are taken to reach of the datasheet on AMD's GPUs."""
 
 WARP_TENSOR = {90: 0.55, 100: 0.28}
 """What instructions of warps reach of the datasheet's rate where there are faster ones (decision 15)."""
 
 SPECIALS = 16
-"""Exponentials, reciprocals and the like that a unit starts in a cycle (CUDA C++ Programming Guide, throughput of
+"""Exponentials, reciprocals and the like that an SM starts in a cycle (CUDA C++ Programming Guide, throughput of
 native arithmetic instructions)."""
 
 
 def usual_rates(
-    arch: int | str, units: int, memory: float, half: float, single: float, clock: float, special: int = SPECIALS
+    arch: int | str, sms: int, memory: float, half: float, single: float, clock: float, special: int = SPECIALS
 ) -> GpuRates:
-    """What a card reaches, by its datasheet.
+    """What a GPU reaches, by its datasheet.
 
     memory: bytes a second. half, single: operations a second of dense products of 16 bits, and of f32. clock: Hz.
     """
@@ -130,5 +130,5 @@ def usual_rates(
         tensor=tensor,
         warp_tensor=half * WARP_TENSOR[arch] if isinstance(arch, int) and arch in WARP_TENSOR else tensor,
         simt=single,
-        special=units * special * clock,
+        special=sms * special * clock,
     )

@@ -68,7 +68,7 @@ def _read_gpu(path: Path, changed: int) -> GpuRates | None:
 
 def gpu_profile_path(target: GpuTarget, device: str) -> Path:
     """For one model of GPU, and for the versions that measured it; whatever rates the target has."""
-    facts = (device, target.arch, target.units, target.l2, target.clock)
+    facts = (device, target.arch, target.sms, target.l2, target.clock)
     text = "\n".join(map(str, (_GPU_FORMAT, _triton(), *facts)))
     return cache_dir() / "machines" / hashlib.sha256(text.encode()).hexdigest()[:32]
 

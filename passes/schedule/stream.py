@@ -15,7 +15,7 @@ IN_CUDA = 1.2
 3.93; where memory bounds, both are within 0.2 %."""
 
 _FILLED = 3.0
-"""Of the units, one in so many keeps memory busy."""
+"""Of the SMs, one in so many keeps memory busy."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Stream:
         """In so many blocks. ``again``: bytes that are read a second time. ``rate``: the part of memory's that the way
         of reading reaches. ``chunks``: a block waits for each chunk of its row before it computes.
 
-        Blocks of one unit hide most of each other's instructions: rows of 2²⁷ elements with 0.5 to 0.75 of the
+        Blocks of one SM hide most of each other's instructions: rows of 2²⁷ elements with 0.5 to 0.75 of the
         instructions that fit the time of a copy take 1 to 4 % longer than the copy (decision 11).
         """
-        filled = min(1.0, max(blocks, 1) / target.units)
+        filled = min(1.0, max(blocks, 1) / target.sms)
         memory = target.rates.moved(self.read + again, self.written) / (rate * min(1.0, _FILLED * filled))
         work = target.rates.worked(self.instructions, self.specials) / filled * (IN_CUDA if cuda else 1.0)
         both = hypot(memory, work) if chunks else (memory**4 + work**4) ** 0.25

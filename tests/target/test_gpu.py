@@ -10,7 +10,7 @@ import pytest
 
 from fusec.errors import TargetError
 from fusec.target.gpu import (
-    CARDS,
+    DATASHEETS,
     NAMED,
     gpu_target,
     is_gpu,
@@ -39,7 +39,7 @@ def test_every_record_makes_sense(name: str) -> None:
     assert target.backend == name.partition(":")[0]
     assert 32 <= target.warp_size <= 64
     assert 64 * 1024 <= target.shared_memory <= 228 * 1024
-    assert 5e10 < target.half_flops / target.units < 2e13
+    assert 5e10 < target.half_flops / target.sms < 2e13
     assert target.single_flops < target.half_flops * 1.6
     assert 2e11 < target.bandwidth < 8e12
     assert 1e9 < target.clock < 3e9
@@ -47,7 +47,7 @@ def test_every_record_makes_sense(name: str) -> None:
 
 def test_names_of_architectures_and_cards() -> None:
     assert gpu_target("cuda:sm_90").arch == gpu_target("cuda:H200").arch == 90
-    assert gpu_target("cuda:h100-pcie").units == 114
+    assert gpu_target("cuda:h100-pcie").sms == 114
     assert gpu_target("cuda:h100").bandwidth < gpu_target("cuda:h200").bandwidth
     assert gpu_target("hip:mi300x").arch == "gfx942"
     with pytest.raises(TargetError, match=r"no GPU target 'cuda:h900'.*cuda:h200"):
@@ -64,20 +64,20 @@ def test_a_record_comes_back(name: str) -> None:
     older = record | {"bandwidth": rates["read"], "half_flops": rates["tensor"], "single_flops": rates["simt"]}
     assert target_of_record(older).arch == target.arch
     assert target_of_record(older).rates.read > 1e11
-    del record["units"]
+    del record["sms"]
     with pytest.raises(KeyError):
         target_of_record(record)
 
 
 def test_only_cards_with_wider_instructions_have_faster_products() -> None:
-    assert [n for n in CARDS if gpu_target(n).has_faster_products] == [
+    assert [n for n in DATASHEETS if gpu_target(n).has_faster_products] == [
         *("cuda:h100-pcie", "cuda:h100", "cuda:gh200", "cuda:h200", "cuda:b200")
     ]
 
 
 def test_a_device_is_read() -> None:
     target = target_of_properties(SimpleNamespace(**H200))
-    assert (target.name, target.units, target.l2) == ("cuda:sm_90", 132, 60 * 2**20)
+    assert (target.name, target.sms, target.l2) == ("cuda:sm_90", 132, 60 * 2**20)
     assert target.shared_memory == 232448
     assert target.bandwidth == gpu_target("cuda:h200").bandwidth
     assert target.memory == H200["total_memory"]
@@ -89,7 +89,7 @@ def test_a_device_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "major", "minor", "units", "card"),
+    ("name", "major", "minor", "sms", "gpu"),
     [
         ("NVIDIA H100 PCIe", 9, 0, 114, "cuda:h100-pcie"),
         ("NVIDIA H100 80GB HBM3", 9, 0, 132, "cuda:h100"),
@@ -103,13 +103,13 @@ def test_a_device_is_read() -> None:
         ("NVIDIA GeForce RTX 5090", 12, 0, 170, "cuda:b200"),
     ],
 )
-def test_the_most_similar_card(name: str, major: int, minor: int, units: int, card: str) -> None:
-    p = SimpleNamespace(**{**H200, "name": name, "major": major, "minor": minor, "multi_processor_count": units})
+def test_the_most_similar_gpu(name: str, major: int, minor: int, sms: int, gpu: str) -> None:
+    p = SimpleNamespace(**{**H200, "name": name, "major": major, "minor": minor, "multi_processor_count": sms})
     found = target_of_properties(p)
-    record = CARDS[card].target("x")
+    record = DATASHEETS[gpu].target("x")
     assert found.arch == 10 * major + minor
     assert found.bandwidth == record.bandwidth
-    assert found.half_flops == pytest.approx(record.half_flops * units / record.units)
+    assert found.half_flops == pytest.approx(record.half_flops * sms / record.sms)
 
 
 def test_what_is_missing_is_said() -> None:

@@ -83,7 +83,7 @@ __device__ inline void named_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Lets the kernel behind this one set itself up, on units that are free, and waits until the kernel ahead has ended:
+/// Lets the kernel behind this one set itself up, on SMs that are free, and waits until the kernel ahead has ended:
 /// nothing that a kernel may write is touched before. Where a launch does not overlap, nothing happens.
 __device__ inline void start_after_the_kernel_ahead() {
     asm volatile("griddepcontrol.launch_dependents;\n griddepcontrol.wait;" ::: "memory");

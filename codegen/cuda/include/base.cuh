@@ -32,7 +32,7 @@ __device__ inline bool elect_one() {
 __device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // 16-bit floats in memory. They widen to float by themselves, and are made from float by rounding to nearest even: in a
-// pair with 0, which a Hopper card does at the rate of additions, and a single one at a quarter of it.
+// pair with 0, which a Hopper GPU does at the rate of additions, and a single one at a quarter of it.
 
 struct bf16 {
     u16 bits;

@@ -1,4 +1,4 @@
-// A matrix product by fused multiply-adds, for any card and for f32 and f64: tiles in shared memory, several steps
+// A matrix product by fused multiply-adds, for any GPU and for f32 and f64: tiles in shared memory, several steps
 // fetched ahead, a block of accumulators in every thread's registers.
 //
 // A kernel's own part is a struct `Plan`:

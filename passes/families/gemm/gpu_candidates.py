@@ -31,7 +31,7 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
 
     Windows that TMA does not fetch are left to the library, where it is at hand.
 
-    On cards with faster instructions those of a warp are never the first (decision 15).
+    On GPUs with faster instructions those of a warp are never the first (decision 15).
     """
     op = context.anchors("dot")[0]
     axes, dtype = contraction(op), op.operands[0].type.dtype

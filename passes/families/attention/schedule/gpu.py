@@ -59,7 +59,7 @@ _ATTENTION_BLOCKS: _Blocks = (
     (16, 32, 4, 2),
 )
 """Queries, keys, warps, stages. On an H200 with heads of 128, TFLOP/s at N 4096: the first 493 causal and 534 full,
-the second 464 and 538; two blocks of 4 warps a unit beat one of 8 (447 to 505), whose softmaxes come at one time. With
+the second 464 and 538; two blocks of 4 warps an SM beat one of 8 (447 to 505), whose softmaxes come at one time. With
 heads of 64 the fifth is best (482 full, 429 causal, where the first has 438 and 402), of 32 and of 256 the first."""
 _UNMASKED_FIRST, _NARROW_FIRST = _ATTENTION_BLOCKS[1], _ATTENTION_BLOCKS[4]
 
@@ -77,7 +77,7 @@ _FEW_QUERIES_BLOCKS = ((16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3), (64, 64,
 _KEYS_TO_SPLIT, _KEYS_TO_SPLIT_MANY_QUERIES, _LEAST_PART, _MOST_PARTS = 768, 4096, 128, 64
 """Keys that are worth a second kernel, for one block of queries and for more; keys of the smallest part, and how many
 parts one block combines."""
-_BLOCKS_A_UNIT = (1, 2, 4)
+_BLOCKS_AN_SM = (1, 2, 4)
 """How many parts there are, best guess first."""
 
 
@@ -138,7 +138,7 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
     part = replace(size, heads=size.heads * s.split, keys=ceil(size.keys / s.split))
     points = waves(part, s.queries, BETWEEN_STANDING, s.keys, target)
     left = FOUND_LATER if size.bounded else 1.0
-    work = left * points * target.units * point
+    work = left * points * target.sms * point
     seconds = rates.launch + _START + max(work, size.traffic(target, blocks))
     if s.split > 1:
         parts = 4.0 * size.heads * size.rows * (size.values + 2) * s.split
@@ -147,11 +147,11 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
 
 
 def _splits(size: AttentionSize, queries: int, keys: int, target: GpuTarget) -> list[int]:
-    """Parts of the keys: one where there are blocks enough, else as many as fill every unit once, twice, four times."""
+    """Parts of the keys: one where there are blocks enough, else as many as fill every SM once, twice, four times."""
     blocks, steps = size.heads * ceil(size.rows / queries), ceil(size.keys / keys)
     least = _KEYS_TO_SPLIT if size.rows <= queries else _KEYS_TO_SPLIT_MANY_QUERIES
-    if 2 * blocks > target.units or size.keys < least or blocks == 0:
+    if 2 * blocks > target.sms or size.keys < least or blocks == 0:
         return [1]
     most = min(_MOST_PARTS, steps, size.keys // _LEAST_PART)
-    parts = [min(most, max(1, w * target.units // blocks)) for w in _BLOCKS_A_UNIT]
+    parts = [min(most, max(1, w * target.sms // blocks)) for w in _BLOCKS_AN_SM]
     return list(dict.fromkeys(ceil(steps / ceil(steps / p)) for p in parts))

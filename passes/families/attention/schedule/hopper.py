@@ -65,9 +65,9 @@ _LONG = 8192
 
 
 def hopper_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[HopperAttentionSchedule]:
-    """Schedules for attention in 16 bits, the usual best first; none on other cards, or for too little work."""
+    """Schedules for attention in 16 bits, the usual best first; none on other GPUs, or for too little work."""
     columns = max(size.depth, size.values)
-    enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.units // 2
+    enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.sms // 2
     if target.backend != "cuda" or target.arch != 90 or size.bits != 16 or size.whole or not enough:
         return []
     blocks = next((found for most, found in _ATTENTION if columns <= most), ())
@@ -97,7 +97,7 @@ def _predict(size: AttentionSize, queries: int, keys: int, persistent: bool, tar
     point = overlapped(size.products(deep, wide, target.rates.tensor), size.softmax(target)) / share
     points = waves(size, queries, BETWEEN if persistent else BETWEEN_STANDING, keys, target)
     blocks = size.heads * ceil(size.rows / queries)
-    return target.rates.launch + _START + max(points * target.units * point, size.traffic(target, blocks))
+    return target.rates.launch + _START + max(points * target.sms * point, size.traffic(target, blocks))
 
 
 def _ways(columns: int, masked: bool, long: bool) -> list[tuple[bool, bool]]:

@@ -44,14 +44,14 @@ _ATTENTION = (
     (256, ((64, 64, 4, 1), (128, 64, 8, 1), (64, 32, 4, 1))),
 )
 """For heads of so many columns at most: queries, keys, warps, buffers; in the order of their rate on an H200 (heads of
-64: 341, 339 and 317 TFLOP/s; of 128: 386, 381, 362 and 313; of 256: 337, 336 and 294), whose units hold two of each."""
+64: 341, 339 and 317 TFLOP/s; of 128: 386, 381, 362 and 313; of 256: 337, 336 and 294), whose SMs hold two of each."""
 
 
 def mma_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[MmaAttentionSchedule]:
-    """Schedules for attention in 16 bits, best first: two blocks a unit before one. None for too little work."""
+    """Schedules for attention in 16 bits, best first: two blocks an SM before one. None for too little work."""
     if target.backend != "cuda" or not isinstance(target.arch, int) or target.arch < 80 or size.bits != 16:
         return []
-    enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.units // 2
+    enough = size.rows >= 64 and size.heads * ceil(size.rows / 128) >= target.sms // 2
     columns = max(size.depth, size.values)
     if size.whole or not enough or min(size.depth, size.values) < 16:
         return []
@@ -67,7 +67,7 @@ def mma_attention_candidates(size: AttentionSize, target: GpuTarget) -> list[Mma
 
 _SHARE, _WIDE_SHARE = 1.0, 0.74
 """What is reached of the rate at which products and softmax take turns: with heads of up to 128 columns, and of more,
-whose registers don't hold two blocks a unit."""
+whose registers don't hold two blocks an SM."""
 _LATER = 0.97
 """What a block is taken to keep of the rate of the one before it."""
 _START = 1.5e-6
@@ -80,7 +80,7 @@ def _predict(size: AttentionSize, s: MmaAttentionSchedule, target: GpuTarget) ->
     share = _SHARE if max(deep, wide) <= 128 else _WIDE_SHARE
     point = (size.products(deep, wide, target.rates.warp_tensor) + size.softmax(target)) / share
     blocks = size.heads * ceil(size.rows / s.queries)
-    work = waves(size, s.queries, 1.0, s.keys, target) * target.units * point
+    work = waves(size, s.queries, 1.0, s.keys, target) * target.sms * point
     return target.rates.launch + _START + max(work, size.traffic(target, blocks))
 
 

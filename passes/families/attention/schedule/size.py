@@ -1,7 +1,7 @@
 """What an attention on a GPU has to do, and how long that takes.
 
 A point is a query and a key that no mask hides. It takes the tensor cores ``2 * (depth + values)`` operations, and the
-rest of a unit the softmax: an exponential, and four instructions (maximum, multiply-add, sum, half a rounding) besides
+rest of an SM the softmax: an exponential, and four instructions (maximum, multiply-add, sum, half a rounding) besides
 what the score is changed by. Hopper's warpgroups do both at a time: on an H200 with heads of 64 and of 128 a point
 takes the root of the sum of both squares, within 1 % (546.9 and 731.9 TFLOP/s). Warps' own instructions take turns with
 the softmax.
@@ -69,7 +69,7 @@ class AttentionSize:
         seen = (1 - self.hidden) if self.rows == 1 or self.whole else 1.0
         read = item * self.heads * (self.rows * self.depth + seen * self.keys * (self.depth + self.values))
         written = item * self.heads * self.rows * self.values
-        return target.rates.moved(read, written) / min(1.0, _FILLED * max(blocks, 1) / target.units)
+        return target.rates.moved(read, written) / min(1.0, _FILLED * max(blocks, 1) / target.sms)
 
 
 _FILLED = 1.5
@@ -77,11 +77,11 @@ _FILLED = 1.5
 
 
 def waves(size: AttentionSize, queries: int, extra: float, keys: int, target: GpuTarget) -> float:
-    """Points of the unit that has most to do, in whole blocks of ``queries`` and steps of ``keys``; a block of queries
+    """Points of the SM that has most to do, in whole blocks of ``queries`` and steps of ``keys``; a block of queries
     takes as long as ``extra`` steps more."""
     blocks = size.heads * ceil(size.rows / queries)
     each = queries * keys * ((1 - size.hidden) * ceil(size.keys / keys) + extra)
-    share = blocks / target.units
+    share = blocks / target.sms
     return each * (ceil(share) if share <= 1 or not size.hidden else max(share, 1.0))
 
 

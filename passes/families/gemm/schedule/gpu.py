@@ -149,7 +149,7 @@ class Problem:
 class _Block:
     """A tile of half types: rows, columns, depth, warps, stages.
 
-    rate: the share of the card's rate of products that full units of such blocks reach. slices: of a tile's stores.
+    rate: the share of the GPU's rate of products that full SMs of such blocks reach. slices: of a tile's stores.
     persistent: CTAs an SM that go from tile to tile (0: a block for each tile).
     """
 
@@ -250,7 +250,7 @@ _EPILOGUE = 0.4e-6
 _STEP = 0.04e-6
 """The least a step along K takes."""
 _SOLO = 0.82
-"""The share of its rate that one block of four warps reaches alone on a unit."""
+"""The share of its rate that one block of four warps reaches alone on an SM."""
 _BY_WARPS = 0.8
 """The part of a share that is left where the fastest instructions are those of a warp: the shares are of Hopper's.
 Compiled for sm_80 and run on an H200, 4096³ in bf16: 394 TFLOP/s at best, where ``mma_gemm.cuh`` has 503."""
@@ -262,12 +262,12 @@ _AHEAD = 6.7e6
 _NARROW_TF32 = 0.65
 """What blocks of four warps keep of their rate where f32 goes through the matrix units 32 deep."""
 _ELEMENT = 0.025e-6
-"""Seconds for each element that a thread multiplies by itself, where few threads share a unit."""
+"""Seconds for each element that a thread multiplies by itself, where few threads share an SM."""
 _MAKING, _MAKING_ALONG_VECTORS = 10, 5
 """Operations that an element of an operand that is computed takes besides its own: for the matrix units, where it also
 goes through registers and shared memory, and beside SIMT arithmetic."""
 _BUSY = 16
-"""Warps on a unit that compute operands at the full rate."""
+"""Warps on an SM that compute operands at the full rate."""
 _BOTH = 0.3
 """The part of computing operands, or of multiplying them, that other blocks' other work does not hide."""
 _JOIN = 0.4e-6
@@ -294,7 +294,7 @@ def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
         if s is None:
             continue
         tiles = p.batches * ceil(p.m / s.m) * ceil(p.n / s.n)
-        slots = b.persistent * target.units
+        slots = b.persistent * target.sms
         if slots:
             if p.persistent and p.batches == 1 and tiles > slots and not (p.left or p.right):
                 even = ceil(tiles / ceil(tiles / slots))
@@ -303,7 +303,7 @@ def _gemms(p: Problem, target: GpuTarget) -> Iterator[GpuGemmSchedule]:
             continue
         for split in _SPLITS:
             many = 8 if p.left or p.right else 2  # what makes operands hides behind the loads of other blocks
-            if split == 1 or (tiles * split <= many * target.units and p.k // split >= 4 * s.k):
+            if split == 1 or (tiles * split <= many * target.sms and p.k // split >= 4 * s.k):
                 yield _with(s, split=split)
 
 
@@ -355,7 +355,7 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
 
 
 def _resident(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> int:
-    """Blocks that a unit holds at once."""
+    """Blocks that an SM holds at once."""
     threads = 32 * s.launch.warps
     memory = int(p.kept(s.m, s.n, s.k, s.launch.stages)) + _RESERVED
     registers = min(255, s.m * s.n * p.products // threads + 48) * threads
@@ -374,26 +374,26 @@ def _rate(p: Problem, s: GpuGemmSchedule) -> float:
 
 
 def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
-    """Each unit works through its tiles, some at a time; or the traffic, whichever takes longer."""
+    """Each SM works through its tiles, some at a time; or the traffic, whichever takes longer."""
     tiles = p.batches * ceil(p.m / s.m) * ceil(p.n / s.n) * s.split
     resident = _resident(p, s, target)
     steps = ceil(p.k / s.split / s.k)
     depth = steps * s.k
     if s.persistent:
         rounds = ceil(tiles / s.persistent)
-        share = rounds * ceil(s.persistent / target.units)
-        idle = _TILE - _EPILOGUE + rounds * _EPILOGUE * (0.3 if s.persistent > target.units else 1.0)
+        share = rounds * ceil(s.persistent / target.sms)
+        idle = _TILE - _EPILOGUE + rounds * _EPILOGUE * (0.3 if s.persistent > target.sms else 1.0)
     else:
-        share = ceil(tiles / target.units)
-        idle = ceil(tiles / (target.units * resident)) * _TILE
+        share = ceil(tiles / target.sms)
+        idle = ceil(tiles / (target.sms * resident)) * _TILE
     beside = min(share, resident)
-    peak = (target.rates.simt if p.exact else _tensor_rate(s, target) * 2 / p.item) / target.units
+    peak = (target.rates.simt if p.exact else _tensor_rate(s, target) * 2 / p.item) / target.sms
     peak *= _rate(p, s) * (1.0 if p.exact else _COPIES[p.copy]) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
     compute = share * max(2.0 * s.m * s.n * p.products * depth / peak, steps * _STEP / beside) + idle
     compute = _beside(compute, share * depth * _making(p, s, beside, target), beside)
     loaded = tiles * depth * p.read(s.m, s.n)
     moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item)
-    ahead = min(tiles, resident * target.units) * s.k * p.read(s.m, s.n)
+    ahead = min(tiles, resident * target.sms) * s.k * p.read(s.m, s.n)
     fetched = ahead * min(steps, max(1, s.launch.stages - 1))
     supply = min(1.0, sqrt(fetched / _AHEAD)) if fetched else 1.0  # operands that are computed are not fetched
     traffic = max(moved / target.rates.read, loaded / target.rates.l2) / supply
@@ -409,13 +409,13 @@ def _tensor_rate(s: GpuGemmSchedule, target: GpuTarget) -> float:
 
 
 def _making(p: Problem, s: GpuGemmSchedule, beside: int, target: GpuTarget) -> float:
-    """Seconds to compute the operands of a tile, one element deep, where so many blocks share a unit."""
+    """Seconds to compute the operands of a tile, one element deep, where so many blocks share an SM."""
     busy = sqrt(sqrt(min(1.0, beside * s.launch.warps / _BUSY)))
-    return p.made(s.m, s.n, _MAKING) * target.units / target.rates.issue / busy
+    return p.made(s.m, s.n, _MAKING) * target.sms / target.rates.issue / busy
 
 
 def _beside(a: float, b: float, blocks: int) -> float:
-    """Both works on a unit: one after the other in a block; among more of them the longer hides most of the other."""
+    """Both works on an SM: one after the other in a block; among more of them the longer hides most of the other."""
     return a + b if blocks < 2 else max(a, b) + _BOTH * min(a, b)
 
 
@@ -427,11 +427,11 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     moved = p.batches * lines * p.k * p.read(*matrix)
     ahead = s.lines * s.depth * s.unroll * p.read(*matrix)
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
-    supply = min(1.0, sqrt(min(blocks, resident * target.units) * ahead / _AHEAD))
+    supply = min(1.0, sqrt(min(blocks, resident * target.sms) * ahead / _AHEAD))
     traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
     elements = p.batches * p.products * lines * p.k
     making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
-    rate = target.rates.simt / max(1.0, target.units / blocks)
+    rate = target.rates.simt / max(1.0, target.sms / blocks)
     arithmetic = 2.0 * elements / p.products * (p.products * (vectors + 1) + making) / rate
     alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
     return target.rates.launch + max(traffic, arithmetic, alone) + _finish(p, s.split, target)

@@ -81,7 +81,7 @@ _EPILOGUE, _DEFERRED, _READ = 2.2e-6, 0.5e-6, 3e-6
 """Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128; in which it puts them aside instead; and what
 each tensor read there adds."""
 _SPLITS = ((2, 1.0), (3, 0.95))
-"""Blocks of a cluster that share a tile, and the share of the units that such clusters fill."""
+"""Blocks of a cluster that share a tile, and the share of the SMs that such clusters fill."""
 _ADD_UP = 2.3e-6
 """Seconds in which they add up their sums (128×4096×4096: 15.8 µs in all)."""
 _FIRST = 0.05
@@ -116,7 +116,7 @@ class HopperProblem:
 
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
-    """Schedules, best predicted first. None on other cards, or for too little work."""
+    """Schedules, best predicted first. None on other GPUs, or for too little work."""
     if target.backend != "cuda" or target.arch != 90 or p.products > 2 or not p.k:
         return []
     if min(p.m, p.n) <= 64 and not (p.windows and min(p.m, p.n) >= _FEWEST):
@@ -135,14 +135,14 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     """Blocks that share operands, where there is more than one wave, or that share a tile, where there are few."""
     rows, columns = p.tiles(tile)
     tiles, steps = p.batches * rows * columns, p.k * p.bits // (8 * _ROW_BYTES)
-    enough = target.units // 2
-    if enough <= tiles <= target.units or (p.windows and tiles < enough):
+    enough = target.sms // 2
+    if enough <= tiles <= target.sms or (p.windows and tiles < enough):
         yield (1, 1), 1
-    elif tiles > target.units:
+    elif tiles > target.sms:
         halved = rows % 2 == 0 and not (p.transposed and tile.n < 2 * _LEAST_COPY)
         yield (2, 1) if halved else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
-        fits = enough <= tiles * split <= target.units * filled
+        fits = enough <= tiles * split <= target.sms * filled
         if not tile.ping_pong and fits and steps >= split * _STEPS:
             yield (1, 1), split
 
@@ -153,9 +153,9 @@ def _predict(p: HopperProblem, tile: _Tile, split: int, target: GpuTarget) -> fl
     rows, columns = p.tiles(tile)
     area = tile.m * tile.n / (128 * (128 if tile.ping_pong else 256))
     k = p.k * p.bits // 16 / split
-    multiply = 2.0 * tile.m * tile.n * p.products * k * target.units / (target.rates.tensor * tile.share)
+    multiply = 2.0 * tile.m * tile.n * p.products * k * target.sms / (target.rates.tensor * tile.share)
     epilogue = (_EPILOGUE + p.reads * _READ) * area
-    waves = ceil(p.batches * rows * columns / target.units)
+    waves = ceil(p.batches * rows * columns / target.sms)
     moved = p.batches * (p.m * p.k + p.k * p.n * p.products) * p.bits // 8
     traffic = moved / target.rates.read
     if split > 1:

@@ -57,7 +57,7 @@ _TILES = (
 """Rows, columns, bytes of a step, stages, a warp's rows and columns; the share of the instructions' rate reached
 with many tiles. On an H200, 4096³ in bf16: 512, 499, 492, 488, 475, 394, 396 TFLOP/s. Small tiles are used where there
 are few, which wait for memory: 128x4096x4096 has 168 TFLOP/s with five stages, 116 with three.
-Wider ones share a unit by twos."""
+Wider ones share an SM by twos."""
 
 _MOST_RESULTS = 64 * 64
 """Elements of the results that a warp keeps in registers."""
@@ -66,7 +66,7 @@ _TILE = 1.2e-6
 _AWAY = 0.9e-6
 """Seconds until a copy from device memory has arrived."""
 _SOLO = 0.8
-"""The share of its rate that one block of four warps reaches alone on a unit."""
+"""The share of its rate that one block of four warps reaches alone on an SM."""
 _SHALLOW = 0.93
 """What is kept of the rate where fewer stages fit shared memory."""
 _NARROW = 0.85
@@ -74,7 +74,7 @@ _NARROW = 0.85
 _COPIES = {16: 1.0, 8: 0.62, 4: 0.44, 2: 0.31, 1: 0.2}
 """What is left of the rate with narrower copies: 512, 319, 224 and 159 TFLOP/s (decision 15)."""
 _WARPS = 8
-"""Warps of a unit whose registers hold results of that size."""
+"""Warps of an SM whose registers hold results of that size."""
 
 
 def mma_candidates(
@@ -92,7 +92,7 @@ def mma_candidates(
 
     computed: what it takes to have the elements of the left and of the right operands, where that is more than reading.
     copy: bytes that a thread can copy at once.
-    None for cards before sm_80 and others than NVIDIA's.
+    None for GPUs before sm_80 and others than NVIDIA's.
     """
     if target.backend != "cuda" or not isinstance(target.arch, int) or target.arch < 80 or bits > 32:
         return []
@@ -119,13 +119,13 @@ def mma_candidates(
 def _predict(
     batches: int, m: int, n: int, k: int, s: MmaGemmSchedule, products: int, item: int, share: float, target: GpuTarget
 ) -> float:
-    """Seconds: each unit works through its tiles, as many at a time as its registers and shared memory hold."""
+    """Seconds: each SM works through its tiles, as many at a time as its registers and shared memory hold."""
     tiles = batches * ceil(m / s.m) * ceil(n / s.n)
     shared = s.stages * (s.m + products * s.n) * s.k * item
     resident = max(1, min(target.shared_memory // shared, _WARPS // s.launch.warps))
-    each = ceil(tiles / target.units)
+    each = ceil(tiles / target.sms)
     beside = min(each, resident)
-    rate = target.rates.warp_tensor * share / target.units
+    rate = target.rates.warp_tensor * share / target.sms
     if item == 4:
         rate *= _NARROW / 2
     if beside == 1 and s.launch.warps < _WARPS:

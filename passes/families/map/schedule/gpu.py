@@ -55,11 +55,11 @@ def transposed_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
 
 
 def map_schedule(elements: int, bits: int, target: GpuTarget) -> GpuMapSchedule:
-    """Enough blocks for every unit, and where there are many 4 KiB of the widest operand (of ``bits``) in each.
+    """Enough blocks for every SM, and where there are many 4 KiB of the widest operand (of ``bits``) in each.
 
     A thread moves 16 bytes of it at once. On an H200, 2²⁷ bf16 times two: 4.29 TB/s, with half as large blocks 3.34
     (each waits for the kernel ahead), with 4096 elements 4.13, with 8192 4.06; f32 4.27, twice as large blocks 4.09.
     """
-    if elements < 1024 * target.units * 4:
+    if elements < 1024 * target.sms * 4:
         return GpuMapSchedule(256, Launch(4, 1))
     return GpuMapSchedule(2048, Launch(8, 1)) if bits <= 16 else GpuMapSchedule(1024, Launch(4, 1))

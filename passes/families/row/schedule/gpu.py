@@ -50,10 +50,10 @@ read again. Of bf16 rows of 128256, log-sum-exp: 2.88 TB/s, with 32768 elements 
 2.72."""
 
 CLUSTER_WARPS, MOST_BLOCKS = 8, 8
-"""Warps of a cluster's blocks, and blocks that any card with clusters can put together."""
+"""Warps of a cluster's blocks, and blocks that any GPU with clusters can put together."""
 
 SHARING = (3, 2, 1)
-"""Blocks of clusters that share a unit's memory, best guess first: while one waits, another stores."""
+"""Blocks of clusters that share an SM's memory, best guess first: while one waits, another stores."""
 
 RESERVED = 2048
 """Bytes of shared memory that each block takes besides: for reductions, and the driver's."""
@@ -126,10 +126,10 @@ def cluster_candidates(length: int, bits: int, target: GpuTarget) -> list[GpuRow
 def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:
     """Of a single sum the threads keep parts of their own; else the block agrees after each chunk, and is smaller.
 
-    Where that leaves units idle, blocks are narrower, down to two sectors of memory.
+    Where that leaves SMs idle, blocks are narrower, down to two sectors of memory.
     """
     side = min(pow2(max(rows, 1)), NEAR_BYTES * 8 // bits if steps == 1 else 64)
-    while steps > 1 and side * bits > 64 * 8 and rows < 4 * side * target.units:
+    while steps > 1 and side * bits > 64 * 8 and rows < 4 * side * target.sms:
         side //= 2
     if side * columns <= MOST_ELEMENTS // 2:
         side = max(side, min(pow2(max(rows, 1)), TOGETHER // columns))
