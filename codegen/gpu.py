@@ -16,7 +16,8 @@ from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, CodegenError, LoweringError
 from fusec.runtime.launch import DeviceKernel
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import HopperGemm, Kernel
+from fusec.tile.kernel import Kernel
+from fusec.tile.templates import HopperGemm
 
 MAGIC = b"fusec-gpu-parts\n"
 Part = TritonModule | CudaModule

@@ -32,7 +32,7 @@ from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.runtime.telling import Telling
 from fusec.specs import TensorSpec, spec_of
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.variants import Variants
 
 __all__ = [

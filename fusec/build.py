@@ -41,7 +41,7 @@ from fusec.runtime.serial import program_from_json, program_to_json
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.target.gpu import GpuTarget, gpu_target, is_device, is_gpu, require_device
 from fusec.target.rates import Rates, usual_rates
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tuning.machines import known_gpu_rates, known_rates, machine_facts
 
 if TYPE_CHECKING:

@@ -85,71 +85,117 @@ def own_outputs(graph: Graph, apart: Set[str] = frozenset()) -> Graph:
     LoweringError for one that does, and that the memory's strides can't show.
     What an update writes is a copy of its own; two, one after another, for those updates whose names are in ``apart``.
     """
-    producers = graph.producers()
-    strides = memory_strides(graph)
-    indices = index_only(graph)
-    ops: list[Op] = []
-    outputs: list[Value] = []
-    taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
-    copies: dict[tuple[Value, Strides | None], Value] = {}
+    owner = _Owner(graph)
+    for op in graph.ops:
+        owner.add(op, 2 if op.definition.kind == "write" and op.result.name in apart else 1)
+    return graph.with_ops(owner.ops, [owner.output(number) for number in range(len(graph.outputs))])
 
-    def fresh(value: Value, where: list[Op], location: Location | None = None) -> Value:
+
+class _Owner:
+    """The graph's ops so far, with the copies before them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.strides = memory_strides(graph)
+        self.indices = index_only(graph)
+        self.ops: list[Op] = []
+        self.taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
+        self.copies: dict[tuple[Value, Strides | None], Value] = {}
+        self.shown: dict[int, Value] = {}
+        """Copies of outputs that an ``alias`` shows, by the outputs' places."""
+        self.given: set[Value] = set()
+        """Memory that is an output's."""
+
+    def fresh(self, value: Value, location: Location | None = None) -> Value:
+        """A copy of its own."""
         name = value.name
-        while name in taken:
+        while name in self.taken:
             name += "_own"
-        taken.add(name)
+        self.taken.add(name)
         copy = Value(value.type, name)
-        where.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copy,), location))
+        self.ops.append(Op(OPS["copy"], (value,), NO_ATTRIBUTES, (copy,), location))
         return copy
 
-    def copied(value: Value, where: list[Op], layout: Strides | None = None) -> Value:
+    def copied(self, value: Value, layout: Strides | None = None) -> Value:
+        """A copy that all who ask for one of this layout share."""
         key = (value, layout)
-        if key not in copies:
-            copies[key] = fresh(value, where)
-        return copies[key]
+        if key not in self.copies:
+            self.copies[key] = self.fresh(value)
+        return self.copies[key]
 
-    def output_copy(value: Value, port: Port) -> Value:
-        return fresh(value, ops) if port.mutates is None else copied(value, ops, port.strides)
-
-    early: dict[int, Value] = {}
-    for op in graph.ops:
+    def add(self, op: Op, copies: int) -> None:
+        """The op, after the copies that it needs: so many, one of the other, of what an update writes."""
         if is_call(op):
-            operands = tuple(v if _is_operand(v, producers, strides, indices) else copied(v, ops) for v in op.operands)
-            ops.append(op if operands == op.operands else replace(op, operands=operands))
+            operands = tuple(v if self._is_operand(v) else self.copied(v) for v in op.operands)
+            op = op if operands == op.operands else replace(op, operands=operands)
         elif op.definition.kind == "write":
             base, value, *place = op.operands
-            for _ in range(2 if op.result.name in apart else 1):
-                value = fresh(value, ops, op.location)
+            for _ in range(copies):
+                value = self.fresh(value, op.location)
             if place:
-                ops[-1] = _copy_at(ops[-1], place[0], op)
-            ops.append(replace(op, operands=(base, value, *place)))
-        elif isinstance(op.attributes, AliasAttributes) and op.attributes.of == "output" and op.operands[0] in indices:
+                self.ops[-1] = _copy_at(self.ops[-1], place[0], op)
+            op = replace(op, operands=(base, value, *place))
+        elif (
+            isinstance(op.attributes, AliasAttributes)
+            and op.attributes.of == "output"
+            and op.operands[0] in self.indices
+        ):
             number = op.attributes.index
-            if number not in early:
-                early[number] = output_copy(op.operands[0], graph.output_ports[number])
-            ops.append(replace(op, operands=(early[number],)))
-        else:
-            ops.append(op)
-    given: set[Value] = set()
-    for number, (value, port) in enumerate(zip(graph.outputs, graph.output_ports, strict=True)):
-        if number in early:
-            outputs.append(early[number])
-            continue
-        root = memory_of(value, producers)
-        made = producers.get(root)
-        is_memory = _is_output_memory(value, port, producers, strides, indices)
+            if number not in self.shown:
+                value, port = op.operands[0], self.graph.output_ports[number]
+                self.shown[number] = self.fresh(value) if port.mutates is None else self.copied(value, port.strides)
+            op = replace(op, operands=(self.shown[number],))
+        self.ops.append(op)
+
+    def output(self, number: int) -> Value:
+        """An output: the value itself, or a copy of it. LoweringError as :func:`own_outputs`."""
+        if number in self.shown:
+            return self.shown[number]
+        value, port = self.graph.outputs[number], self.graph.output_ports[number]
+        root = memory_of(value, self.producers)
+        made = self.producers.get(root)
+        is_memory = self._is_output_memory(value, port)
         if made is not None and made.definition.kind == "alias":
             if not is_memory:
                 raise LoweringError(f"{value} shares memory that its strides {port.strides} do not fit", made.location)
-            outputs.append(value)
-        elif port.mutates is not None:
-            outputs.append(value if is_memory else copied(value, ops, port.strides))
-        elif is_memory and made is not None and made.definition.kind != "write" and root not in given:
-            given.add(root)
-            outputs.append(value)
-        else:
-            outputs.append(fresh(value, ops))
-    return graph.with_ops(ops, outputs)
+            return value
+        if port.mutates is not None:
+            return value if is_memory else self.copied(value, port.strides)
+        if is_memory and made is not None and made.definition.kind != "write" and root not in self.given:
+            self.given.add(root)
+            return value
+        return self.fresh(value)
+
+    def _is_operand(self, value: Value) -> bool:
+        """True for what a library call can be given as it lies. PyTorch has no tensors that run backwards."""
+        if not self._in_memory(value):
+            return False
+        view = strided_view(value, self.producers, self.strides)
+        return view is None or not any(isinstance(s, int) and s < 0 for s in view.strides)
+
+    def _in_memory(self, value: Value) -> bool:
+        op = self.producers.get(value)
+        if op is None or op.definition.kind != "view":
+            return value not in self.indices
+        view = strided_view(value, self.producers, self.strides)
+        return view is not None and view.base not in self.indices
+
+    def _is_output_memory(self, value: Value, port: Port) -> bool:
+        op, shape = self.producers.get(value), value.type.shape
+        if op is None:
+            return True
+        wanted = port.strides if port.strides is not None else contiguous_strides(shape)
+        if op.definition.kind == "alias":
+            return same_layout(shape, self.strides[value], wanted)
+        if not self._in_memory(value):
+            return False
+        if op.definition.kind == "write" and port.mutates is not None:  # in the argument, which may run backwards
+            return same_layout(shape, self.strides[value], wanted)
+        if op.definition.kind != "view":
+            return same_layout(shape, self.strides.get(value, contiguous_strides(shape)), made_strides(value, port))
+        view = strided_view(value, self.producers, self.strides)
+        return view is not None and same_layout(shape, view.strides, wanted)
 
 
 def memory_of(value: Value, producers: Mapping[Value, Op]) -> Value:
@@ -165,47 +211,3 @@ def _copy_at(copy: Op, place: Value, update: Op) -> Op:
     assert update.attributes.axis is not None
     attributes = CopyAtAttributes(update.attributes.axis)
     return Op(OPS["copy_at"], (*copy.operands, place), attributes, copy.results, copy.location)
-
-
-def _is_operand(
-    value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], indices: set[Value]
-) -> bool:
-    """True for what a library call can be given as it lies. PyTorch has no tensors that run backwards."""
-    if not _in_memory(value, producers, strides, indices):
-        return False
-    view = strided_view(value, producers, strides)
-    return view is None or not any(isinstance(s, int) and s < 0 for s in view.strides)
-
-
-def _in_memory(
-    value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], indices: set[Value]
-) -> bool:
-    op = producers.get(value)
-    if op is None or op.definition.kind != "view":
-        return value not in indices
-    view = strided_view(value, producers, strides)
-    return view is not None and view.base not in indices
-
-
-def _is_output_memory(
-    value: Value,
-    port: Port,
-    producers: Mapping[Value, Op],
-    strides: Mapping[Value, Strides],
-    indices: set[Value],
-) -> bool:
-    op = producers.get(value)
-    if op is None:
-        return True
-    if op.definition.kind == "alias":
-        return same_layout(value.type.shape, strides[value], port.strides or contiguous_strides(value.type.shape))
-    if not _in_memory(value, producers, strides, indices):
-        return False
-    shape = value.type.shape
-    if op.definition.kind == "write" and port.mutates is not None:  # in the argument, which may run backwards
-        return same_layout(shape, strides[value], port.strides or contiguous_strides(shape))
-    if op.definition.kind != "view":
-        return same_layout(shape, strides.get(value, contiguous_strides(shape)), made_strides(value, port))
-    wanted = port.strides if port.strides is not None else contiguous_strides(shape)
-    view = strided_view(value, producers, strides)
-    return view is not None and same_layout(shape, view.strides, wanted)

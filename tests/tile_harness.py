@@ -12,7 +12,8 @@ from fusec.ir.index import Symbol, symbol
 from fusec.ir.types import DType, contiguous_strides
 from fusec.target.cpu import CpuTarget, cpu_target
 from fusec.tile.interpret import run
-from fusec.tile.nodes import Block, Iter, Kernel
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Block, Iter
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, Space
 
 Array = npt.NDArray[Any]

@@ -9,8 +9,10 @@ from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.attention import fetched
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import HopperAttention, Iter, Kernel
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Load
+from fusec.tile.templates import HopperAttention
 
 _GROUP_ROWS = 64
 _WARPGROUP = 128

@@ -12,7 +12,8 @@ from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import symbols_of
 from fusec.ir.types import f32
 from fusec.tile.attention import columns_of
-from fusec.tile.nodes import AttentionNest, Kernel
+from fusec.tile.kernel import Kernel
+from fusec.tile.templates import AttentionNest
 
 _OWN_NAMES = """Plan Type plan fusec row column first_key values staged begin block head query_block first whole part
 last finish send kDepth kValues kKeys kStages kScale kHeads kBlocks kStaged kSubtractsFirst kGuarded

@@ -20,7 +20,8 @@ from fusec.ir.index import Expr, Index, Sum, Symbol, bounds, minimum, sub, symbo
 from fusec.ir.indexing import substitute
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import fixed
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
 
 _COMBINE = {

@@ -13,7 +13,7 @@ from fusec.codegen.cuda.source import KernelSource, ModuleSource, every
 from fusec.errors import CodegenError, TargetError
 from fusec.progress import bar
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 _THREADS = 8
 

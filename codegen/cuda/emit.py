@@ -14,7 +14,8 @@ from fusec.codegen.cuda.tiled import emit_tiled_gemm
 from fusec.codegen.cuda.wide import emit_wide_rows
 from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import HopperAttention, HopperGemm, Kernel, MmaAttention, MmaGemm, SimtGemm
+from fusec.tile.kernel import Kernel
+from fusec.tile.templates import HopperAttention, HopperGemm, MmaAttention, MmaGemm, SimtGemm
 
 
 def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:

@@ -11,8 +11,10 @@ from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import HopperGemm, Iter, Kernel, Store, TemplateOperand, Windows
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Load
+from fusec.tile.templates import HopperGemm, TemplateOperand, Windows
 
 _CONSUMERS = 2
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))

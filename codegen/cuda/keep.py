@@ -7,7 +7,8 @@ from dataclasses import replace
 from fusec.codegen.cuda.numbering import Numbering, children
 from fusec.ir.index import Expr, symbols_of
 from fusec.ir.ops import OPS
-from fusec.tile.nodes import Alloc, Block, Grid, Iter, Kernel, Map, Reduce, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 DEAR = 8

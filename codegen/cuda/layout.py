@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fusec.codegen.cuda.indices import Step, step_of
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol
-from fusec.tile.nodes import Block, Dot, If, Iter, Kernel, Loop, Map, Reduce, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Block, Dot, If, Iter, Loop, Map, Reduce, Store
 from fusec.tile.scalar import Load, loads, offset_of
 
 Pointwise = Map | Store | Reduce

@@ -13,8 +13,10 @@ from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Index
 from fusec.tile.expand import tile_stores
-from fusec.tile.nodes import Iter, Kernel, MmaGemm, Store, TemplateOperand
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Load, offset_of
+from fusec.tile.templates import MmaGemm, TemplateOperand
 
 _GROUP = 8
 _EIGHT = 8

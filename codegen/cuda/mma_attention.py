@@ -12,8 +12,10 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, sub, symbol
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Iter, Kernel, MmaAttention, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Load, offset_of, reindex
+from fusec.tile.templates import MmaAttention
 
 _HEADS = 8
 _EIGHT = 8

@@ -15,8 +15,10 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
-from fusec.tile.nodes import Iter, Kernel, Store, Windows
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of
+from fusec.tile.templates import Windows
 
 BOX = 64
 """Elements of 16 bits in a swizzled row; rows and columns of the results that leave shared memory together."""

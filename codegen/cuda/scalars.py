@@ -25,7 +25,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index
 from fusec.ir.indexing import needs_int64
 from fusec.ir.types import DType, f32
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})

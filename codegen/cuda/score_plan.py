@@ -20,8 +20,8 @@ from fusec.codegen.cuda.scores import (
 from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import Index, Symbol, bounds, symbol
 from fusec.ir.types import f32
-from fusec.tile.nodes import AttentionNest
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, rewrite
+from fusec.tile.templates import AttentionNest
 
 SCORE_NAMES = "Row at raw number place changed score_masked score_whole"
 

@@ -13,8 +13,10 @@ from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
 from fusec.ir.index import Index
 from fusec.ir.indexing import coefficient
-from fusec.tile.nodes import Iter, Kernel, SimtGemm, TemplateOperand
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
+from fusec.tile.templates import SimtGemm, TemplateOperand
 
 _FRAGMENT = 4
 """Neighbours of a row that are stored together."""

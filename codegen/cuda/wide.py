@@ -17,7 +17,8 @@ from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
 from fusec.ir.index import Expr
-from fusec.tile.nodes import Alloc, Block, Grid, Iter, Kernel, Map, Reduce, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, rewrite
 
 _ALIGNED = 128

@@ -9,7 +9,7 @@ from fusec.codegen.triton.module import TritonModule
 from fusec.codegen.triton.source import load_source, module_source
 from fusec.progress import bar
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 __all__ = ["compile_kernels", "load_source", "module_source"]
 

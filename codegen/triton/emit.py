@@ -17,7 +17,8 @@ from fusec.ir.index import Expr, Index, Symbol, mul, product
 from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import DType
-from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Kernel, Loop, Map, Reduce, SoftmaxExp, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Buffer, Load, loads
 
 _REDUCE = {

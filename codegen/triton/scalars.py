@@ -23,7 +23,8 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
 from fusec.ir.indexing import needs_int64
 from fusec.tile.fetch import Fetch, fetch_of
-from fusec.tile.nodes import Iter, Kernel
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Iter
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr
 
 PASSING = ', eviction_policy="evict_first"'

@@ -19,7 +19,7 @@ from fusec.errors import CodegenError
 from fusec.ir.index import Symbol
 from fusec.ir.indexing import evaluate
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fusec.codegen.tvm.module import CompiledModule, linked, object_of
 from fusec.errors import CodegenError
 from fusec.progress import bar
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 
 def llvm_target(target: CpuTarget) -> Any:

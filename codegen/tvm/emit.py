@@ -26,6 +26,7 @@ from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.types import bf16, most_of
 from fusec.target.cpu import CpuTarget
+from fusec.tile.kernel import Kernel, Move
 from fusec.tile.nodes import (
     Alloc,
     Block,
@@ -33,10 +34,8 @@ from fusec.tile.nodes import (
     Grid,
     If,
     Iter,
-    Kernel,
     Loop,
     Map,
-    Move,
     Reduce,
     SoftmaxExp,
     Statement,

@@ -24,7 +24,7 @@ from fusec.runtime.program import Call, Launch, Pack, Program, root_of
 from fusec.runtime.watch import Watcher, watch_test
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import is_gpu
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 BRIEF_WORK = 32 * 1024
 """Operations and bytes up to which a call keeps the interpreter's lock; giving it up and taking it again costs 25 to 50

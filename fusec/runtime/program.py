@@ -13,7 +13,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Port
 from fusec.ir.types import Dim, TensorType
 from fusec.location import Location
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 SlotKind = Literal["input", "output", "workspace", "packed", "extern", "view", "constant"]
 

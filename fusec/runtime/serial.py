@@ -15,7 +15,7 @@ from fusec.ir.nodes import InputRole, Port
 from fusec.ir.types import DTYPES, Dim, TensorType
 from fusec.location import Location
 from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
 
 Json = Any

@@ -7,26 +7,9 @@ from typing import assert_never
 
 from fusec.ir.index import Index, Symbol, add
 from fusec.ir.indexing import substitute
-from fusec.tile.nodes import (
-    Alloc,
-    Block,
-    Dot,
-    GemmNest,
-    GemmTemplate,
-    Grid,
-    HopperGemm,
-    Iter,
-    Loop,
-    Map,
-    MmaGemm,
-    RegisterTile,
-    SimtGemm,
-    Statement,
-    Store,
-    TemplateOperand,
-    TiledAxis,
-)
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
 from fusec.tile.scalar import Const, Load, ScalarExpr, reindex
+from fusec.tile.templates import GemmNest, GemmTemplate, HopperGemm, MmaGemm, SimtGemm, TemplateOperand, TiledAxis
 
 _NO_REGISTERS = RegisterTile(0, 0)
 

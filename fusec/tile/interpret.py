@@ -21,22 +21,8 @@ from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, S
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
-from fusec.tile.nodes import (
-    Alloc,
-    Block,
-    Dot,
-    Grid,
-    If,
-    Iter,
-    Kernel,
-    Loop,
-    Map,
-    Move,
-    Reduce,
-    SoftmaxExp,
-    Statement,
-    Store,
-)
+from fusec.tile.kernel import Kernel, Move
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript
 
 UNDEFINED_INTEGER = 0x5A

@@ -9,22 +9,8 @@ from fusec.errors import VerifyError
 from fusec.ir.index import Expr, Index, Symbol, bounds, is_at_least, symbol, symbols_of
 from fusec.ir.indexing import coefficient, slope, substitute
 from fusec.ir.types import bool_, fixed
-from fusec.tile.nodes import (
-    Alloc,
-    Block,
-    Dot,
-    Grid,
-    If,
-    Iter,
-    Kernel,
-    Loop,
-    Map,
-    Reduce,
-    SoftmaxExp,
-    Statement,
-    Store,
-    grouped,
-)
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Block, Dot, Grid, If, Iter, Loop, Map, Reduce, SoftmaxExp, Statement, Store, grouped
 from fusec.tile.print import print_scalar
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, Subscript, offset_of, symbols_in
 

@@ -14,7 +14,8 @@ from fusec.ir.types import f32
 from fusec.runtime.memory import allocate
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Bandwidth, Rates, usual_rates
-from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Map, Reduce, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
 from fusec.tuning.probe_products import TIMES, Probe, found_in, probes, repeated
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fusec.ir.index import Index, floordiv, mod, symbol
 from fusec.ir.types import DType, bf16, contiguous_strides, f32, i8, i32
 from fusec.target.cpu import CpuTarget
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, RegisterTile, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
 from fusec.tile.scalar import Buffer, Const, Load
 
 DEPTH_BYTES = 512

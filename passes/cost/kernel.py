@@ -13,19 +13,8 @@ from fusec.passes.cost.work import UNROLLED, Counter, Work
 from fusec.passes.schedule.roofline import LAUNCH_SECONDS
 from fusec.target.cpu import CpuTarget
 from fusec.target.rates import Rates
-from fusec.tile.nodes import (
-    Dot,
-    Grid,
-    Iter,
-    Kernel,
-    Loop,
-    Map,
-    Reduce,
-    SoftmaxExp,
-    Store,
-    multiplies_halves,
-    statements,
-)
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Dot, Grid, Iter, Loop, Map, Reduce, SoftmaxExp, Store, multiplies_halves, statements
 from fusec.tile.scalar import Buffer
 
 SAMPLES = 8

@@ -13,7 +13,7 @@ from fusec.passes.lower.context import LoweringContext
 from fusec.passes.schedule.base import GpuSchedule, by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.passes.schedule.stream import Stream
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
-from fusec.tile.nodes import Alloc, Block, Dot, Kernel, Map, Move, Reduce, SoftmaxExp, Store, statements
+from fusec.tile.kernel import Kernel, Move
+from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, SoftmaxExp, Store, statements
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
 from fusec.tile.views import Subscripts, settled
 

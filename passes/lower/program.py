@@ -22,7 +22,7 @@ from fusec.passes.outputs import input_strides, made_strides, memory_of, shown_s
 from fusec.passes.writes import placed
 from fusec.runtime.library import CHECK_INDEX
 from fusec.runtime.program import Call, Declined, KernelReport, Launch, Pack, Program, Slot, SlotKind, Step
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
 from fusec.tile.views import Strides, same_layout, strided_view
 

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fusec.ir.types import DType
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
 
 

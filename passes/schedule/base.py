@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fusec.passes.schedule.launch import Launch
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fusec.ir.parse import parse  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.passes.select_gpu import GpuSelector  # noqa: E402
 from fusec.target.gpu import gpu_target  # noqa: E402
-from fusec.tile.nodes import Kernel  # noqa: E402
+from fusec.tile.kernel import Kernel  # noqa: E402
 
 CARDS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 Kernels = Callable[[], Sequence[Kernel]]

@@ -15,7 +15,7 @@ from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
 from fusec.runtime.launch import TensorMap
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import HopperGemm, MmaAttention, MmaGemm
+from fusec.tile.templates import HopperGemm, MmaAttention, MmaGemm
 
 if not has_nvrtc():
     pytest.skip("no NVRTC", allow_module_level=True)

@@ -12,7 +12,7 @@ from fusec.codegen.cuda.build import compile_kernels
 from fusec.ir.graph import Graph
 from fusec.runtime.torch_arrays import torch_dtype
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 _AROUND = 64
 """Elements behind a result that must stay as they are."""

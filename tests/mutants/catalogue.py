@@ -166,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "wrong_output_strides",
         "fusec.passes.outputs",
-        "_is_output_memory",
+        "_Owner._is_output_memory",
         "wanted = port.strides if port.strides is not None else contiguous_strides(shape)",
         "wanted = contiguous_strides(shape)",
         ("tests/passes/test_outputs.py", "tests/test_opdb.py"),
@@ -174,17 +174,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "outputs_alike_share_memory",
         "fusec.passes.outputs",
-        "own_outputs",
-        'made.definition.kind != "write" and root not in given:',
+        "_Owner.output",
+        'made.definition.kind != "write" and root not in self.given:',
         'made.definition.kind != "write":',
         ("tests/passes/test_outputs.py::test_equal_results_are_separate_memory",),
     ),
     Mutant(
         "a_result_lies_in_an_argument",
         "fusec.passes.outputs",
-        "own_outputs",
-        "elif is_memory and made is not None and",
-        "elif is_memory and made is None or made is not None and is_memory and",
+        "_Owner.output",
+        "if is_memory and made is not None and",
+        "if is_memory and made is None or made is not None and is_memory and",
         ("tests/passes/test_outputs.py", "tests/passes/test_aliases.py"),
     ),
     Mutant(

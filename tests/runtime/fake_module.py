@@ -11,7 +11,7 @@ import numpy as np
 from fusec.ir.nodes import Port
 from fusec.ir.types import DType, TensorType, contiguous_strides, f32
 from fusec.runtime.program import Program, Slot, SlotKind, Step
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tile.scalar import Buffer
 
 Launches = Sequence[tuple[str, Sequence[tuple[int, int, int]]]]

@@ -96,36 +96,10 @@ def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
         raise LoweringError("the product does not contract the softmax's axis")
     value = inliner.at(dot.operands[1 - side], operand_index(dot, 1 - side, batch, frees[1 - side], (key,)))
     raw = Buffer("score", accumulator_dtype(parts.score_dot), (), (), "tile")
-    seen: set[Subscripts] = set()
-
-    def score_leaf(index: Subscripts) -> ScalarExpr:
-        seen.add(index)
-        return Load(raw, ())
-
-    inliner.add_leaf(parts.score_dot.result, score_leaf)
-    score = inliner.at(parts.scores, weights_at)
-    if len(seen) != 1:
-        raise LoweringError("the scores read the first product at more than one place")
-    (at,) = seen
-    first = contraction(parts.score_dot)
-    mb, ml = len(first.batch), len(first.rows)
-    depth = symbol("depth", 0, last(first.extents.k))
-    if len(first.inner) != 1:
-        raise LoweringError("the first product contracts more than one axis")
-    sides = (at[mb : mb + ml], at[mb + ml :])
-    key_side = 0 if any(i == key for i in sides[0]) else 1
-    operands = [
-        inliner.at(parts.score_dot.operands[s], operand_index(parts.score_dot, s, at[:mb], sides[s], (depth,)))
-        for s in (0, 1)
-    ]
-    key_element, query_element = operands[key_side], operands[1 - key_side]
-    if key in symbols_in(query_element):
-        raise LoweringError("the queries depend on the key's index")
-    candidates = [
-        a
-        for a in range(nb + nl + len(right))
-        if point[a] in frees[side] and point[a] not in symbols_in(key_element) | symbols_in(value)
-    ]
+    score, at = _score(inliner, parts, raw, weights_at)
+    query_side, query_element, key_element, depth = _score_operands(inliner, parts.score_dot, at, key)
+    own = symbols_in(key_element) | symbols_in(value)
+    candidates = [a for a, s in enumerate(point) if s in frees[side] and s not in own]
     if not candidates:
         raise LoweringError("every query has keys of its own")
     query_axis = max(candidates, key=lambda a: most(shape[a]))
@@ -135,8 +109,40 @@ def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
         of_row = tuple(0 if a == parts.axis else i for a, i in enumerate(weights_at))
         sink = inliner.at(parts.sink, broadcast_index(of_row, parts.sink.type.shape))
     return Elements(
-        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, 1 - key_side, sink
+        query_element, key_element, value, score, raw, point, query_axis, value_axis, key, depth, query_side, sink
     )
+
+
+def _score(inliner: Inliner, parts: AttentionParts, raw: Buffer, index: Subscripts) -> tuple[ScalarExpr, Subscripts]:
+    """The score at ``index`` over ``raw``, an element of the first product; and that element's index."""
+    seen: set[Subscripts] = set()
+
+    def score_leaf(at: Subscripts) -> ScalarExpr:
+        seen.add(at)
+        return Load(raw, ())
+
+    inliner.add_leaf(parts.score_dot.result, score_leaf)
+    score = inliner.at(parts.scores, index)
+    if len(seen) != 1:
+        raise LoweringError("the scores read the first product at more than one place")
+    return score, seen.pop()
+
+
+def _score_operands(
+    inliner: Inliner, dot: Op, at: Subscripts, key: Symbol
+) -> tuple[int, ScalarExpr, ScalarExpr, Symbol]:
+    """The queries' side, the elements of query and key of the first product at ``at``, and the symbol of its depth."""
+    axes = contraction(dot)
+    nb, nl = len(axes.batch), len(axes.rows)
+    depth = symbol("depth", 0, last(axes.extents.k))
+    if len(axes.inner) != 1:
+        raise LoweringError("the first product contracts more than one axis")
+    sides = (at[nb : nb + nl], at[nb + nl :])
+    key_side = 0 if any(i == key for i in sides[0]) else 1
+    elements = [inliner.at(dot.operands[s], operand_index(dot, s, at[:nb], sides[s], (depth,))) for s in (0, 1)]
+    if key in symbols_in(elements[1 - key_side]):
+        raise LoweringError("the queries depend on the key's index")
+    return 1 - key_side, elements[1 - key_side], elements[key_side], depth
 
 
 def _where(inliner: Inliner, wanted: Value, start: Value, index: Subscripts) -> tuple[Index, ...]:

@@ -37,21 +37,9 @@ from fusec.passes.lower.mask import (
     without_factor,
 )
 from fusec.tile.attention import half, mean_of
-from fusec.tile.nodes import (
-    Alloc,
-    AttentionNest,
-    Dot,
-    Grid,
-    Iter,
-    KeyLoop,
-    Loop,
-    Map,
-    Reduce,
-    RegisterTile,
-    Statement,
-    Store,
-)
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, walk
+from fusec.tile.templates import AttentionNest, KeyLoop
 
 _SEEN = 128
 """Queries and keys of the blocks that are looked at for what a mask hides, whatever the kernel's are."""

@@ -10,7 +10,7 @@ from fusec.passes.families.attention.schedule.hopper import HopperAttentionSched
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.launch import Launch
 from fusec.tile.attention import fetched
-from fusec.tile.nodes import AttentionNest, HopperAttention
+from fusec.tile.templates import AttentionNest, HopperAttention
 
 _ANY_ADDRESS = GpuAttentionSchedule(64, 64, Launch(4, 2))
 """For addresses that TMA refuses."""

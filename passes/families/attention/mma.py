@@ -8,7 +8,7 @@ from fusec.passes.families.attention.gpu import attention_nest, lower_attention_
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.tile.nodes import MmaAttention
+from fusec.tile.templates import MmaAttention
 
 
 def check_mma_attention(context: LoweringContext, schedule: MmaAttentionSchedule) -> None:

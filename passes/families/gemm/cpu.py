@@ -23,7 +23,8 @@ from fusec.passes.lower.context import (
     place,
 )
 from fusec.passes.lower.sums import in_blocks
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store, statements
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store, statements
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, offset_of, reindex, rewrite
 
 SHORTEST_RUN = 16

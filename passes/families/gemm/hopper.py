@@ -15,8 +15,9 @@ from fusec.passes.families.gemm.windows import windows_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.expand import in_tile
 from fusec.tile.fetch import fetch_of
-from fusec.tile.nodes import HopperGemm, Store, TemplateOperand
+from fusec.tile.nodes import Store
 from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, walk
+from fusec.tile.templates import HopperGemm, TemplateOperand
 
 
 def check_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> None:

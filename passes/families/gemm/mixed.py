@@ -18,7 +18,8 @@ from fusec.passes.contraction import contraction, operand_index
 from fusec.passes.families.gemm.cpu import apart, epilogue_stores, in_runs, limit_of
 from fusec.passes.families.gemm.schedule.mixed import SUMS, MixedGemmSchedule, depth_step
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, Statement, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
 
 ROW_PADDING = 64

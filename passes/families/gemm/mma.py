@@ -6,7 +6,8 @@ from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.tile.nodes import MmaGemm, RegisterTile, TemplateOperand
+from fusec.tile.nodes import RegisterTile
+from fusec.tile.templates import MmaGemm, TemplateOperand
 
 
 def check_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> None:

@@ -7,7 +7,7 @@ from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
 from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
-from fusec.tile.nodes import SimtGemm, TemplateOperand
+from fusec.tile.templates import SimtGemm, TemplateOperand
 
 
 def lower_tiled_gemm(context: LoweringContext, schedule: TiledGemmSchedule) -> LoweredGroup:

@@ -13,8 +13,9 @@ from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.expand import expand
-from fusec.tile.nodes import GemmNest, GemmTemplate, Iter, Store, TemplateOperand, TiledAxis
+from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, reindex
+from fusec.tile.templates import GemmNest, GemmTemplate, TemplateOperand, TiledAxis
 
 Description = tuple[tuple[str, int | str], ...]
 

@@ -17,8 +17,8 @@ from fusec.passes.groups.partition import Group, Partition, build_fused_graph
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
-from fusec.tile.nodes import WindowAxis, Windows
 from fusec.tile.scalar import ScalarExpr, loads
+from fusec.tile.templates import WindowAxis, Windows
 from fusec.tile.views import strided_view
 
 _ROW_BYTES = 128

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusec.codegen.cuda.build import compile_sources, module_source
 from fusec.codegen.cuda.nvrtc import Cubin
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 
 def cubins(kernel: Kernel, target: str, *, unaligned: bool) -> Mapping[str, Cubin]:

@@ -12,7 +12,7 @@ from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector, lower_with
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 from fusec.tile.verify import verify
 
 

@@ -12,7 +12,7 @@ import torch
 
 import fusec
 from fusec.passes.families.attention.schedule.hopper import HopperAttentionSchedule
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 Function = Callable[..., torch.Tensor]
 

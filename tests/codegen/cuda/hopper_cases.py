@@ -8,7 +8,8 @@ import fixed
 
 from fusec.ir.graph import Graph
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
-from fusec.tile.nodes import Kernel, Pipeline
+from fusec.tile.kernel import Kernel
+from fusec.tile.templates import Pipeline
 
 
 def schedule(

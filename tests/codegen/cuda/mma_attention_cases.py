@@ -21,7 +21,7 @@ from hopper_attention_cases import (
 
 import fusec
 from fusec.passes.families.attention.schedule.mma import MmaAttentionSchedule
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 
 def lowered(

@@ -7,7 +7,7 @@ from hopper_cases import BATCHED, BATCHED_NN, FLOAT_RESULT, RESIDUAL, SWIGLU, TW
 
 from fusec.ir.graph import Graph
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 
 def lowered(graph: Graph, s: MmaGemmSchedule, target: str = "cuda:sm_80") -> Kernel:

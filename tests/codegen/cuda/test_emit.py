@@ -22,7 +22,8 @@ from fusec.passes.pipeline import lower
 from fusec.passes.schedule.base import GpuSchedule
 from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import Kernel, SimtGemm
+from fusec.tile.kernel import Kernel
+from fusec.tile.templates import SimtGemm
 from fusec.tile.verify import verify
 
 CARD = gpu_target("cuda:sm_90")

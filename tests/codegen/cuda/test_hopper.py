@@ -18,7 +18,7 @@ from fusec.errors import LoweringError
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import HopperGemm
+from fusec.tile.templates import HopperGemm
 
 SM_90 = gpu_target("cuda:sm_90")
 

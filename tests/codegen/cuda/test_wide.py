@@ -18,7 +18,7 @@ from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
 from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
-from fusec.tile.nodes import Kernel
+from fusec.tile.kernel import Kernel
 
 CARD = gpu_target("cuda:sm_90")
 

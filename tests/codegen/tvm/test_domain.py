@@ -8,7 +8,8 @@ from tile_harness import buffer, compare, iters, kernel, load, op, sym
 from fusec.codegen.tvm.emit import emit_kernel
 from fusec.ir.types import f32
 from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import Grid, Iter, Kernel, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Grid, Iter, Store
 
 WIDE = cpu_target("cpu:x86-64-v4")
 SCALE = "llvm.x86.avx512.mask.scalef.ps.512"

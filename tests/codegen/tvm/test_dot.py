@@ -9,7 +9,8 @@ from fusec.codegen.tvm.build import compile_kernels
 from fusec.errors import LoweringError
 from fusec.ir.types import f16, f32, f64, i32
 from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Loop, Map, RegisterTile, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Store
 
 V3 = cpu_target("cpu:x86-64-v3")
 

@@ -15,7 +15,8 @@ from fusec.codegen.tvm.build import compile_kernels
 from fusec.errors import LoweringError, VerifyError
 from fusec.ir.types import DType, bf16, f32, i8, i32
 from fusec.target.cpu import cpu_target, host_cpu
-from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Kernel, Map, RegisterTile, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Map, RegisterTile, Store
 from fusec.tile.verify import verify
 
 AMX = cpu_target("cpu:sapphirerapids")

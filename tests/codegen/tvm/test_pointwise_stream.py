@@ -12,7 +12,8 @@ from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import bf16, bool_, f16, f32, f64, i8, i32
 from fusec.passes.families.map.schedule import cpu as map_schedules
 from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import Grid, Iter, Kernel, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Grid, Iter, Store
 
 V3 = cpu_target("cpu:x86-64-v3")
 WIDE = cpu_target("cpu:x86-64-v4")

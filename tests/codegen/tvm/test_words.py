@@ -8,7 +8,8 @@ from tile_harness import buffer, compare, iters, kernel, load, sym, tile
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.ir.types import DType, bf16, f16, i8, u8
 from fusec.target.cpu import cpu_target
-from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Map, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Grid, Iter, Map, Store
 
 V3 = cpu_target("cpu:x86-64-v3")
 

@@ -15,7 +15,8 @@ from fusec.passes.pipeline import lower
 from fusec.runtime.program import KernelReport, Program
 from fusec.target.cpu import cpu_target
 from fusec.target.rates import Rates, usual_rates
-from fusec.tile.nodes import Alloc, Grid, Iter, Kernel, Loop, Reduce, Store
+from fusec.tile.kernel import Kernel
+from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Reduce, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load
 
 ZEN = cpu_target("cpu:znver5")

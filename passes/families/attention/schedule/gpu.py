@@ -14,7 +14,7 @@ from fusec.passes.families.attention.schedule.size import (
 )
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import ceil
 from fusec.passes.families.attention.schedule.size import AttentionSize, waves
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

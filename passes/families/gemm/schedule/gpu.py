@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

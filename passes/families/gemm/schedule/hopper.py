@@ -9,7 +9,8 @@ from math import ceil
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language, Pipeline
+from fusec.tile.kernel import Language
+from fusec.tile.templates import Pipeline
 
 
 @dataclass(frozen=True)

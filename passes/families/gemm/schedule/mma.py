@@ -9,7 +9,7 @@ from fusec.passes.families.gemm.schedule.gpu import Computed, made_by_element
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from fusec.passes.families.gemm.schedule.gpu import Computed, made_by_element
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language, RegisterTile
+from fusec.tile.kernel import Language
+from fusec.tile.nodes import RegisterTile
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from math import ceil
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.passes.schedule.stream import Stream
 from fusec.target.gpu import GpuTarget
-from fusec.tile.nodes import Language
+from fusec.tile.kernel import Language
 
 
 @dataclass(frozen=True)

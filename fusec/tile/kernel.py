@@ -1,0 +1,59 @@
+"""A kernel: a body of statements, its parameters, and what a backend or a report has to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusec.ir.index import Symbol
+from fusec.ir.types import Dim, DType
+from fusec.tile.nodes import Block
+from fusec.tile.scalar import Buffer, ScalarExpr
+from fusec.tile.templates import Template
+
+Language = Literal["tir", "triton", "cuda"]
+"""What a backend writes a kernel in; ``tir``, which is TVM's, on CPUs."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A parameter whose elements lie ``by * stride`` elements after its address; ``by`` is a number in parameters."""
+
+    buffer: Buffer
+    by: ScalarExpr
+    stride: Dim
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its parameters in call order (outputs last), its body and what it is for.
+
+    ``sizes`` are symbolic extents, given at each call as integers after the parameters.
+    ``kind`` is the family (``map``, ``row``, ``gemm``, ``attention``, ``pack``); ``flops`` and ``bytes`` are
+    what it computes and the least it must move, for the roofline. On a GPU a block has ``warps`` warps and its
+    loops run ``stages`` loads ahead; both are 0 elsewhere. A thread may have ``registers`` registers, 0 for any number.
+    ``final``: what the results are rounded to in the
+    end, where the outputs are parts of them that another kernel adds up. ``unaligned``: the same work scheduled for
+    addresses that are no multiples of 16 bytes, where this kernel can't be compiled for them. ``template``: the same
+    work as a record, for a backend that has such a loop nest by hand. ``cluster``: how many of
+    the device's blocks, which reach each other's shared memory, do the work of one block of the body together.
+    ``moves``: outputs whose places in their arrays are data, on a CPU.
+    """
+
+    name: str
+    kind: str
+    parameters: tuple[Buffer, ...]
+    outputs: int
+    body: Block
+    flops: int = 0
+    bytes: int = 0
+    warps: int = 0
+    stages: int = 0
+    registers: int = 0
+    sizes: tuple[Symbol, ...] = ()
+    language: Language = "tir"
+    final: DType | None = None
+    unaligned: Kernel | None = None
+    cluster: int = 1
+    moves: tuple[Move, ...] = ()
+    template: Template | None = None

@@ -1,0 +1,204 @@
+"""Templates: loop nests that a backend has by hand, as records of what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2, prod
+
+from fusec.ir.index import Index, Symbol
+from fusec.ir.types import DType
+from fusec.tile.nodes import Iter, RegisterTile, Store
+from fusec.tile.scalar import Buffer, Load, ScalarExpr
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How blocks of a product work together where one part of a block fetches and others multiply (Hopper).
+
+    ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
+    ``group`` rows of clusters. ``ping_pong``: a block's two consumers do a tile each, one multiplying while the other
+    stores; else they do halves of the rows of one tile. ``split``: blocks of a cluster that share one tile, each with a
+    part of K.
+    """
+
+    cluster_m: int
+    cluster_n: int
+    group: int
+    ping_pong: bool
+    persistent: bool = False
+    split: int = 1
+
+
+@dataclass(frozen=True)
+class TiledAxis:
+    """An axis of a product in tiles: ``whole`` over all of it, ``inner`` over the tile that starts at ``first``."""
+
+    whole: Iter
+    first: Index
+    inner: Iter
+
+
+@dataclass(frozen=True)
+class WindowAxis:
+    """An axis of an image, of ``extent`` elements ``step`` apart in memory, and the ``count`` windows along it, of
+    ``size`` places each: place p of window n is at ``n * stride + p * dilation - low``, zero outside the image."""
+
+    extent: int
+    step: int
+    count: int
+    size: int
+    stride: int
+    dilation: int
+    low: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of images ``[batch, axes..., channels]`` as rows: of all windows, the last axis fastest; along K all
+    channels of one place after those of another, the last axis fastest. Channels are side by side in memory."""
+
+    memory: Load
+    batch: int
+    batch_step: int
+    channels: int
+    axes: tuple[WindowAxis, ...]
+
+    @property
+    def places(self) -> int:
+        """Of a window."""
+        return prod(a.size for a in self.axes)
+
+
+@dataclass(frozen=True)
+class TemplateOperand:
+    """An element of a product's operand over the whole axes. ``tile``: what it is computed into, block by block; None
+    where it is read as it lies. windows: what the element says, where it shows windows that TMA can fetch."""
+
+    element: ScalarExpr
+    tile: Buffer | None = None
+    windows: Windows | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """Of what is multiplied."""
+        return self.element.dtype if self.tile is None else self.tile.dtype
+
+
+@dataclass(frozen=True)
+class GemmNest:
+    """Products of one left operand, in tiles: batches by rows by columns, with steps along K from ``step`` on.
+
+    rights, sums: for each product, its right operand and its accumulator. stores: of the results, over the whole rows
+    and columns, where they read the accumulators at their places in a tile.
+    """
+
+    batch: Iter
+    row_tiles: Iter
+    column_tiles: Iter
+    row: TiledAxis
+    column: TiledAxis
+    depth: TiledAxis
+    step: Symbol
+    left: TemplateOperand
+    rights: tuple[TemplateOperand, ...]
+    sums: tuple[Load, ...]
+    stores: tuple[Store, ...]
+    tf32: bool
+
+    @property
+    def tiles(self) -> int:
+        """How many there are."""
+        return self.batch.extent * self.row_tiles.extent * self.column_tiles.extent
+
+
+@dataclass(frozen=True)
+class SimtGemm:
+    """A product by plain arithmetic; ``thread``: what a thread has of a tile."""
+
+    nest: GemmNest
+    thread: RegisterTile
+
+
+@dataclass(frozen=True)
+class MmaGemm:
+    """Products by the tensor core instructions of a warp (sm_80 and later); ``warp``: what a warp has of a tile."""
+
+    nest: GemmNest
+    warp: RegisterTile
+
+
+@dataclass(frozen=True)
+class HopperGemm:
+    """Products by warpgroups that multiply what another one fetches by TMA."""
+
+    nest: GemmNest
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True)
+class KeyLoop:
+    """Blocks of keys from ``start`` up to ``stop``. ``score``: over ``raw``, the product of queries and keys.
+
+    ``limit``: keys of a block that there are, counted from its first; None where all are. factor: of scores.
+    ``subtracts_first``: the maximum of a row is subtracted before they are exponents, as scores may be huge.
+    """
+
+    start: Index
+    stop: Index
+    limit: Index | None
+    raw: Buffer
+    score: ScalarExpr
+    factor: float
+    subtracts_first: bool
+
+    @property
+    def scale(self) -> float:
+        """The factor in units of log2: a key's weight is a power of two."""
+        return self.factor * log2(e)
+
+
+@dataclass(frozen=True)
+class AttentionNest:
+    """A block of queries against blocks of keys, the softmax online.
+
+    heads: the grid's other axes. query_block: its number. query, key, depth, value: iterators over a block
+    of queries, a block of keys, and the columns of queries and of values. first_key: the loops' variable. loops: in
+    order; ``whole`` is the place of the one whose blocks no mask touches (of the only one, where there is no other).
+    stores: over ``mean``, the weighted mean of values; ``guarded``: which is 0 where no key has a weight.
+    """
+
+    heads: tuple[Iter, ...]
+    query_block: Iter
+    query: Iter
+    key: Iter
+    depth: Iter
+    value: Iter
+    first_key: Symbol
+    queries: Load
+    keys: Load
+    values: Load
+    loops: tuple[KeyLoop, ...]
+    whole: int
+    mean: Buffer
+    guarded: bool
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class MmaAttention:
+    """Attention by the tensor core instructions of a warp (sm_80 and later)."""
+
+    nest: AttentionNest
+
+
+@dataclass(frozen=True)
+class HopperAttention:
+    """Attention by warpgroups that multiply what another one fetches by TMA."""
+
+    nest: AttentionNest
+    pipeline: Pipeline
+
+
+GemmTemplate = SimtGemm | MmaGemm | HopperGemm
+Template = GemmTemplate | MmaAttention | HopperAttention
+"""A loop nest that a backend has by hand. The kernel's body says what it computes, in statements."""
