@@ -32,13 +32,6 @@ def apply(code: Code, e: Apply, args: Sequence[Value]) -> Value:
     raise LoweringError(f"the CPU backend has no operation {e.op!r} on {e.dtype}")
 
 
-def _intrinsic(name: str) -> Operation:
-    def call(code: Code, *args: Value) -> Value:
-        return code.call(name, args[0].type, *args)
-
-    return call
-
-
 def _rounding(name: str) -> Operation:
     """An op that leaves integers as they are."""
 

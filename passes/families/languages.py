@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Value
@@ -20,15 +21,12 @@ from fusec.tile.kernel import Language
 class InCuda:
     """The same kernel written in CUDA C++."""
 
+    language: ClassVar[Language] = "cuda"
     schedule: GpuSchedule
 
     @property
     def launch(self) -> Launch:
         return self.schedule.launch
-
-    @property
-    def language(self) -> Language:
-        return "cuda"
 
     @property
     def seconds(self) -> float:

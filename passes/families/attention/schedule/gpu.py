@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.families.attention.schedule.size import (
     BETWEEN_STANDING,
@@ -21,15 +22,12 @@ from fusec.tile.kernel import Language
 class GpuAttentionSchedule:
     """A block does ``queries`` rows against ``keys`` at a time, in one of ``split`` parts of the keys."""
 
+    language: ClassVar[Language] = "triton"
     queries: int
     keys: int
     launch: Launch
     split: int = 1
     seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def language(self) -> Language:
-        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.families.attention.schedule.size import BETWEEN, BETWEEN_STANDING, AttentionSize, overlapped, waves
 from fusec.passes.schedule.launch import Launch
@@ -20,6 +21,7 @@ class HopperAttentionSchedule:
     persistent: a block does one block of queries after another, the next one's fetched while one ends.
     """
 
+    language: ClassVar[Language] = "cuda"
     queries: int
     keys: int
     stages: int
@@ -36,10 +38,6 @@ class HopperAttentionSchedule:
     @property
     def pipeline(self) -> Pipeline:
         return Pipeline(1, 1, self.heads, self.ping_pong, self.persistent)
-
-    @property
-    def language(self) -> Language:
-        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

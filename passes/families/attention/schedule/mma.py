@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.families.attention.schedule.size import AttentionSize, waves
 from fusec.passes.schedule.launch import Launch
@@ -15,6 +16,7 @@ from fusec.tile.kernel import Language
 class MmaAttentionSchedule:
     """A block's ``warps`` do ``queries`` rows against ``keys`` at a time, with ``stages`` buffers (1 or 2) of those."""
 
+    language: ClassVar[Language] = "cuda"
     queries: int
     keys: int
     warps: int
@@ -24,10 +26,6 @@ class MmaAttentionSchedule:
     @property
     def launch(self) -> Launch:
         return Launch(self.warps, self.stages)
-
-    @property
-    def language(self) -> Language:
-        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
+from typing import ClassVar
 
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
@@ -26,6 +27,7 @@ class GpuGemmSchedule:
     transposed: the tile is computed transposed, because the matrix units want at least 64 rows.
     """
 
+    language: ClassVar[Language] = "triton"
     m: int
     n: int
     k: int
@@ -36,10 +38,6 @@ class GpuGemmSchedule:
     slices: int = 1
     transposed: bool = False
     seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def language(self) -> Language:
-        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (
@@ -57,16 +55,13 @@ class GpuGemmSchedule:
 class GpuGemvSchedule:
     """A block reads ``lines`` of the matrix, ``unroll`` times ``depth`` of K at once; ``split`` as in a gemm."""
 
+    language: ClassVar[Language] = "triton"
     lines: int
     depth: int
     unroll: int
     split: int
     launch: Launch
     seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def language(self) -> Language:
-        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

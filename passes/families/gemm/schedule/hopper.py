@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
@@ -20,6 +21,7 @@ class HopperGemmSchedule:
     seconds: what the cost model says of a product.
     """
 
+    language: ClassVar[Language] = "cuda"
     m: int
     n: int
     k: int
@@ -31,10 +33,6 @@ class HopperGemmSchedule:
     def launch(self) -> Launch:
         """One warpgroup that fetches, and two that multiply."""
         return Launch(12, self.stages)
-
-    @property
-    def language(self) -> Language:
-        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         p = self.pipeline

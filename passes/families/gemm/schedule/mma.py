@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.families.gemm.schedule.gpu import Computed, made_by_element
 from fusec.passes.schedule.base import by_seconds
@@ -19,6 +20,7 @@ class MmaGemmSchedule:
     A warp has ``warp_m`` by ``warp_n`` of the result. seconds: what the cost model says of a product.
     """
 
+    language: ClassVar[Language] = "cuda"
     m: int
     n: int
     k: int
@@ -30,10 +32,6 @@ class MmaGemmSchedule:
     @property
     def launch(self) -> Launch:
         return Launch(self.m * self.n // (self.warp_m * self.warp_n), self.stages)
-
-    @property
-    def language(self) -> Language:
-        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

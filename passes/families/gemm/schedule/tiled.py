@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.families.gemm.schedule.gpu import Computed, made_by_element
 from fusec.passes.schedule.base import by_seconds
@@ -20,6 +21,7 @@ class TiledGemmSchedule:
     A thread has ``registers.rows`` by ``registers.columns`` of the result.
     """
 
+    language: ClassVar[Language] = "cuda"
     m: int
     n: int
     k: int
@@ -30,10 +32,6 @@ class TiledGemmSchedule:
     @property
     def launch(self) -> Launch:
         return Launch(self.m * self.n // (32 * self.registers.rows * self.registers.columns), self.stages)
-
-    @property
-    def language(self) -> Language:
-        return "cuda"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         return (

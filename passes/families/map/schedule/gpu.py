@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.passes.schedule.stream import Stream
@@ -19,14 +20,11 @@ class GpuMapSchedule:
     transposed: 0 where they lie along the same axis as the result.
     """
 
+    language: ClassVar[Language] = "triton"
     elements: int
     launch: Launch
     transposed: int = 0
     seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def language(self) -> Language:
-        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         block: int | str = f"{self.elements}x{self.transposed}" if self.transposed else self.elements

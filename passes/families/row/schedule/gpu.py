@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from typing import ClassVar
 
 from fusec.passes.schedule.launch import Launch, pow2
 from fusec.passes.schedule.stream import Stream
@@ -21,16 +22,13 @@ class GpuRowSchedule:
     cluster: blocks that hold the rows together, each a part of them (Hopper and later).
     """
 
+    language: ClassVar[Language] = "triton"
     rows: int
     columns: int
     launch: Launch
     whole: bool = True
     cluster: int = 1
     seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def language(self) -> Language:
-        return "triton"
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         columns = "columns" if self.whole else "chunk"

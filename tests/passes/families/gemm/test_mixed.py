@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from fixed_schedule import Fixed
+from products import int8_product
 from programs import Run, check
 
 from fusec.ir.types import DType, bf16, f32, i8
@@ -42,15 +43,6 @@ def linear(m: int, n: int, k: int, batch: int = 0) -> str:
     }}"""
 
 
-def int8(m: int, n: int, k: int) -> str:
-    return f"""graph @g(%x: i8[{m}, {k}], %w: i8[{n}, {k}] static "w", %s: f32[{n}]) {{
-        %h = dot(%x, %w) {{contract=[1]x[1], dtype=i32}} : i32[{m}, {n}]
-        %f = cast(%h) : f32[{m}, {n}]
-        %y = mul(%f, %s) : f32[{m}, {n}]
-        return %y, %h
-    }}"""
-
-
 def three(m: int, n: int, k: int, dtype: DType) -> str:
     """Products of the same rows, of which a result needs two."""
     weights = ", ".join(f'%w{i}: {dtype}[{n}, {k}] static "w{i}"' for i in range(3))
@@ -82,7 +74,7 @@ SIZES = [(1, 1, 1), (1, 40, 9), (37, 1, 5), (16, 32, 32), (32, 64, 64), (33, 65,
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_proposed(size: tuple[int, int, int], target: str) -> None:
     through(linear(*size), None, target, kind="row" if size[1] == 1 else "gemm")  # one column is a sum
-    through(int8(*size), None, target)
+    through(int8_product(*size), None, target)
 
 
 def odd_schedule(rng: Random, dtype: DType, k: int, tiles: bool) -> MixedGemmSchedule:
@@ -113,7 +105,7 @@ def test_odd_schedules(seed: int, target: str) -> None:
     tiles = target == OF_TILES
     batch = rng.choice([0, 2]) if min(m, n) > 1 else 0  # else no product is made
     through(linear(m, n, k, batch), odd_schedule(rng, bf16, k, tiles), target, kind="row" if n == 1 else "gemm")
-    through(int8(m, n, k), odd_schedule(rng, i8, k, tiles), target)
+    through(int8_product(m, n, k), odd_schedule(rng, i8, k, tiles), target)
 
 
 @needs_groups

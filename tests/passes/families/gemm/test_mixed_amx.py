@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from amx import executed
 from fixed_schedule import Fixed
+from products import int8_product
 from programs import check
 
 from fusec.ir.types import DType, bf16, i8
@@ -26,16 +27,6 @@ def layer(m: int, n: int, k: int) -> str:
     }}"""
 
 
-def two_results(m: int, n: int, k: int) -> str:
-    """i8, the product itself a result too."""
-    return f"""graph @g(%x: i8[{m}, {k}], %w: i8[{n}, {k}] static "w", %s: f32[{n}]) {{
-        %h = dot(%x, %w) {{contract=[1]x[1], dtype=i32}} : i32[{m}, {n}]
-        %f = cast(%h) : f32[{m}, {n}]
-        %y = mul(%f, %s) : f32[{m}, {n}]
-        return %y, %h
-    }}"""
-
-
 def through(text: str, dtype: DType, k: int, amx: CpuTarget, columns: int = 3, parts: int = 1) -> None:
     """In one pass over all columns of each block of rows, each block's results stored beside the next product."""
     step = depth_step(dtype, tiles=True)
@@ -52,14 +43,14 @@ def through(text: str, dtype: DType, k: int, amx: CpuTarget, columns: int = 3, p
 def test_a_block_is_stored_beside_the_next(size: tuple[int, int, int], amx_everywhere: CpuTarget) -> None:
     m, n, k = size
     through(layer(m, n, k), bf16, k, amx_everywhere)
-    through(two_results(m, n, k), i8, k, amx_everywhere)
+    through(int8_product(m, n, k), i8, k, amx_everywhere)
 
 
 @pytest.mark.parametrize("size", [(1, 64, 64), (5, 33, 128), (15, 70, 192), (8, 40, 100)], ids=str)
 def test_few_rows_have_tiles_of_as_many(size: tuple[int, int, int], amx_everywhere: CpuTarget) -> None:
     """They are read where they lie, if the depth fills tiles."""
     m, n, k = size
-    for text, dtype in ((layer(m, n, k), bf16), (two_results(m, n, k), i8)):
+    for text, dtype in ((layer(m, n, k), bf16), (int8_product(m, n, k), i8)):
         before = executed()
         run = check(text, selector=Selector(amx_everywhere, 2), slack=2, atol=1e-5)
         assert executed() > before or "amx_bf16" in amx_everywhere.products
