@@ -48,7 +48,7 @@ class _Softmax:
 def match_attentions(partition: Partition, log: Log, blocked: bool) -> None:
     """dot → maps → softmax over the row → dot, as one online loop.
 
-    Each query is read once, so what makes the queries is computed on the way; keys and values are read often.
+    Each query is read once, so what makes the queries is computed in the prologue; keys and values are read often.
     """
     for op in partition.graph.ops:
         if op.name != "dot" or op in partition.owner:

@@ -1,4 +1,4 @@
-"""A product whose operands are computed by kernels of their own, not on their way in."""
+"""A product whose operands are computed by kernels of their own, not in its prologue."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], b
 
 
 def _keeps(partition: Partition, group: Group, reader: Op) -> bool:
-    """Whether a reader can't make its operand on the way: it is the group's own, a product's, or another kernel's."""
+    """Whether a reader can't make its operand in a prologue: it is the group's own, a product's, or another
+    kernel's."""
     return reader in group.ops or reader in partition.owner or reader.definition.kind not in ("elementwise", "reduce")
 
 
@@ -120,5 +121,6 @@ def _siblings(partition: Partition, op: Op) -> list[Op]:
 
 
 def _dense(op: Op) -> bool:
-    """A dot's operand is packed once, so computing it on the way costs nothing; concatenations would not vectorise."""
+    """A dot's operand is packed once, so computing it in the prologue costs nothing; concatenations would not
+    vectorise."""
     return op.definition.kind == "elementwise"

@@ -2,8 +2,8 @@
 
 A multiplication takes groups of 32 bits along K, so the right operand lies as ``[panel][K / group][column][group]``,
 packed once where it is a weight. Rows of the left operand are read where they are, or copied to scratch (where
-something is computed on the way, or rows or K don't fill tiles). What lies beyond K is zero; beyond the last row or
-column, anything.
+something is computed in the prologue, or rows or K don't fill tiles). What lies beyond K is zero; beyond the last row
+or column, anything.
 """
 
 from __future__ import annotations

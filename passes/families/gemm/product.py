@@ -109,7 +109,7 @@ class Products:
         return tuple(x for flat, shape in parts if shape for x in delinearize(flat, shape))
 
     def element(self, op: Op, side: int) -> ScalarExpr:
-        """An element of an operand, with what is computed on the way to it."""
+        """An element of an operand, with what the prologue computes."""
         axes = self.axes
         free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
         batch = delinearize(self.b, axes.batch) if axes.batch else ()

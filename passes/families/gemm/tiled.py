@@ -1,4 +1,4 @@
-"""A matrix product in SIMT arithmetic on a GPU, for any element type: operands may be computed on the way."""
+"""A matrix product in SIMT arithmetic on a GPU, for any element type: operands may be computed in the prologue."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LATENCY = 8
 @dataclass(frozen=True)
 class AlongProblem:
     """A product of M by K with N by K. item: bytes of an operand's element as it is multiplied. low_precision: their
-    sums are wider. computed: the right operand is made on the way. source: bytes of an element of what it is made
+    sums are wider. computed: the right operand is made in the prologue. source: bytes of an element of what it is made
     from."""
 
     m: int

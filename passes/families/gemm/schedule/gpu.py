@@ -77,7 +77,7 @@ Candidate = GpuGemmSchedule | GpuGemvSchedule
 
 @dataclass(frozen=True)
 class Making:
-    """An operand that is computed on its way in: ``bytes`` read and ``flops`` done for each of its elements."""
+    """An operand that is computed in the prologue: ``bytes`` read and ``flops`` done for each of its elements."""
 
     bytes: float
     flops: int
@@ -196,7 +196,7 @@ _MAKING_BLOCKS = (
     _Block(32, 128, 64, 4, 4, 0.494),
     _Block(32, 128, 128, 8, 4, 0.494),
 )
-"""More of them for few rows where operands are computed on their way in."""
+"""More of them for few rows where operands are computed in the prologue."""
 
 _EXACT_BLOCKS = (
     _Block(64, 64, 32, 8, 2, 0.12),
@@ -212,7 +212,7 @@ _ALONG = ((1, 1024, 4, 1), (2, 2048, 2, 4), (2, 2048, 1, 4), (4, 2048, 2, 4), (8
 _MAKING_ALONG = ((4, 2048, 2, 8), (8, 1024, 2, 8), (16, 512, 2, 8))
 _ACROSS = ((64, 32, 4, 4), (64, 64, 2, 4), (128, 16, 4, 4), (128, 32, 2, 4), (32, 64, 2, 4))
 """Lines, depth, unrolled steps and warps of a matrix times a few vectors, where neighbours in memory are of one line,
-more of them where operands are computed on their way in, and where neighbours are of different lines."""
+more of them where operands are computed in the prologue, and where neighbours are of different lines."""
 
 
 def most_vectors(p: Problem) -> int:
