@@ -72,8 +72,8 @@ class Libdevice:
 def _patch_interpreter() -> None:
     """Products of bf16, which it keeps as integers, and loops over its scalars, which NumPy has stopped to convert.
 
-    And most of its time: each sum of int32 is made a second time in int64 to see whether it fits, which it does at these
-    extents, and each call of a function by a kernel wraps the language in one more layer, for good.
+    And most of its time: each sum of int32 is made a second time in int64 to see whether it fits, which it does at
+    these extents, and each call of a function by a kernel wraps the language in one more layer, for good.
     """
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
