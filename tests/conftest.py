@@ -22,7 +22,11 @@ _cache: list[str] = []
 
 
 def pytest_configure() -> None:
-    """Tests share a fresh on-disk cache, so that none leans on an earlier run. Workers inherit the main process's."""
+    """Tests share a fresh on-disk cache, so that none leans on an earlier run. Workers inherit the main process's.
+
+    OpenMP's threads sleep while they wait: beside other workers those that spin take most of the processor.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "FUSEC_CACHE_DIR" not in os.environ:
         _cache.append(tempfile.mkdtemp(prefix="fusec-tests-"))
         os.environ["FUSEC_CACHE_DIR"] = _cache[0]
