@@ -85,7 +85,7 @@ def test_what_stands_beside_a_long_network_is_compiled() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.log_softmax(self.head(self.recurrent(torch.tanh(x) * 2)[0].relu()), -1)
 
-    x = torch.linspace(0, 1, 300 * 2 * 8).reshape(300, 2, 8)
+    x = torch.linspace(0, 1, 30 * 2 * 8).reshape(30, 2, 8)
     jitted = compare(Tagger(), x)
     report = fusec.explain(jitted, x)
     assert "aten.gru.input" in report
