@@ -36,7 +36,7 @@ from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
 from fusec.passes.windows import open_windows
 from fusec.passes.writes import late_readers, open_writes, written_before_errors
-from fusec.runtime.program import Declined, KernelReport, Lowered, Program
+from fusec.runtime.program import Declined, KernelReport, Lowered, Program, Stages
 from fusec.target.cpu import cpu_target
 from fusec.target.gpu import gpu_target, is_gpu
 from fusec.target.rates import Rates
@@ -92,8 +92,8 @@ def lower(
         program = run.timed("predict", lambda: predict(program, chooser.target, chooser.known, chooser.threads))
     else:
         program = predict_gpu(program, chooser.target)
-    run.stages["schedule"] = schedule_text(graph, program)
-    run.stages["tile"] = "\n".join(print_kernel(k) for k in program.kernels)
+    run.stages.note("schedule", lambda: schedule_text(graph, program))
+    run.stages.note("tile", lambda: "\n".join(print_kernel(k) for k in program.kernels))
     return Lowered(run.stages, graph, program, run.seconds, bool(getattr(chooser, "stopped", False)))
 
 
@@ -190,7 +190,7 @@ class _Runner:
     def __init__(self, disable: frozenset[str], check: bool) -> None:
         self.disable = disable
         self.check = check
-        self.stages: dict[str, str] = {}
+        self.stages = Stages()
         self.seconds: dict[str, float] = {}
 
     def __call__(self, name: str, step: Callable[[Graph], Graph], graph: Graph) -> Graph:
@@ -210,7 +210,7 @@ class _Runner:
         return result
 
     def record(self, name: str, graph: Graph) -> None:
-        self.stages[name] = str(graph)
+        self.stages.note(name, graph.__str__)
 
 
 def schedule_text(graph: Graph, program: Program) -> str:

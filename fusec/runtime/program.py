@@ -5,6 +5,7 @@ The passes make a program, the runtime runs it, an artefact stores it. It holds 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -145,6 +146,29 @@ class Program:
     overhead: float = 0.0
 
 
+class Stages(Mapping[str, str]):
+    """IR text after each pass, by its name, in order. A text is made when it is first looked at."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Callable[[], str] | str] = {}
+
+    def note(self, name: str, text: Callable[[], str]) -> None:
+        """Adds a stage, or replaces one in its place."""
+        self._made[name] = text
+
+    def __getitem__(self, name: str) -> str:
+        made = self._made[name]
+        if not isinstance(made, str):
+            made = self._made[name] = made()
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True)
 class Lowered:
     """The result of the pipeline: IR text after each pass, the graph of kernels, and the program.
@@ -152,7 +176,7 @@ class Lowered:
     stopped: Ctrl-C ended the measuring of schedules before all were measured.
     """
 
-    stages: dict[str, str]
+    stages: Mapping[str, str]
     graph: Graph
     program: Program
     seconds: dict[str, float] = field(default_factory=dict)
