@@ -152,10 +152,20 @@ def entered(x: Any, table: dict[str, Any]) -> Any:
     return x
 
 
+def decorated(function: Function) -> Function:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
 @LIBRARIES
 @pytest.mark.parametrize(("function", "container"), [(appended, list), (entered, dict)])
-def test_containers_among_the_arguments(function: Function, container: type, make: Any) -> None:
-    compiled = fusec.jit(function)
+@pytest.mark.parametrize("given", [lambda f: f, functools.partial, decorated], ids=["function", "partial", "decorated"])
+def test_containers_among_the_arguments(given: Function, function: Function, container: type, make: Any) -> None:
+    """Those of the function that is called, and of one that it hands them to unseen."""
+    compiled = fusec.jit(given(function))
     for _ in range(3):
         ours, theirs = container(), container()
         np.testing.assert_array_equal(compiled(make(3), ours), function(make(3), theirs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from mutants.catalogue import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[2]
 _FAILED = 1
 """pytest's exit code for tests that failed; others say that the run itself went wrong."""
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""What ends a test whose kernel writes past its memory: that, too, is noticed."""
 
 
 class _Loader(SourceFileLoader):
@@ -99,12 +102,12 @@ def run_inside(mutant: Mutant) -> int:
 
 
 def survives(mutant: Mutant) -> str:
-    """Why the mutant counts as not noticed; empty where a test failed."""
+    """Why the mutant counts as not noticed; empty where a test failed or crashed."""
     with tempfile.TemporaryDirectory(prefix="fusec-mutant-") as cache:  # a mutant's kernels are for nobody else
         environment = {**os.environ, "FUSEC_CACHE_DIR": cache}
         command = [sys.executable, "-m", "tests.mutants", "--inside", mutant.name]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == _FAILED and "\nFAILED " in done.stdout:
+    if (done.returncode == _FAILED and "\nFAILED " in done.stdout) or -done.returncode in _CRASHES:
         return ""
     if done.returncode == 0:
         return "all tests passed"
