@@ -130,19 +130,40 @@ x, v, w = (np.random.default_rng(k).random((512, n), np.float32) for k, n in enu
 print(np.allclose(layers(x, v, w), np.sqrt(np.maximum(x @ v, 0) @ w), rtol=1e-3), flush=True)
 """
 
+_WAITING = """
+import sys
+import time
+from fusec.tuning.measure import CpuMeasure
+
+bodies, measure = [], CpuMeasure._measure
+
+def waits(self, body, *rest):
+    bodies.append(body)
+    if body is not bodies[0] and bodies.count(body) == 2:
+        print("waiting", file=sys.stderr, flush=True)
+        time.sleep(100)
+    return measure(self, body, *rest)
+
+CpuMeasure._measure = waits
+"""
+"""At the second group's second candidate the process waits for Ctrl-C."""
+
 
 def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     """The first group is measured whole, Ctrl-C comes in the second; the next process measures the second anew."""
     environment = {**os.environ, "FUSEC_CACHE_DIR": str(tmp_path), "FUSEC_LOGS": "tune"}
     command = [sys.executable, "-c", _SCRIPT]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    stopped = [sys.executable, "-c", _WAITING + _SCRIPT]
+    process = subprocess.Popen(stopped, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
-        seen.append(line)
-        if sum("measuring" in text for text in seen) == 2:
+        if line == "waiting\n":
             process.send_signal(signal.SIGINT)
             break
+        if "measuring" in line:
+            seen.append(line)
+    assert len(seen) == 2
     out, rest = process.communicate(timeout=120)
     assert process.returncode == 0, rest
     assert out == "True\n"
