@@ -150,5 +150,5 @@ def _by_role(
 
 
 def _extent(s: Symbol) -> int:
-    assert s.hi is not None
+    assert isinstance(s.hi, int)
     return s.hi + 1

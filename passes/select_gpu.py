@@ -52,7 +52,8 @@ class GpuSelector:
         return family_of(context.op).gpu.library(context, self.target)
 
     def _own(self, context: LoweringContext) -> list[Alternative]:
-        """Those that need no measuring to be chosen: kernels of ours, and calls whose time is predicted; the best first."""
+        """Those that need no measuring to be chosen: kernels of ours, and calls whose time is predicted; the best
+        first."""
         pieces = family_of(context.op).gpu.pieces(context)
         calls = [a for a in self._library(context) if a.seconds < inf] if self.calls else []
         try:

@@ -69,8 +69,8 @@ def _is_parted(r: Rewriter, value: Value, axes: tuple[int, ...]) -> bool:
 
 
 def _shows_windows(r: Rewriter, value: Value, depth: int) -> bool:
-    """Whether a value is made of windows, or of parts of an image that are read across: its elements side by side are of
-    different results."""
+    """Whether a value is made of windows, or of parts of an image that are read across: its elements side by side are
+    of different results."""
     made = r.producer(value)
     while made is not None and made.definition.kind == "view":
         if made.name == "windows":

@@ -50,23 +50,24 @@ class _Emitter(PlanWriter):
         nest = self.nest
         a = self._operand(nest.left, (self.m, self.k), 0, self.m.extent // p.cluster_n)
         b = [self._operand(right, (self.k, self.n), 1, self.n.extent // p.cluster_m) for right in nest.rights]
-        apart = nest.left.windows is not None and nest.left.windows.channels % self.k.extent > 0
-        if apart:
+        windows = nest.left.windows
+        apart = windows if windows is not None and windows.channels % self.k.extent else None
+        if apart is not None:
             if len(b) > 1:
                 raise LoweringError("several matmuls over windows whose channels are no whole steps")
-            b = [self._weights(b[0], nest.left.windows)]
+            b = [self._weights(b[0], apart)]
         if len({m.fetch.transposed for m in b}) > 1:
             raise LoweringError("operands of one product transposed in different ways")
         outputs = [self._output(s) for s in self.stores]
         staged = [m for m in outputs if m is not None]
         self._constants(a, b, len(staged))
         self.members()
-        if nest.left.windows is not None:
-            self._fetch_windows(a, nest.left.windows)
+        if windows is not None:
+            self._fetch_windows(a, windows)
         else:
             self._fetches("load_a", "row_tile, int row, int k", [a], self.m)
-        if apart:
-            self._fetch_weights(b[0], nest.left.windows)
+        if apart is not None:
+            self._fetch_weights(b[0], apart)
         else:
             self._fetches("load_b", "column_tile, int column, int k, int product", b, self.n)
         self._finish(outputs)
@@ -175,7 +176,11 @@ class _Emitter(PlanWriter):
     def _weights(self, moved: Moved, windows: Windows) -> Moved:
         """The right operand's map with the channels of each place apart, so that a step along K ends with them."""
         columns, depth = moved.map.shape[-2:]
-        if moved.map.strides[-2:] != (depth, 1) or depth != windows.places * windows.channels or len(moved.map.shape) > 2:
+        if (
+            moved.map.strides[-2:] != (depth, 1)
+            or depth != windows.places * windows.channels
+            or len(moved.map.shape) > 2
+        ):
             raise LoweringError("weights that are not in the order of windows")
         shape, box = (columns, windows.places, windows.channels), (moved.map.box[0], 1, moved.map.box[1])
         made = replace(moved.map, shape=shape, strides=(depth, windows.channels, 1), box=box)

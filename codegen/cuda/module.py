@@ -87,7 +87,13 @@ class CudaModule(Launched):
 
 def _kernel_from(record: dict[str, Any]) -> KernelSource:
     maps = tuple(
-        TensorMap(**{name: tuple(given) if isinstance(given, list) else given for name, given in m.items()})
+        TensorMap(
+            m["parameter"],
+            m["dtype"],
+            *(tuple(m[name]) for name in ("shape", "strides", "box")),
+            m["swizzle"],
+            *(tuple(m[name]) for name in ("low", "high", "steps")),
+        )
         for m in record["tensor_maps"]
     )
     unaligned = _kernel_from(record["unaligned"]) if record["unaligned"] else None

@@ -35,8 +35,8 @@ class TensorMap:
     permutes (0, 32, 64, 128). dtype ``tf32`` is f32, rounded as it is read. Reads outside ``shape`` give zeros, writes
     there don't happen.
 
-    Where there are ``low`` and ``high``, it is of windows: ``box`` is windows and channels, ``low`` and ``high`` are how
-    far from both ends of each axis but the first and the last the first places of windows lie, ``steps`` apart.
+    Where there are ``low`` and ``high``, it is of windows: ``box`` is windows and channels, ``low`` and ``high`` are
+    how far from both ends of each axis but the first and the last the first places of windows lie, ``steps`` apart.
     """
 
     parameter: int

@@ -13,15 +13,16 @@ from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, ExternAttributes, PadAttributes, WindowsAttributes
+from fusec.ir.library_calls import CONVOLUTION, LibraryConvolution, convolution_to_text
 from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bf16, bool_, f32, i64
-from fusec.runtime.convolutions import CONVOLUTION, LibraryConvolution, convolution_to_text
 
 Lowering = Callable[..., Value | list[Value]]
 
 MOST_PLACES, FEW_PLACES = 64, 9
-"""Places of a window of one channel, up to which a convolution is a sum of so many products; on a CPU. Zen 5, one thread,
-ms, beside the library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
+"""Places of a window of one channel, up to which a convolution is a sum of so many products; on a CPU. Zen 5, one
+thread, ms, beside the library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76
+and 0.39."""
 
 
 def _convolution(
@@ -45,15 +46,14 @@ def _convolution(
     if reason:
         beyond = tuple(output_padding) if transposed else ()
         numbers = (_each(stride, rank - 2), _each(padding, rank - 2), _each(dilation, rank - 2))
-        return _called(e, input, weight, bias, LibraryConvolution(
-            None, None, *numbers, (), groups, transposed, beyond), reason)
+        return _called(
+            e, input, weight, bias, LibraryConvolution(None, None, *numbers, (), groups, transposed, beyond), reason
+        )
     seen = windowed(e, _channels_last(e, input), extents(weight)[2:], stride, padding, dilation)
     if groups > 1:
         return _depthwise(e, seen, weight, bias, wide)
     steps = _places(seen, rank)
-    attributes = DotAttributes(
-        (*steps, rank - 1), (*range(2, rank), 1), dtype=None if wide == e.out.dtype else wide
-    )
+    attributes = DotAttributes((*steps, rank - 1), (*range(2, rank), 1), dtype=None if wide == e.out.dtype else wide)
     total = e.emit("dot", seen, weight, attributes=attributes)
     if bias is not None:
         total = e.emit("add", total, e.cast(bias, wide))
@@ -95,7 +95,8 @@ def _called(
 
 
 def _depthwise(e: Emitter, seen: Value, weight: Value, bias: Value | None, wide: DType) -> Value:
-    """Each channel by itself, one or several results of it: ``result[n, o..., c, m] = sum of seen[..., c, k] * w[c, m, k]``."""
+    """Each channel by itself, one or several results of it: ``result[n, o..., c, m] = sum of seen[..., c, k] * w[c, m,
+    k]``."""
     *outer, channels = extents(seen)[: len(e.out.shape)]
     size = extents(weight)[2:]
     times = extents(weight)[0] // channels
@@ -188,8 +189,10 @@ def _avg_pool(
         return e.rounded(e.emit("div", total, e.constant(divisor_override, dtype)), e.out.dtype)
     count = e.constant(prod(size), dtype)
     around = extents(input)[-places:]
-    beyond = any((n - 1) * step + k - before > extent + before for n, step, k, before, extent in zip(
-        windows, steps, size, low, around, strict=True))
+    beyond = any(
+        (n - 1) * step + k - before > extent + before
+        for n, step, k, before, extent in zip(windows, steps, size, low, around, strict=True)
+    )
     if (any(low) and not count_include_pad) or beyond:
         counts = [
             _counted(e, windows, axis, size[axis], steps[axis], low[axis], around[axis], count_include_pad)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.runtime.products import Matrix, matrix_from_json, matrix_to_json, see
+from fusec.ir.library_calls import Matrix, matrix_from_json, matrix_to_json
+from fusec.runtime.products import see
 
 BACKENDS = ("cudnn", "flash")
 

@@ -12,12 +12,13 @@ from fusec.frontend.capture import Library
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
+from fusec.ir.library_calls import CONVOLUTION
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
-from fusec.runtime.convolutions import CONVOLUTION, bind_convolution
+from fusec.runtime.convolutions import bind_convolution
 from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu

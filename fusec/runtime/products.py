@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import FusecError
+from fusec.ir.library_calls import Matrix, matrix_from_json, matrix_to_json
 
 ACTIVATIONS = ("none", "relu", "gelu")
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Operand number ``operand`` seen with these sizes, strides and offset, in elements."""
-
-    operand: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -31,15 +22,6 @@ class Product:
     bias: Matrix | None
     activation: str
     shape: tuple[int, ...]
-
-
-def matrix_to_json(m: Matrix) -> Any:
-    return [m.operand, list(m.sizes), list(m.strides), m.offset]
-
-
-def matrix_from_json(data: Any) -> Matrix:
-    operand, sizes, strides, offset = data
-    return Matrix(int(operand), tuple(map(int, sizes)), tuple(map(int, strides)), int(offset))
 
 
 def see(m: Matrix, operands: Sequence[Any]) -> Any:

@@ -68,8 +68,9 @@ def slice_of_image(r: Rewriter) -> Outcome:
         return None
     cut, places = r.op.attributes, _inverse(order)
     assert isinstance(cut, SliceAttributes)
-    starts, stops, steps = (tuple(given[k] for k in places) for given in (cut.starts, cut.stops, cut.steps))
-    taken = r.emit("slice", _behind(r, r.operands[0], order), attributes=SliceAttributes(starts, stops, steps))
+    starts, stops = (tuple(given[k] for k in places) for given in (cut.starts, cut.stops))
+    moved = SliceAttributes(starts, stops, tuple(cut.steps[k] for k in places))
+    taken = r.emit("slice", _behind(r, r.operands[0], order), attributes=moved)
     return r.permute(taken, order)
 
 

@@ -85,8 +85,8 @@ def _no_call(context: LoweringContext, target: GpuTarget) -> list[Alternative]:
 class GpuMember:
     """A family on GPUs: ``candidates`` and ``lower`` as on CPUs.
 
-    pieces: ways of several kernels of ours. library: ways that call the library, for a group of fixed extents; those whose
-    seconds are known are chosen where they are the fewest.
+    pieces: ways of several kernels of ours. library: ways that call the library, for a group of fixed extents; those
+    whose seconds are known are chosen where they are the fewest.
     """
 
     candidates: Callable[[LoweringContext, GpuMachine], list[GpuSchedule]]

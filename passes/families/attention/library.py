@@ -8,6 +8,7 @@ from fusec.errors import LoweringError
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.index import Index, Symbol, add, sub, symbol
 from fusec.ir.indexing import substitute
+from fusec.ir.library_calls import Matrix
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
@@ -20,7 +21,6 @@ from fusec.passes.lower.mask import LOWEST_SCORE, truth
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.attentions import BACKENDS, Attention, attention_to_text
 from fusec.runtime.calls import ATTENTION
-from fusec.runtime.products import Matrix
 from fusec.tile.scalar import Apply, Const, Load, ScalarExpr, offset_of
 from fusec.tile.views import same_layout
 

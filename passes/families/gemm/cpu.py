@@ -155,7 +155,10 @@ class Gemm:
         load, row = Load(rows, (self.mi, self.ki)), Iter(self.mi, s.tile_m, self.row_limit)
         steps = None if self._is_linear(element) or self.inner_limit is not None else in_runs(self.axes.inner, depth)
         if steps is None:
-            return load, [Alloc(rows), Map((row, Iter(self.ki, depth, self.inner_limit)), rows, (self.mi, self.ki), element)]
+            return load, [
+                Alloc(rows),
+                Map((row, Iter(self.ki, depth, self.inner_limit)), rows, (self.mi, self.ki), element),
+            ]
         domain, where = steps
         table = {**self.shift, self.k: substitute(self.shift[self.k], {self.ki: where})}
         copy = reindex(self._element(self.op, 0), table)
@@ -248,8 +251,8 @@ class Gemm:
         return Load(packed, (floordiv(column, width), self.shift[self.k], mod(column, width)))
 
     def _as_it_lies(self, element: ScalarExpr) -> tuple[tuple[Iter, ...], Index]:
-        """Iterators over K, those of the largest steps in memory outermost, so that each line is read while it is in the
-        cache; and the place along K that they stand for."""
+        """Iterators over K, those of the largest steps in memory outermost, so that each line is read while it is in
+        the cache; and the place along K that they stand for."""
         inner, first = self.axes.inner, next(iter(loads(element)), None)
         if len(inner) < 2 or first is None or not all(isinstance(n, int) for n in inner):
             return (Iter.over(self.k, self.extents.k),), self.k

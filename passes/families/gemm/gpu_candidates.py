@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusec.errors import LoweringError
-from fusec.passes.convolution import convolution_of
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
+from fusec.passes.convolution import convolution_of
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm

@@ -10,13 +10,14 @@ import numpy as np
 
 from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes
 from fusec.ir.graph import FusedAttributes, Graph
+from fusec.ir.library_calls import Matrix
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.runtime.calls import PRODUCT
-from fusec.runtime.products import Matrix, Product, product_to_text
+from fusec.runtime.products import Product, product_to_text
 from fusec.tile.views import same_layout, strided_view
 
 _REASON = "the library's kernel was chosen"

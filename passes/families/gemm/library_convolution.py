@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ExternAttributes
+from fusec.ir.library_calls import CONVOLUTION, LibraryConvolution, Matrix, convolution_to_text
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.ops.contract import free_axes
@@ -14,8 +15,6 @@ from fusec.passes.convolution import Convolution, convolution_of
 from fusec.passes.families.gemm.library import Found, joined, pieces_of
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative
-from fusec.runtime.convolutions import CONVOLUTION, LibraryConvolution, convolution_to_text
-from fusec.runtime.products import Matrix
 from fusec.target.gpu import GpuTarget
 from fusec.tile.views import same_layout, strided_view
 
@@ -43,7 +42,9 @@ def library_convolution(context: LoweringContext, target: GpuTarget) -> list[Alt
 
 def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) -> float:
     dot, rates = found.dot, target.rates
-    depth = prod(found.dot.operands[0].type.static_shape) // max(dot.result.type.size // dot.result.type.static_shape[-1], 1)
+    depth = prod(found.dot.operands[0].type.static_shape) // max(
+        dot.result.type.size // dot.result.type.static_shape[-1], 1
+    )
     bits = dot.operands[0].type.dtype.bits
     flops = 2.0 * dot.result.type.size * depth
     channels = 1 if found.channels is None else found.image.type.static_shape[found.channels]
@@ -74,10 +75,13 @@ def _call(context: LoweringContext, found: Convolution) -> Found | None:
     whole = (image.sizes[0], *(w.count for w in found.windowed), shape[-1])
     if whole != shape:
         return None
-    numbers = zip(*((w.stride, w.low, w.dilation) for w in found.windowed), strict=True)
-    text = convolution_to_text(LibraryConvolution(image, weight, *map(tuple, numbers), whole))
+    stride, low = (tuple(w.stride for w in found.windowed), tuple(w.low for w in found.windowed))
+    dilation = tuple(w.dilation for w in found.windowed)
+    text = convolution_to_text(LibraryConvolution(image, weight, stride, low, dilation, whole))
     types = (value.type,)
-    call = Op(OPS["extern"], tuple(operands), ExternAttributes(CONVOLUTION, text, types, _REASON), (value,), dot.location)
+    call = Op(
+        OPS["extern"], tuple(operands), ExternAttributes(CONVOLUTION, text, types, _REASON), (value,), dot.location
+    )
     covered = frozenset({dot, *({found.pad} if found.pad is not None else ())})
     return Found(call, value, cast, covered)
 
@@ -110,7 +114,7 @@ def _weight(context: LoweringContext, found: Convolution, operands: list[Value])
     rest = [a for a in attributes.rhs_contract if a not in places and shape[a] != 1]
     if columns is None or len(rest) > 1:
         return None
-    axes = [*(rest or [None]), *places]
+    axes: list[int | None] = [*(rest or [None]), *places]
     sizes = (columns[0], *(1 if a is None else shape[a] for a in axes))
     steps = (columns[1], *(1 if a is None else strides[a] for a in axes))
     return Matrix(operands.index(view.base), sizes, steps, offset)

@@ -35,7 +35,8 @@ _FEW_CHANNELS = 8
 
 
 def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Windows | None:
-    """What TMA fetches of the left operand, whose element is given; None where it can't, or the operand is no windows."""
+    """What TMA fetches of the left operand, whose element is given; None where it can't, or the operand is no
+    windows."""
     found = convolution_of(dot, context.producers)
     if found is None or found.batch is None or found.channels is None or not _in_order(found):
         return None
@@ -55,7 +56,9 @@ def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Window
     read = [x for x in loads(element) if x.buffer.space == "parameter"]
     if len(read) != 1:
         return None
-    return Windows(read[0], shape[found.batch], _step(steps[found.batch], shape[found.batch]), shape[found.channels], axes)
+    return Windows(
+        read[0], shape[found.batch], _step(steps[found.batch], shape[found.batch]), shape[found.channels], axes
+    )
 
 
 def _step(step: int, extent: int) -> int:
@@ -73,12 +76,12 @@ def _in_order(found: Convolution) -> bool:
 
 
 def operands_in_order(context: LoweringContext) -> list[Alternative]:
-    """The group in pieces: what puts the operands as TMA fetches them, then the matmul; none where they lie so, or it is
-    no convolution.
+    """The group in pieces: what puts the operands as TMA fetches them, then the matmul; none where they lie so, or it
+    is no convolution.
 
-    Weights are copied with K along memory, images with their channels last. Where there are few channels, no multiple of
-    16 bytes, the places of a row of each window are put side by side, so that they are the channels of windows that are
-    one axis less.
+    Weights are copied with K along memory, images with their channels last. Where there are few channels, no multiple
+    of 16 bytes, the places of a row of each window are put side by side, so that they are the channels of windows that
+    are one axis less.
     """
     dots = context.anchors("dot")
     found = convolution_of(dots[0], context.producers) if len(dots) == 1 else None
@@ -209,7 +212,9 @@ def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
     w_laid = r.reshape(w_laid, (*columns, *sizes, row))
     w_laid = r.emit("copy", _padded(r, w_laid, zero, {w_laid.type.rank - 1: (0, wide - row)}), hint="laid_out")
     inner = tuple(range(len(free), w_laid.type.rank))
-    product = r.emit("dot", x, w_laid, attributes=_contracting(attributes, (*range(rank, x.type.rank), rank - 1), inner))
+    product = r.emit(
+        "dot", x, w_laid, attributes=_contracting(attributes, (*range(rank, x.type.rank), rank - 1), inner)
+    )
     return r.reshape(product, r.op.result.type.shape)
 
 
