@@ -90,9 +90,13 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
         TensorMap(
             m["parameter"],
             m["dtype"],
-            *(tuple(m[name]) for name in ("shape", "strides", "box")),
+            tuple(m["shape"]),
+            tuple(m["strides"]),
+            tuple(m["box"]),
             m["swizzle"],
-            *(tuple(m[name]) for name in ("low", "high", "steps")),
+            tuple(m["low"]),
+            tuple(m["high"]),
+            tuple(m["steps"]),
         )
         for m in record["tensor_maps"]
     )

@@ -1,7 +1,7 @@
 """ATen's convolutions and pooling: contractions and reductions over the windows of a padded image.
 
 There is no op for them: a dot over ``windows(pad(x))`` says the same, and every way of writing it is one form
-(decision 28). Results have their channels last; a view puts the axes in PyTorch's order.
+(decision 29). Results have their channels last; a view puts the axes in PyTorch's order.
 """
 
 from __future__ import annotations

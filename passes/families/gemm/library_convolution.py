@@ -21,7 +21,7 @@ from fusec.tile.views import same_layout, strided_view
 _REASON = "the library's kernel was chosen"
 
 _REACHED = {16: 0.62, 32: 0.5}
-"""Of the card's product rate, by bits of the operands (those of 32 as TF32): what cuDNN reaches on an H200 where images
+"""Of the GPU's rate of matmuls, by bits of the operands (those of 32 as TF32): what cuDNN reaches on an H200 where images
 have their channels last."""
 
 _WHOLE, _SLOW = 8, 0.05
@@ -114,7 +114,8 @@ def _weight(context: LoweringContext, found: Convolution, operands: list[Value])
     rest = [a for a in attributes.rhs_contract if a not in places and shape[a] != 1]
     if columns is None or len(rest) > 1:
         return None
-    axes: list[int | None] = [*(rest or [None]), *places]
+    channels = rest[0] if rest else None
+    axes: list[int | None] = [channels, *places]
     sizes = (columns[0], *(1 if a is None else shape[a] for a in axes))
     steps = (columns[1], *(1 if a is None else strides[a] for a in axes))
     return Matrix(operands.index(view.base), sizes, steps, offset)
