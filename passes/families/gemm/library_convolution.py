@@ -21,8 +21,8 @@ from fusec.tile.views import same_layout, strided_view
 _REASON = "the library's kernel was chosen"
 
 _REACHED = {16: 0.62, 32: 0.5}
-"""Of the GPU's rate of matmuls, by bits of the operands (those of 32 as TF32): what cuDNN reaches on an H200 where images
-have their channels last."""
+"""Of the GPU's rate of matmuls, by bits of the operands (those of 32 as TF32): what cuDNN reaches on an H200 where
+images have their channels last."""
 
 _WHOLE, _SLOW = 8, 0.05
 """Of how many channels images have to have a multiple for that; what it reaches with others (a stem of 3 channels)."""
