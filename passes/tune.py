@@ -138,8 +138,7 @@ def _text(lowered: LoweredGroup) -> str:
 
 
 def tuning_key(context: LoweringContext, *facts: object) -> str:
-    """A digest of what a measured choice depends on: the group, its layouts and the machine; not where it is
-    written."""
+    """A digest of what a measured choice depends on: the group, its layouts and the machine, not its source lines."""
     assert isinstance(context.op.attributes, FusedAttributes)
     layouts = [context.strides[v] for v in (*context.body.inputs, *context.body.outputs)]
     static = [v in context.static for v in context.body.inputs]

@@ -15,13 +15,13 @@ from fusec.tile.nodes import Dot, Iter, Loop, Statement
 from fusec.tile.scalar import Load, reindex
 
 
-def in_blocks(dot: Dot, run: int | None = None) -> list[Statement]:
+def in_blocks(dot: Dot, block: int = SUM_BLOCK, run: int | None = None) -> list[Statement]:
     """The dot with its sum in blocks; itself where it is not much longer than one.
 
     run: places along K that lie side by side, of which no block may take two.
     """
     depth = dot.k.extent
-    block = block_depth(depth, LONG_BLOCK if dot.registers.along else SUM_BLOCK) if run is None else even_block(run)
+    block = block_depth(depth, LONG_BLOCK if dot.registers.along else block) if run is None else even_block(run)
     if block == depth:
         return [dot]
     inside = symbol(f"{dot.k.var.name}s", 0, block - 1)

@@ -26,6 +26,8 @@ from fusec.passes.lower.combine import LOG2E, Parts, combine, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, expect_index, is_linear, place
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
+from fusec.passes.lower.sums import in_blocks
+from fusec.passes.schedule.sums import block_for
 from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
 from fusec.tile.scalar import (
@@ -194,18 +196,9 @@ class _Attention:
             e.value, "value_block", self.kj, self.dv, self.block, Iter.over(self.dv, self.values)
         )
         code: list[Statement] = [*stage_key, Alloc(scores)]
-        code.append(
-            Dot(
-                self.block,
-                self.lanes,
-                Iter.over(e.depth, self.depth),
-                raw,
-                key,
-                Load(q, (e.depth, self.qi)),
-                True,
-                s.scores,
-            )
-        )
+        depth = Iter.over(e.depth, self.depth)
+        dot = Dot(self.block, self.lanes, depth, raw, key, Load(q, (e.depth, self.qi)), True, s.scores)
+        code += in_blocks(dot, block_for(self.queries, self.keys))
         changed = self._changed(raw)
         base, factor = (changed, 1.0) if self.huge else without_factor(changed)
         here = _reads_tiles_alone(base)

@@ -23,6 +23,7 @@ from fusec.passes.lower.context import (
     place,
 )
 from fusec.passes.lower.sums import in_blocks
+from fusec.passes.schedule.sums import block_for
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store, statements
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, offset_of, reindex, rewrite
@@ -86,10 +87,11 @@ class Gemm:
         m = Iter(self.mi, s.tile_m, self.row_limit)
         n = Iter(self.ni, s.tile_n)
         k = Iter(self.ki, min(s.tile_k, axes.k), self.inner_limit)
+        block = block_for(extents.m, extents.n)
         dots = [
             part
             for acc, (right, _) in zip(accumulators, rights, strict=True)
-            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers), self.run)
+            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers), block, self.run)
         ]
         allocs = [Alloc(acc.buffer) for acc in accumulators]
         stores = self._stores(accumulators, column0)
