@@ -145,3 +145,53 @@ def test_parameters_that_need_a_gradient() -> None:
     found = jitted(x)
     same(found, model(x))
     assert [plan.executable is not None for plan in plans(jitted)] == [False, True, True]
+
+
+class _Inner(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return self.doubled(x) @ _Power()
+
+    def doubled(self, x: Any) -> Any:
+        return x * 2
+
+
+class _Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = _Inner(), torch.nn.ReLU()
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.inner(x)) + 1
+
+
+class _Power:
+    def __rmatmul__(self, x: Any) -> Any:
+        return x**2 + self()
+
+    def __call__(self) -> float:
+        return 3.0
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "new"),
+    [
+        (_Outer, "forward", lambda self, x: self.inner(x) * 5),
+        (_Inner, "forward", lambda self, x: x * 5),
+        (_Inner, "doubled", lambda self, x: x * 5),
+        (_Power, "__rmatmul__", lambda self, x: x * 5),
+        (_Power, "__call__", lambda self: 5.0),
+        (torch.nn.ReLU, "forward", lambda self, x: x * 5),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else value if isinstance(value, str) else "",
+)
+def test_a_method_that_a_class_is_given_is_seen(
+    cls: type, name: str, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those, too, that Python looks up itself and no name in the code leads to."""
+    module, x = _Outer(), torch.linspace(-1, 2, 6)
+    compiled: Any = fusec.jit(module)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), module(x))
+    assert not compiled._fusec.dispatcher.eager_calls
+    monkeypatch.setattr(cls, name, new)
+    torch.testing.assert_close(compiled(x), module(x))

@@ -64,6 +64,7 @@ class GuardWriter:
     _bound_ids: dict[int, str] = field(default_factory=dict)
     _visited: set[int] = field(default_factory=set)
     _roots: set[tuple[int, str]] = field(default_factory=set)
+    _kinds: set[type] = field(default_factory=set)
     _temporaries: int = 0
 
     @property
@@ -283,7 +284,7 @@ class GuardWriter:
         own = table or {}
         owner = v if value is cls else self._bind(cls)
         may_be_shadowed = set()
-        for name in sorted(self.names.attributes):
+        for name in sorted(self.names.attributes | self._ran(cls)):
             holder = next((c for c in raw.classes_of(cls) if name in raw.table_of(c)), None)
             if holder is None or name in own or not is_user_class(holder):
                 continue
@@ -304,6 +305,12 @@ class GuardWriter:
             names = self._bind(frozenset(may_be_shadowed))
             test = f"not {names}.isdisjoint({{v}})"
             self._check(self._table(v, value), test, f"{path}.__dict__", "without them")
+
+    def _ran(self, cls: type) -> set[str]:
+        """The methods that ran, those that Python looks up itself among them: operators, ``__call__``, ``forward``."""
+        tables = [raw.table_of(c) for c in raw.classes_of(cls) if is_user_class(c)]
+        found = [(name, value) for table in tables for name, value in table.items() if is_a(value, FunctionType)]
+        return {name for name, value in found if id(value.__code__) in self.names.executed}
 
     def _cell_attribute(self, expression: str, found: Any, cls: type, value: object, path: str) -> None:
         """A slot of an object, which may be empty."""
@@ -358,10 +365,15 @@ class GuardWriter:
 
     def _own_forward(self, v: str, module: Any, path: str) -> None:
         """A ``forward`` that was put into a module itself, as adapters and offloading do, in place of its class's."""
+        kind = type(module)
         if "forward" in module.__dict__:
             self._visit(f"{v}.__dict__['forward']", module.__dict__["forward"], f"{path}.forward")
-        else:
-            self._check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
+            return
+        self._check(f"{v}.__dict__", "'forward' in {v}", f"{path}.__dict__", "without forward")
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            test = f"{{v}} is not {self._bind(kind.forward)}"
+            self._check(f"{self._bind(kind)}.forward", test, f"{kind.__qualname__}.forward", kind.forward)
 
     def _identity(self, expression: str, value: object, path: str) -> str:
         weak = None if is_a(value, ModuleType, type) else self._bind_weakly(value)
