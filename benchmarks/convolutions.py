@@ -63,8 +63,8 @@ def measure(work: Work, rounds: int, clock: Clock) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 calls[name] = lambda f=function, a=given: f(*a)
                 calls[name]()
-            except Exception as error:
-                row["notes"].append(f"{name} failed: {str(error).strip().splitlines()[0][:200]}")
+            except Exception as failure:
+                row["notes"].append(f"{name} failed: {str(failure).strip().splitlines()[0][:200]}")
                 traceback.print_exc(limit=-4)
             row[f"first {name}"] = time.perf_counter() - start
         times: dict[str, list[float]] = {name: [] for name in calls}

@@ -49,7 +49,7 @@ def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) ->
     flops = 2.0 * dot.result.type.size * depth
     channels = 1 if found.channels is None else found.image.type.static_shape[found.channels]
     columns = dot.result.type.static_shape[-1]
-    full = min(1.0, (columns + 64) / 192) * channels / (-(-channels // 64) * 64)
+    full = min(1.0, (columns + 64) / 192) * channels / (-(-channels // 32) * 32)
     rate = rates.tensor * (_REACHED.get(bits, _SLOW) * full if channels % _WHOLE == 0 else _SLOW) * (16 / bits)
     result = dot.result.type.size * bits // 8
     moved = (found.image.type.most_bytes + dot.operands[1].type.most_bytes + result) / rates.read

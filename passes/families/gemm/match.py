@@ -41,7 +41,7 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
         else:
             leave_to_readers(partition, group, _widens_again)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
-        cheap = is_cheap if blocked else _widens
+        cheap = _takes_less_than_a_launch(op) if blocked else _widens
         grow_producers(partition, group, at_least(op.result.type.most, cheap), outside)
 
 
@@ -53,6 +53,24 @@ def _take_padding(partition: Partition, group: Group) -> None:
             continue
         if all(reader in group.anchors for reader in partition.compute_consumers(found.pad)):
             partition.add(group, [found.pad])
+
+
+FEW_RESULTS = 1 << 22
+"""Results of a matmul up to which what makes a bias from vectors (batch norm's scale) is computed for each of them: on
+an H200 a kernel of its own takes some 2 µs, in which the GPU computes 4 million square roots."""
+
+_VECTOR_FLOPS = 16
+
+
+def _takes_less_than_a_launch(dot: Op) -> Callable[[Op], bool]:
+    """Ops that cost little for each result, or that are made of vectors where there are few results."""
+    few = dot.result.type.most <= FEW_RESULTS
+
+    def cheap(op: Op) -> bool:
+        vector = op.result.type.most * 64 <= dot.result.type.most and op.definition.flops <= _VECTOR_FLOPS
+        return is_cheap(op) or (few and vector and op.definition.kind == "elementwise")
+
+    return cheap
 
 
 def _widens_again(op: Op) -> bool:
