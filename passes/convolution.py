@@ -118,6 +118,7 @@ def _by_role(
     channels: int | None = None
     windowed: list[Windowed] = []
     used: list[Symbol] = []
+    units: list[int] = []
     for axis, (e, extent, before) in enumerate(zip(index, image.type.static_shape, low, strict=True)):
         seen = symbols_of(e)
         used += seen
@@ -134,7 +135,7 @@ def _by_role(
         elif not places and whole and batch is None and outer[0] is free[0] and _extent(outer[0]) == extent:
             batch = axis
         elif not seen and extent == 1 and start == 0 and before == 0:
-            continue
+            units.append(axis)
         else:
             stride, count = (steps[0] or 1, _extent(outer[0])) if outer else (1, 1)
             dilation, size = (steps[-1] or 1, _extent(places[0])) if places else (1, 1)
@@ -143,6 +144,9 @@ def _by_role(
     wide = [s for s in (*free, *inner) if _extent(s) != 1]
     if not windowed or len(windowed) > 3 or len(used) != len(set(used)) or not set(wide) <= set(used):
         return None
+    axes = [w.axis for w in windowed]
+    batch = next((a for a in units if a < min(axes)), None) if batch is None else batch
+    channels = next((a for a in units if a > max(axes)), None) if channels is None else channels
     order = [s for e in index for s in free if s in symbols_of(e)]
     if order != sorted(order, key=free.index) or all(w.size == 1 and w.stride == 1 for w in windowed):
         return None

@@ -72,6 +72,9 @@ def _in_order(found: Convolution) -> bool:
     assert isinstance(attributes, DotAttributes)
     wide = [n for n, a in enumerate(attributes.lhs_contract) if shape[a] != 1]
     places = [w.place for w in found.windowed if w.size != 1]
+    assert found.channels is not None
+    if found.image.type.static_shape[found.channels] == 1:
+        return wide == places
     return [n for n in wide if n in places] == places and len(wide) == len(places) + 1 and wide[-1] not in places
 
 
