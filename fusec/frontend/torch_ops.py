@@ -16,6 +16,7 @@ from fusec.frontend.torch_data import DATA
 from fusec.frontend.torch_elementwise import ELEMENTWISE
 from fusec.frontend.torch_nn import NETWORK
 from fusec.frontend.torch_reduce import REDUCTIONS
+from fusec.frontend.torch_resampling import RESAMPLING
 from fusec.frontend.torch_views import VIEWS
 from fusec.frontend.torch_windows import WINDOWS
 from fusec.ir.nodes import Value
@@ -31,6 +32,7 @@ VALUES: dict[str, Lowering] = {
     **DATA,
     **NETWORK,
     **WINDOWS,
+    **RESAMPLING,
 }
 
 __all__ = ["VALUES", "VIEWS"]

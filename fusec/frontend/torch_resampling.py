@@ -1,0 +1,62 @@
+"""ATen's linear resampling: each axis by itself, two elements of it and how far between them.
+
+PyTorch's decomposition gathers by one number for all axes, which takes divisions of 64-bit integers apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fusec.frontend.torch_emit import Declined, Emitter, extents
+from fusec.ir.attributes import GatherAttributes
+from fusec.ir.nodes import Value
+from fusec.ir.types import f32, i32
+
+Lowering = Callable[..., Value]
+
+
+def _linear(e: Emitter, input: Value, output_size: Sequence[int] | None, align_corners: bool, *given: object) -> Value:
+    """``(1 - t) * x[floor(p)] + t * x[floor(p) + 1]`` along each axis, places and sums in f32."""
+    if not e.out.dtype.is_float or e.out.dtype.bits > 32 or 0 in (*extents(input), *e.out.static_shape):
+        raise Declined("of integers, of float64, or of empty tensors")
+    places = input.type.rank - 2
+    listed = [s for scale in given for s in (scale if isinstance(scale, Sequence) else [scale])]
+    if input.type.device == "cpu":
+        raise Declined("the library's kernel goes axis by axis")
+    if all(s is None for s in listed):
+        listed = [None] * places
+    if len(listed) != places or any(s is not None and not isinstance(s, float) for s in listed):
+        raise Declined("by scales of another form")
+    scales = [s if isinstance(s, float) else None for s in listed]
+    image = e.permute(e.cast(input, f32), (0, *range(2, places + 2), 1))
+    for axis in reversed(range(places)):
+        image = _along(e, image, axis + 1, e.out.static_shape[axis + 2], align_corners, scales[axis])
+    rank = places + 2
+    return e.rounded(e.permute(image, (0, rank - 1, *range(1, rank - 1))), e.out.dtype)
+
+
+def _along(e: Emitter, image: Value, axis: int, size: int, align_corners: bool, scale: float | None) -> Value:
+    extent = extents(image)[axis]
+    number = e.cast(e.iota((size,), 0, i32), f32)
+    if align_corners:
+        step = (extent - 1) / (size - 1) if size > 1 else 0.0
+        place = e.emit("mul", number, e.constant(step, f32))
+    else:
+        step = 1.0 / scale if scale is not None and scale > 0 else extent / size
+        half = e.constant(0.5, f32)
+        place = e.emit("sub", e.emit("mul", e.emit("add", number, half), e.constant(step, f32)), half)
+        place = e.emit("maximum", place, e.constant(0.0, f32))
+    last = e.constant(extent - 1, i32)
+    below = e.emit("minimum", e.cast(place, i32), last)
+    above = e.emit("minimum", e.emit("add", below, e.constant(1, i32)), last)
+    share = e.emit("sub", place, e.cast(below, f32))
+    share = e.emit("minimum", e.emit("maximum", share, e.constant(0.0, f32)), e.constant(1.0, f32))
+    behind = [1] * (image.type.rank - 1 - axis)
+    share = e.reshape(share, (size, *behind))
+    near, far = (e.emit("gather", image, index, attributes=GatherAttributes(axis)) for index in (below, above))
+    return e.emit("add", near, e.emit("mul", e.emit("sub", far, near), share))
+
+
+RESAMPLING: dict[str, Lowering] = dict.fromkeys(
+    ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), _linear
+)
