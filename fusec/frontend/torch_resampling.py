@@ -57,6 +57,6 @@ def _along(e: Emitter, image: Value, axis: int, size: int, align_corners: bool, 
     return e.emit("add", near, e.emit("mul", e.emit("sub", far, near), share))
 
 
-RESAMPLING: dict[str, Lowering] = dict.fromkeys(
-    ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), _linear
-)
+_NAMES = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+
+RESAMPLING: dict[str, Lowering] = dict.fromkeys(_NAMES, _linear)

@@ -152,7 +152,7 @@ def dot_of_windows(r: Rewriter) -> Outcome:
         found = _product_of_windows(r, made, side, _permutation(view, rank))
         if isinstance(found, Value):
             return found
-        nearest = found
+        nearest = found or nearest
     return nearest
 
 
@@ -163,7 +163,7 @@ def _permutation(view: Op | None, rank: int) -> tuple[int, ...]:
     return view.attributes.permutation
 
 
-def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]) -> Value | Reject:
+def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]) -> Value | Reject | None:
     """The rewritten dot, where operand ``side`` is ``permute(made, names)``."""
     attributes = r.op.attributes
     assert isinstance(attributes, DotAttributes)
@@ -171,6 +171,8 @@ def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]
     (source,) = made.operands
     batch = tuple(names[k] for k in (attributes.lhs_batch, attributes.rhs_batch)[side])
     contract = tuple(names[k] for k in (attributes.lhs_contract, attributes.rhs_contract)[side])
+    if side == 0 and windows.axis not in (*contract, *batch) and source.type.rank in contract:
+        return None  # a convolution
     for axis, what in ((windows.axis, "the windows' number"), (source.type.rank, "the place in the window")):
         if axis in contract:
             return Reject(f"{what}, axis {axis} of {made.result}, is summed over")
