@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusec
 from tests.campaigns.batches import Campaign, Finding, command
@@ -37,6 +38,13 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 64)
 EXTENTS = {1: (1, 2, 5, 8, 16, 31, 100), 2: (1, 2, 4, 7, 8, 13, 20), 3: (1, 2, 3, 5, 6)}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+FAKE_STRIDES = "PyTorch's rule for fake tensors says other strides than its kernel gives"
+KNOWN: tuple[tuple[str, str], ...] = (
+    (
+        FAKE_STRIDES,
+        "reflection_pad3d of channels last; axes of one element, by whose strides a convolution chooses its layout",
+    ),
+)
 DRAWS = 16
 """Arguments on which the errors of a program are compared that are too large on one."""
 
@@ -303,7 +311,7 @@ class Writer:
             case 0 | 1:
                 self.attempt(f"F.relu({y})")
             case 2:
-                self.attempt(f"F.gelu({y})")
+                self.attempt(f"F.silu({y})")  # not gelu, of whose infinities oneDNN makes NaN
             case 3 | 4 if self.batched:
                 mean, gamma, beta = (self.add_argument(name, (channels,)) for name in ("mean", "gamma", "beta"))
                 var = self.add_argument("var", (channels,), values="positive")
@@ -373,12 +381,21 @@ class _Runs:
                 return f"raises {raised} ({message[:300]}), as written {error} ({said[:300]})"
             if error is not None:
                 return "" if message == said else f"says {message[:300]!r}, as written {said[:300]!r}"
-            exact = self.as_written(*(laid_like(x.cpu(), "cpu", torch.float64) for x in given))
+            wide = [laid_like(x.cpu(), "cpu", torch.float64) for x in given]
+            exact, error, _ = outcome(self.as_written, wide)
+            exact = expected if error is not None else exact  # of an empty result, where only f32 has one
         for number_of, (ours, theirs) in enumerate(zip(leaves(actual), leaves(expected), strict=True)):
             if _strides(ours) != _strides(theirs):
+                if _strides(ours) == _strides(self._fake(given)[number_of]):
+                    return FAKE_STRIDES
                 return f"result {number_of} has strides {ours.stride()}, as written {theirs.stride()}"
         self.results = list(zip(leaves(actual), leaves(expected), leaves(exact), strict=True))
         return min(filter(None, self._findings()), key=lambda said: said.startswith("error"), default="")
+
+    def _fake(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results as PyTorch's rules for fake tensors have them."""
+        with FakeTensorMode() as mode:
+            return list(leaves(self.as_written(*map(mode.from_tensor, given))))
 
     def _findings(self) -> Iterator[str]:
         for number, (ours, theirs, exact) in enumerate(self.results):
@@ -449,11 +466,12 @@ def trial(seed: int, device: str = "cpu") -> Finding | None:
         said = difference(program, device)
     except Exception:
         said = traceback.format_exc()
-    return Finding(said, source(program, device)) if said else None
+    known = said if said == FAKE_STRIDES else ""
+    return Finding(said, source(program, device), known) if said else None
 
 
 def campaign(device: str) -> Campaign:
-    return Campaign("convolutions", lambda seed: source(written(seed), device), partial(trial, device=device))
+    return Campaign("convolutions", lambda seed: source(written(seed), device), partial(trial, device=device), KNOWN)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,76 @@
+"""A slice of the random convolutions and pools, and that the campaign sees what is otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusec
+from tests.campaigns.convolutions import FAKE_STRIDES, Argument, Program, difference, written
+
+PLAIN = ("y = F.conv2d(x, w, padding=1)", "return y,")
+IMAGE, WEIGHT = Argument("x", (2, 3, 6, 5)), Argument("w", (4, 3, 3, 3), scale=0.2)
+
+
+def plain(*, dtype: str = "f32", lines: tuple[str, ...] = PLAIN) -> Program:
+    return Program(lines, (IMAGE, WEIGHT), dtype, 0)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_programs_do_what_they_do_in_eager(seed: int) -> None:
+    program = written(seed)
+    assert difference(program) in ("", FAKE_STRIDES), program.text
+
+
+def test_programs_are_of_all_kinds() -> None:
+    text = "".join(written(seed).text for seed in range(200))
+    kinds = [f"{kind}{n}d(" for kind in ("conv", "conv_transpose", "max_pool", "avg_pool") for n in (1, 2, 3)]
+    assert all(kind in text for kind in (*kinds, "'same'", "ceil_mode", "return_indices", "batch_norm", "unfold("))
+
+
+def _wrong(change: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the place of ``fusec.jit``: as written, but for a change to the results."""
+
+    def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: tuple(change(x) for x in function(*arguments))
+
+    return jit
+
+
+def _everywhere(worse: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x + worse * x.abs().max()
+
+
+WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numbers": _everywhere(3e-6),
+    "one number": lambda x: x + 1e-5 * (x == x.max()),
+    "NaN": lambda x: x.where(x < x.max(), torch.nan),
+    "infinity": lambda x: x.where(x < x.max(), torch.inf),
+    "a dtype": lambda x: x.double(),
+    "a shape": lambda x: x[:, :1],
+    "a layout": lambda x: x.contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_difference_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not difference(plain())
+    monkeypatch.setattr(fusec, "jit", _wrong(WRONG[name]))
+    assert difference(plain()) not in ("", FAKE_STRIDES)
+
+
+def test_an_error_that_is_not_raised_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = plain(lines=("y = F.conv2d(w, x)", "return y,"))
+    assert not difference(program)
+    monkeypatch.setattr(fusec, "jit", lambda function: lambda x, *rest: (x,))
+    assert "raises" in difference(program)
+
+
+def test_places_of_the_largest_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = plain(lines=("y = F.max_pool2d(x, 2, return_indices=True)[1]", "return y, w"))
+    assert not difference(program)
+    monkeypatch.setattr(fusec, "jit", _wrong(lambda x: x if x.is_floating_point() else x + (x == x.max())))
+    assert "differ from eager" in difference(program)
