@@ -19,10 +19,10 @@ from fusec.ir.types import DType, bf16, bool_, f32, i64
 
 Lowering = Callable[..., Value | list[Value]]
 
-MOST_PLACES, FEW_PLACES = 64, 9
-"""Places of a window of one channel, up to which a convolution is a sum of so many products; on a CPU. Zen 5, one
-thread, ms, beside the library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76
-and 0.39."""
+MOST_PLACES, FEW_PLACES = 27, 9
+"""Places of a window, up to which pooling and convolutions of one channel are sums of so many terms; those on a CPU.
+Zen 5, one thread, ms, beside the library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of
+96 0.76 and 0.39. On an H200 5×5 takes 0.9 of the library's time, 7×7 13 times it."""
 
 
 def _convolution(
@@ -79,6 +79,8 @@ def _called(
     e: Emitter, input: Value, weight: Value, bias: Value | None, call: LibraryConvolution, reason: str
 ) -> Value:
     """The library's call, with its operand's and its result's channels last, and the bias in what follows."""
+    if not e.calls:
+        raise Declined(reason, final=True)
     rank = input.type.rank
     order = (0, *range(2, rank), 1)
     shape = tuple(e.out.static_shape[a] for a in order)
@@ -125,6 +127,8 @@ def _max_pool(
     steps = _each(stride, places) if stride else sizes
     if not e.out.dtype.is_float or 0 in (*extents(input), *e.out.static_shape):
         raise Declined("of integers or of empty tensors")
+    if _is_large(sizes, steps):
+        raise Declined("of large windows that overlap", final=True)
     image = _channels_last(e, _batched(e, input, places))
     windows = e.out.static_shape[-places:]
     seen = windowed(e, image, sizes, steps, low, apart, float("-inf"), windows)
@@ -132,6 +136,11 @@ def _max_pool(
     largest = e.reduce("reduce_max", seen, axes)
     found = [largest, _place_of_largest(e, seen, largest, extents(image)[1:-1], sizes, steps, low, apart)]
     return [e.reshape(_channels_first(e, v), t.shape) for v, t in zip(found, e.results, strict=True)]
+
+
+def _is_large(sizes: Sequence[int], steps: Sequence[int]) -> bool:
+    """Whether windows overlap and have more places than are opened."""
+    return prod(sizes) > MOST_PLACES and any(step < size for size, step in zip(sizes, steps, strict=True))
 
 
 def _place_of_largest(
@@ -178,6 +187,8 @@ def _avg_pool(
         raise Declined("of integers or of empty tensors")
     size, low = _each(kernel_size, places), _each(padding, places)
     steps = _each(stride, places) if stride else size
+    if _is_large(size, steps):
+        raise Declined("of large windows that overlap", final=True)
     wide = e.cast(input, f32) if input.type.dtype.bits <= 16 else input
     image = _channels_last(e, _batched(e, wide, places))
     windows = e.out.static_shape[-places:]

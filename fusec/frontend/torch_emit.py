@@ -84,7 +84,8 @@ def axis_of(rank: int, dim: int) -> int:
 class Emitter:
     """Appends ops to a builder, at the location that is current.
 
-    ``results`` are the types that PyTorch gives the call that is being lowered; ``call`` is its name.
+    ``results`` are the types that PyTorch gives the call that is being lowered; ``call`` is its name. ``calls``: a
+    lowering may call the library.
     """
 
     def __init__(self, builder: Builder) -> None:
@@ -92,6 +93,7 @@ class Emitter:
         self.location: Location | None = None
         self.results: tuple[TensorType, ...] = ()
         self.call = ""
+        self.calls = True
         self.viewed: dict[Value, Value] = {}
         self._constants: dict[tuple[str, DType, str], Value] = {}
         self._constant_values: set[Value] = set()

@@ -103,6 +103,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[str] = []
         self.abandoned: list[range] = []
         self._fallback = fallback
+        self.emitter.calls = fallback != "error"
         self._depth = 0
         self._random_calls = 0
         self._decomposing = 0
