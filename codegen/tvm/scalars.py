@@ -73,14 +73,14 @@ class Points:
     def lanes(self) -> int:
         return self.block.lanes if self.block is not None else 1
 
-    def _mask(self, element: str = "int32") -> Node:
-        """The lanes inside the domain, to load or to store elements of a type.
+    def _mask(self, stored: str = "") -> Node:
+        """The lanes inside the domain, to load elements or to store those of a type.
 
-        Where LLVM 22 finds out that there is one, it stores 32 bits of a lane that was narrowed to fewer.
+        Where LLVM 22 finds out that there is one, it stores all bits of a lane that was narrowed from 32 or 64.
         """
         assert self.block is not None
         valid = self.block.valid
-        if bits_of(element) < 32:
+        if stored and bits_of(stored) < (64 if "int" in stored else 32):
             valid = self.context.opaque(valid)
         return tir.first_lanes(valid, self.block.lanes, self.context.index_type)
 
