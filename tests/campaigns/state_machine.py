@@ -72,7 +72,7 @@ WRITES = (
     "VECTOR = draw(9, (6,))",
     "VECTOR = draw(9, (6,)).requires_grad_()",
     "VECTOR = draw(9, (6, 2))",
-    "VECTOR.resize_(12).fill_(0.5).resize_(6)",
+    "VECTOR.untyped_storage().resizable() and VECTOR.resize_(12).fill_(0.5).resize_(6)",
     "WEIGHTS[0] = 2",
     "WEIGHTS.T[1] *= 0.5",
     "WEIGHTS = np.full((4, 3), 0.5)",
