@@ -85,6 +85,7 @@ def _called(
     order = (0, *range(2, rank), 1)
     shape = tuple(e.out.static_shape[a] for a in order)
     text = convolution_to_text(replace(call, shape=shape))
+    e.note(CONVOLUTION, reason)
     given = [e.permute(input, order), weight]
     if bias is not None and input.type.device == "cpu":  # there the library adds it before it rounds
         given.append(bias)

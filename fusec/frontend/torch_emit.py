@@ -94,6 +94,7 @@ class Emitter:
         self.results: tuple[TensorType, ...] = ()
         self.call = ""
         self.calls = True
+        self.notes: list[str] = []
         self.viewed: dict[Value, Value] = {}
         self._constants: dict[tuple[str, DType, str], Value] = {}
         self._constant_values: set[Value] = set()
@@ -110,6 +111,11 @@ class Emitter:
         if name in VIEW_OPS:
             self.viewed[results[0]] = values[0]
         return results
+
+    def note(self, target: str, reason: str) -> None:
+        """Keeps what runs through the library, where, and why."""
+        where = f" at {self.location}" if self.location else ""
+        self.notes.append(f"{target}{where} runs through torch: {reason}")
 
     def emit(self, name: str, *values: Value, attributes: Attributes = NO_ATTRIBUTES) -> Value:
         """Appends an op with one result."""

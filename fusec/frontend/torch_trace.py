@@ -100,7 +100,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         TracedTensors.__init__(self, name, references)
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
-        self.notes: list[str] = []
+        self.notes = self.emitter.notes
         self.abandoned: list[range] = []
         self._fallback = fallback
         self.emitter.calls = fallback != "error"
@@ -345,8 +345,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             shared.memory.sealed = sealed
         for out, value in zip(outs, results, strict=True):
             self._bind(out, value, sealed)
-        where = f" at {self.emitter.location}" if self.emitter.location else ""
-        self.notes.append(f"{target}{where} runs through torch: {reason}")
+        self.emitter.note(target, reason)
 
     # Views
 

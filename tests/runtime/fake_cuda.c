@@ -75,6 +75,14 @@ int cuTensorMapEncodeTiled(Map *map, int element, uint32_t rank, void *address, 
     return note("encode", (uint64_t)address, sizes[0] * 1000 + strides[0] * 10 + box[1]);
 }
 
+int cuTensorMapEncodeIm2col(Map *map, int element, uint32_t rank, void *address, const uint64_t *sizes,
+                            const uint64_t *strides, const int *low, const int *high, uint32_t channels,
+                            uint32_t windows, const uint32_t *steps, int interleave, int swizzle, int promotion,
+                            int fill) {
+    map->words[0] = (uint64_t)address + 7;
+    return note("windows", (uint64_t)address, sizes[0] * 1000 + windows * 10 + steps[1]);
+}
+
 int cuGraphCreate(uint64_t *graph, unsigned flags) { graphs++; *graph = 9; return note("graph", 0, 0); }
 int cuGraphAddKernelNode_v2(uint64_t *node, uint64_t graph, const uint64_t *after, size_t count, const Node *p) {
     *node = ++nodes;
