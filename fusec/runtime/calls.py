@@ -12,13 +12,11 @@ from fusec.frontend.capture import Library
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
-from fusec.ir.library_calls import CONVOLUTION
 from fusec.ir.parse import parse
 from fusec.ir.types import TensorType
 from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
-from fusec.runtime.convolutions import bind_convolution
 from fusec.runtime.library import ResultsDifferError, prepare
 from fusec.runtime.products import bind_product
 from fusec.target.gpu import is_gpu
@@ -41,8 +39,6 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
         return _interpreted(attributes, load_arrays(library))
     if attributes.target == PRODUCT:
         return bind_product(attributes.arguments)
-    if attributes.target == CONVOLUTION:
-        return bind_convolution(attributes.arguments)
     if attributes.target == ATTENTION:
         return bind_attention(attributes.arguments)
     return prepare(attributes)

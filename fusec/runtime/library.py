@@ -18,8 +18,10 @@ import numpy as np
 
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.ir.attributes import ExternAttributes
+from fusec.ir.library_calls import CONVOLUTION
 from fusec.ir.types import Dim, TensorType
 from fusec.runtime.code import Scope, make_function, spell_tuple
+from fusec.runtime.convolutions import bind_convolution
 
 _OPERAND = re.compile(r"\$(\d+)")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
@@ -43,6 +45,8 @@ def prepare(attributes: ExternAttributes) -> Prepared:
 
     It is written as code, as a call in the user's own is: interpreting arguments takes longer than small calls do.
     """
+    if attributes.target == CONVOLUTION:
+        return bind_convolution(attributes.arguments)
     function, kind = _resolve(attributes.target)
     args, kwargs = parse_arguments(attributes.arguments)
     if attributes.target == CHECK_INDEX:
