@@ -69,6 +69,27 @@ def test_one_axis_and_three() -> None:
     assert numbers(found) == [(4, 3, 2, 1, 1, 0, 0), (5, 5, 3, 1, 1, 1, 1), (6, 6, 1, 1, 1, 0, 0)]
 
 
+def test_one_image_is_a_batch_of_one() -> None:
+    found = traced(lambda x, w: F.conv2d(x, w), (1, 8, 9, 9), (4, 8, 3, 3))
+    assert found.batch == found.image.type.static_shape.index(1)
+    found = traced(lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w), (1, 9, 9, 8), (4, 8, 3, 3))
+    assert (found.batch, found.channels) == (0, 3)
+    assert [w.axis for w in found.windowed] == [1, 2]
+
+
+def test_an_image_without_a_batch_has_none() -> None:
+    graph = parse(
+        """graph @g(%x: f32[9, 8], %w: f32[4, 8, 3]) {
+          %s = windows(%x) {axis=0, size=3} : f32[7, 8, 3]
+          %y = dot(%s, %w) {contract=[1, 2]x[1, 2]} : f32[7, 4]
+          return %y
+        }"""
+    )
+    found = convolution_of(graph.ops[-1], {v: op for op in graph.ops for v in op.results})
+    assert found is not None
+    assert (found.batch, found.channels) == (None, 1)
+
+
 def test_padding_of_one_side_more() -> None:
     found = traced(lambda x, w: F.conv2d(F.pad(x, (0, 1, 2, 0)), w), (2, 8, 9, 9), (4, 8, 3, 3))
     assert [(w.low, w.high) for w in found.windowed] == [(2, 0), (0, 1)]

@@ -1,0 +1,221 @@
+"""Convolutions on a GPU: what TMA's im2col fetches, what is put in order first, and which of all that is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from convolutions import convolution
+from programs import Run, check
+
+from fusec.ir.graph import FusedAttributes
+from fusec.ir.parse import parse
+from fusec.ir.types import contiguous_strides
+from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
+from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.pieces import Pieces
+from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import GpuSelector, lower_with
+from fusec.target.gpu import gpu_target
+from fusec.tile.templates import HopperGemm, Pipeline, WindowAxis, Windows
+
+SM_90 = gpu_target("cuda:sm_90")
+SMALL = HopperGemmSchedule(128, 64, 64, 2, Pipeline(1, 1, 4, False))
+
+
+def context_of(text: str, *, tf32: bool = False) -> LoweringContext:
+    """Of the group with the dot."""
+    graph = lower(parse(text), "cuda:sm_90", tf32=tf32).graph
+    fused = [op for op in graph.ops if isinstance(op.attributes, FusedAttributes)]
+    (op,) = (op for op in fused if any(o.name == "dot" for o in op.attributes.body.ops))  # type: ignore[union-attr]
+    return LoweringContext(op, {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}, "g")
+
+
+def alternatives(text: str, *, calls: bool = True, tf32: bool = False) -> list[str]:
+    """The best predicted first; kernels on Hopper's tensor cores as ``wgmma``."""
+    found = GpuSelector(SM_90, cuda=True, calls=calls).alternatives(context_of(text, tf32=tf32))
+    return ["wgmma" if "consumers=" in a.text else a.text for a in found]
+
+
+def image(channels: int, columns: int = 128, **more: Any) -> str:
+    return convolution((32, 28, 28, channels), columns, (3, 3), **{"padding": (1, 1), "dtype": "bf16", **more})
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (image(64), "wgmma"),
+        (image(96), "wgmma"),
+        (image(24), "wgmma"),
+        (image(64, dtype="f16"), "wgmma"),
+        (image(64, stride=(2, 2)), "wgmma"),
+        (image(64, dilation=(2, 2), padding=(2, 2)), "wgmma"),
+        (image(64, last=False), "weights first"),
+        (image(30), "rows of windows first"),
+        (image(3, last=False), "rows of windows first"),
+        (image(64, dtype="f32"), "library convolution"),
+        (image(64, stride=(9, 1)), "library convolution"),
+        (image(64, dilation=(70, 1), padding=(70, 1)), "library convolution"),
+    ],
+)
+def test_what_is_chosen(text: str, first: str) -> None:
+    assert alternatives(text)[0] == first
+
+
+def test_floats_go_through_tensor_cores_where_tf32_is_allowed() -> None:
+    text = convolution((32, 56, 56, 64), 64, (3, 3), padding=(1, 1))
+    assert alternatives(text, tf32=True)[0] == "wgmma"
+    assert "wgmma" not in alternatives(text)
+
+
+def test_an_image_in_pytorch_s_order_is_put_in_order() -> None:
+    assert "operands in order first" in alternatives(image(64, image_last=False))
+    assert "operands in order first" not in alternatives(image(64))
+
+
+def test_weights_in_order_are_not_copied() -> None:
+    assert "weights first" not in alternatives(image(64))
+    assert "weights first" not in alternatives(image(64, image_last=False))
+
+
+def test_without_the_library_there_is_a_kernel() -> None:
+    for text in (image(64, dtype="f32"), image(64, stride=(9, 1))):
+        assert "library convolution" not in alternatives(text, calls=False)[0]
+
+
+def windows_in(text: str, schedule: HopperGemmSchedule = SMALL) -> Windows | None:
+    lowered = lower_with(context_of(text), schedule)
+    assert isinstance(lowered, LoweredGroup)
+    assert isinstance(lowered.kernel.template, HopperGemm)
+    return lowered.kernel.template.nest.left.windows
+
+
+def test_what_is_fetched_of_unlike_axes() -> None:
+    found = windows_in(
+        convolution((8, 29, 28, 64), 96, (3, 5), stride=(2, 1), padding=(0, 2), dtype="bf16"),
+    )
+    assert found is not None
+    assert (found.batch, found.batch_step, found.channels, found.places) == (8, 29 * 28 * 64, 64, 15)
+    assert found.axes == (WindowAxis(29, 28 * 64, 14, 3, 2, 1, 0), WindowAxis(28, 64, 28, 5, 1, 1, 2))
+    assert found.memory.buffer.name == "x"
+
+
+def test_of_one_image_the_step_to_the_next_is_one_that_a_map_takes() -> None:
+    found = windows_in(convolution((1, 9, 1, 64), 96, (3, 1), dtype="bf16"))
+    assert found is not None
+    assert (found.batch, found.batch_step % 8, len(found.axes)) == (1, 0, 1)
+
+
+@pytest.mark.parametrize(("places", "far"), [(1, 127), (2, 127), (3, 15)])
+def test_how_far_windows_reach(places: int, far: int) -> None:
+    """Offsets within windows have 16 bits of all axes together, corners as many (cuTensorMapEncodeIm2col)."""
+
+    def reaching(dilation: int) -> list[str]:
+        shape = (2, *(8 for _ in range(places - 1)), 2 * dilation, 64)
+        ones = (1,) * (places - 1)
+        return alternatives(
+            convolution(
+                shape,
+                64,
+                (*ones, 2),
+                dilation=(*ones, dilation),
+                padding=(*(0 for _ in ones), dilation),
+                dtype="bf16",
+            )
+        )
+
+    assert "wgmma" in reaching(far)
+    assert ("wgmma" in reaching(far + 1)) == (places == 1)
+
+
+@dataclass
+class Choosing(GpuSelector):
+    """The alternative of this text, where there is one; else a kernel on Hopper's tensor cores."""
+
+    wanted: str = ""
+
+    def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
+        if any(op.name == "dot" for op in context.body.ops):
+            found = [a for a in self.alternatives(context) if a.text == self.wanted]
+            return found[0].lower(context) if found else lower_with(context, SMALL)
+        return super().lower(context)
+
+
+def run(text: str, wanted: str = "") -> Run:
+    """The tile IR's interpreter, against the graph."""
+    selector = Choosing(SM_90, cuda=True, calls=False, wanted=wanted)
+    return check(text, target="cuda:sm_90", selector=selector, slack=4)
+
+
+TAIL = ("%b = add(%y, %r) : RESULT", "%z = maximum(%b, bf16(0.0)) : RESULT")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        convolution((2, 5, 6, 64), 72, (3, 3), padding=(1, 1), dtype="bf16"),
+        convolution((1, 9, 6, 64), 72, (3, 5), stride=(2, 1), padding=(0, 2), dtype="bf16"),
+        convolution((2, 5, 6, 24), 72, (3, 3), padding=(1, 1), dtype="bf16"),
+        convolution((2, 5, 6, 96), 72, (2, 2), dtype="f16"),
+        convolution((3, 19, 64), 72, (3,), dilation=(3,), padding=(3,), dtype="bf16"),
+        convolution((1, 4, 5, 6, 64), 72, (2, 3, 1), padding=(0, 1, 0), dtype="bf16"),
+        convolution((2, 7, 6, 64), 72, (1, 1), stride=(2, 2), dtype="bf16"),
+        convolution((2, 5, 6, 64), 72, (3, 3), padding=(1, 1), dtype="bf16", more="%r: bf16[72]", tail=TAIL),
+    ],
+)
+def test_the_template_s_expansion_is_the_convolution(text: str) -> None:
+    made = run(text)
+    assert made.kernels == ["gemm"]
+    (kernel,) = made.lowered.program.kernels
+    assert isinstance(kernel.template, HopperGemm)
+    assert kernel.template.nest.left.windows is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kernels", "text"),
+    [
+        ("weights first", 2, convolution((2, 5, 6, 64), 72, (3, 3), padding=(1, 1), dtype="bf16", last=False)),
+        (
+            "operands in order first",
+            3,
+            convolution((2, 5, 6, 64), 72, (3, 3), padding=(1, 1), dtype="bf16", last=False, image_last=False),
+        ),
+        ("rows of windows first", 3, convolution((2, 9, 8, 3), 72, (3, 3), padding=(1, 1), dtype="bf16", last=False)),
+        (
+            "rows of windows first",
+            3,
+            convolution((2, 9, 8, 3), 72, (7, 7), stride=(2, 2), padding=(3, 3), dtype="bf16"),
+        ),
+        ("rows of windows first", 3, convolution((2, 9, 8, 3), 72, (3, 5), stride=(2, 1), padding=(0, 2), dtype="f16")),
+        (
+            "rows of windows first",
+            3,
+            convolution((2, 9, 9, 30), 72, (3, 2), dilation=(2, 3), padding=(1, 2), dtype="bf16"),
+        ),
+        ("rows of windows first", 3, convolution((2, 9, 9, 5), 72, (3, 3), stride=(1, 3), dtype="bf16")),
+    ],
+)
+def test_operands_put_in_order_first(wanted: str, kernels: int, text: str) -> None:
+    """The matmul behind them is one that TMA fetches windows for."""
+    made = run(text, wanted)
+    assert made.kernels.count("map") == kernels - 1
+    assert made.kernels.count("gemm") == 1
+    (kernel,) = (k for k in made.lowered.program.kernels if k.kind == "gemm")
+    assert isinstance(kernel.template, HopperGemm)
+    windows = kernel.template.nest.left.windows
+    assert windows is not None
+    assert windows.channels * 2 % 16 == 0
+
+
+def test_a_row_of_windows_is_filled_with_zeros() -> None:
+    """Seven places of three channels: 21, and 24 with zeros; windows go along the other axis alone."""
+    made = run(
+        convolution((2, 9, 8, 3), 72, (7, 7), stride=(2, 2), padding=(3, 3), dtype="bf16"), "rows of windows first"
+    )
+    (kernel,) = (k for k in made.lowered.program.kernels if k.kind == "gemm")
+    assert isinstance(kernel.template, HopperGemm)
+    windows = kernel.template.nest.left.windows
+    assert windows is not None
+    assert windows.channels == 24
+    assert [(a.extent, a.count, a.size, a.stride, a.low) for a in windows.axes] == [(9, 5, 7, 2, 3), (4, 4, 1, 1, 0)]
