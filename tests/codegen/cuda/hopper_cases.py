@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import fixed
+from convolutions import convolution
 
 from fusec.ir.graph import Graph
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
@@ -95,6 +96,17 @@ SWIGLU_TURNED = """graph @swiglu(%x: bf16[384, 256], %g: bf16[256, 520], %u: bf1
 BATCHED = product("3, 200, 128", "3, 136, 128", "batch=[0]x[0], contract=[2]x[2]", "3, 200, 136")
 BATCHED_NN = product("3, 256, 128", "3, 128, 264", "batch=[0]x[0], contract=[2]x[1]", "3, 256, 264")
 
+UNLIKE = convolution((8, 29, 28, 64), 96, (3, 5), stride=(2, 1), padding=(0, 2), dtype="bf16")
+RESIDUAL_BLOCK = convolution(
+    (4, 20, 20, 64),
+    64,
+    (3, 3),
+    padding=(1, 1),
+    dtype="bf16",
+    more="%b: bf16[64], %r: bf16[4, 20, 20, 64]",
+    tail=("%s = add(%y, %b) : RESULT", "%t = add(%s, %r) : RESULT", "%z = relu(%t) : RESULT"),
+)
+
 CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "together": (linear(512, 512, 512), TOGETHER),
     "in_turns": (linear(1024, 512, 768), PING_PONG),
@@ -151,4 +163,26 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "split_float_result": (FLOAT_RESULT, schedule(128, 128, 6, split=2)),
     "split_swiglu": (SWIGLU, schedule(128, 128, 4, split=3)),
     "split_batched": (BATCHED, schedule(128, 64, 6, split=2)),
+    "windows": (convolution((8, 28, 28, 64), 128, (3, 3), padding=(1, 1), dtype="bf16"), TOGETHER),
+    "windows_in_turns": (convolution((8, 28, 28, 128), 96, (3, 3), padding=(1, 1), dtype="f16"), PING_PONG),
+    "windows_unlike_axes": (UNLIKE, SMALL),
+    "windows_with_steps": (
+        convolution((4, 30, 27, 64), 72, (3, 3), stride=(2, 3), dilation=(2, 1), padding=(2, 1), dtype="bf16"),
+        SMALL,
+    ),
+    "windows_of_24_channels": (convolution((4, 20, 20, 24), 64, (3, 3), padding=(1, 1), dtype="bf16"), PAIRED),
+    "windows_of_96_channels": (convolution((4, 20, 20, 96), 128, (3, 5), padding=(1, 2), dtype="f16"), TOGETHER),
+    "windows_of_signals": (convolution((8, 500, 64), 128, (5,), dilation=(3,), padding=(6,), dtype="bf16"), PING_PONG),
+    "windows_of_volumes": (
+        convolution((2, 9, 10, 11, 64), 64, (3, 3, 2), stride=(1, 2, 1), padding=(1, 1, 0), dtype="bf16"),
+        SMALL,
+    ),
+    "windows_of_one_place": (convolution((8, 28, 28, 64), 128, (1, 1), stride=(2, 2), dtype="bf16"), SMALL),
+    "windows_of_one_image": (convolution((1, 30, 30, 64), 128, (3, 3), padding=(1, 1), dtype="bf16"), SMALL),
+    "windows_split": (
+        convolution((1, 14, 14, 256), 128, (3, 3), padding=(1, 1), dtype="bf16"),
+        schedule(128, 64, 6, split=4),
+    ),
+    "windows_tf32": (convolution((4, 20, 20, 64), 128, (3, 3), padding=(1, 1)), schedule(128, 128, 4, k=32)),
+    "windows_and_a_residual": (RESIDUAL_BLOCK, schedule(128, 64, 4)),
 }

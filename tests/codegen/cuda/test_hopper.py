@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fixed import Fixed
-from hopper_cases import CASES, PING_PONG, SWIGLU, TOGETHER, linear, lowered, product, schedule
+from hopper_cases import CASES, PING_PONG, SMALL, SWIGLU, TOGETHER, UNLIKE, linear, lowered, product, schedule
 
 from fusec.codegen.cuda.build import compile_kernels
 from fusec.codegen.cuda.emit import emit_kernel
@@ -81,6 +81,31 @@ def test_no_block_without_a_step() -> None:
     with pytest.raises(LoweringError, match="2 steps along K are not split 3 times"):
         emit_kernel(lowered(parse(linear(128, 128, 512)), s), SM_90)
     assert emit_kernel(lowered(parse(linear(128, 192, 512)), s), SM_90).grid == (12, 1, 1)
+
+
+def test_windows_by_im2col() -> None:
+    """Corners and steps as cuTensorMapEncodeIm2col has them: where the first places of windows may lie."""
+    source = emit_kernel(lowered(parse(UNLIKE), SMALL), SM_90)
+    windows, weights, _ = source.tensor_maps
+    assert (windows.shape, windows.strides) == ((8, 29, 28, 64), (29 * 28 * 64, 28 * 64, 64, 1))
+    assert (windows.low, windows.high, windows.steps) == ((0, -2), (-2, -2), (2, 1))
+    assert windows.box == (128, 64)
+    encoded = windows.encoded()
+    assert (encoded.low, encoded.high, encoded.steps) == ((-2, 0), (-2, -2), (1, 1, 2, 1))
+    assert (weights.shape, weights.low) == ((96, 15 * 64), ())
+    assert "int start0 = window % 14 * 2 - 0;" in source.text
+    assert "int start1 = window % 28 * 1 - 2;" in source.text
+    assert "fetch_windows(to, x_windows, full, blocks, k % 64, start1, start0, window, place1, place0);" in source.text
+    assert "kSteps = 15" in source.text
+
+
+def test_channels_that_are_no_whole_steps_are_fetched_by_place() -> None:
+    source = emit_kernel(lowered(parse(CASES["windows_of_96_channels"][0]), SMALL), SM_90)
+    windows, weights, *_ = source.tensor_maps
+    assert windows.shape[-1] == 96
+    assert (weights.shape, weights.strides, weights.box) == ((128, 15, 96), (15 * 96, 96, 1), (64, 1, 64))
+    assert "fetch_tile(to, w_map, full, blocks, k % 128, k / 128, column_tile * 64 + column);" in source.text
+    assert "kSteps = 30" in source.text
 
 
 def test_two_products() -> None:
