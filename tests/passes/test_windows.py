@@ -130,23 +130,31 @@ def test_what_stays(name: str) -> None:
     unchanged(open_windows, UNTOUCHED[name])
 
 
-def parted(size: int, order: str = "0, 2, 1, 3", axes: str = "2") -> str:
-    """An image in parts of ``size`` rows."""
-    return f"""graph @g(%x: f32[{2 * size}, 3]) {{
-  %r = reshape(%x) : f32[2, {size}, 1, 3]
-  %p = permute(%r) {{permutation=[{order}]}} : f32[2, 1, {size}, 3]
-  %y = reduce_max(%p) {{axes=[{axes}]}} : f32[2, 1, 3]
+def parted(rows: int, columns: int) -> str:
+    """An image in parts of ``rows`` by ``columns``."""
+    return f"""graph @g(%x: f32[{2 * rows}, {2 * columns}, 3]) {{
+  %r = reshape(%x) : f32[2, {rows}, 2, {columns}, 3]
+  %p = permute(%r) {{permutation=[0, 2, 4, 1, 3]}} : f32[2, 2, 3, {rows}, {columns}]
+  %y = reduce_max(%p) {{axes=[3, 4]}} : f32[2, 2, 3]
   return %y
 }}"""
 
 
 def test_parts_of_an_image() -> None:
-    assert "reduce_max(" not in str(computes_the_same(open_windows, parted(FEW_PLACES)))
-    unchanged(open_windows, parted(FEW_PLACES + 1))
+    assert "reduce_max(" not in str(computes_the_same(open_windows, parted(FEW_PLACES // 4, 4)))
+    unchanged(open_windows, parted(FEW_PLACES // 4 + 1, 4))
 
 
-def test_parts_that_end_in_what_is_side_by_side_are_rows() -> None:
-    unchanged(open_windows, parted(4, axes="3").replace("f32[2, 1, 3]", "f32[2, 1, 4]"))
+def test_rows_are_no_parts_of_an_image() -> None:
+    unchanged(
+        open_windows,
+        """graph @g(%x: f32[8, 3]) {
+  %r = reshape(%x) : f32[2, 4, 3]
+  %p = permute(%r) {permutation=[0, 2, 1]} : f32[2, 3, 4]
+  %y = reduce_max(%p) {axes=[2]} : f32[2, 3]
+  return %y
+}""",
+    )
 
 
 def weights(count: int) -> str:
