@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 CUDA = Path(__file__).resolve().parents[1] / "codegen" / "cuda"
-sys.path[:0] = [str(CUDA), str(CUDA.parent / "triton")]
+sys.path[:0] = [str(CUDA), str(CUDA.parent / "triton"), str(CUDA.parents[1])]
 
 import cuda_cases  # noqa: E402
 import hopper_attention_cases  # noqa: E402

@@ -178,8 +178,11 @@ class Gemm:
         inner = [n for n in self.axes.inner if isinstance(n, int)]
         for count in range(len(inner)):
             run = prod(inner[count:])
-            part, within = symbol("part", 0, max(prod(inner[:count]) - 1, 0)), symbol("within", 0, run - 1)
-            if run >= SHORTEST_RUN and slope(substitute(flat, {self.ki: add(mul(part, run), within)}), within) == 1:
+            place: Index = 0
+            for axis, extent in enumerate(inner[:count]):
+                place = add(mul(place, extent), symbol(f"part{axis}", 0, last(extent)))
+            within = symbol("within", 0, run - 1)
+            if run >= SHORTEST_RUN and slope(substitute(flat, {self.ki: add(mul(place, run), within)}), within) == 1:
                 return run
         return None
 

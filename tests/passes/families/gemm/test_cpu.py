@@ -1,0 +1,160 @@
+"""Matmuls whose left operand shows windows of an image: read where they lie, or packed in whole runs of them."""
+
+from __future__ import annotations
+
+import pytest
+from convolutions import convolution
+from fixed_schedule import Fixed
+from programs import Run, check
+
+from fusec.ir.graph import FusedAttributes
+from fusec.ir.parse import parse
+from fusec.ir.types import contiguous_strides
+from fusec.passes.families.gemm.cpu import SHORTEST_RUN, in_runs
+from fusec.passes.families.gemm.cpu_candidates import WINDOW_ROWS, product_schedules, shows_windows
+from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
+from fusec.passes.lower.context import LoweringContext
+from fusec.passes.pipeline import lower
+from fusec.target.cpu import cpu_target
+from fusec.tile.nodes import Alloc, Dot, Map, Store, statements
+from fusec.tile.nodes import RegisterTile as Tile
+
+HOST = cpu_target()
+
+
+def run(text: str, schedule: GemmSchedule | None = None) -> Run:
+    selector = None if schedule is None else Fixed(HOST, 2, {}, schedule)
+    return check(text, selector=selector, slack=4)
+
+
+def left_buffers(made: Run) -> set[str]:
+    """In what memory the left operands of products lie."""
+    found = [s for k in made.lowered.program.kernels for s in statements(k.body) if isinstance(s, Dot)]
+    assert found
+    return {dot.a.buffer.space for dot in found}
+
+
+def packs_of_left(made: Run) -> list[Map]:
+    body = [s for k in made.lowered.program.kernels if k.kind == "gemm" for s in statements(k.body)]
+    tiles = {s.buffer for s in body if isinstance(s, Alloc) and s.buffer.name.startswith("left")}
+    return [s for s in body if isinstance(s, Map) and s.target in tiles]
+
+
+IN_PLACE = {
+    "3x3": convolution((2, 6, 7, 16), 20, (3, 3), padding=(1, 1)),
+    "stride and padding": convolution((2, 9, 8, 16), 20, (3, 5), stride=(2, 1), padding=(0, 2)),
+    "weights in PyTorch's order": convolution((2, 6, 7, 16), 20, (3, 3), last=False),
+    "dilated": convolution((1, 9, 9, 16), 20, (3, 3), dilation=(2, 3)),
+    "few channels, long rows": convolution((1, 12, 12, 3), 20, (7, 7), stride=(2, 2), padding=(3, 3)),
+    "dilated signals": convolution((3, 40, 16), 20, (5,), dilation=(2,), padding=(2,)),
+    "volumes": convolution((1, 5, 6, 7, 16), 20, (2, 3, 2)),
+    "f64": convolution((2, 6, 7, 16), 20, (3, 3), padding=(1, 1), dtype="f64"),
+    "odd channels": convolution((2, 6, 7, 17), 20, (3, 3), padding=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_windows_are_read_where_they_lie(name: str) -> None:
+    made = run(IN_PLACE[name])
+    assert left_buffers(made) == {"parameter"}
+    assert not packs_of_left(made)
+
+
+PACKED = {
+    "short rows": (convolution((2, 6, 7, 3), 20, (3, 3), padding=(1, 1)), 3),
+    "few channels, dilated": (convolution((1, 9, 9, 5), 20, (3, 3), dilation=(1, 2)), 5),
+    "halves": (convolution((2, 6, 7, 16), 20, (3, 3), padding=(1, 1), dtype="f16"), 16),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_others_are_packed_in_runs(name: str) -> None:
+    """The innermost iterator goes along what lies side by side."""
+    text, within = PACKED[name]
+    made = run(text)
+    assert left_buffers(made) == {"tile"}
+    (pack,) = packs_of_left(made)
+    assert [i.extent for i in pack.domain[1:]] == [9, within]
+
+
+def test_an_image_in_pytorch_s_order_is_packed() -> None:
+    """Channels are then far apart: it is put in a frame of zeros with them last, and read where it lies; without the
+    frame it is packed."""
+    assert left_buffers(run(convolution((2, 6, 7, 16), 20, (3, 3), padding=(1, 1), image_last=False))) == {"parameter"}
+    assert left_buffers(run(convolution((2, 6, 7, 16), 20, (3, 3), image_last=False))) == {"tile"}
+
+
+def test_a_part_of_k_at_a_time_is_packed() -> None:
+    text = convolution((2, 6, 7, 16), 20, (3, 3), padding=(1, 1))
+    whole, parts = (GemmSchedule(12, 32, 16, depth, Tile(6, 16), True) for depth in (144, 50))
+    assert left_buffers(run(text, whole)) == {"parameter"}
+    assert left_buffers(run(text, parts)) == {"tile"}
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6, 14])
+@pytest.mark.parametrize("tile_m", [1, 5, 84])
+def test_any_block_of_rows(rows: int, tile_m: int) -> None:
+    schedule = GemmSchedule(tile_m, 32, 16, 144, Tile(min(rows, tile_m), 16), True)
+    assert left_buffers(run(IN_PLACE["3x3"], schedule)) == {"parameter"}
+
+
+@pytest.mark.parametrize(
+    ("inner", "depth", "runs"),
+    [
+        ((3, 3, 16), 144, (9, 16)),
+        ((3, 3, 16), 48, (3, 16)),
+        ((3, 3, 16), 50, None),
+        ((3, 3, 1), 9, None),
+        ((), 1, None),
+    ],
+)
+def test_runs(inner: tuple[int, ...], depth: int, runs: tuple[int, int] | None) -> None:
+    found = in_runs(inner, depth)
+    assert (found and tuple(i.extent for i in found[0])) == runs
+
+
+def context_of(text: str) -> LoweringContext:
+    graph = lower(parse(text), "cpu").graph
+    (op,) = (o for o in graph.ops if isinstance(o.attributes, FusedAttributes) and o.attributes.kind == "gemm")
+    return LoweringContext(op, {v: contiguous_strides(v.type.static_shape) for v in (*op.operands, *op.results)}, "g")
+
+
+MATMUL = """graph @g(%x: f32[64, 144], %w: f32[144, 64]) {
+  %y = dot(%x, %w) {contract=[1]x[0]} : f32[64, 64]
+  return %y
+}"""
+
+
+def test_what_shows_windows() -> None:
+    assert shows_windows(context_of(IN_PLACE["3x3"]))
+    assert shows_windows(context_of(PACKED["short rows"][0]))
+    assert not shows_windows(context_of(MATMUL))
+    assert not shows_windows(context_of(convolution((2, 6, 7, 16), 20, (1, 1), stride=(2, 2))))
+
+
+def test_rows_of_windows_have_an_address_each() -> None:
+    found = product_schedules(context_of(convolution((4, 28, 28, 64), 64, (3, 3))), HOST, 2)
+    assert {s.registers.rows <= WINDOW_ROWS for s in found} == {True}
+    assert not any(s.registers.along for s in found)
+
+
+def test_the_shortest_run() -> None:
+    """Places of a row of windows times channels."""
+    for channels in (SHORTEST_RUN // 3, SHORTEST_RUN // 3 + 1):
+        made = run(convolution((2, 6, 7, channels), 20, (3, 3)))
+        assert left_buffers(made) == {"parameter" if 3 * channels >= SHORTEST_RUN else "tile"}
+
+
+def packed_steps(text: str) -> list[int]:
+    """Extents of the loops over K that pack weights, outermost first."""
+    made = run(text)
+    (kernel,) = (k for k in made.lowered.program.kernels if k.kind == "pack")
+    (store,) = (s for s in statements(kernel.body) if isinstance(s, Store))
+    return [i.extent for i in store.domain[:-1]]
+
+
+def test_weights_are_packed_in_the_order_of_memory() -> None:
+    """Those of PyTorch by channel and then by place, whose numbers lie side by side."""
+    image = (2, 20, 20, 16)
+    assert packed_steps(convolution(image, 32, (3, 5), last=False)) == [16, 3, 5]
+    assert packed_steps(convolution(image, 32, (3, 5))) == [3, 5, 16]
