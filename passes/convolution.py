@@ -1,7 +1,7 @@
 """Convolutions: dots whose left operand shows windows of an image.
 
-Found by the operand's index map, so that every spelling is one: ``F.conv2d``, ``F.unfold`` and a product,
-``sliding_window_view`` and ``einsum``.
+Found by the operand's index map, so that spellings are one: ``F.conv2d``, ``sliding_window_view`` or ``Tensor.unfold``
+and ``einsum``. Not ``F.unfold`` and a matmul yet: a reshape joins the windows' axes.
 """
 
 from __future__ import annotations
