@@ -69,7 +69,7 @@ class Partition:
         self.owner: dict[Op, Group] = {}
         self.groups: list[Group] = []
         self.outputs = set(graph.outputs)
-        self.stored = large_parts(graph) | _copied_twice(graph) | _places(graph) | _laid_out(graph)
+        self.stored = large_parts(graph) | _copied_twice(graph) | _places(graph)
         indices = index_only(graph)
         made_of_indices = (op for op in graph.ops if op.results and indices.issuperset(op.results))
         self.free = {*(op for op in graph.ops if op.definition.kind == "view"), *made_of_indices}
@@ -256,18 +256,6 @@ def _copied_twice(graph: Graph) -> set[Value]:
     writers = (producers[op.operands[1]] for op in graph.ops if op.definition.kind == "write")
     copied = (op.operands[0] for op in writers)
     return {value for value in copied if (op := producers.get(value)) is not None and op.name == "copy"}
-
-
-def _laid_out(graph: Graph) -> set[Value]:
-    """Copies of small permuted arrays, made to be read side by side by many more elements (``passes/windows.py``)."""
-    producers, uses = graph.producers(), graph.uses()
-    found = set[Value]()
-    for op in graph.ops:
-        if op.name == "copy" and op.result not in graph.outputs and all(u.name == "slice" for u in uses[op.result]):
-            view = producers.get(op.operands[0])
-            if view is not None and view.name == "permute":
-                found.add(op.result)
-    return found
 
 
 def _places(graph: Graph) -> set[Value]:
