@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, PadAttributes
@@ -60,10 +61,7 @@ class Convolution:
     @property
     def taps(self) -> int:
         """Places of a window."""
-        total = 1
-        for w in self.windowed:
-            total *= w.size
-        return total
+        return prod(w.size for w in self.windowed)
 
 
 def convolution_of(dot: Op, producers: Mapping[Value, Op]) -> Convolution | None:

@@ -113,7 +113,7 @@ class GemmNest:
 
 @dataclass(frozen=True)
 class SimtGemm:
-    """A product by plain arithmetic; ``thread``: what a thread has of a tile."""
+    """A product by SIMT arithmetic; ``thread``: what a thread has of a tile."""
 
     nest: GemmNest
     thread: RegisterTile

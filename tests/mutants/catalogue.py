@@ -839,8 +839,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows_of_windows_filled_in_front",
         "fusec.passes.families.gemm.windows",
         "rows_of_windows",
-        "_padded(r, w_laid, zero, {w_laid.type.rank - 1: (0, wide - row)})",
-        "_padded(r, w_laid, zero, {w_laid.type.rank - 1: (wide - row, 0)})",
+        "_padded(r, laid, {laid.type.rank - 1: (0, wide - row)})",
+        "_padded(r, laid, {laid.type.rank - 1: (wide - row, 0)})",
         ("tests/passes/families/gemm/test_windows.py",),
     ),
     Mutant(

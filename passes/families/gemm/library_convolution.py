@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ExternAttributes
 from fusec.ir.library_calls import CONVOLUTION, LibraryConvolution, Matrix, convolution_to_text
@@ -11,6 +10,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import contiguous_strides, fixed
+from fusec.passes.contraction import contraction
 from fusec.passes.convolution import Convolution, convolution_of
 from fusec.passes.families.gemm.library import Found, joined, pieces_of
 from fusec.passes.lower.context import LoweringContext
@@ -42,14 +42,12 @@ def library_convolution(context: LoweringContext, target: GpuTarget) -> list[Alt
 
 def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) -> float:
     dot, rates = found.dot, target.rates
-    depth = prod(found.dot.operands[0].type.static_shape) // max(
-        dot.result.type.size // dot.result.type.static_shape[-1], 1
-    )
     bits = dot.operands[0].type.dtype.bits
-    flops = 2.0 * dot.result.type.size * depth
+    flops = 2.0 * dot.result.type.size * contraction(dot).k
     channels = 1 if found.channels is None else found.image.type.static_shape[found.channels]
     columns = dot.result.type.static_shape[-1]
-    full = min(1.0, (columns + 64) / 192) * channels / (-(-channels // 32) * 32)
+    step = 32 if channels > 64 else 64
+    full = min(1.0, (columns + 64) / 192) * channels / (-(-channels // step) * step)
     rate = rates.tensor * (_REACHED.get(bits, _SLOW) * full if channels % _WHOLE == 0 else _SLOW) * (16 / bits)
     result = dot.result.type.size * bits // 8
     moved = (found.image.type.most_bytes + dot.operands[1].type.most_bytes + result) / rates.read

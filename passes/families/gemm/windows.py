@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import prod
+from collections.abc import Callable, Sequence
 
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, PadAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import fixed
-from fusec.passes.convolution import Convolution, convolution_of
+from fusec.passes.convolution import Convolution, Windowed, convolution_of
 from fusec.passes.families.gemm.library import joined
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.groups.partition import Group, Partition, build_fused_graph
@@ -161,9 +160,9 @@ def weights_along(r: Rewriter) -> Outcome:
     assert isinstance(attributes, DotAttributes)
     if r.producer(weight, "copy") is not None:
         return None
-    free = free_axes(weight.type.rank, (), attributes.rhs_contract)
-    laid = r.emit("copy", r.permute(weight, (*free, *attributes.rhs_contract)), hint="laid_out")
-    inner = tuple(range(len(free), laid.type.rank))
+    laid, free = _contracted_last(r, weight, attributes)
+    laid = r.emit("copy", laid, hint="laid_out")
+    inner = tuple(range(free, laid.type.rank))
     return r.emit("dot", image, laid, attributes=_contracting(attributes, attributes.lhs_contract, inner))
 
 
@@ -173,18 +172,11 @@ def channels_last(r: Rewriter, found: Convolution) -> Outcome:
     assert isinstance(attributes, DotAttributes)
     if r.producer(weight, "copy") is not None:
         return None
-    zero = r.constant_of(ConstantAttributes(0.0, found.image.type.dtype, found.image.type.device))
-    x = r.emit("copy", found.image, hint="image")
-    x = _padded(r, x, zero, {w.axis: (w.low, w.high) for w in found.windowed})
-    for w in found.windowed:
-        x = _windowed(r, x, w.axis, w.size, w.stride, w.dilation)
-    rank, free = found.image.type.rank, free_axes(weight.type.rank, (), attributes.rhs_contract)
-    laid = r.emit("copy", r.permute(weight, (*free, *attributes.rhs_contract)), hint="laid_out")
-    columns = laid.type.static_shape[: len(free)]
-    laid = r.reshape(laid, (*columns, *(w.size for w in found.windowed), found.image.type.static_shape[-1]))
-    inner = tuple(range(len(free), laid.type.rank))
-    product = r.emit("dot", x, laid, attributes=_contracting(attributes, (*range(rank, x.type.rank), rank - 1), inner))
-    return r.reshape(product, r.op.result.type.shape)
+    laid, free = _contracted_last(r, weight, attributes)
+    laid = r.emit("copy", laid, hint="laid_out")
+    sizes = (*(w.size for w in found.windowed), found.image.type.static_shape[-1])
+    laid = r.reshape(laid, (*laid.type.static_shape[:free], *sizes))
+    return _product(r, r.emit("copy", found.image, hint="image"), found.windowed, laid, free)
 
 
 def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
@@ -195,51 +187,59 @@ def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
         return None
     *outer, last = found.windowed
     shape, rank = found.image.type.static_shape, found.image.type.rank
-    zero = r.constant_of(ConstantAttributes(0.0, found.image.type.dtype, found.image.type.device))
-    x = _padded(r, found.image, zero, {last.axis: (last.low, last.high)})
-    x = _windowed(r, x, last.axis, last.size, last.stride, last.dilation)
+    x = _windowed(r, found.image, [last])
     x = r.permute(x, (*range(rank - 1), rank, rank - 1))
     row = last.size * shape[-1]
     wide = -(-row // _FEW_CHANNELS) * _FEW_CHANNELS
     x = r.reshape(x, (*x.type.static_shape[: rank - 1], row))
-    x = r.emit("copy", _padded(r, x, zero, {rank - 1: (0, wide - row)}), hint="rows")
-    x = _padded(r, x, zero, {w.axis: (w.low, w.high) for w in outer})
-    for w in outer:
-        x = _windowed(r, x, w.axis, w.size, w.stride, w.dilation)
+    x = r.emit("copy", _padded(r, x, {rank - 1: (0, wide - row)}), hint="rows")
+    laid, free = _contracted_last(r, weight, attributes)
+    laid = r.reshape(laid, (*laid.type.static_shape[:free], *(w.size for w in outer), row))
+    laid = r.emit("copy", _padded(r, laid, {laid.type.rank - 1: (0, wide - row)}), hint="laid_out")
+    return _product(r, x, outer, laid, free)
+
+
+def _contracted_last(r: Rewriter, weight: Value, attributes: DotAttributes) -> tuple[Value, int]:
+    """A view of the weights with their contracted axes last, in the dot's order; and how many axes are before these."""
     free = free_axes(weight.type.rank, (), attributes.rhs_contract)
-    w_laid = r.permute(weight, (*free, *attributes.rhs_contract))
-    columns = w_laid.type.static_shape[: len(free)]
-    sizes = [w.size for w in outer]
-    if prod(w_laid.type.static_shape[len(free) :]) != prod(sizes) * row:
-        return None
-    w_laid = r.reshape(w_laid, (*columns, *sizes, row))
-    w_laid = r.emit("copy", _padded(r, w_laid, zero, {w_laid.type.rank - 1: (0, wide - row)}), hint="laid_out")
-    inner = tuple(range(len(free), w_laid.type.rank))
-    product = r.emit(
-        "dot", x, w_laid, attributes=_contracting(attributes, (*range(rank, x.type.rank), rank - 1), inner)
-    )
-    return r.reshape(product, r.op.result.type.shape)
+    return r.permute(weight, (*free, *attributes.rhs_contract)), len(free)
+
+
+def _product(r: Rewriter, x: Value, axes: Sequence[Windowed], weight: Value, free: int) -> Value:
+    """The dot of an image's windows, in the order of the weights' axes from ``free`` on."""
+    attributes, rank = r.op.attributes, x.type.rank
+    assert isinstance(attributes, DotAttributes)
+    seen = _windowed(r, x, axes)
+    contract = (*range(rank, seen.type.rank), rank - 1), tuple(range(free, weight.type.rank))
+    made = r.emit("dot", seen, weight, attributes=_contracting(attributes, *contract))
+    return r.reshape(made, r.op.result.type.shape)
 
 
 def _contracting(attributes: DotAttributes, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> DotAttributes:
     return DotAttributes(lhs, rhs, dtype=attributes.dtype, tf32=attributes.tf32)
 
 
-def _padded(r: Rewriter, x: Value, zero: Value, around: dict[int, tuple[int, int]]) -> Value:
+def _padded(r: Rewriter, x: Value, around: dict[int, tuple[int, int]]) -> Value:
     """Zeros before and after some axes; elements that no window reaches are left out."""
     rank, shape = x.type.rank, x.type.static_shape
     if any(high < 0 for _, high in around.values()):
         stops = tuple(n + min(around.get(a, (0, 0))[1], 0) for a, n in enumerate(shape))
         x = r.emit("slice", x, attributes=SliceAttributes((0,) * rank, stops, (1,) * rank))
     low, high = (tuple(max(around.get(a, (0, 0))[side], 0) for a in range(rank)) for side in (0, 1))
-    return r.emit("pad", x, zero, attributes=PadAttributes(low, high)) if any((*low, *high)) else x
+    if not any((*low, *high)):
+        return x
+    zero = r.constant_of(ConstantAttributes(0.0, x.type.dtype, x.type.device))
+    return r.emit("pad", x, zero, attributes=PadAttributes(low, high))
 
 
-def _windowed(r: Rewriter, x: Value, axis: int, size: int, stride: int, dilation: int) -> Value:
-    """Windows along an axis, their places along a new last one."""
-    seen = r.emit("windows", x, attributes=WindowsAttributes(axis, (size - 1) * dilation + 1, stride))
-    shape = seen.type.static_shape
-    if dilation == 1:
-        return seen
-    steps = (*(1 for _ in shape[:-1]), dilation)
-    return r.emit("slice", seen, attributes=SliceAttributes((0,) * len(shape), shape, steps))
+def _windowed(r: Rewriter, x: Value, axes: Sequence[Windowed]) -> Value:
+    """The padded windows along some axes, their places along new last ones."""
+    x = _padded(r, x, {w.axis: (w.low, w.high) for w in axes})
+    for w in axes:
+        reach = (w.size - 1) * w.dilation + 1
+        x = r.emit("windows", x, attributes=WindowsAttributes(w.axis, reach, w.stride))
+        if w.dilation > 1:
+            shape = x.type.static_shape
+            steps = (*(1 for _ in shape[:-1]), w.dilation)
+            x = r.emit("slice", x, attributes=SliceAttributes((0,) * len(shape), shape, steps))
+    return x
