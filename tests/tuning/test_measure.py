@@ -131,10 +131,12 @@ print(np.allclose(layers(x, v, w), np.sqrt(np.maximum(x @ v, 0) @ w), rtol=1e-3)
 """
 
 _WAITING = """
+import signal
 import sys
 import time
 from fusec.tuning.measure import CpuMeasure
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so do its children
 bodies, measure = [], CpuMeasure._measure
 
 def waits(self, body, *rest):
