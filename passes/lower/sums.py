@@ -7,21 +7,20 @@ Libraries add in blocks of some hundreds, and a result may be at most twice as f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
+from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.ir.indexing import linearize
 from fusec.passes.schedule.sums import LONG_BLOCK, SUM_BLOCK, block_depth, even_block
 from fusec.tile.nodes import Dot, Iter, Loop, Statement
 from fusec.tile.scalar import Load, reindex
 
 
-def in_blocks(dot: Dot, block: int = SUM_BLOCK, run: int | None = None) -> list[Statement]:
-    """The dot with its sum in blocks; itself where it is not much longer than one.
-
-    run: places along K that lie side by side, of which no block may take two.
-    """
+def in_blocks(dot: Dot, block: int = SUM_BLOCK) -> list[Statement]:
+    """The dot with its sum in blocks; itself where it is not much longer than one."""
     depth = dot.k.extent
-    block = block_depth(depth, LONG_BLOCK if dot.registers.along else block) if run is None else even_block(run)
+    block = block_depth(depth, LONG_BLOCK if dot.registers.along else block)
     if block == depth:
         return [dot]
     inside = symbol(f"{dot.k.var.name}s", 0, block - 1)
@@ -34,6 +33,19 @@ def in_blocks(dot: Dot, block: int = SUM_BLOCK, run: int | None = None) -> list[
     rest = replace(_part(dot, Iter(inside, block, limit), add(start, inside)), fresh=False)
     loop = Loop(start, begin, end, block, (rest,))
     return [loop] if first is None else [first, loop]
+
+
+def in_blocks_of_runs(dot: Dot, outer: Sequence[int], run: int) -> Statement:
+    """The same for a dot with an operand in runs of so many places along K that lie side by side, ``outer`` times: run
+    by run, block by block, so that a block's addresses are evenly spaced. It adds to what the accumulator holds."""
+    block, name = even_block(run), dot.k.var.name
+    start, inside = symbol(f"{name}0", 0, run // block - 1), symbol(f"{name}s", 0, block - 1)
+    parts = [symbol(f"{name}r{axis}", 0, extent - 1) for axis, extent in enumerate(outer)]
+    where = add(mul(linearize(parts, outer), run), add(mul(start, block), inside))
+    found: Statement = replace(_part(dot, Iter(inside, block), where), fresh=False)
+    for s, extent in reversed((*zip(parts, outer, strict=True), (start, run // block))):
+        found = Loop(s, 0, extent, 1, (found,))
+    return found
 
 
 def _part(dot: Dot, k: Iter, index: Index) -> Dot:

@@ -7,7 +7,7 @@ from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
-from fusec.ir.indexing import ceildiv, delinearize, last, slope, substitute
+from fusec.ir.indexing import ceildiv, delinearize, last, linearize, slope, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
@@ -22,7 +22,7 @@ from fusec.passes.lower.context import (
     is_linear,
     place,
 )
-from fusec.passes.lower.sums import in_blocks
+from fusec.passes.lower.sums import in_blocks, in_blocks_of_runs
 from fusec.passes.schedule.sums import block_for
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store, statements
@@ -68,7 +68,7 @@ class Gemm:
         row: Index = add(mul(self.mo, s.tile_m), self.mi)
         column: Index = add(add(mul(self.no, s.block_n), mul(self.n0, s.tile_n)), self.ni)
         self.split = axes.k > s.tile_k
-        self.run: int | None = None
+        self.runs: tuple[tuple[int, ...], int] | None = None
         inner0: Index = mul(self.k0, s.tile_k) if self.split else 0
         inner: Index = add(inner0, self.ki)
         self.shift: dict[Symbol, Index] = {self.i: row, self.j: column, self.k: inner}
@@ -87,11 +87,10 @@ class Gemm:
         m = Iter(self.mi, s.tile_m, self.row_limit)
         n = Iter(self.ni, s.tile_n)
         k = Iter(self.ki, min(s.tile_k, axes.k), self.inner_limit)
-        block = block_for(extents.m, extents.n)
         dots = [
             part
             for acc, (right, _) in zip(accumulators, rights, strict=True)
-            for part in in_blocks(Dot(m, n, k, acc, left, right, not self.split, s.registers), block, self.run)
+            for part in self._sum(Dot(m, n, k, acc, left, right, not self.split, s.registers))
         ]
         allocs = [Alloc(acc.buffer) for acc in accumulators]
         stores = self._stores(accumulators, column0)
@@ -112,6 +111,11 @@ class Gemm:
             tuple(body),
         )
         return self.context.finish("gemm", (grid,), s.describe())
+
+    def _sum(self, dot: Dot) -> list[Statement]:
+        if self.runs is None:
+            return in_blocks(dot, block_for(self.extents.m, self.extents.n))
+        return [self._zero(dot.accumulator.buffer, dot.m), in_blocks_of_runs(dot, *self.runs)]
 
     def _accumulator(self, op: Op, tiles: int) -> Load:
         """The accumulator of one product: a tile of columns, or the task's whole block where K is split."""
@@ -148,8 +152,8 @@ class Gemm:
         if direct and not s.pack_left:
             assert isinstance(element, Load)
             return element, []
-        self.run = self._run(element) if isinstance(element, Load) and not self._is_linear(element) else None
-        if self.run is not None:
+        self.runs = self._runs(element) if isinstance(element, Load) and not self._is_linear(element) else None
+        if self.runs is not None:
             assert isinstance(element, Load)
             return element, []
         depth = min(s.tile_k, self.axes.k)
@@ -170,20 +174,20 @@ class Gemm:
         """Whether neighbours along K are as far apart everywhere, in each of what the element is made from."""
         return all(is_linear(x, (self.ki,)) for x in loads(element))
 
-    def _run(self, element: Load) -> int | None:
-        """How many places along K lie side by side in each row of windows, where no less than a block of a sum does."""
+    def _runs(self, element: Load) -> tuple[tuple[int, ...], int] | None:
+        """How often, by axis, and how many places along K lie side by side in each row of windows; None where too few
+        do."""
         flat = offset_of(element.buffer, element.index)
         if flat is None or self.split or self.inner_limit is not None:
             return None
         inner = [n for n in self.axes.inner if isinstance(n, int)]
         for count in range(len(inner)):
-            run = prod(inner[count:])
-            place: Index = 0
-            for axis, extent in enumerate(inner[:count]):
-                place = add(mul(place, extent), symbol(f"part{axis}", 0, last(extent)))
+            outer, run = tuple(inner[:count]), prod(inner[count:])
+            parts = [symbol(f"part{axis}", 0, last(extent)) for axis, extent in enumerate(outer)]
             within = symbol("within", 0, run - 1)
-            if run >= SHORTEST_RUN and slope(substitute(flat, {self.ki: add(mul(place, run), within)}), within) == 1:
-                return run
+            where = add(mul(linearize(parts, outer), run), within)
+            if run >= SHORTEST_RUN and slope(substitute(flat, {self.ki: where}), within) == 1:
+                return outer, run
         return None
 
     def _right(self, op: Op) -> tuple[Load, list[Statement]]:
@@ -316,7 +320,10 @@ def apart(allocs: Sequence[Alloc], dots: Sequence[Statement], stores: Sequence[S
 
 
 def _sums_of(statement: Statement) -> frozenset[Buffer]:
-    return frozenset(s.accumulator.buffer for s in statements((statement,)) if isinstance(s, Dot))
+    found = statements((statement,))
+    return frozenset(
+        s.accumulator.buffer if isinstance(s, Dot) else s.target for s in found if isinstance(s, Dot | Map)
+    )
 
 
 def epilogue_stores(

@@ -30,10 +30,6 @@ from fusec.passes.lower.context import LoweringContext, address_step, is_linear
 from fusec.target.cpu import CpuTarget
 from fusec.tile.scalar import Load, ScalarExpr, loads
 
-WINDOW_ROWS = 6
-"""Most rows of a register tile where the left operand shows windows: each row has an address of its own, and there are
-16 registers for them. 3×3 of 128 channels, 28×28, Zen 5, one thread, ms: 14×32 3.5, 6×64 2.4."""
-
 Schedules = list[GemmSchedule | MixedGemmSchedule]
 
 
@@ -61,8 +57,6 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
             raise LoweringError(f"no matrix product of {dtype} on this target")
         wide = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
         found = gemm_candidates(wide, target, threads)
-        if windows:
-            found = [s for s in found if s.registers.rows <= WINDOW_ROWS] or found
         seconds = gemm_seconds(wide, found[0], target, threads)
         packed = [*found]
         across = [*unpacked_candidates(wide, target, threads)]
