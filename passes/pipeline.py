@@ -29,6 +29,7 @@ from fusec.passes.lower.program import assemble
 from fusec.passes.lower_argreduce import lower_argreduce
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
+from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
 from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
 from fusec.passes.sink_gathers import sink_gathers
@@ -161,7 +162,7 @@ def graph_passes(
         "vectors": lambda g: open_windows(g if gpu else open_vectors(g)),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
         "empty": drop_empty,
-        # A reduction has rows for all cores (or blocks), or is small.
+        # A reduction goes along memory, and has rows for all cores (or blocks), or is small.
         "split": lambda g: _split(g, target, threads),
         # No kernel reads out of bounds: indices that nothing proves in range are checked by a call.
         "indices": check_indices,
@@ -182,8 +183,8 @@ def default_selector(target: str, threads: int | None = None, rates: Rates | Non
 
 def _split(graph: Graph, target: str, threads: int | None) -> Graph:
     if is_gpu(target):
-        return split_for_blocks(graph, gpu_target(target).sms)
-    return split_reductions(graph, threads or cpu_target(target).cores)
+        return split_for_blocks(reduce_in_memory_order(graph, FEWEST_FOR_BLOCKS), gpu_target(target).sms)
+    return split_reductions(reduce_in_memory_order(graph), threads or cpu_target(target).cores)
 
 
 class _Runner:

@@ -25,8 +25,7 @@ _ELEMENTWISE = """
 _REDUCTION = """
     aminmax cumsum cumprod max min var_mean std_mean logsumexp logcumsumexp norm sum_to_size trace dist nansum
     cumulative_trapezoid trapezoid trapz diff cov corrcoef linalg.norm linalg.matrix_norm cummax cummin
-    nn.functional.pairwise_distance nn.functional.cosine_similarity nn.functional.avg_pool1d nn.functional.avg_pool2d
-    nn.functional.adaptive_avg_pool1d nn.functional.adaptive_avg_pool2d masked.logsumexp masked.cumsum masked.cumprod
+    nn.functional.pairwise_distance nn.functional.cosine_similarity masked.logsumexp masked.cumsum masked.cumprod
 """
 _VIEW = """
     T H mT mH alias_copy as_strided as_strided_copy atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to
@@ -53,6 +52,21 @@ _NORM = """
     nn.functional.batch_norm nn.functional.group_norm nn.functional.instance_norm nn.functional.layer_norm
     nn.functional.local_response_norm nn.functional.normalize nn.functional.rms_norm masked.normalize renorm
 """
+_CONVOLUTION = """
+    nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d
+    nn.functional.conv_transpose2d nn.functional.conv_transpose3d
+"""
+_POOLING = """
+    nn.functional.avg_pool1d nn.functional.avg_pool2d nn.functional.avg_pool3d nn.functional.adaptive_avg_pool1d
+    nn.functional.adaptive_avg_pool2d nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d
+    nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d nn.functional.max_pool1d
+    nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.max_unpool1d nn.functional.max_unpool2d
+    nn.functional.max_unpool3d
+"""
+_RESAMPLING = """
+    nn.functional.interpolate nn.functional.upsample_bilinear nn.functional.upsample_nearest _upsample_bilinear2d_aa
+    nn.functional.grid_sample grid_sampler_2d grid_sampler_3d
+"""
 _ATTENTION = "nn.functional.scaled_dot_product_attention nn.functional.multi_head_attention_forward"
 
 FAMILIES: dict[str, frozenset[str]] = {
@@ -62,6 +76,9 @@ FAMILIES: dict[str, frozenset[str]] = {
     "matmul": frozenset(_MATMUL.split()),
     "softmax": frozenset(_SOFTMAX.split()),
     "norm": frozenset(_NORM.split()),
+    "convolution": frozenset(_CONVOLUTION.split()),
+    "pooling": frozenset(_POOLING.split()),
+    "resampling": frozenset(_RESAMPLING.split()),
     "attention": frozenset(_ATTENTION.split()),
 }
 NAMES = (*FAMILIES, "others")
