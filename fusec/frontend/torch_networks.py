@@ -1,4 +1,7 @@
-"""Calls that are whole layers: which stay the library's, which are opened, and what they leave undefined."""
+"""Calls that are whole layers: which stay the library's, which are opened, and what they leave undefined.
+
+Norms of half types with f32 weights are computed in f32, of which PyTorch's fake tensors know only a part.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,13 @@ UNROLLED = 32
 """Cells (steps, times layers and directions) of a recurrent network up to which it is opened."""
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+_NORMS = frozenset(
+    {
+        *(f"native_{kind}_norm{way}" for kind in ("layer", "group", "batch") for way in ("", "_backward")),
+        *(f"_native_batch_norm_legit{way}" for way in ("", "_functional", "_no_training")),
+    }
+)
 
 
 def stays_whole(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -40,6 +50,31 @@ _UNDEFINED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "mkldnn_rnn_layer": lambda given: not given["train"],
 }
 """Calls whose last result is undefined, and when."""
+
+
+def widened(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """A norm of a half type with f32 weights, in calls of f32 alone; None for other calls.
+
+    On a CPU the library keeps the mean and the deviation in f32, and gives the gradient in the half type. Fake tensors
+    say otherwise (native_layer_norm in torch/_refs, native_group_norm_backward in torch/_decomp), so that what a
+    forward hands to a backward would be rounded.
+    """
+    if func.namespace != "aten" or func.overloadpacket.__name__ not in _NORMS:
+        return None
+    given = _named(func, args, kwargs)
+    x, tensors = given["input"], [t for t in given.values() if isinstance(t, torch.Tensor)]
+    halves = (torch.bfloat16, torch.float16)
+    if not x.is_cpu or x.dtype not in halves or {t.dtype for t in tensors} != {x.dtype, torch.float32}:
+        return None
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype is x.dtype else value
+
+    def call() -> Any:
+        first, *rest = func(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
+        return (None if first is None else first.to(x.dtype), *rest)
+
+    return call
 
 
 def _named(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

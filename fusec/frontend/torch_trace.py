@@ -42,7 +42,7 @@ from fusec.frontend.torch_fake import (
 )
 from fusec.frontend.torch_memory import Handle, apply_steps
 from fusec.frontend.torch_names import Namer, caller_frame
-from fusec.frontend.torch_networks import OPENED, as_called, stays_whole
+from fusec.frontend.torch_networks import OPENED, as_called, stays_whole, widened
 from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import drawn_apart
@@ -164,6 +164,11 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if drawn is not None:
             with self:
                 return drawn()
+        wide = widened(func, args, kwargs)
+        if wide is not None:
+            check_dtypes(func, args, kwargs)
+            with self:
+                return wide()
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
         whole = stays_whole(func, args, kwargs) or self._is_whole(name, tensors_in(args))

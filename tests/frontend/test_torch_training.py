@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch_harness import check
 
 import fusec
@@ -129,3 +132,50 @@ def test_adam_under_torch_compile():
     torch.testing.assert_close(a, b)
     assert graphs
     assert not any(graph.cuts or graph.eager_calls for graph in graphs)
+
+
+NORMS = {
+    "layer": nn.LayerNorm(6),
+    "layer without a bias": nn.LayerNorm(6, bias=False),
+    "group": nn.GroupNorm(2, 6),
+    "batch": nn.BatchNorm1d(6),
+    "batch in use": nn.BatchNorm1d(6).eval(),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_half_types_keep_what_the_backward_reads_in_f32(name, dtype):
+    norm, x = copy.deepcopy(NORMS[name]), (torch.randn(12, 6) * 3 + 5).to(dtype)
+    norm.weight.data.uniform_(0.5, 2)
+    turn = torch.randn(12, 6)
+
+    def gradients(function, module, x):
+        x = x.clone().requires_grad_()
+        made = function(x)
+        return made, *torch.autograd.grad((made * turn.to(made.dtype)).sum(), [x, *module.parameters()])
+
+    wide = copy.deepcopy(norm).double()
+    exact = gradients(wide, wide, x.double())
+    other = copy.deepcopy(norm)
+    expected = gradients(norm, norm, x)
+    torch._dynamo.reset()
+    with torch_compile.gathering() as graphs:
+        found = gradients(torch.compile(other, backend=torch_compile.backend), other, x)
+    assert not any(graph.cuts or graph.eager_calls for graph in graphs)
+    for ours, theirs, right in zip(found, expected, exact, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 1e-6
+    for ours, theirs in zip(other.buffers(), norm.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_norms_of_half_types_refuse_what_the_library_refuses():
+    x, weight = torch.randn(4, 6, dtype=torch.bfloat16), torch.randn(6)
+    fast = fusec.jit(lambda x, w, b: torch.native_layer_norm(x, [6], w, b, 1e-5))
+    mean = torch.native_layer_norm(x, [6], weight, weight, 1e-5)[1]
+    found = fast(x, weight, weight)[1]
+    assert found.dtype == mean.dtype == torch.float32
+    torch.testing.assert_close(found, mean)
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        fast(x, weight, weight.bfloat16())
