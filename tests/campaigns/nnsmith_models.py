@@ -254,7 +254,7 @@ class Noise:
         value = value.to(_wide(dtype))
         if not self.size or kind in EXACT or not (dtype.is_floating_point or dtype.is_complex) or not value.numel():
             return value
-        reach = value.abs().nan_to_num(0, 0, 0)
+        reach = value.detach().abs().nan_to_num(0, 0, 0)
         reach = reach.max() if kind in SUMS else reach
         drawn = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         return value + self.size * torch.finfo(dtype).eps * reach * drawn
@@ -262,6 +262,14 @@ class Noise:
 
 def in_double(net: Net, arguments: Sequence[Tensor], size: float = 0.0, seed: int = 0) -> list[Tensor]:
     """The results where all floats are float64, with errors of ``size`` roundings."""
+    with torch.no_grad():
+        return _wide_run(copy.deepcopy(net), [x.to(_wide(x.dtype)) for x in arguments], arguments, size, seed)
+
+
+def _wide_run(
+    net: Net, wide: Sequence[Tensor], arguments: Sequence[Tensor], size: float = 0.0, seed: int = 0
+) -> list[Tensor]:
+    """The results of a module that is made float64, for such arguments."""
     dtypes: dict[str, torch.dtype] = {}
 
     def note(name: str, operator: Any, value: Tensor) -> Tensor:
@@ -271,10 +279,9 @@ def in_double(net: Net, arguments: Sequence[Tensor], size: float = 0.0, seed: in
 
     with torch.no_grad():
         copy.deepcopy(net).run(arguments, note)
-        net = copy.deepcopy(net)
-        for tensor in (*net.parameters(), *net.buffers()):
-            tensor.data = tensor.data.to(_wide(tensor.dtype))
-        values = net.run([x.to(_wide(x.dtype)) for x in arguments], Noise(dtypes, size, seed))
+    for tensor in (*net.parameters(), *net.buffers()):
+        tensor.data = tensor.data.to(_wide(tensor.dtype))
+    values = net.run(wide, Noise(dtypes, size, seed))
     return [values[name] for name in net.results]
 
 
@@ -324,7 +331,7 @@ def _differs(program: Program, way: str) -> Iterator[tuple[str, str]]:
             if not torch.allclose(a, b, 1e-4, 1e-5, equal_nan=True):
                 yield call, f"buffer {name} holds other numbers"
         if gradients and any(x.requires_grad for x in expected):
-            yield from _gradients(net, eager, (got, ours), (expected, theirs), _coarsest(before, arguments))
+            yield from _gradients(net, eager, (got, ours), (expected, theirs), (before, arguments))
             return
 
 
@@ -388,7 +395,10 @@ def _coarsest(net: Net, arguments: Sequence[Tensor]) -> float:
     return max(roundings, default=0.0)
 
 
-def _gradients(net: Net, eager: Net, ours: Any, theirs: Any, coarsest: float) -> Iterator[tuple[str, str]]:
+def _gradients(
+    net: Net, eager: Net, ours: Any, theirs: Any, given: tuple[Net, Sequence[Tensor]]
+) -> Iterator[tuple[str, str]]:
+    """What is otherwise in the gradients. given: the module before the call, and its arguments."""
     found = []
     for module, (results, arguments) in ((net, ours), (eager, theirs)):
         total = sum((x.double() * _weights(x)).sum() for x in results if x.requires_grad)
@@ -398,11 +408,48 @@ def _gradients(net: Net, eager: Net, ours: Any, theirs: Any, coarsest: float) ->
     if raised is not error:
         yield "backward", f"raises {raised} ({message[:300]}), as written {error} ({said[:200]})"
         return
+    coarsest, spread = _coarsest(*given), list[Tensor]()
     for k, (x, y) in enumerate(zip(a or (), b or (), strict=True)):
         if (x is None) != (y is None):
             yield "backward", f"gradient {k} is {'none' if x is None else 'there'}, as written not"
         elif y is not None and not _alike(x, y, coarsest):
-            yield "backward", f"gradient {k} holds other numbers"
+            spread = spread or _spread(*given, coarsest)
+            if not _alike(x, y, coarsest, spread[k]):
+                yield "backward", f"gradient {k} holds other numbers"
+
+
+def _spread(net: Net, arguments: Sequence[Tensor], rounding: float) -> list[Tensor]:
+    """How far roundings move the gradients: one that is a difference of equal parts, or near a pole, is nothing else.
+
+    Each value errs by 4 roundings, and so does each part of a gradient that a step of the backward gives.
+    """
+    exact = _gradients_in_double(net, arguments, rounding, 0.0, 0)
+    noisy = [_gradients_in_double(net, arguments, rounding, 4.0, seed) for seed in range(6)]
+    return [torch.stack([(n[k] - x).abs() for n in noisy]).amax(0) for k, x in enumerate(exact)]
+
+
+def _gradients_in_double(
+    net: Net, arguments: Sequence[Tensor], rounding: float, size: float, seed: int
+) -> list[Tensor]:
+    """The gradients with errors of ``size`` roundings; 0 where there is none."""
+    net, wide = copy.deepcopy(net), [_prepared(x.to(_wide(x.dtype)), True) for x in arguments]
+    results = _wide_run(net, wide, arguments, size, seed)
+    generator = torch.Generator().manual_seed(seed)
+
+    def err(given: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
+        drawn = [g if g is None else torch.rand(g.shape, generator=generator, dtype=g.dtype) for g in given]
+        return tuple(g if d is None else g + size * rounding * g * (2 * d - 1) for g, d in zip(given, drawn))
+
+    open_nodes, seen = [x.grad_fn for x in results], set[Any]([None])
+    while open_nodes:
+        node = open_nodes.pop()
+        if node not in seen and node.name() != "torch::autograd::AccumulateGrad":
+            node.register_hook(err)
+            open_nodes += [before for before, _ in node.next_functions]
+        seen.add(node)
+    total = sum((x * _weights(x)).sum() for x in results if x.requires_grad)
+    leaves = [x for x in (*wide, *net.parameters()) if x.requires_grad]
+    return list(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))  # type: ignore[arg-type]
 
 
 def _weights(x: Tensor) -> Tensor:
@@ -410,9 +457,9 @@ def _weights(x: Tensor) -> Tensor:
     return 1 + (torch.arange(x.numel(), dtype=torch.float64) * 0.7).cos().reshape(x.shape) / 2
 
 
-def _alike(ours: Tensor, theirs: Tensor, rounding: float) -> bool:
+def _alike(ours: Tensor, theirs: Tensor, rounding: float, spread: Tensor | None = None) -> bool:
     """Whether gradients are the same but for 100 roundings, in all but a few elements: those where one turned a
-    branch."""
+    branch. spread: how far roundings move each element."""
     if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         return False
     if not theirs.numel():
@@ -420,6 +467,8 @@ def _alike(ours: Tensor, theirs: Tensor, rounding: float) -> bool:
     a, b = ours.to(_wide(ours.dtype)), theirs.to(_wide(theirs.dtype))
     near = (a - b).abs() <= 100 * rounding * b.abs().nan_to_num(0, 0, 0).max()
     near |= (a == b) | (a.isnan() & b.isnan())
+    if spread is not None:
+        near |= ((a - b).abs() <= 4 * spread) | (spread.isnan() & (a.isfinite() == b.isfinite()))
     return int((~near).sum()) <= near.numel() // 20
 
 

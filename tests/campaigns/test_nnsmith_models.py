@@ -11,7 +11,16 @@ import torch
 pytest.importorskip("nnsmith")
 
 import fusec
-from tests.campaigns.nnsmith_models import Net, Program, difference, generated, smallest
+from tests.campaigns.nnsmith_models import (
+    Net,
+    Program,
+    _alike,
+    _gradients_in_double,
+    _spread,
+    difference,
+    generated,
+    smallest,
+)
 
 SEED = 12
 """A model whose results are floats."""
@@ -56,3 +65,35 @@ def test_a_model_is_cut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     short = smallest(Program(SEED), "jit")
     assert len(short.results) == 1
     assert len(Net(short).steps) == 1
+
+
+class Steps(torch.nn.Module):
+    """A model of functions, as the campaign runs it."""
+
+    def __init__(self, *functions: Callable[..., Any]) -> None:
+        super().__init__()
+        self.functions, self.results = functions, (str(len(functions) - 1),)
+
+    def run(self, arguments: Any, each: Callable[..., Any]) -> dict[str, Any]:
+        (value,), values = arguments, {}
+        for k, function in enumerate(self.functions):
+            values[str(k)] = value = each(str(k), None, function(value))
+        return values
+
+
+@pytest.mark.parametrize(
+    ("functions", "x"),
+    [
+        ((lambda x: x / x,), torch.tensor([0.3, 1.5, -7.0], dtype=torch.float16)),
+        ((torch.cos, torch.acos), torch.tensor([1.0, 3.1415, 0.5, 6.283], dtype=torch.float64)),
+    ],
+    ids=["equal parts", "a pole"],
+)
+def test_a_gradient_of_roundings_is_no_finding(functions: Any, x: torch.Tensor) -> None:
+    net: Any = Steps(*functions)
+    eps = torch.finfo(x.dtype).eps
+    (spread,) = _spread(net, [x], eps)
+    (right,) = _gradients_in_double(net, [x], eps, 0.0, 0)
+    assert not _alike(right + 2 * spread, right, eps)
+    assert _alike(right + 2 * spread, right, eps, spread)
+    assert not _alike(right + 1, right, eps, spread)
