@@ -1,5 +1,5 @@
 """What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, numbers that a dtype
-does not hold, and writes to memory that the same call reads at other places.
+does not hold, and writes to memory that the same call reads at other places. Also what it gives in another dtype.
 
 Such a call is made once on small tensors of its own, whose contents do not matter.
 """
@@ -7,7 +7,7 @@ Such a call is made once on small tensors of its own, whose contents do not matt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,11 +29,19 @@ _MOST_BYTES = 1 << 26
 _MOST_WORK = 100_000
 """Steps in which it must be decided whether two views have an element in common."""
 
-_known: dict[tuple[object, ...], Exception | None] = {}
+Made = Exception | list[torch.dtype]
+"""What a call raises, or the dtypes of what it gives."""
+
+_known: dict[tuple[object, ...], Made | None] = {}
 
 
-def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """What the library raises where it does not take the dtypes of a call on a CPU, or a number in one of them."""
+def check_dtypes(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outs: Sequence[torch.Tensor] = ()
+) -> None:
+    """What the library raises where it does not take the dtypes of a call on a CPU, or a number in one of them.
+
+    UnsupportedOpError where it takes them, and gives other dtypes than these results of fake tensors have.
+    """
     given = tensors_in((args, list(kwargs.values())))
     if func is torch.ops.aten.full.default:
         args = ([min(int(n), 2) for n in args[0]], *args[1:])  # of one element it takes any
@@ -49,9 +57,13 @@ def check_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
     key = (func, repr(map_tensors(_kind, args)), repr({k: map_tensors(_kind, v) for k, v in kwargs.items()}))
     if key not in _known:
         _known[key] = _refusal(func, args, kwargs)
-    refusal = _known[key]
-    if refusal is not None:
-        raise of_library(type(refusal)(str(refusal)))
+    made = _known[key]
+    if isinstance(made, Exception):
+        raise of_library(type(made)(str(made)))
+    said = [out.dtype for out in outs]
+    if made is not None and len(made) == len(said) and made != said:
+        name = f"{func.namespace}.{func.overloadpacket.__name__}"
+        raise UnsupportedOpError(f"{name} gives {made} on a CPU, and PyTorch's fake tensors say {said}")
 
 
 def _is_beyond(x: Any) -> bool:
@@ -68,28 +80,30 @@ def _small(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(min(int(n), most) for n in tensor.shape)
 
 
-def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
-    """What a call of these dtypes raises and one of f32 does not; other errors are of the small extents."""
-    error = _attempt(func, args, kwargs, None)
-    if error is None or any(reason in str(error) for reason in ("not implemented for", "without overflow")):
-        return error
-    return error if _attempt(func, args, kwargs, torch.float32) is None else None
+def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Made | None:
+    """What a call of these dtypes raises and one of f32 does not, or gives; None for errors of the small extents."""
+    made = _attempt(func, args, kwargs, None)
+    if not isinstance(made, Exception):
+        return made
+    if any(reason in str(made) for reason in ("not implemented for", "without overflow")):
+        return made
+    return None if isinstance(_attempt(func, args, kwargs, torch.float32), Exception) else made
 
 
 def _attempt(
     func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None
-) -> Exception | None:
-    """What the call raises on small tensors of this dtype, or else of their own."""
+) -> Made:
+    """What the call raises or gives on small tensors of this dtype, or else of their own."""
 
     def small(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ones(_small(tensor), dtype=dtype or tensor.dtype)
 
     with _apart():
         try:
-            func(*map_tensors(small, args), **{k: map_tensors(small, v) for k, v in kwargs.items()})
+            made = func(*map_tensors(small, args), **{k: map_tensors(small, v) for k, v in kwargs.items()})
         except Exception as error:
             return error.with_traceback(None)
-    return None
+    return [tensor.dtype for tensor in tensors_in(made)]
 
 
 def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -240,7 +240,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self.emitter.results = tuple(tensor_type(out) for out in outs)
         if not self._decomposing:
-            check_dtypes(func, args, kwargs)
+            check_dtypes(func, args, kwargs, outs)
         reason, final = "no lowering for it", False
         if shared is None:
             try:

@@ -35,3 +35,20 @@ def test_products_of_groups_that_do_not_fit_are_eager_s_errors():
     compiled = fusec.jit(lambda x, y, ends: torch._grouped_mm(x, y, offs=ends))
     with pytest.raises(RuntimeError, match="batch sizes"):
         compiled(x, y, torch.tensor([2, 6], dtype=torch.int32))
+
+
+def test_a_call_that_gives_another_dtype_than_its_fake_is_refused():
+    """As ``matmul`` of an empty f64 matrix and an f32 vector is in PyTorch 2.11."""
+    library = torch.library.Library("fusec_tests_fake", "DEF")
+    library.define("mixed(Tensor a, Tensor b) -> Tensor")
+    library.impl("mixed", lambda a, b: (a * b).to(b.dtype), "CPU")
+    library.impl("mixed", lambda a, b: torch.empty_like(a), "Meta")
+    mixed = torch.ops.fusec_tests_fake.mixed
+    compiled = fusec.jit(lambda a, b: mixed(a, b) + 1, warn=False)
+    a, b = torch.ones(3, dtype=torch.float64), torch.full((3,), 2.0)
+    for _ in range(2):
+        assert compiled(a, b).dtype == torch.float32
+    (reason,) = compiled.dispatcher.eager_calls
+    assert "mixed gives [torch.float32] on a CPU, and PyTorch's fake tensors say [torch.float64]" in reason
+    torch.testing.assert_close(compiled(b, b), torch.full((3,), 5.0))
+    assert sum(compiled.dispatcher.eager_calls.values()) == 2

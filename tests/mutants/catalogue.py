@@ -508,7 +508,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "dtypes_that_eager_refuses",
         "fusec.frontend.torch_rehearsal",
         "check_dtypes",
-        "        raise of_library(type(refusal)(str(refusal)))",
+        "        raise of_library(type(made)(str(made)))",
         "        return",
         ("tests/frontend/test_torch_errors.py",),
     ),
