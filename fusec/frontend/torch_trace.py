@@ -180,6 +180,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         result = as_called(func, args, kwargs, self._run_fake(func, args, kwargs))
         outs = tensors_in(result)
+        self._check_strided(outs)
         if outs:
             self._lower(func, name, args, kwargs, outs)
         elif not func._schema.returns and name not in _OF_TYPES and tensors_in((args, list(kwargs.values()))):
@@ -213,6 +214,20 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedOpError(
                 f"{self.emitter.call}: its result can't be known without running it ({error})", self.emitter.location
             ) from None
+        except RuntimeError as error:
+            if "NestedTensorImpl" in str(error):  # PyTorch's own error where it makes a fake of one
+                raise self._not_strided("nested") from None
+            raise
+
+    def _check_strided(self, outs: Sequence[torch.Tensor]) -> None:
+        """Refuses results that are not memory with strides. Nothing else can be asked of them."""
+        for out in outs:
+            if out.is_nested or out.layout is not torch.strided:
+                raise self._not_strided("nested" if out.is_nested else f"{out.layout}".removeprefix("torch."))
+
+    def _not_strided(self, kind: str) -> UnsupportedOpError:
+        said = f"{self.emitter.call} makes a tensor that is more than memory and strides: {kind}"
+        return UnsupportedOpError(said, self.emitter.location)
 
     def _fresh_constant(self, func: OpOverload, real: torch.Tensor) -> torch.Tensor:
         """``torch.tensor(...)`` in the user's function: a constant, or an input where it has more than one value."""

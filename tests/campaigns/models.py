@@ -239,11 +239,19 @@ def unlisted(model: Model, outcome: Outcome) -> list[str]:
     if wanted and not any(wanted in reason for reason in reasons):
         lines.append(f"is listed as running as written ({wanted}), and no longer does")
     lines += [f"as written: {r}" for r in reasons if not wanted or wanted not in r]
+    for start, reason in model.known.items():
+        own = start.startswith(f"{outcome.way}: ")
+        if own and not any(f"{outcome.way}: {line}".startswith(start) for line in outcome.wrong):
+            lines.append(f"is listed as wrong ({reason}), and no longer is")
     if outcome.way == "compile" and len(outcome.breaks) != model.breaks:
         lines.append(f"{len(outcome.breaks)} graph breaks, {model.breaks} are listed: {outcome.breaks[:2]}")
     if outcome.way == "compile" and len(outcome.cuts) != model.cuts:
         lines.append(f"{len(outcome.cuts)} nodes left to PyTorch, {model.cuts} are listed: {outcome.cuts[:2]}")
     return lines
+
+
+def _known(model: Model, outcome: Outcome, line: str) -> bool:
+    return any(f"{outcome.way}: {line}".startswith(start) for start in model.known)
 
 
 def row(outcome: Outcome) -> str:
@@ -275,7 +283,9 @@ def main(arguments: list[str]) -> int:
         folder = tempfile.mkdtemp(prefix="fusec-models-")
         os.environ["FUSEC_CACHE_DIR"] = folder
         for outcome in in_child(name, models[name], tuple(chosen.ways.split(",")), chosen.seconds):
-            bad = [*outcome.wrong, *unlisted(models[name], outcome)]
+            bad = unlisted(models[name], outcome)
+            outcome.wrong = [line for line in outcome.wrong if not _known(models[name], outcome, line)]
+            bad = [*outcome.wrong, *bad]
             print(row(outcome), flush=True)
             for line in bad:
                 print(f"    {' '.join(line.split())[:400]}", flush=True)

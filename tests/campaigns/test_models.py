@@ -44,6 +44,13 @@ def test_what_is_listed_and_no_longer_so_is_told() -> None:
     assert not models.unlisted(model, models.Outcome("x", "jit", written={"for some reason here": 3}))
 
 
+def test_what_is_known_to_be_wrong_and_no_longer_is_is_told() -> None:
+    model = Model(NN["nn-mlp"].make, known={"compile: result": "a reason"})
+    assert not models.unlisted(model, models.Outcome("x", "jit"))
+    assert not models.unlisted(model, models.Outcome("x", "compile", wrong=["result: error 3"]))
+    assert len(models.unlisted(model, models.Outcome("x", "compile", wrong=["second call: result"]))) == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

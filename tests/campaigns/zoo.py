@@ -17,6 +17,7 @@ class Model:
     ``trains``: gradients of a training step are compared, too. ``as_written``: why calls run as written under
     ``fusec.jit``, where the reason lies in the model's own code; a substring of the reason that fusec gives.
     ``breaks``: how many graph breaks Dynamo makes. ``cuts``: nodes that PyTorch runs between compiled parts.
+    ``known``: how a way and a line on what is wrong begin (``"compile: result"``), and why that stays.
     """
 
     make: Callable[[], Made]

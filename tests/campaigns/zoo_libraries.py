@@ -162,7 +162,7 @@ DIFFUSERS: Table = {
     "unet-text": Model(_unet_with_text),
     "autoencoder-kl": Model(_autoencoder),
     "dit": Model(_dit),
-    "transformer-2d": Model(_transformer_2d),
+    "transformer-2d": Model(_transformer_2d, breaks=2),  # it warns at each call
     "sd3": Model(_sd3),
     "flux": Model(_flux),
 }

@@ -108,3 +108,16 @@ def test_assigned_attribute_is_refused_and_put_back():
 def test_sparse_input_is_refused():
     with pytest.raises(UnsupportedOpError, match="dense"):
         capture(lambda x: x + x, (torch.eye(3).to_sparse(),), {})
+
+
+@pytest.mark.parametrize(
+    ("f", "kind"),
+    [
+        (lambda x: x.to_sparse().sum(), "sparse_coo"),
+        (lambda x: x.to_sparse_csr() @ x.mT, "sparse_csr"),
+        (lambda x: torch._nested_tensor_from_mask(x[None], x[None, :, 0] < 9).to_padded_tensor(0.0), "nested"),
+    ],
+)
+def test_a_tensor_that_is_more_than_memory_is_refused_where_it_is_made(f, kind):
+    with pytest.raises(UnsupportedOpError, match=rf"test_torch_refusals.py:\d+: .*memory and strides: {kind}"):
+        capture(f, (X,), {})
