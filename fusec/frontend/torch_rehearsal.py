@@ -90,9 +90,7 @@ def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return None if isinstance(_attempt(func, args, kwargs, torch.float32), Exception) else made
 
 
-def _attempt(
-    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None
-) -> Made:
+def _attempt(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None) -> Made:
     """What the call raises or gives on small tensors of this dtype, or else of their own."""
 
     def small(tensor: torch.Tensor) -> torch.Tensor:

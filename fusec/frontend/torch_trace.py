@@ -9,9 +9,10 @@ PyTorch, and what remains is kept as a library call.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
+from functools import cache
+from inspect import Signature, signature
 from types import FrameType
 from typing import Any, Literal
 
@@ -86,6 +87,12 @@ _ADVICE = (
     "use torch.where or masks instead of `if`, keep the number as a tensor, "
     "or compute it outside and pass it in as a plain Python number"
 )
+
+
+@cache
+def _signature(lowering: Callable[..., Any]) -> Signature:
+    """Of a function of the tables: read at each call it is a sixth of a capture."""
+    return signature(lowering)
 
 
 class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -295,7 +302,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         listed = map_tensors(self.value, args)
         named = {key: map_tensors(self.value, value) for key, value in kwargs.items()}
         try:
-            signature(lowering).bind(self.emitter, *listed, **named)
+            _signature(lowering).bind(self.emitter, *listed, **named)
         except TypeError:
             raise Declined("no lowering for this form of it") from None
         result = lowering(self.emitter, *listed, **named)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fusec import tracing
 from fusec.config import logger, verifies
-from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError, SetupError
+from fusec.errors import CaptureError, CodegenError, DataDependentError, FusecError, LoweringError, SetupError
 from fusec.frontend.capture import AsWritten, Capture, Fallback, Library, leaves_of_parameters, with_static
 from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
@@ -74,13 +74,15 @@ def _no_entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class Plan:
     """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why.
 
-    ``opening`` and ``structure``: what calls beside the first may have in place of its extents, or of its integers.
+    ``in_code``: its code asks for a tensor's value. ``opening`` and ``structure``: what calls beside the first may have
+    in place of its extents, or of its integers.
     """
 
     entry: Entry
     capture: Capture | None = None
     executable: Executable | None = None
     reason: str = ""
+    in_code: bool = False
     signature: Signature | None = None
     opening: Opening | None = None
     structure: CallSpec | None = None
@@ -213,7 +215,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        failure: tuple[str, float] | None = None
+        failure: float | None = None
         with self._lock:
             known = tuple(self._plans.get(key, ()))
             for plan in known:  # another thread may have made it meanwhile
@@ -245,7 +247,7 @@ class Dispatcher:
                     self._refusals.failed(kind, f"{error}", time.monotonic() - start, may_settle=True)
                     return self._as_written(f"{error}", args, kwargs, "settling")
                 if plan.executable is None and plan.capture is None:
-                    failure = plan.reason, time.monotonic() - start
+                    failure = time.monotonic() - start
                 self._plans.setdefault(key, []).append(plan)
             self._count += 1
             self._keys.append(key)
@@ -260,7 +262,7 @@ class Dispatcher:
             )
             result = plan.entry(args, kwargs)
         if failure is not None:  # and it is no mistake of the call's, at which the function itself has raised
-            self._refusals.failed(kind, *failure)
+            self._refusals.failed(kind, plan.reason, failure, in_code=plan.in_code)
         if result is MISS:
             return self._as_written("what it reads changes while it runs", args, kwargs)
         return result
@@ -506,7 +508,8 @@ class Dispatcher:
             reason = fault_reason(error)
         log.info("%s runs as written: %s", self.name, reason)
         log.debug("%s", reason, exc_info=error)
-        return self._eager_plan(arrays, spec, leaves, reason, cause=cause)
+        plan = self._eager_plan(arrays, spec, leaves, reason, cause=cause)
+        return replace(plan, in_code=isinstance(error, DataDependentError))
 
     def _eager_plan(
         self,

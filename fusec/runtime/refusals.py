@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusec.frontend.structures import CallSpec, Node, Static, Structure
 from fusec.runtime.arrays import Layout
@@ -15,6 +15,10 @@ TRIES = 2
 SECONDS = 1.0
 """What failed captures of one function may take together; then each kind has one try, unless what it changed may have
 been settled by the first call."""
+
+ALIKE = 2
+"""Kinds of calls that fail where one line asks for a tensor's value. After these, and :data:`SECONDS`, calls that
+differ from them in no more than their arrays' dtypes, ranks and devices are not tried."""
 
 AT_ONCE = 4
 """Refused calls after which those like them are no longer looked into, but for some."""
@@ -30,11 +34,18 @@ _TOLD = (bool, str, type(None))
 """Kinds of static values that decide what a function does; numbers only change from call to call."""
 
 
-def kind_of(library: str, spec: CallSpec, layouts: tuple[Layout, ...], mode: Hashable) -> Hashable:
+class Kind(NamedTuple):
+    """What calls have in common: their arrays, and all else that decides what a function does."""
+
+    arrays: Hashable
+    rest: Hashable
+
+
+def kind_of(library: str, spec: CallSpec, layouts: tuple[Layout, ...], mode: Hashable) -> Kind:
     """What calls have in common that differ in extents, strides, numbers, and in which object of a class is given."""
     arrays = tuple((x.type.dtype, x.type.rank, x.type.device) for x in layouts)
     named = tuple((name, _kind(part)) for name, part in spec.kwargs)
-    return library, tuple(map(_kind, spec.args)), named, arrays, mode
+    return Kind(arrays, (library, tuple(map(_kind, spec.args)), named, mode))
 
 
 def _kind(part: Structure) -> Hashable:
@@ -50,28 +61,43 @@ class _Failures:
     count: int
     reason: str
     may_settle: bool
+    in_code: bool
 
 
 class Refusals:
     """The kinds of one function's calls of which captures have failed."""
 
     def __init__(self) -> None:
-        self._failures: dict[Hashable, _Failures] = {}
+        self._failures: dict[Kind, _Failures] = {}
         self._seconds = 0.0
         self._calls = 0
 
-    def failed(self, kind: Hashable, reason: str, seconds: float, *, may_settle: bool = False) -> None:
-        """Notes a capture that failed, and how long it took; ``may_settle``: another may do better."""
+    def failed(
+        self, kind: Kind, reason: str, seconds: float, *, may_settle: bool = False, in_code: bool = False
+    ) -> None:
+        """Notes a capture that failed, and how long it took.
+
+        ``may_settle``: another may do better. ``in_code``: the line that ``reason`` names asks for a tensor's value.
+        """
         known = self._failures.get(kind)
-        self._failures[kind] = _Failures(1 if known is None else known.count + 1, reason, may_settle)
+        self._failures[kind] = _Failures(1 if known is None else known.count + 1, reason, may_settle, in_code)
         self._seconds += seconds
 
-    def reason(self, kind: Hashable) -> str:
+    def reason(self, kind: Kind) -> str:
         """Why calls of this kind are not tried any more; empty where they are."""
         known = self._failures.get(kind)
-        if known is None or known.count < (TRIES if self._seconds < SECONDS or known.may_settle else 1):
+        if known is None:
+            return self._reason_of_others(kind)
+        if known.count < (TRIES if self._seconds < SECONDS or known.may_settle else 1):
             return ""
         return known.reason
+
+    def _reason_of_others(self, kind: Kind) -> str:
+        """What calls that differ in their arrays alone have failed for, one after the other."""
+        if self._seconds < SECONDS:
+            return ""
+        alike = [f.reason for k, f in self._failures.items() if k.rest == kind.rest and f.in_code]
+        return next((reason for reason in alike if alike.count(reason) >= ALIKE), "")
 
     def is_usual(self) -> bool:
         """Counts a refused call; whether there have been so many that an entry for them is worth it."""

@@ -136,3 +136,65 @@ def test_arguments_of_a_class_are_told_by_what_is_in_them(captures: list[str]) -
         given = Weights(scale)
         torch.testing.assert_close(compiled(torch.ones(3), given), applies(torch.ones(3), given))
     assert len(captures) == 3  # the first by itself, then one for each scale
+
+
+ARRAYS = [torch.ones(3, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64)]
+ARRAYS += [x[None] for x in ARRAYS]
+
+
+def test_what_fails_at_one_line_for_two_dtypes_is_not_tried_for_others(
+    captures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SECONDS", 0.0)
+    compiled: Any = fusec.jit(branches)
+    for x in ARRAYS * 3:
+        torch.testing.assert_close(compiled(x), branches(x))
+    assert len(captures) == refusals.ALIKE
+    assert sum(compiled.dispatcher.eager_calls.values()) == 3 * len(ARRAYS)
+
+
+def test_what_fails_at_one_line_is_tried_where_other_code_may_run(
+    captures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SECONDS", 0.0)
+
+    def either(x: torch.Tensor, way: str) -> torch.Tensor:
+        return branches(x) if way != "straight" else x.sin() * 2
+
+    compiled: Any = fusec.jit(either)
+    for x in ARRAYS:
+        for way in ("one", "two"):
+            compiled(x, way)
+    assert len(captures) == 2 * refusals.ALIKE
+    compiled(ARRAYS[0], "straight")
+    assert any(plan.executable is not None for plan in compiled.dispatcher.plans)
+
+
+def test_what_fails_at_two_lines_is_tried_for_others(captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "SECONDS", 0.0)
+
+    def depends(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            return x if x.sum() > 0 else -x
+        if x.dtype == torch.float64:
+            return x if x.max() > 0 else -x
+        return x * 2
+
+    compiled: Any = fusec.jit(depends)
+    for x in ARRAYS:
+        torch.testing.assert_close(compiled(x), depends(x))
+    assert any(plan.executable is not None for plan in compiled.dispatcher.plans)
+
+
+def test_what_is_no_line_of_the_code_is_tried_for_other_dtypes(
+    captures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SECONDS", 0.0)
+
+    def shown(x: torch.Tensor) -> torch.Tensor:
+        return x.to_sparse().to_dense() if x.dtype == torch.float64 else x * 2
+
+    compiled: Any = fusec.jit(shown)
+    for x in (ARRAYS[1], ARRAYS[1][None], ARRAYS[0]):
+        torch.testing.assert_close(compiled(x), shown(x))
+    assert any(plan.executable is not None for plan in compiled.dispatcher.plans)
