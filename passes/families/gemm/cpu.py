@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from math import prod
 
@@ -223,8 +224,12 @@ class Gemm:
         }
         start = add(mul(self.no, s.block_n), mul(p, width))
         limit = limit_of(self.extents.n, block, start)
-        inner = Iter(self.ki, depth, self.inner_limit)
-        copy = Map((inner, Iter(c, width, limit)), tile, (p, self.ki, c), reindex(element, at_panel))
+        steps: tuple[Iter, ...] = (Iter(self.ki, depth, self.inner_limit),)
+        place: Index = self.ki
+        if not self.split and len(self.axes.inner) > 1:
+            steps, place = self._as_it_lies(reindex(element, {self.j: at_panel[self.j]}))
+            at_panel[self.k] = place
+        copy = Map((*steps, Iter(c, width, limit)), tile, (p, place, c), reindex(element, at_panel))
         local = add(mul(self.n0, s.tile_n), self.ni)
         load = Load(tile, (floordiv(local, width), self.ki, mod(local, width)))
         return load, [Alloc(tile), Loop(p, 0, panels, 1, (copy,))]
@@ -261,19 +266,31 @@ class Gemm:
 
     def _as_it_lies(self, element: ScalarExpr) -> tuple[tuple[Iter, ...], Index]:
         """Iterators over K, those of the largest steps in memory outermost, so that each line is read while it is in
-        the cache; and the place along K that they stand for."""
+        the cache; and the place along K that they stand for. Axes that follow each other in memory are one iterator:
+        square blocks of it are transposed in registers."""
         inner, first = self.axes.inner, next(iter(loads(element)), None)
-        if len(inner) < 2 or first is None or not all(isinstance(n, int) for n in inner):
+        extents = [n for n in inner if isinstance(n, int)]
+        if len(inner) < 2 or first is None or len(extents) < len(inner):
             return (Iter.over(self.k, self.extents.k),), self.k
-        axes = [symbol(f"k{axis}", 0, last(extent)) for axis, extent in enumerate(inner)]
-        place: Index = 0
-        for axis, extent in zip(axes, inner, strict=True):
-            place = add(mul(place, extent), axis)
-        seen = reindex(first, {self.k: place})
+        axes = [symbol(f"k{axis}", 0, last(extent)) for axis, extent in enumerate(extents)]
+        seen = reindex(first, {self.k: linearize(axes, extents)})
         assert isinstance(seen, Load)
         steps = [address_step(seen, axis) or 0 for axis in axes]
         order = sorted(range(len(axes)), key=lambda axis: -steps[axis])
-        return tuple(Iter.over(axes[axis], inner[axis]) for axis in order), place
+        runs = [[order[0]]]
+        for before, axis in itertools.pairwise(order):
+            if steps[before] == steps[axis] * extents[axis]:
+                runs[-1].append(axis)
+            else:
+                runs.append([axis])
+        where: dict[int, Index] = {}
+        iters = []
+        for number, run in enumerate(runs):
+            shape = tuple(extents[axis] for axis in run)
+            along = symbol(f"k{number}", 0, last(prod(shape)))
+            iters.append(Iter(along, prod(shape)))
+            where.update(zip(run, delinearize(along, shape), strict=True))
+        return tuple(iters), linearize((where[axis] for axis in range(len(extents))), extents)
 
     def _stores(self, accumulators: list[Load], column0: Index) -> list[Store]:
         axes, s = self.axes, self.schedule

@@ -11,12 +11,13 @@ from fusec.ir.indexing import delinearize, last
 from fusec.ir.types import DType
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
 from fusec.passes.families.gemm.mixed import reads_rows_in_place
-from fusec.passes.families.gemm.schedule.along import AlongProblem, along_candidates, packing_seconds
+from fusec.passes.families.gemm.schedule.along import AlongProblem, along_candidates, packing_seconds, staging_seconds
 from fusec.passes.families.gemm.schedule.cpu import (
     GemmSchedule,
     Problem,
     gemm_candidates,
     gemm_seconds,
+    staged_candidates,
     unpacked_candidates,
 )
 from fusec.passes.families.gemm.schedule.mixed import (
@@ -68,6 +69,8 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
     fits = isinstance(axes.extents.k, int) and (not low_precision or target.multiplies(op.operands[0].type.dtype))
     if fits and not windows and right.steps_by_one(right.k):
         return _with_along(_along_problem(context, right, low_precision), packed, seconds, target, threads)
+    if windows and not low_precision and not right.steps_by_one(right.j):
+        return _with_staged(_along_problem(context, right, low_precision), wide, packed, seconds, target, threads)
     return [*across, *packed] if right.steps_by_one(right.j) else packed
 
 
@@ -90,6 +93,20 @@ def _with_along(p: AlongProblem, packed: Schedules, seconds: float, target: CpuT
     if along and found[along[0]] <= seconds + packing_seconds(p, target, threads):
         return [*along, *packed]
     return [*packed, *along]
+
+
+def _with_staged(
+    p: AlongProblem, wide: Problem, packed: Schedules, seconds: float, target: CpuTarget, threads: int
+) -> Schedules:
+    """Those by which each task puts its columns in order, and those that pack all of them before, the faster first."""
+    staged = staged_candidates(wide, target, threads)
+    if not staged or not isinstance(p.m, int):
+        return packed
+    tasks = -(-p.m // staged[0].tile_m)
+    taken = gemm_seconds(wide, staged[0], target, threads) + tasks * staging_seconds(p, target, threads)
+    if taken <= seconds + packing_seconds(p, target, threads):
+        return [*staged, *packed]
+    return [*packed, *staged]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ operand 5.69; bf16 3.01 and 2.77."""
 PACKING = {4: 3.0, 2: 1.2, 1: 0.6, 8: 4.0}
 """Cycles to pack one element, by its bytes: 768×3072 on Zen 5, one thread, f32 1.7 ms, bf16 0.6."""
 
+STAGING = 0.6
+"""Share of these cycles where what is packed stays in a core's L2."""
+
 LATENCY = 8
 """Sums that have to be under way: two multiplications a cycle, four cycles each."""
 
@@ -109,6 +112,14 @@ def packing_seconds(p: AlongProblem, target: CpuTarget, threads: int) -> float:
     elements = p.n * p.k
     cycles = elements * PACKING[p.item] / threads
     return max(cycles / target.frequency, elements * (2 * p.item + p.source) / target.bandwidth) + 2e-6
+
+
+def staging_seconds(p: AlongProblem, target: CpuTarget, threads: int) -> float:
+    """Of putting the right operand's columns in order in the caches of the cores that multiply them."""
+    elements = p.n * p.k
+    return max(
+        elements * STAGING * PACKING[p.item] / threads / target.frequency, elements * p.source / target.bandwidth
+    )
 
 
 def _round(n: int, step: int) -> int:

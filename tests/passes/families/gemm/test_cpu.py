@@ -176,16 +176,37 @@ def test_the_shortest_run() -> None:
         assert left_buffers(made) == {"parameter" if 3 * channels >= SHORTEST_RUN else "tile"}
 
 
-def packed_steps(text: str) -> list[int]:
-    """Extents of the loops over K that pack weights, outermost first."""
-    made = run(text)
+WEIGHTS = {
+    "of PyTorch, by channel and then by place": (False, [16 * 3 * 5]),
+    "with channels last": (True, [3 * 5 * 16]),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_are_packed_in_the_order_of_memory(name: str) -> None:
+    """Axes that follow each other in memory are one loop, whose vectors are transposed."""
+    channels_last, steps = WEIGHTS[name]
+    text = convolution((2, 20, 20, 16), 32, (3, 5), last=channels_last)
+    made = run(text, GemmSchedule(84, 32, 16, 240, Tile(6, 16), True))
     (kernel,) = (k for k in made.lowered.program.kernels if k.kind == "pack")
     (store,) = (s for s in statements(kernel.body) if isinstance(s, Store))
-    return [i.extent for i in store.domain[:-1]]
+    assert [i.extent for i in store.domain[:-1]] == steps
 
 
-def test_weights_are_packed_in_the_order_of_memory() -> None:
-    """Those of PyTorch by channel and then by place, whose numbers lie side by side."""
-    image = (2, 20, 20, 16)
-    assert packed_steps(convolution(image, 32, (3, 5), last=False)) == [16, 3, 5]
-    assert packed_steps(convolution(image, 32, (3, 5))) == [3, 5, 16]
+@pytest.mark.parametrize("columns", [16, 20, 48])
+@pytest.mark.parametrize("last", [False, True])
+def test_columns_are_put_in_order_by_the_task_that_multiplies_them(last: bool, columns: int) -> None:
+    text = convolution((2, 6, 7, 16), columns, (3, 3), padding=(1, 1), last=last)
+    made = run(text, GemmSchedule(84, 16, 16, 144, Tile(6, 16), True, staged=True))
+    assert not [k for k in made.lowered.program.kernels if k.kind == "pack"]
+
+
+def test_few_rows_of_many_weights_are_staged() -> None:
+    """Unless a panel of them does not fit into a core's cache, or packing is little beside multiplying."""
+
+    def first(image: tuple[int, ...], columns: int) -> bool:
+        return product_schedules(context_of(convolution(image, columns, (3, 3), last=False)), HOST, 2)[0].staged
+
+    assert first((1, 9, 9, 256), 256)
+    assert not first((16, 58, 58, 32), 32)
+    assert not first((1, 9, 9, 16384), 64)
