@@ -143,9 +143,8 @@ class _Interpreter:
         domain = _domain(statement.domain, at)
         if 0 in domain.shape:
             return
-        value = np.broadcast_to(self._value(statement.value, domain), domain.shape)
-        place = tuple(np.broadcast_to(_index(i, domain.symbols), domain.shape) for i in statement.index)
-        self._write(statement.target, place, value)
+        value = self._value(statement.value, domain)
+        self._write(statement.target, _places(statement.index, domain.symbols, domain.shape), value)
 
     def _reduce(self, statement: Reduce, at: Points) -> None:
         target = statement.target
@@ -153,8 +152,8 @@ class _Interpreter:
         if statement.fresh:
             kept = _domain(_kept_iters(statement, used), at)
             if 0 not in kept.shape:
-                place = tuple(np.broadcast_to(_index(i, kept.symbols), kept.shape) for i in statement.index)
-                self._write(target, place, np.full(kept.shape, MONOIDS[statement.op].identity(target.dtype)))
+                place = _places(statement.index, kept.symbols, kept.shape)
+                self._write(target, place, np.asarray(MONOIDS[statement.op].identity(target.dtype)))
         domain = _domain(statement.domain, at)
         if 0 in domain.shape:
             return
@@ -164,8 +163,7 @@ class _Interpreter:
         ufunc = MONOIDS[statement.op].ufunc
         if axes:
             value = ufunc.reduce(value, axis=axes, keepdims=True)
-        place = tuple(np.broadcast_to(_index(i, domain.symbols), domain.shape) for i in statement.index)
-        place = tuple(p[tuple(slice(0, n) for n in value.shape)] for p in place)
+        place = _places(statement.index, domain.symbols, value.shape)
         self._check(target, place)
         whole = self.state.arrays[target].astype(accumulated)
         if place:
@@ -203,8 +201,8 @@ class _Interpreter:
         if not dot.fresh:
             total = total + np.broadcast_to(self._value(dot.accumulator, domain), (m, n))
         self._spoil_padding(dot, at, m, n)
-        place = tuple(np.broadcast_to(_index(_plain(i), domain.symbols), (m, n)) for i in dot.accumulator.index)
-        self._write(buffer, place, total)
+        index = [_plain(i) for i in dot.accumulator.index]
+        self._write(buffer, _places(index, domain.symbols, (m, n)), total)
 
     def _spoil_padding(self, dot: Dot, at: Points, m: int, n: int) -> None:
         """A register block (a GPU's whole block) may leave anything in the tile beyond the last row and column."""
@@ -227,33 +225,38 @@ class _Interpreter:
 
     def read(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None) -> Array:
         """Elements of a buffer; a place outside it is an error where it is active."""
+        array = self.state.arrays[buffer]
         inside = self._check(buffer, place, active)
-        shape = self.state.arrays[buffer].shape
-        clipped = tuple(np.clip(p, 0, n - 1) for p, n in zip(place, shape, strict=True))
-        if 0 in shape:
-            return np.zeros(np.broadcast_shapes(*(p.shape for p in place)), buffer.dtype.numpy)
-        self._note_read(buffer, clipped, inside)
-        return np.asarray(self.state.arrays[buffer][clipped])
+        if inside is not None:
+            if 0 in array.shape:
+                return np.zeros(np.broadcast_shapes(*(p.shape for p in place)), buffer.dtype.numpy)
+            place = tuple(np.clip(p, 0, n - 1) for p, n in zip(place, array.shape, strict=True))
+        self._note_read(buffer, place, inside)
+        return np.asarray(array[place])
 
-    def _check(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None = None) -> Array:
-        inside = np.asarray(True)
+    def _check(self, buffer: Buffer, place: tuple[Array, ...], active: Array | None = None) -> Array | None:
+        """Where a place is inside its buffer, None for everywhere. VerifyError where it is not and is active."""
         shape = self.state.arrays[buffer].shape
+        if all(not p.size or (p.min() >= 0 and p.max() < n) for p, n in zip(place, shape, strict=True)):
+            return None
+        inside = np.asarray(True)
         for p, extent in zip(place, shape, strict=True):
             inside = inside & (p >= 0) & (p < extent)
         wrong = ~inside if active is None else ~inside & active
-        if np.any(wrong):
+        if wrong.any():
             wrong, *place = np.broadcast_arrays(wrong, *place)  # type: ignore[assignment]
             where = tuple(int(p[wrong][0]) for p in place)
             raise VerifyError(f"{self.kernel.name}: subscript {where} is outside {buffer} {list(shape)}")
         return inside
 
-    def _note_read(self, buffer: Buffer, place: tuple[Array, ...], inside: Array) -> None:
+    def _note_read(self, buffer: Buffer, place: tuple[Array, ...], inside: Array | None) -> None:
         if self.state.point < 0 or buffer not in self.state.writers:
             return
-        place = tuple(p[inside] for p in np.broadcast_arrays(*place, inside)[:-1]) if place else ()
+        if inside is not None:
+            place = tuple(p[inside] for p in np.broadcast_arrays(*place, inside)[:-1])
         writers = self.state.writers[buffer][place]
         self.state.readers[buffer][place] = self.state.point
-        if np.any((writers >= 0) & (writers != self.state.point)):
+        if ((writers >= 0) & (writers != self.state.point)).any():
             raise VerifyError(f"{self.kernel.name}: a grid point reads what another wrote to {buffer}")
 
     def _write(self, buffer: Buffer, place: tuple[Array, ...], value: Array) -> None:
@@ -261,7 +264,7 @@ class _Interpreter:
         if self.state.point >= 0 and buffer in self.state.writers:
             writers, readers = self.state.writers[buffer], self.state.readers[buffer]
             for others in (writers[place], readers[place]):
-                if np.any((others >= 0) & (others != self.state.point)):
+                if ((others >= 0) & (others != self.state.point)).any():
                     raise VerifyError(f"{self.kernel.name}: two grid points use the same element of {buffer}")
             writers[place] = self.state.point
         target = self.state.arrays[buffer]
@@ -333,8 +336,17 @@ def _integer(e: Index, at: Points) -> int:
 def _grid_of(at: Points, axes: Mapping[Symbol, Array]) -> _Domain:
     """The product of one array of values for each symbol."""
     shape = tuple(len(values) for values in axes.values())
-    opened = np.meshgrid(*axes.values(), indexing="ij", sparse=True) if axes else []
-    return _Domain({**at, **dict(zip(axes, opened, strict=True))}, shape)
+    rank = len(shape)
+    opened = {s: v.reshape((1,) * k + (-1,) + (1,) * (rank - 1 - k)) for k, (s, v) in enumerate(axes.items())}
+    return _Domain({**at, **opened}, shape)
+
+
+def _places(index: Sequence[Index], at: Points, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Subscripts for each point of a domain, which broadcast to its shape."""
+    place = tuple(np.asarray(_index(i, at)) for i in index)
+    if not place or np.broadcast(*place).shape == shape:
+        return place
+    return tuple(np.broadcast_to(p, shape) for p in place)
 
 
 def _domain(iters: Sequence[Iter], at: Points) -> _Domain:
