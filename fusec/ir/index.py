@@ -196,30 +196,39 @@ def _order(e: Index) -> tuple[str, int]:
 
 
 def _term_order(term: tuple[Expr, int]) -> tuple[str, int]:
-    return _order(term[0])
+    atom = term[0]
+    return getattr(atom, "_text", None) or str(atom), id(atom)
 
 
 def terms_of(e: Index) -> tuple[int, dict[Expr, int]]:
     """The constant of a sum, and the coefficient of each atom."""
-    if isinstance(e, int):
-        return e, {}
+    constant, terms = _ordered_terms(e)
+    return constant, dict(terms)
+
+
+def _ordered_terms(e: Index) -> tuple[int, tuple[tuple[Expr, int], ...]]:
     if isinstance(e, Sum):
-        return e.constant, dict(e.terms)
-    return 0, {e: 1}
+        return e.constant, e.terms
+    return (e, ()) if isinstance(e, int) else (0, ((e, 1),))
 
 
 def _make_sum(constant: int, terms: dict[Expr, int]) -> Index:
-    terms = {a: k for a, k in terms.items() if k != 0}
-    if any(isinstance(a, Mod | Product) for a in terms):
-        constant, terms = _join_remainders(constant, terms)
+    if 0 in terms.values():
+        terms = {a: k for a, k in terms.items() if k != 0}
+    for atom in terms:
+        if isinstance(atom, (Mod, Product)):
+            constant, terms = _join_remainders(constant, terms)
+            break
+    return _sum_of(constant, tuple(sorted(terms.items(), key=_term_order)))
+
+
+def _sum_of(constant: int, terms: tuple[tuple[Expr, int], ...]) -> Index:
+    """The sum of terms that are in order, none of which is 0 or joins another."""
     if not terms:
         return constant
-    if constant == 0 and len(terms) == 1:
-        ((atom, k),) = terms.items()
-        if k == 1:
-            return atom
-    ordered = tuple(sorted(terms.items(), key=_term_order))
-    return _intern(Sum, (constant, tuple((id(a), k) for a, k in ordered)), constant=constant, terms=ordered)
+    if constant == 0 and len(terms) == 1 and terms[0][1] == 1:
+        return terms[0][0]
+    return _intern(Sum, (constant, tuple([(id(a), k) for a, k in terms])), constant=constant, terms=terms)
 
 
 def _join_remainders(constant: int, terms: dict[Expr, int]) -> tuple[int, dict[Expr, int]]:
@@ -249,13 +258,14 @@ def _remainder_in(atom: Expr) -> tuple[Mod | None, Index]:
 
 
 def add(a: Index, b: Index) -> Index:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    ca, ta = terms_of(a)
-    cb, tb = terms_of(b)
-    for atom, k in tb.items():
-        ta[atom] = ta.get(atom, 0) + k
-    return _make_sum(ca + cb, ta)
+    ca, ta = _ordered_terms(a)
+    cb, tb = _ordered_terms(b)
+    if not ta or not tb:
+        return _sum_of(ca + cb, ta or tb)
+    terms = dict(ta)
+    for atom, k in tb:
+        terms[atom] = terms.get(atom, 0) + k
+    return _make_sum(ca + cb, terms)
 
 
 def sub(a: Index, b: Index) -> Index:
@@ -269,16 +279,16 @@ def mul(a: Index, b: Index) -> Index:
         a, b = b, a
     assert isinstance(a, Expr)
     if isinstance(b, int):
-        constant, terms = terms_of(a)
-        return _make_sum(constant * b, {atom: k * b for atom, k in terms.items()})
-    ca, ta = terms_of(a)
-    cb, tb = terms_of(b)
+        constant, terms = _ordered_terms(a)
+        return _sum_of(constant * b, tuple([(atom, k * b) for atom, k in terms]) if b else ())
+    ca, ta = _ordered_terms(a)
+    cb, tb = _ordered_terms(b)
     total: Index = ca * cb
-    for x, kx in ta.items():
+    for x, kx in ta:
         total = add(total, mul(x, kx * cb))
-        for y, ky in tb.items():
+        for y, ky in tb:
             total = add(total, mul(_product(x, y), kx * ky))
-    for y, ky in tb.items():
+    for y, ky in tb:
         total = add(total, mul(y, ky * ca))
     return total
 
