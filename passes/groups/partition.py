@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from heapq import heapify, heappop, heappush
 from sys import maxsize
-
-import networkx as nx
 
 from fusec.ir.attributes import FusedKind, PermuteAttributes
 from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
@@ -24,6 +24,9 @@ from fusec.tile.scalar import Buffer, Load
 from fusec.tile.views import Subscripts, broadcast_index, fresh_index, pure, reshape_index, settled, view_index
 
 Position = tuple[Index, ...]
+
+Waits = dict[int, set[int]]
+"""The units that each unit of a partition waits for."""
 
 MOST_TERMS = 4096
 """The largest expression, written out as a tree, that one element of a kernel may be."""
@@ -357,25 +360,47 @@ def positions_of(body: Graph, group: Group) -> dict[Value, Position]:
 def build_fused_graph(partition: Partition) -> Graph:
     """The graph of kernels: every group becomes one ``fused`` op, in an order that respects what each reads."""
     graph = partition.graph
-    units = nx.DiGraph()
-    for op in graph.ops:
-        units.add_node(partition.unit_name(op))
+    waits: Waits = {partition.unit_name(op): set() for op in graph.ops}
     for op in graph.ops:
         values = partition.sources(op) if op in partition.owner else op.operands
-        for value in values:
-            producer = partition.producers.get(value)
-            if producer is not None and partition.unit_name(producer) != partition.unit_name(op):
-                units.add_edge(partition.unit_name(producer), partition.unit_name(op))
-    _order_writes(partition, units)
+        producers = (partition.producers.get(value) for value in values)
+        name = partition.unit_name(op)
+        waits[name].update(partition.unit_name(p) for p in producers if p is not None)
+        waits[name].discard(name)
+    _order_writes(partition, waits)
     ops: list[Op] = []
-    for name in nx.lexicographical_topological_sort(units):
+    for name in _in_order(waits):
         first = graph.ops[name]
         group = partition.owner.get(first)
         ops.append(first if group is None else fused_op(partition, group))
     return _without_dead_free(graph.with_ops(ops), partition)
 
 
-def _order_writes(partition: Partition, units: nx.DiGraph) -> None:
+def _in_order(waits: Waits) -> Iterator[int]:
+    """Each unit after those that it waits for, otherwise by number."""
+    sorter = TopologicalSorter(waits)
+    sorter.prepare()
+    ready = list(sorter.get_ready())
+    heapify(ready)
+    while ready:
+        name = heappop(ready)
+        yield name
+        sorter.done(name)
+        for following in sorter.get_ready():
+            heappush(ready, following)
+
+
+def _waits_for(waits: Waits, then: int, first: int) -> bool:
+    """Whether a unit is another, or waits for it, directly or not."""
+    found, more = {then}, [then]
+    while more and first not in found:
+        new = waits[more.pop()] - found
+        found |= new
+        more.extend(new)
+    return first in found
+
+
+def _order_writes(partition: Partition, waits: Waits) -> None:
     """Kernels that write into an input wait for the library calls that may raise, and for the write before theirs into
     the same input.
 
@@ -386,25 +411,25 @@ def _order_writes(partition: Partition, units: nx.DiGraph) -> None:
     for op, writer in writers.items():
         before = partition.producers.get(op.operands[0])
         if before is not None:
-            _order(units, partition.unit_name(before), writer)
+            _order(waits, partition.unit_name(before), writer)
     for call in (op for op in graph.ops if may_raise(op)):
         unit = partition.unit_name(call)
-        needs = any(nx.has_path(units, writer, unit) for writer in writers.values())
+        needs = any(_waits_for(waits, unit, writer) for writer in writers.values())
         for op, writer in writers.items():
             if needs and partition.order[op] < partition.order[call]:
-                _order(units, writer, unit)
+                _order(waits, writer, unit)
             else:
-                _order(units, unit, writer)
+                _order(waits, unit, writer)
 
 
 def _writes(op: Op) -> bool:
     return op.definition.kind == "write"
 
 
-def _order(units: nx.DiGraph, first: int, then: int) -> None:
+def _order(waits: Waits, first: int, then: int) -> None:
     """Lets one unit wait for another, unless that one waits for it."""
-    if not nx.has_path(units, then, first):
-        units.add_edge(first, then)
+    if not _waits_for(waits, first, then):
+        waits[then].add(first)
 
 
 def one_by_one(graph: Graph) -> Graph:
