@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,6 +33,7 @@ from fusec.ir.print import print_graph
 from fusec.location import Location
 from fusec.modules import NoKernels, load_module
 from fusec.options import check_choice, check_switch
+from fusec.packages import installed
 from fusec.runtime.cache import DiskCache, Entry, TuningStore, content_key, default_cache
 from fusec.runtime.executable import Executable, Module
 from fusec.runtime.program import Declined, Lowered, Program
@@ -494,14 +494,7 @@ def without_locations(graph: Graph) -> tuple[Graph, list[Location]]:
 @cache
 def versions() -> tuple[str, ...]:
     """What else a compiled program depends on: the compiler's own source, TVM, Triton and NVRTC."""
-    return str(_FORMAT), *map(_version, ("apache-tvm", "triton", "nvidia-cuda-nvrtc")), _source_digest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
+    return str(_FORMAT), *map(installed, ("apache-tvm", "triton", "nvidia-cuda-nvrtc")), _source_digest()
 
 
 def _source_digest() -> str:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from fusec.errors import TargetError
+from fusec.packages import uncollected
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def require(tool: Tool) -> None:
 def importing(tool: Tool) -> Iterator[None]:
     """TargetError where a tool that is installed can't be imported."""
     try:
-        yield
+        with uncollected():
+            yield
     except (ImportError, OSError) as error:
         if str(getattr(error, "name", None) or "").partition(".")[0] == "fusec":
             raise

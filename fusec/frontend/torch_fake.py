@@ -19,6 +19,7 @@ from fusec.frontend.torch_memory import Memory
 from fusec.frontend.torch_modes import why_not_plain
 from fusec.ir.attributes import PermuteAttributes, StridedAttributes
 from fusec.ir.types import contiguous_strides
+from fusec.packages import uncollected
 
 MOST_KNOWN = 1 << 14
 """Results of operations on fake tensors that PyTorch may know; it forgets none by itself, and each takes 0.5 KB."""
@@ -28,7 +29,8 @@ def fake_mode() -> FakeTensorMode:
     """A mode for one capture."""
     if len(FakeTensorMode.cache) > MOST_KNOWN:
         FakeTensorMode.cache_clear()
-    return FakeTensorMode()
+    with uncollected():  # the first one imports torch.compile's front half
+        return FakeTensorMode()
 
 
 def fake_like(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:

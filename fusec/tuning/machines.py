@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fusec.config import cache_dir, logger
+from fusec.packages import installed
 from fusec.runtime.isa import host_features
 from fusec.target.cpu import CpuTarget, host_model
 from fusec.target.gpu import GpuTarget
@@ -69,25 +69,10 @@ def _read_gpu(path: Path, changed: int) -> GpuRates | None:
 def gpu_profile_path(target: GpuTarget, device: str) -> Path:
     """For one model of GPU, and for the versions that measured it; whatever rates the target has."""
     facts = (device, target.arch, target.sms, target.l2, target.clock)
-    text = "\n".join(map(str, (_GPU_FORMAT, _triton(), *facts)))
+    text = "\n".join(map(str, (_GPU_FORMAT, installed("triton"), *facts)))
     return cache_dir() / "machines" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def profile_path(target: CpuTarget) -> Path:
-    facts = (str(_FORMAT), _tvm(), *machine_facts(target))
+    facts = (str(_FORMAT), installed("apache-tvm"), *machine_facts(target))
     return cache_dir() / "machines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
-
-
-def _tvm() -> str:
-    return _version("apache-tvm")
-
-
-def _triton() -> str:
-    return _version("triton")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
