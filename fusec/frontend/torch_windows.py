@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fusec.frontend.torch_convolution import windowed
 from fusec.frontend.torch_emit import Declined, Emitter, extents
-from fusec.ir.attributes import PadAttributes, WindowsAttributes
+from fusec.ir.attributes import PadAttributes
 from fusec.ir.nodes import Value
 from fusec.ir.types import f32
 
@@ -20,11 +21,14 @@ def _im2col(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
-    """Each window of an image as a column, channels outermost."""
-    seen = _windows(e, _padded(e, x, padding, padding), kernel_size, dilation, stride)
-    rank = seen.type.rank
-    *outer, rows, columns, high, wide = range(rank)
-    return e.reshape(e.permute(seen, (*outer, high, wide, rows, columns)), e.out.shape)
+    """Each window of an image as a column, channels outermost. The padding lies as the image does."""
+    image = x if x.type.rank == 4 else e.reshape(x, (1, *x.type.shape))
+    if any(padding):
+        around = (0, 0, padding[0], padding[-1])
+        image = e.emit("pad", image, e.constant(0, x.type.dtype), attributes=PadAttributes(around, around))
+    sizes = (kernel_size[0], kernel_size[-1])
+    seen = windowed(e, e.permute(image, (0, 2, 3, 1)), sizes, stride, (0,), dilation)
+    return e.reshape(e.permute(seen, (0, 3, 4, 5, 1, 2)), e.out.shape)
 
 
 def _adaptive_avg_pool2d(e: Emitter, x: Value, output_size: Sequence[int]) -> Value:
@@ -53,30 +57,6 @@ def _nearest(e: Emitter, x: Value, _: Sequence[int] | None, *scales: float | Seq
     apart = [n for extent in image for n in (extent, 1)]
     wide = [n for pair in zip(image, factors, strict=True) for n in pair]
     return e.reshape(e.broadcast(e.reshape(x, (*batch, *apart)), (*batch, *wide)), e.out.shape)
-
-
-def _pair(sizes: Sequence[int]) -> tuple[int, int]:
-    return (sizes[0], sizes[-1])
-
-
-def _padded(e: Emitter, x: Value, low: Sequence[int], high: Sequence[int]) -> Value:
-    if not any((*low, *high)):
-        return x
-    outer = (0,) * (x.type.rank - 2)
-    attributes = PadAttributes((*outer, *_pair(low)), (*outer, *_pair(high)))
-    return e.emit("pad", x, e.constant(0, x.type.dtype), attributes=attributes)
-
-
-def _windows(e: Emitter, x: Value, size: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> Value:
-    """``(..., rows, columns)`` as ``(..., windows, windows, size, size)``."""
-    sizes, steps, strides = _pair(size), _pair(dilation), _pair(stride)
-    rank = x.type.rank
-    for number in (0, 1):
-        reach = (sizes[number] - 1) * steps[number] + 1
-        attributes = WindowsAttributes(rank - 2 + number, reach, strides[number])
-        x = e.emit("windows", x, attributes=attributes)
-        x = e.narrow(x, x.type.rank - 1, 0, extents(x)[-1], steps[number])
-    return x
 
 
 WINDOWS: dict[str, Lowering] = {
