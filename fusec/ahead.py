@@ -64,7 +64,7 @@ def usual_extents(ranges: Ranges, upto: int | None) -> dict[str, int]:
 
 
 def in_sizes(piece: Piece) -> list[Piece]:
-    """The piece for small extents, for middling ones, and for all: products of few rows are scheduled otherwise."""
+    """The piece for small extents, for middling ones, and for all: matmuls of few rows are scheduled otherwise."""
     least, largest = (prod(ends[k] for ends in piece.ranges.values()) for k in (0, 1))
     if not any(op.name in _PRODUCTS for op in piece.graph.ops):
         return [piece]

@@ -68,7 +68,7 @@ PROBES = (
     Probe(("tensor", "warp_tensor"), _product, lambda t, d: (_half(t, d, 8192, 4096), _half(t, d, 8192, 4096))),
     Probe(("simt", "special"), _product, lambda t, d: (_single(t, d, 4096, 4096), _single(t, d, 4096, 4096))),
 )
-"""One gigabyte read, half a gigabyte copied, products of 16 bits and of f32. What L2 gives is a fit to products
+"""One gigabyte read, half a gigabyte copied, matmuls of 16 bits and of f32. What L2 gives is a fit to matmuls
 (:data:`fusec.target.gpu_rates.L2`), and not measured."""
 
 

@@ -48,7 +48,7 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Extents:
-    """The extents of a product's loops."""
+    """The extents of a matmul's loops."""
 
     batches: Index
     m: Index

@@ -158,7 +158,7 @@ def graph_passes(
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),
-        # A window of few elements is reduced by a map; on a CPU a product of one row a batch is a sum like any other.
+        # A window of few elements is reduced by a map; on a CPU a matmul of one row a batch is a sum like any other.
         "vectors": lambda g: open_windows(g if gpu else open_vectors(g)),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
         "empty": drop_empty,

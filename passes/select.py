@@ -61,7 +61,7 @@ class Selector:
 
 
 def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
-    """Operations of a group's products that are done, by their operands' type."""
+    """Operations of a group's matmuls that are done, by their operands' type."""
     skipped = lowered.skipped or 0.0
     found: dict[DType, int] = {}
     for op in dots:

@@ -99,7 +99,7 @@ def _summed(
 
 
 def _rounded(r: Rewriter, value: Value, dtype: DType) -> Value:
-    """As a product's own result is: digits beyond the dtype's may stay."""
+    """As a matmul's own result is: digits beyond the dtype's may stay."""
     if value.type.dtype == dtype:
         return value
     return r.emit("cast", value, attributes=CastAttributes(dtype, True))

@@ -1,4 +1,4 @@
-"""ATen's matrix products."""
+"""ATen's matmuls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _scaled_sum(e: Emitter, x: Value, product: Value, beta: Scalar, alpha: Scala
 def _add_summed_products(
     e: Emitter, x: Value, batch1: Value, batch2: Value, *, beta: Scalar = 1, alpha: Scalar = 1
 ) -> Value:
-    """addbmm: the products of all batches, added up."""
+    """addbmm: the matmuls of all batches, added up."""
     product = e.emit("einsum", batch1, batch2, attributes=EinsumAttributes("bij,bjk->ik"))
     return _scaled_sum(e, x, product, beta, alpha)
 
@@ -94,7 +94,7 @@ def _outer(e: Emitter, x: Value, vec2: Value) -> Value:
 
 
 def _bilinear(e: Emitter, input1: Value, input2: Value, weight: Value, bias: Value | None = None) -> Value:
-    """One product with the weights of all outputs, then a sum of rows."""
+    """One matmul with the weights of all outputs, then a sum of rows."""
     *batch, first = extents(input1)
     outputs, _, second = extents(weight)
     if 0 in (*batch, first, second, outputs) or not e.out.dtype.is_float:

@@ -26,7 +26,7 @@ INTERPRET = "fusec.interpret"
 
 
 PRODUCT = "fusec.product"
-"""The target of a call that is a product of the library, said by ``arguments`` (:mod:`fusec.runtime.products`)."""
+"""The target of a call that is a matmul of the library, said by ``arguments`` (:mod:`fusec.runtime.products`)."""
 
 
 ATTENTION = "fusec.attention"

@@ -1,4 +1,4 @@
-"""A matrix product by PyTorch's library (cuBLAS), its operands as strides over memory."""
+"""A matmul by PyTorch's library (cuBLAS), its operands as strides over memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def product_from_text(text: str) -> Product:
 
 
 def bind_product(text: str) -> Callable[..., Sequence[Any]]:
-    """The function from operand tensors to the product, in a list. It reads and writes only their memory."""
+    """The function from operand tensors to the matmul, in a list. It reads and writes only their memory."""
     import torch
 
     p = product_from_text(text)

@@ -218,7 +218,7 @@ def _search(name: str, axis: int) -> Function:
 
 
 def _dot(attributes: DotAttributes, shape: tuple[int, ...]) -> Function:
-    """One batched product; of short integers in f64, which is exact, as CUDA has none of integers."""
+    """One batched matmul; of short integers in f64, which is exact, as CUDA has none of integers."""
     lb, rb, lc, rc = attributes.lhs_batch, attributes.rhs_batch, attributes.lhs_contract, attributes.rhs_contract
 
     def run(a: Tensor, b: Tensor) -> Tensor:

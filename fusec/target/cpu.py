@@ -55,7 +55,7 @@ class CpuTarget:
         return 2.0 * self.lanes(bits) * self.fma_units * self.frequency * (cores or self.cores)
 
     def product_flops(self, dtype: DType, cores: int | None = None) -> float:
-        """Operations a second of a product's operands of this type, in the fastest unit that multiplies them."""
+        """Operations a second of a matmul's operands of this type, in the fastest unit that multiplies them."""
         if self.multiplies_in_tiles(dtype):
             return self.tile_flops(dtype.bits) * (cores or self.cores)
         if self.multiplies(dtype):

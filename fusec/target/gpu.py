@@ -41,7 +41,7 @@ class GpuTarget:
 
     @property
     def half_flops(self) -> float:
-        """Operations a second of matrix products of 16 bits."""
+        """Operations a second of matmuls of 16 bits."""
         return self.rates.tensor
 
     @property
@@ -51,7 +51,7 @@ class GpuTarget:
 
     @property
     def has_faster_products(self) -> bool:
-        """Whether there are instructions for products that are faster than those of a warp."""
+        """Whether there are instructions for matmuls that are faster than those of a warp."""
         return self.rates.tensor > self.rates.warp_tensor
 
     @property

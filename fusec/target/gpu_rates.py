@@ -78,7 +78,7 @@ class GpuRates:
 
 
 LAUNCH, FOLLOW = 4.8e-6, 0.85e-6
-"""Seconds on an H200, medians between events with other memory in L2. Eight products of 512×768×3072 in a row took 7.8
+"""Seconds on an H200, medians between events with other memory in L2. Eight matmuls of 512×768×3072 in a row took 7.8
 µs each, one alone 11.3 (decision 8); a second kernel that is launched early 0.8 to 0.9 µs more (decision 9)."""
 
 CALL, HOST_LAUNCH = 4.2e-6, 2.6e-6
@@ -90,15 +90,15 @@ READ, COPY = 0.945, 0.925
 with the launch taken off; taken for other GPUs too."""
 
 L2 = 2.67
-"""L2's rate in units of the datasheet's rate of device memory, as a fit to 600 products in Triton on an H200 has it
+"""L2's rate in units of the datasheet's rate of device memory, as a fit to 600 matmuls in Triton on an H200 has it
 (decision 9)."""
 
 TENSOR = 0.868
-"""What Hopper's instructions reach of the datasheet's rate of products inside ``gemm.cuh``'s loop, where the GPU is
+"""What Hopper's instructions reach of the datasheet's rate of matmuls inside ``gemm.cuh``'s loop, where the GPU is
 limited by power: three products in ``benchmarks/results/gpu.md`` lie within 2 % of the times that follow."""
 
 OTHER_TENSOR = 0.827
-"""The same of other GPUs, from large products of other kernels on an H200; nothing else was at hand."""
+"""The same of other GPUs, from large matmuls of other kernels on an H200; nothing else was at hand."""
 
 AMD = 0.89
 """What copying and reading are taken to reach of the datasheet on AMD's GPUs."""

@@ -77,7 +77,7 @@ class Rates:
         return self.call + (self.library + self.far_argument * further if far else self.argument * further)
 
     def product(self, dtype: DType, tiles: bool) -> float:
-        """Operations a second of products of this type on one core, in tiles or in vectors."""
+        """Operations a second of matmuls of this type on one core, in tiles or in vectors."""
         name = unit_of(dtype, tiles)
         if name in self.multiply:
             return self.multiply[name]

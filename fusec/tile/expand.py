@@ -1,4 +1,4 @@
-"""What templates of products compute, as statements: for the interpreter, and for backends that lack the template."""
+"""What templates of matmuls compute, as statements: for the interpreter, and for backends that lack the template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_REGISTERS = RegisterTile(0, 0)
 
 
 def expand(template: GemmTemplate) -> Block:
-    """The body of a product's kernel."""
+    """The body of a matmul's kernel."""
     match template:
         case SimtGemm():
             return _product(template.nest, template.thread)

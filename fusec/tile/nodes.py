@@ -228,16 +228,16 @@ def statements(block: Block) -> Iterator[Statement]:
 
 
 def tiled_products(block: Block) -> Iterator[Dot]:
-    """The products that are made on AMX's tile registers."""
+    """The matmuls that are made on AMX's tile registers."""
     return (s for s in statements(block) if isinstance(s, Dot) and s.registers.tiles)
 
 
 def uses_tiles(block: Block) -> bool:
-    """Whether a product is made on AMX's tile registers."""
+    """Whether a matmul is made on AMX's tile registers."""
     return any(True for _ in tiled_products(block))
 
 
 def multiplies_halves(block: Block) -> bool:
-    """Whether a product multiplies bf16 as it is, by instructions that take subnormal numbers for 0: a CPU's kernel may
+    """Whether a matmul multiplies bf16 as it is, by instructions that take subnormal numbers for 0: a CPU's kernel may
     do so then when it rounds."""
     return any(isinstance(s, Dot) and s.a.dtype is bf16 and grouped(s) > 1 for s in statements(block))

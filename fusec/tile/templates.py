@@ -13,7 +13,7 @@ from fusec.tile.scalar import Buffer, Load, ScalarExpr
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How blocks of a product work together where one part of a block fetches and others multiply (Hopper).
+    """How blocks of a matmul work together where one part of a block fetches and others multiply (Hopper).
 
     ``cluster_m`` by ``cluster_n`` blocks with neighbouring tiles share what they fetch; tiles are walked in groups of
     ``group`` rows of clusters. ``ping_pong``: a block's two consumers do a tile each, one multiplying while the other
@@ -31,7 +31,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class TiledAxis:
-    """An axis of a product in tiles: ``whole`` over all of it, ``inner`` over the tile that starts at ``first``."""
+    """An axis of a matmul in tiles: ``whole`` over all of it, ``inner`` over the tile that starts at ``first``."""
 
     whole: Iter
     first: Index
@@ -71,7 +71,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class TemplateOperand:
-    """An element of a product's operand over the whole axes. ``tile``: what it is computed into, block by block; None
+    """An element of a matmul's operand over the whole axes. ``tile``: what it is computed into, block by block; None
     where it is read as it lies. windows: what the element says, where it shows windows that TMA can fetch."""
 
     element: ScalarExpr
@@ -113,7 +113,7 @@ class GemmNest:
 
 @dataclass(frozen=True)
 class SimtGemm:
-    """A product by SIMT arithmetic; ``thread``: what a thread has of a tile."""
+    """A matmul by SIMT arithmetic; ``thread``: what a thread has of a tile."""
 
     nest: GemmNest
     thread: RegisterTile

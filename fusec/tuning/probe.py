@@ -175,7 +175,7 @@ def _stream_rate(module: Any, memory: _Memory, what: str, threads: int, footprin
 
 CALLS = 200
 _LARGEST_TILE = 1 << 14
-"""Bytes of sums of a product, at most."""
+"""Bytes of sums of a matmul, at most."""
 
 
 def _region(module: Any, threads: int) -> float:

@@ -20,7 +20,7 @@ DEPTH_BYTES = 512
 """Of a row of k: both operands of an AMX block fill two thirds of L1."""
 
 MOST_ENDS = 0.25
-"""Of the time of a product on tiles, what its block of sums may take to end: 0.12 on Emerald Rapids. More is found
+"""Of the time of a matmul on tiles, what its block of sums may take to end: 0.12 on Emerald Rapids. More is found
 where a core was slower for the shallow one, and the unit would then be faster than any."""
 
 TIMES = symbol("times", 1, 1 << 30)
@@ -33,7 +33,7 @@ def repeated(*body: Statement) -> Loop:
 
 @dataclass(frozen=True)
 class Probe:
-    """A product of one register tile by each thread, again and again.
+    """A matmul of one register tile by each thread, again and again.
 
     unit: as in :class:`Rates`. flops, nbytes: of one of them, operations and its right operand. shallow: of half the
     depth.

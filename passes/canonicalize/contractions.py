@@ -62,7 +62,7 @@ def _batched(value: Value) -> bool:
 
 
 def _unbatched(r: Rewriter, lhs: Value, rhs: Value) -> Value:
-    """The product where one side at most has batch axes: they are free axes of that side."""
+    """The matmul where one side at most has batch axes: they are free axes of that side."""
     if lhs.type.rank > 2 and not _batched(lhs):
         lhs = r.reshape(lhs, lhs.type.shape[-2:], hint="lhs")
     if rhs.type.rank > 2 and not _batched(rhs):

@@ -106,7 +106,7 @@ def _summed(r: Rewriter, term: _Term, outside: str, partner: Sequence[_Term]) ->
 
 
 def _product(r: Rewriter, a: _Term, b: _Term, outside: str) -> _Term:
-    """The product of two terms, summed over the letters that both have and nothing outside needs."""
+    """The contraction of two terms, summed over the letters that both have and nothing outside needs."""
     shared = [letter for letter in a.letters if letter in b.letters]
     contracted = "".join(letter for letter in shared if letter not in outside)
     batch = "".join(letter for letter in shared if letter in outside)

@@ -105,7 +105,7 @@ def _image(r: Rewriter, value: Value) -> tuple[int, ...] | None:
 
 
 def _is_convolved(r: Rewriter, value: Value) -> bool:
-    """Whether a value is made of a convolution's result, not of any other product's, by elementwise ops."""
+    """Whether a value is made of a convolution's result, not of any other matmul's, by elementwise ops."""
     for _ in range(_TRACED):
         made = r.producer(value)
         if made is None or not made.operands:

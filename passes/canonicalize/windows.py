@@ -11,7 +11,7 @@ from fusec.ir.types import Dim
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 COPY_COST = 16
-"""Multiply-adds that writing and reading back one element of the small product is taken to cost: on a CPU with
+"""Multiply-adds that writing and reading back one element of the small matmul is taken to cost: on a CPU with
 512-bit vectors, 20 GB/s and 100 GFLOP/s a core, 8 bytes are 40 flops; half of it stays in cache."""
 
 
@@ -121,7 +121,7 @@ def _freed(r: Rewriter, source: Value, side: int, attributes: DotAttributes) -> 
     contract = tuple(kept.index(k) for k in contracts[side])
     own_free = len(kept) - len(contract)
     other_free = free_axes(other.type.rank, (), contracts[1 - side])
-    # Where each axis of the other operand lies among the product's axes.
+    # Where each axis of the other operand lies among the matmul's axes.
     first = own_free if side == 0 else 0
     place = {axis: first + n for n, axis in enumerate(other_free)}
     own = range(own_free) if side == 0 else range(len(other_free), len(other_free) + own_free)

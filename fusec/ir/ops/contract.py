@@ -57,7 +57,7 @@ def _dot(arrays: Arrays, attributes: DotAttributes) -> Array:
 
 
 def contract(lhs: Array, rhs: Array, attributes: DotAttributes) -> Array:
-    """The contraction in the arrays' dtype, as one batched matrix product."""
+    """The contraction in the arrays' dtype, as one batched matmul."""
     lhs_free = free_axes(lhs.ndim, attributes.lhs_batch, attributes.lhs_contract)
     rhs_free = free_axes(rhs.ndim, attributes.rhs_batch, attributes.rhs_contract)
     batch = [lhs.shape[i] for i in attributes.lhs_batch]
