@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -36,6 +37,7 @@ def vector_type(element: str, lanes: int) -> str:
     return element if lanes == 1 else f"{element}x{lanes}"
 
 
+@lru_cache(maxsize=1 << 14)
 def integer(value: int, dtype: str = "int32") -> Node:
     return tirx.IntImm(dtype, value)
 
@@ -67,31 +69,31 @@ def widen(value: Value, lanes: int) -> Value:
 
 
 def ramp(start: Node, lanes: int, stride: int = 1, dtype: str = "int32") -> Node:
-    return start if lanes == 1 else tirx.Ramp(start, tirx.IntImm(dtype, stride), lanes)
+    return start if lanes == 1 else tirx.Ramp(start, integer(stride, dtype), lanes)
 
 
 def lane(value: Value, number: int) -> Value:
     """One lane of a vector."""
     if value.lanes == 1:
         return value
-    return Value(tirx.Shuffle([value.node], [tirx.IntImm("int32", number)]), value.type)
+    return Value(tirx.Shuffle([value.node], [integer(number)]), value.type)
 
 
 def part(value: Value, start: int, lanes: int) -> Value:
     """Consecutive lanes of a vector."""
-    indices = [tirx.IntImm("int32", i) for i in range(start, start + lanes)]
+    indices = [integer(i) for i in range(start, start + lanes)]
     return Value(tirx.Shuffle([value.node], indices), value.type, lanes)
 
 
 def join(values: Sequence[Value]) -> Value:
     """A vector made of scalars."""
-    indices = [tirx.IntImm("int32", i) for i in range(len(values))]
+    indices = [integer(i) for i in range(len(values))]
     return Value(tirx.Shuffle([v.node for v in values], indices), values[0].type, len(values))
 
 
 def shuffle(a: Value, b: Value, picks: Sequence[int]) -> Value:
     """Lanes picked from two vectors of the same type, those of ``b`` numbered after those of ``a``."""
-    indices = [tirx.IntImm("int32", i) for i in picks]
+    indices = [integer(i) for i in picks]
     return Value(tirx.Shuffle([a.node, b.node], indices), a.type, len(picks))
 
 
