@@ -37,6 +37,7 @@ from benchmarks.workloads import (
     bert,
     calls,
     compile_time,
+    convnets,
     elementwise,
     gpt2,
     linear,
@@ -62,6 +63,7 @@ WORKLOADS: dict[str, Callable[[Session], Iterator[Row]]] = {
     "minilm": minilm.rows,
     "bert": bert.rows,
     "gpt2": gpt2.rows,
+    "convnets": convnets.rows,
     "calls": calls.rows,
     "compile_time": compile_time.rows,
     "load_time": load_time.rows,
@@ -87,6 +89,7 @@ greatest absolute error against float64, and how many times that of the code as 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload (again for more)")
+    parser.add_argument("--rows", action="append", default=[], help="of convnets: rows with this in their name (again)")
     parser.add_argument("--quick", action="store_true", help="few rounds, no waiting for a quiet machine, no files")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--save", type=Path, metavar="DIR", help="compile the cases into this folder, measure nothing")
@@ -111,7 +114,7 @@ def main() -> None:
         console.print("[yellow]other processes use this machine; the figures will be worse than they are[/]")
     known = known_rates(cpu_target()) if arguments.quick or arguments.load else None
     machine = measure_machine(THREADS, budget.wait, known or measure_rates(THREADS))
-    session = Session(machine, budget, arguments.quick, log)
+    session = Session(machine, budget, arguments.quick, log, only=tuple(arguments.rows))
     if arguments.load:
         session = Loading(machine, budget, arguments.quick, log, folder=arguments.load)
     out: Path | None = arguments.out or (RESULTS / "cpu.md" if not arguments.quick and not arguments.only else None)

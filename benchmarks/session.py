@@ -78,6 +78,11 @@ class Session:
     log: Callable[[str], None]
     threads: int = 2
     failures: list[str] = field(default_factory=list)
+    only: tuple[str, ...] = ()
+    """Parts of the names of the rows that are measured; none: all of them."""
+
+    def wants(self, work: str) -> bool:
+        return not self.only or any(part in work for part in self.only)
 
     def time(self, case: Case) -> Row:
         """Measures a case: all peers in turn, then their errors, then fusec's kernels one by one."""

@@ -207,7 +207,7 @@ def case(
         peers[FUSEC] = Peer(fusec.jit(other), (moved,))
         module, x = other, moved
     return Case(
-        f"{name} {dtype}{form and ', ' + form}",
+        title(name, dtype, form),
         peers,
         [Faster(factor, tuple(eager))],
         module,
@@ -234,6 +234,7 @@ def flops(module: nn.Module, x: Tensor) -> float:
 
 
 def networks() -> Iterator[tuple[str, Make, tuple[int, ...]]]:
+    """Name, module and shape of its image. They need what the campaigns do (``.[campaigns]``)."""
     import timm
 
     for name in ("resnet50", "mobilenetv3_large_100", "efficientnet_b0", "convnext_tiny", "regnety_008"):
@@ -287,7 +288,12 @@ def decoder() -> nn.Module:
 
 
 def rows(session: Session) -> Iterator[Row]:
-    made = [partial(case, *block, dtype, 1.0, "") for block in blocks() for dtype in DTYPES]
+    found = [(*block, dtype, 1.0, "") for block in blocks() for dtype in DTYPES]
     for network in networks():
-        made += [partial(case, *network, dtype, 1.3, form) for dtype in DTYPES for form in ("", "channels last")]
+        found += [(*network, dtype, 1.3, form) for form in ("", "channels last") for dtype in DTYPES]
+    made = [partial(case, *given) for given in found if session.wants(title(given[0], *given[3::2]))]
     yield from session.time_all(made)
+
+
+def title(name: str, dtype: str, form: str) -> str:
+    return f"{name} {dtype}{form and ', ' + form}"

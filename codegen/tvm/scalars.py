@@ -300,7 +300,12 @@ class Points:
         return Value(node, element, place.lanes)
 
     def _clamped(self, e: Load) -> Place:
-        """The place with every subscript moved into the buffer."""
+        """The place with every subscript moved into the buffer; those that are inside anyway stay as they are, so that
+        lanes along them are still neighbours."""
+        if all(isinstance(i, int | Expr) for i in e.index):
+            pairs = zip(e.index, e.buffer.shape, strict=True)
+            inside = (i if _is_inside(i, n) else ix.maximum(ix.minimum(i, ix.sub(n, 1)), 0) for i, n in pairs)  # type: ignore[arg-type]
+            return self.place(e.buffer, tuple(inside))
         total: Value | None = None
         for i, extent, stride in zip(e.index, e.buffer.shape, e.buffer.strides, strict=True):
             part = self._subscript(i)
@@ -470,9 +475,8 @@ def _is_small_index(e: ScalarExpr) -> bool:
 
 def is_within(e: Load) -> bool:
     """Whether every subscript is provably inside the buffer."""
-    for i, extent in zip(e.index, e.buffer.shape, strict=True):
-        if not isinstance(i, int | Expr):
-            return False
-        if not (ix.is_at_least(i, 0) and ix.is_below(i, extent)):
-            return False
-    return True
+    return all(_is_inside(i, extent) for i, extent in zip(e.index, e.buffer.shape, strict=True))
+
+
+def _is_inside(i: Subscript, extent: Index) -> bool:
+    return isinstance(i, int | Expr) and ix.is_at_least(i, 0) and ix.is_below(i, extent)

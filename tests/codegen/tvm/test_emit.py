@@ -101,6 +101,22 @@ def test_select_guards_loads_outside_the_buffer():
     assert (result[3:8] != 7).all()
 
 
+@pytest.mark.parametrize("width", [64, 21])
+def test_lanes_stay_neighbours_where_another_subscript_is_guarded(width):
+    """A row that a pooling window has outside of the image, in blocks of rows of which the last is shorter."""
+    x, out = buffer("x", f32, (10, width)), buffer("out", f32, (10, width))
+    b, r, j = sym("b", 3), sym("r", 4), sym("j", width)
+    row = 4 * b + r
+    inside = op("ge", IndexValue(row - 1), const(0, i64), dtype=bool_)
+    value = op("select", inside, load(x, row - 1, j), const(-1.0, f32))
+    body = (Store((Iter(r, 4, 10 - 4 * b), Iter(j, width)), out, (row, j), value),)
+    shifted = kernel("shift", (x, out), (Grid((Iter(b, 3),), body),))
+    (result,) = compare(shifted)
+    assert (result[0] == -1).all()
+    text = compile_kernels([shifted], HOST).source("shift")
+    assert "vp.mul" not in text
+
+
 def test_limits_that_depend_on_outer_iterators():
     x, out = buffer("x", f32, (9, 20)), buffer("out", f32, (9, 20))
     i, j = sym("i", 9), sym("j", 20)
