@@ -19,6 +19,11 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "PyTorch multiplies by scale * weight and adds the rest, which is inf - inf where the weight is infinite": (
         *(f"{op} {dtype} specials" for op in _BATCH_NORMS for dtype in ("f32", "bf16")),
     ),
+    "weights that are not finite, beside padding: some of PyTorch's kernels multiply them by 0, others skip it": (
+        "nn.functional.conv2d f32 specials",
+        "nn.functional.conv2d bf16 specials",
+        "nn.functional.conv3d bf16 specials",
+    ),
     "rows of one element: PyTorch adds a bias of 0, which makes the zero positive": ("native_layer_norm f32 forward",),
     "PyTorch's vectors give NaN for gelu(inf); fusec gives inf": (
         "nn.functional.gelu f32 specials",
