@@ -58,9 +58,18 @@ def ir_dtype(dtype: torch.dtype) -> DType:
         raise UnsupportedOpError(str(error.args[0])) from None
 
 
-def tensor_type(tensor: torch.Tensor) -> TensorType:
-    """The type of a tensor, or of a fake one."""
-    return TensorType(ir_dtype(tensor.dtype), tuple(int(d) for d in tensor.shape), str(tensor.device))
+def tensor_type(tensor: torch.Tensor, *, channels_last: bool = False) -> TensorType:
+    """The type of a tensor, or of a fake one, or of what it is with its second axis last."""
+    shown = tensor.movedim(1, -1) if channels_last else tensor
+    return TensorType(ir_dtype(tensor.dtype), tuple(int(d) for d in shown.shape), str(tensor.device))
+
+
+def has_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether an image or a volume lies in memory with its channels last, and in no other order."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.dim() not in formats or not all(isinstance(n, int) for n in tensor.shape) or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=formats[tensor.dim()])
 
 
 def extents(value: Value) -> tuple[int, ...]:

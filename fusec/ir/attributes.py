@@ -194,7 +194,8 @@ class ExternAttributes(Attributes):
     ``target`` names it (``aten.sort.stable``, ``numpy.sort``). ``arguments`` is the text of a Python tuple
     and dict of its arguments, ``$0``, ``$1``, ... standing for the operands. ``reason`` says why it is not compiled.
     ``strided``: operands of PyTorch's calls (their numbers) that may lie in memory in any way; the others are
-    contiguous, as the function gave them, and what it calls may count on that.
+    contiguous, as the function gave them, and what it calls may count on that. ``channels_last``: results (their
+    numbers) whose second axis in the library is the last one here, as it is in memory.
     """
 
     target: str
@@ -202,6 +203,7 @@ class ExternAttributes(Attributes):
     types: tuple[TensorType, ...]
     reason: str = ""
     strided: tuple[int, ...] = ()
+    channels_last: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -47,6 +48,8 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     """
     if attributes.target == CONVOLUTION:
         return bind_convolution(attributes.arguments)
+    if attributes.channels_last:
+        return _with_channels_last(attributes)
     function, kind = _resolve(attributes.target)
     args, kwargs = parse_arguments(attributes.arguments)
     if attributes.target == CHECK_INDEX:
@@ -73,6 +76,23 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     if kind == "torch":
         lines = _without_grad(call, scope, shapes[0] if count == 1 and fixed else None)
     return make_function("call", ["*operands"], [*lines, f"return {scope.bind(results, 'results')}(result)"], scope)
+
+
+def _with_channels_last(attributes: ExternAttributes) -> Prepared:
+    """PyTorch's call, some of its results shown with their channels last."""
+    moved = attributes.channels_last
+    types = tuple(_channels_second(t) if k in moved else t for k, t in enumerate(attributes.types))
+    run = prepare(replace(attributes, types=types, channels_last=()))
+
+    def call(*operands: Any) -> list[Any]:
+        return [result.movedim(1, -1) if k in moved else result for k, result in enumerate(run(*operands))]
+
+    return call
+
+
+def _channels_second(type: TensorType) -> TensorType:
+    batch, *places, channels = type.shape
+    return type.with_shape((batch, channels, *places))
 
 
 def run_extern(attributes: ExternAttributes, operands: Sequence[Any]) -> Sequence[Any]:

@@ -288,7 +288,8 @@ def _step_to(step: Step, places: dict[Location, int]) -> Json:
         case Call(attributes, arguments, results, location):
             types = [type_to_json(t) for t in attributes.types]
             record = [attributes.target, attributes.arguments, types, attributes.reason]
-            record += [list(attributes.strided)] if attributes.strided else []
+            more = [list(attributes.strided), list(attributes.channels_last)]
+            record += more if any(more) else []
             return ["call", record, list(arguments), list(results), _place(location, places)]
 
 
@@ -298,9 +299,10 @@ def _step_from(data: Json, places: Sequence[Location], symbols: Symbols) -> Step
             return Launch(kernel, _numbers(arguments), group)
         case ["pack", str(kernel), arguments, bool(cacheable)]:
             return Pack(kernel, _numbers(arguments), cacheable)
-        case ["call", [target, text, types, reason, *strided], arguments, results, place]:
+        case ["call", [target, text, types, reason, *more], arguments, results, place]:
             made = tuple(type_from_json(t, symbols) for t in types)
-            record = ExternAttributes(str(target), str(text), made, str(reason), _numbers(*strided or [[]]))
+            strided, channels_last = map(_numbers, more or ([], []))
+            record = ExternAttributes(str(target), str(text), made, str(reason), strided, channels_last)
             return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
 

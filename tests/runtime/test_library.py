@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+import fusec
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.types import TensorType, f32, i64
-from fusec.runtime.library import Operand, parse_arguments, prepare, run_extern
+from fusec.runtime.library import Operand, ResultsDifferError, parse_arguments, prepare, run_extern
 
 T = TensorType(f32, (3,))
 
@@ -79,6 +82,51 @@ def test_torch_call():
     assert values.tolist() == [3, 2, 1]
     assert places.tolist() == [1, 2, 0]
     assert not values.requires_grad
+
+
+def test_results_with_their_channels_last():
+    """They are given as the library made them, without a copy."""
+    x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
+    types = (TensorType(f32, (2, 3, 3, 8)),)
+    attributes = ExternAttributes("aten._adaptive_avg_pool2d.default", "(($0, (3, 3)), {})", types, channels_last=(0,))
+    (made,) = run_extern(attributes, [x])
+    assert made.is_contiguous()
+    torch.testing.assert_close(made.movedim(-1, 1), torch.nn.functional.adaptive_avg_pool2d(x, 3))
+    wrong = replace(attributes, types=(TensorType(f32, (2, 8, 3, 3)),))
+    with pytest.raises(ResultsDifferError):
+        run_extern(wrong, [x])
+
+
+CALLS = {
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear") * 2,
+    "pooling of several sizes": lambda x: F.adaptive_avg_pool2d(x, 3).relu(),
+    "several results": lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True),
+    "a volume": lambda x: F.interpolate(x[:, :, None].expand(-1, -1, 2, -1, -1), scale_factor=2, mode="trilinear") + 1,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("last", [False, True])
+def test_calls_on_images(name, last, tmp_path):
+    """Values, strides and what is saved, in both memory formats."""
+    f = CALLS[name]
+    x = torch.randn(2, 8, 5, 7)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    wanted = f(x)
+    compiled = fusec.compile(f, x)
+    compiled.save(tmp_path / "f.fusec")
+    for run in (fusec.jit(f), compiled, fusec.load(tmp_path / "f.fusec"), torch.compile(f, backend="fusec")):
+        made = run(x)
+        pairs = zip(made, wanted, strict=True) if isinstance(wanted, tuple) else ((made, wanted),)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs)
+            assert ours.stride() == theirs.stride()
+
+
+def test_a_call_with_channels_last_in_text():
+    graph = fusec.trace(CALLS["bilinear"], torch.randn(2, 8, 5, 7).to(memory_format=torch.channels_last))
+    assert "channels_last=" in str(graph)
+    assert str(fusec.parse(str(graph))) == str(graph)
 
 
 def test_numpy_call():
