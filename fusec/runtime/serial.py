@@ -301,7 +301,7 @@ def _step_from(data: Json, places: Sequence[Location], symbols: Symbols) -> Step
             return Pack(kernel, _numbers(arguments), cacheable)
         case ["call", [target, text, types, reason, *more], arguments, results, place]:
             made = tuple(type_from_json(t, symbols) for t in types)
-            strided, channels_last = map(_numbers, more or ([], []))
+            strided, channels_last = map(_numbers, [*more, [], []][:2])
             record = ExternAttributes(str(target), str(text), made, str(reason), strided, channels_last)
             return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
