@@ -50,6 +50,7 @@ class DotWriter:
         self.vectors = dot.registers.columns // self.lanes
         self.flat = {id(load): load_index(load) for load in (dot.a, dot.b, dot.accumulator)}
         self.rows: list[Symbol] = []
+        """Where each row of ``a`` begins in the block that is being written; empty where rows are evenly spaced."""
 
     def check(self) -> None:
         """LoweringError for operands that this writer can't multiply."""
@@ -163,10 +164,9 @@ class DotWriter:
             return []
         found = []
         for i in range(block.rows):
-            flat = self._flat_at(self.dot.a, self._at(block, i, column, 0))
+            start = self.context.index(self._flat_at(self.dot.a, self._at(block, i, column, 0)))
             row = symbol(code.fresh("row"), 0)
-            node = self.context.index(flat)
-            code.append(tir.bind(self.context.bind(row), node))
+            code.append(tir.bind(self.context.bind(row), start))
             found.append(row)
         return found
 
@@ -239,8 +239,10 @@ class DotWriter:
         zero = tir.integer(0)
         memory = self.context.memory[self.dot.a.buffer]
         for i in range(block.rows):
-            whole = self._at(block, i, column, 0, k)
-            place = ix.add(self.rows[i], k) if self.rows else self._flat_at(self.dot.a, whole)
+            if self.rows:
+                place = ix.add(self.rows[i], k)
+            else:
+                place = self._flat_at(self.dot.a, self._at(block, i, column, 0, k))
             variable = tir.variable(code.fresh("a"), vector_type)
             element = tirx.BufferLoad(memory, [self.context.index(place)])
             code.append(tir.bind(variable, tir.widen(Value(element, self.type), self.lanes).node))

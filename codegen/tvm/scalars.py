@@ -289,33 +289,12 @@ class Points:
         memory, element = self.context.memory[e.buffer], memory_type(e.dtype)
         if 0 in e.buffer.shape:
             return tir.constant(0, element)
-        if self._guard[0] and not is_within(e):
-            place = self._clamped(e)
-        else:
-            place = self.place(e.buffer, e.index)
+        place = self.place(e.buffer, e.index, guarded=bool(self._guard[0]))
         if place.unit and self.block is not None and self.block.valid is not None:
             node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, place.node, self._mask())
         else:
             node = tirx.BufferLoad(memory, [place.node])
         return Value(node, element, place.lanes)
-
-    def _clamped(self, e: Load) -> Place:
-        """The place with every subscript moved into the buffer; those that are inside anyway stay as they are, so that
-        lanes along them are still neighbours."""
-        if all(isinstance(i, int | Expr) for i in e.index):
-            pairs = zip(e.index, e.buffer.shape, strict=True)
-            inside = (i if _is_inside(i, n) else ix.maximum(ix.minimum(i, ix.sub(n, 1)), 0) for i, n in pairs)  # type: ignore[arg-type]
-            return self.place(e.buffer, tuple(inside))
-        total: Value | None = None
-        for i, extent, stride in zip(e.index, e.buffer.shape, e.buffer.strides, strict=True):
-            part = self._subscript(i)
-            zero = tir.constant(0, part.type, part.lanes)
-            part = self.code.lesser(self.code.greater(part, zero), self._same_everywhere(ix.sub(extent, 1), part))
-            part = self.code.mul(part, self._same_everywhere(stride, part))
-            total = part if total is None else self.code.add(total, part)
-        if total is None:
-            return Place(self.context.integer(0), 1, False)
-        return Place(total.node, total.lanes, False)
 
     def _same_everywhere(self, i: Index, like: Value) -> Value:
         """An integer or an expression of the kernel's sizes, on the lanes and of the type of an index."""
@@ -328,15 +307,24 @@ class Points:
             return self._index(i)
         return self.code.convert(self.value(i), self.context.index_type)
 
-    def place(self, buffer: Buffer, subscripts: tuple[Subscript, ...]) -> Place:
-        """Where in the flat buffer the lanes lie."""
+    def place(self, buffer: Buffer, subscripts: tuple[Subscript, ...], *, guarded: bool = False) -> Place:
+        """Where in the flat buffer the lanes lie.
+
+        ``guarded``: subscripts that may be outside of the buffer are moved into it. Those that are inside anyway stay
+        as they are, so that lanes along them are still neighbours.
+        """
         affine: Index = 0
         gathered: Value | None = None
-        for i, stride in zip(subscripts, buffer.strides, strict=True):
+        for i, extent, stride in zip(subscripts, buffer.shape, buffer.strides, strict=True):
+            moved = guarded and not _is_inside(i, extent)
             if isinstance(i, int | Expr):
+                i = ix.maximum(ix.minimum(i, ix.sub(extent, 1)), 0) if moved else i
                 affine = ix.add(affine, ix.mul(i, stride))
                 continue
             loaded = self._subscript(i)
+            if moved:
+                loaded = self.code.greater(loaded, tir.constant(0, loaded.type, loaded.lanes))
+                loaded = self.code.lesser(loaded, self._same_everywhere(ix.sub(extent, 1), loaded))
             part = self.code.mul(loaded, self._same_everywhere(stride, loaded))
             gathered = part if gathered is None else self.code.add(gathered, part)
         if gathered is None:
