@@ -39,7 +39,7 @@ SHORTEST = 8
 def reduce_in_memory_order(graph: Graph, fewest: int = FEWEST) -> Graph:
     """The graph with such reductions of at least so many elements in the order of memory."""
     strides = input_strides(graph)
-    producers = {v: op for op in graph.ops for v in op.results}
+    producers = graph.producers()
 
     @rule(*(name for name, op in OPS.items() if op.kind == "reduce"))
     def in_memory_order(r: Rewriter) -> Outcome:
@@ -118,9 +118,7 @@ class _Moved:
         op = self.producers.get(view.operands[0])
         if op is None or op.definition.kind != "elementwise" or not is_cheap(op):
             return None
-        if [v for v in op.operands if v.type.rank] != [v for v in op.operands if v.type.shape == op.result.type.shape]:
-            return None
-        if sum(v.type.rank > 0 for v in op.operands) != 1:
+        if [v.type.shape for v in op.operands if v.type.rank] != [op.result.type.shape]:
             return None
         shown = (self.r.emit(view.name, v, attributes=view.attributes) if v.type.rank else v for v in op.operands)
         return replace(op, operands=tuple(shown), results=(value,))
@@ -148,10 +146,10 @@ def _steps(value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, 
         if steps is None:
             return None
         strides = {base: steps}
-    view = None if _is_batched_product(made) else strided_view(value, producers, strides)
+    view = None if _is_batched_matmul(made) else strided_view(value, producers, strides)
     return None if view is None else view.strides
 
 
-def _is_batched_product(op: Op | None) -> bool:
+def _is_batched_matmul(op: Op | None) -> bool:
     """Whether a value is scores of an attention, which a kernel family reduces in its own order."""
     return op is not None and isinstance(op.attributes, DotAttributes) and bool(op.attributes.lhs_batch)

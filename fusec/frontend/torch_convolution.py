@@ -13,16 +13,15 @@ from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, ExternAttributes, PadAttributes, WindowsAttributes
-from fusec.ir.library_calls import CONVOLUTION, LibraryConvolution, convolution_to_text
+from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES, LibraryConvolution, convolution_to_text
 from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bf16, bool_, f32, i64
 
 Lowering = Callable[..., Value | list[Value]]
 
-MOST_PLACES, FEW_PLACES = 27, 9
-"""Places of a window, up to which pooling and convolutions of one channel are sums of so many terms; those on a CPU.
-Zen 5, one thread, ms, beside the library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of
-96 0.76 and 0.39. On an H200 5×5 takes 0.9 of the library's time, 7×7 13 times it."""
+FEW_PLACES = 9
+"""The same as :data:`MOST_PLACES` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the library:
+3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
 
 
 def _convolution(
@@ -49,7 +48,7 @@ def _convolution(
         return _called(
             e, input, weight, bias, LibraryConvolution(None, None, *numbers, (), groups, transposed, beyond), reason
         )
-    seen = windowed(e, _channels_last(e, input), extents(weight)[2:], stride, padding, dilation)
+    seen = windowed(e, e.channels_last(input), extents(weight)[2:], stride, padding, dilation)
     if groups > 1:
         return _depthwise(e, seen, weight, bias, wide)
     steps = _places(seen, rank)
@@ -57,7 +56,7 @@ def _convolution(
     total = e.emit("dot", seen, weight, attributes=attributes)
     if bias is not None:
         total = e.emit("add", total, e.cast(bias, wide))
-    return _channels_first(e, e.rounded(total, e.out.dtype))
+    return e.channels_first(e.rounded(total, e.out.dtype))
 
 
 def _whole(input: Value, weight: Value, transposed: bool, groups: int) -> str:
@@ -94,7 +93,7 @@ def _called(
     if bias is not None:
         wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
         made = e.rounded(e.emit("add", e.cast(made, wide), e.cast(bias, wide)), e.out.dtype)
-    return _channels_first(e, made)
+    return e.channels_first(made)
 
 
 def _depthwise(e: Emitter, seen: Value, weight: Value, bias: Value | None, wide: DType) -> Value:
@@ -110,7 +109,7 @@ def _depthwise(e: Emitter, seen: Value, weight: Value, bias: Value | None, wide:
     total = e.reshape(total, (*outer, channels * times))
     if bias is not None:
         total = e.emit("add", total, e.cast(bias, wide))
-    return _channels_first(e, e.rounded(total, e.out.dtype))
+    return e.channels_first(e.rounded(total, e.out.dtype))
 
 
 def _max_pool(
@@ -130,13 +129,13 @@ def _max_pool(
         raise Declined("of integers or of empty tensors")
     if _is_large(sizes, steps):
         raise Declined("of large windows that overlap", final=True)
-    image = _channels_last(e, _batched(e, input, places))
+    image = e.channels_last(_batched(e, input, places))
     windows = e.out.static_shape[-places:]
     seen = windowed(e, image, sizes, steps, low, apart, float("-inf"), windows)
     axes = _places(seen, places + 2)
     largest = e.reduce("reduce_max", seen, axes)
     found = [largest, _place_of_largest(e, seen, largest, extents(image)[1:-1], sizes, steps, low, apart)]
-    return [e.reshape(_channels_first(e, v), t.shape) for v, t in zip(found, e.results, strict=True)]
+    return [e.reshape(e.channels_first(v), t.shape) for v, t in zip(found, e.results, strict=True)]
 
 
 def _is_large(sizes: Sequence[int], steps: Sequence[int]) -> bool:
@@ -191,10 +190,10 @@ def _avg_pool(
     if _is_large(size, steps):
         raise Declined("of large windows that overlap", final=True)
     wide = e.cast(input, f32) if input.type.dtype.bits <= 16 else input
-    image = _channels_last(e, _batched(e, wide, places))
+    image = e.channels_last(_batched(e, wide, places))
     windows = e.out.static_shape[-places:]
     seen = windowed(e, image, size, steps, low, (1,) * places, 0.0, windows)
-    total = _channels_first(e, e.reduce("reduce_sum", seen, _places(seen, places + 2)))
+    total = e.channels_first(e.reduce("reduce_sum", seen, _places(seen, places + 2)))
     total = e.reshape(total, e.out.shape)
     dtype = total.type.dtype
     if divisor_override is not None:
@@ -249,17 +248,6 @@ def _places(seen: Value, rank: int) -> tuple[int, ...]:
 
 def _batched(e: Emitter, image: Value, places: int) -> Value:
     return image if image.type.rank == places + 2 else e.reshape(image, (1, *image.type.shape))
-
-
-def _channels_last(e: Emitter, image: Value) -> Value:
-    """A view of an image with its channels behind its places."""
-    return e.permute(image, (0, *range(2, image.type.rank), 1))
-
-
-def _channels_first(e: Emitter, image: Value) -> Value:
-    """A view of an image with its channels before its places."""
-    rank = image.type.rank
-    return e.permute(image, (0, rank - 1, *range(1, rank - 1)))
 
 
 def windowed(

@@ -58,10 +58,9 @@ def ir_dtype(dtype: torch.dtype) -> DType:
         raise UnsupportedOpError(str(error.args[0])) from None
 
 
-def tensor_type(tensor: torch.Tensor, *, channels_last: bool = False) -> TensorType:
-    """The type of a tensor, or of a fake one, or of what it is with its second axis last."""
-    shown = tensor.movedim(1, -1) if channels_last else tensor
-    return TensorType(ir_dtype(tensor.dtype), tuple(int(d) for d in shown.shape), str(tensor.device))
+def tensor_type(tensor: torch.Tensor) -> TensorType:
+    """The type of a tensor, or of a fake one."""
+    return TensorType(ir_dtype(tensor.dtype), tuple(int(d) for d in tensor.shape), str(tensor.device))
 
 
 def has_channels_last(tensor: torch.Tensor) -> bool:
@@ -190,6 +189,15 @@ class Emitter:
         if tuple(permutation) == tuple(range(value.type.rank)):
             return value
         return self.emit("permute", value, attributes=PermuteAttributes(tuple(permutation)))
+
+    def channels_last(self, image: Value) -> Value:
+        """A view of an image with its channels behind its places."""
+        return self.permute(image, (0, *range(2, image.type.rank), 1))
+
+    def channels_first(self, image: Value) -> Value:
+        """A view of an image with its channels before its places."""
+        rank = image.type.rank
+        return self.permute(image, (0, rank - 1, *range(1, rank - 1)))
 
     def narrow(self, value: Value, axis: int, start: int, stop: int, step: int = 1) -> Value:
         """Elements ``start``, ``start + step``, ... before ``stop`` along one axis."""

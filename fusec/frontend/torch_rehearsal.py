@@ -56,7 +56,7 @@ def check_dtypes(
         return
     key = (func, repr(map_tensors(_kind, args)), repr({k: map_tensors(_kind, v) for k, v in kwargs.items()}))
     if key not in _known:
-        _known[key] = _refusal(func, args, kwargs)
+        _known[key] = _made(func, args, kwargs)
     made = _known[key]
     if isinstance(made, Exception):
         raise of_library(type(made)(str(made)))
@@ -80,7 +80,7 @@ def _small(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(min(int(n), most) for n in tensor.shape)
 
 
-def _refusal(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Made | None:
+def _made(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Made | None:
     """What a call of these dtypes raises and one of f32 does not, or gives; None for errors of the small extents."""
     made = _attempt(func, args, kwargs, None)
     if not isinstance(made, Exception):

@@ -28,11 +28,10 @@ def _linear(e: Emitter, input: Value, output_size: Sequence[int] | None, align_c
     if len(listed) != places or any(s is not None and not isinstance(s, float) for s in listed):
         raise Declined("by scales of another form")
     scales = [s if isinstance(s, float) else None for s in listed]
-    image = e.permute(e.cast(input, f32), (0, *range(2, places + 2), 1))
+    image = e.channels_last(e.cast(input, f32))
     for axis in reversed(range(places)):
         image = _along(e, image, axis + 1, e.out.static_shape[axis + 2], align_corners, scales[axis])
-    rank = places + 2
-    return e.rounded(e.permute(image, (0, rank - 1, *range(1, rank - 1))), e.out.dtype)
+    return e.rounded(e.channels_first(image), e.out.dtype)
 
 
 def _along(e: Emitter, image: Value, axis: int, size: int, align_corners: bool, scale: float | None) -> Value:

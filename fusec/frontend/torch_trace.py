@@ -50,7 +50,8 @@ from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_references import References
 from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap
 from fusec.frontend.torch_tensors import TracedTensors, holding
-from fusec.ir.attributes import ExternAttributes, PermuteAttributes
+from fusec.ir.attributes import ExternAttributes
+from fusec.ir.library_calls import channels_last
 from fusec.ir.nodes import Value
 
 Arguments = tuple[Any, ...]
@@ -360,7 +361,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{target} can't be kept as a library call: {error}", self.emitter.location
             ) from None
         last = tuple(k for k, out in enumerate(outs) if shared is None and has_channels_last(out))
-        types = tuple(tensor_type(out, channels_last=k in last) for k, out in enumerate(outs))
+        types = tuple(map(tensor_type, outs))
+        types = tuple(channels_last(t) if k in last else t for k, t in enumerate(types))
         results = self.builder.op(
             "extern",
             *operands,
@@ -368,18 +370,13 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             names=["."] * len(types),
             location=self.emitter.location,
         )
-        results = tuple(self._channels_second(v) if k in last else v for k, v in enumerate(results))
+        results = tuple(self.emitter.channels_first(v) if k in last else v for k, v in enumerate(results))
         sealed = f"the library call {target} may share" if shared is not None else ""
         if shared is not None:
             shared.memory.sealed = sealed
         for out, value in zip(outs, results, strict=True):
             self._bind(out, value, sealed)
         self.emitter.note(target, reason)
-
-    def _channels_second(self, value: Value) -> Value:
-        rank = value.type.rank
-        order = PermuteAttributes((0, rank - 1, *range(1, rank - 1)))
-        return self.builder.op("permute", value, attributes=order, names=["."], location=self.emitter.location)[0]
 
     # Views
 

@@ -27,7 +27,7 @@ def _im2col(
         around = (0, 0, padding[0], padding[-1])
         image = e.emit("pad", image, e.constant(0, x.type.dtype), attributes=PadAttributes(around, around))
     sizes = (kernel_size[0], kernel_size[-1])
-    seen = windowed(e, e.permute(image, (0, 2, 3, 1)), sizes, stride, (0,), dilation)
+    seen = windowed(e, e.channels_last(image), sizes, stride, (0,), dilation)
     return e.reshape(e.permute(seen, (0, 3, 4, 5, 1, 2)), e.out.shape)
 
 

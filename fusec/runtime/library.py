@@ -19,7 +19,7 @@ import numpy as np
 
 from fusec.errors import FusecError, UnsupportedOpError
 from fusec.ir.attributes import ExternAttributes
-from fusec.ir.library_calls import CONVOLUTION
+from fusec.ir.library_calls import CONVOLUTION, channels_second
 from fusec.ir.types import Dim, TensorType
 from fusec.runtime.code import Scope, make_function, spell_tuple
 from fusec.runtime.convolutions import bind_convolution
@@ -81,18 +81,13 @@ def prepare(attributes: ExternAttributes) -> Prepared:
 def _with_channels_last(attributes: ExternAttributes) -> Prepared:
     """PyTorch's call, some of its results shown with their channels last."""
     moved = attributes.channels_last
-    types = tuple(_channels_second(t) if k in moved else t for k, t in enumerate(attributes.types))
+    types = tuple(channels_second(t) if k in moved else t for k, t in enumerate(attributes.types))
     run = prepare(replace(attributes, types=types, channels_last=()))
 
     def call(*operands: Any) -> list[Any]:
         return [result.movedim(1, -1) if k in moved else result for k, result in enumerate(run(*operands))]
 
     return call
-
-
-def _channels_second(type: TensorType) -> TensorType:
-    batch, *places, channels = type.shape
-    return type.with_shape((batch, channels, *places))
 
 
 def run_extern(attributes: ExternAttributes, operands: Sequence[Any]) -> Sequence[Any]:

@@ -6,7 +6,8 @@ import pytest
 from programs import check, group_kinds
 from rewriting import becomes, computes_the_same, unchanged
 
-from fusec.passes.windows import FEW_PLACES, MOST_LAID_OUT, MOST_PLACES, open_windows
+from fusec.ir.library_calls import MOST_PLACES
+from fusec.passes.windows import FEW_PLACES, MOST_LAID_OUT, open_windows
 
 
 def test_the_largest_of_each_window() -> None:
