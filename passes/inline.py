@@ -23,17 +23,20 @@ from fusec.ir.index import (
     Index,
     Symbol,
     add,
+    floordiv,
     is_at_least,
     is_below,
     maximum,
     minimum,
+    mod,
+    mul,
     product,
     sub,
     symbol,
 )
 from fusec.ir.indexing import last
 from fusec.ir.nodes import Op, Value
-from fusec.ir.types import Dim, DType, bool_, i64
+from fusec.ir.types import Dim, DType, bool_, i32, i64
 from fusec.passes.subscripts import fill_symbols
 from fusec.tile.scalar import Apply, Const, IndexValue, ScalarExpr, Subscript
 from fusec.tile.views import Subscripts, broadcast_index, pure, view_index
@@ -147,12 +150,16 @@ class Inliner:
             return Apply("cast", args, op.attributes.dtype)
         if isinstance(op.attributes, CastAttributes) and op.attributes.implied:
             return Apply("copy", args, op.attributes.dtype)
-        return Apply(op.name, args, op.result.type.dtype)
+        made = Apply(op.name, args, op.result.type.dtype)
+        return _decided(made) or made
 
     def _gather(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
         source, indices = op.operands
         count = indices.type.rank
         picked = self.at(indices, index[axis : axis + count])
+        place = _index_of(picked)
+        if place is not None and is_at_least(place, 0) and is_below(place, source.type.shape[axis]):
+            return self.at(source, (*index[:axis], place, *index[axis + count :]))
         return self.at(source, (*index[:axis], picked, *index[axis + count :]))
 
     def _concat(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
@@ -197,6 +204,62 @@ class Inliner:
         for c in conditions[1:]:
             condition = Apply("logical_and", (condition, c), bool_)
         return Apply("select", (condition, value, self.at(fill, ())), value.dtype)
+
+
+_ARITHMETIC: Mapping[str, Callable[[Index, Index], Index]] = {
+    "add": add,
+    "sub": sub,
+    "mul": mul,
+    "floordiv": floordiv,
+    "remainder": mod,
+    "maximum": maximum,
+    "minimum": minimum,
+}
+"""Of integers, as index expressions have it."""
+
+
+def _index_of(e: ScalarExpr) -> Index | None:
+    """The index expression that integer arithmetic on places comes to; None for what is made of data, and where a
+    number might not fit 32 bits."""
+    if e.dtype not in (i32, i64):
+        return None
+    found: Index | None = None
+    match e:
+        case IndexValue(index=place):
+            found = place
+        case Const(value=int() as number):
+            found = number
+        case Apply("cast", (part,)):
+            found = _index_of(part)
+        case Apply(name, (a, b)) if name in _ARITHMETIC:
+            first, second = _index_of(a), _index_of(b)
+            divides = name in ("floordiv", "remainder")
+            if first is None or second is None or (divides and not (isinstance(second, int) and second > 0)):
+                return None
+            if name == "mul" and not isinstance(first, int) and not isinstance(second, int):
+                return None
+            found = _ARITHMETIC[name](first, second)
+    fits = found is not None and is_at_least(found, -(2**31)) and is_below(found, 2**31)
+    return found if fits else None
+
+
+def _decided(e: Apply) -> ScalarExpr | None:
+    """What an expression is wherever its place is: a comparison of places that is always so, arithmetic on numbers, a
+    choice that is made; None where that depends on the place, or on data."""
+    match e:
+        case Apply("select", (Const(value=chosen), a, b)):
+            return a if chosen else b
+        case Apply("ge" | "lt", (a, b)):
+            first, second = _index_of(a), _index_of(b)
+            if first is None or second is None:
+                return None
+            if is_at_least(sub(first, second), 0):
+                return Const(e.op == "ge", bool_)
+            return Const(e.op == "lt", bool_) if is_below(sub(first, second), 0) else None
+        case Apply(name) if name in _ARITHMETIC:
+            place = _index_of(e)
+            return Const(place, e.dtype) if isinstance(place, int) else None
+    return None
 
 
 def _less(place: Index, bound: Index) -> ScalarExpr:

@@ -199,3 +199,59 @@ def test_index_only_values() -> None:
     }""")
     assert {v.name for v in index_only(graph)} >= {"i", "d", "c", "s"}
     assert not {"o", "m", "x"} & {v.name for v in index_only(graph)}
+
+
+KNOWN = {
+    "an offset": "%a = add(%i, i32(1)) : i32[3]\n%y = gather(%x, %a) {axis=0} : f32[3, 6]",
+    "halves": "%a = floordiv(%i, i32(2)) : i32[3]\n%y = gather(%x, %a) {axis=0} : f32[3, 6]",
+    "clamped": """%a = mul(%i, i32(2)) : i32[3]
+        %b = sub(%a, i32(1)) : i32[3]
+        %c = maximum(%b, i32(0)) : i32[3]
+        %d = minimum(%c, i32(3)) : i32[3]
+        %e = cast(%d) : i64[3]
+        %y = gather(%x, %e) {axis=0} : f32[3, 6]""",
+    "remainders": "%a = remainder(%i, i32(2)) : i32[3]\n%y = gather(%x, %a) {axis=0} : f32[3, 6]",
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_places_that_arithmetic_tells_are_subscripts(name: str) -> None:
+    graph = graph_of("%i = iota() {axis=0} : i32[3]\n" + KNOWN[name])
+    data = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    (wanted,) = interpret(graph, [data])
+    made = inliner(graph)
+    for at in product(*(range(n) for n in wanted.shape)):
+        assert number(made.at(graph.outputs[0], at), {"x": data}) == wanted[at], at
+    element = made.at(graph.outputs[0], (symbol("i", 0, 2), symbol("j", 0, 5)))
+    assert isinstance(element, Load)
+    assert all(isinstance(i, int | Expr) for i in element.index), print_scalar(element)
+
+
+UNKNOWN = {
+    "beyond 32 bits": "%a = mul(%i, i32(2000000000)) : i32[3]\n%b = remainder(%a, i32(4)) : i32[3]",
+    "8 bits, which wrap": "%c = cast(%i) : u8[3]\n%a = mul(%c, u8(200)) : u8[3]\n%b = remainder(%a, u8(4)) : u8[3]",
+    "outside": "%b = add(%i, i32(2)) : i32[3]",
+    "data": "%b = add(%i, %n) : i32[3]",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_places_that_only_the_arithmetic_itself_tells(name: str) -> None:
+    body = f"%i = iota() {{axis=0}} : i32[3]\n{UNKNOWN[name]}\n%y = gather(%x, %b) {{axis=0}} : f32[3, 6]"
+    graph = graph_of(body, "%x: f32[4, 6], %n: i32[3]")
+    element = inliner(graph).at(graph.outputs[0], (symbol("i", 0, 2), symbol("j", 0, 5)))
+    assert isinstance(element, Load)
+    assert not all(isinstance(i, int | Expr) for i in element.index), print_scalar(element)
+
+
+def test_comparisons_of_places_that_are_always_so_are_gone() -> None:
+    graph = graph_of(
+        """%i = iota() {axis=1} : i32[4, 6]
+        %c = ge(%i, i32(2)) : bool[4, 6]
+        %n = neg(%x) : f32[4, 6]
+        %y = select(%c, %x, %n) : f32[4, 6]"""
+    )
+    made, k = inliner(graph), symbol("k", 0, 1)
+    assert print_scalar(made.at(graph.outputs[0], (0, k + 2))) == "x[0, k + 2]"
+    assert print_scalar(made.at(graph.outputs[0], (0, k))) == "neg(x[0, k])"
+    assert "select" in print_scalar(made.at(graph.outputs[0], (0, k + 1)))
