@@ -36,6 +36,9 @@ def _linear(e: Emitter, input: Value, output_size: Sequence[int] | None, align_c
 
 def _along(e: Emitter, image: Value, axis: int, size: int, align_corners: bool, scale: float | None) -> Value:
     extent = extents(image)[axis]
+    if not align_corners and _is_even(size, extent, scale):
+        below, above, share = _phases(e, extent, size // extent)
+        return _between(e, image, axis, below, above, share)
     number = e.cast(e.iota((size,), 0, i32), f32)
     if align_corners:
         step = (extent - 1) / (size - 1) if size > 1 else 0.0
@@ -50,10 +53,38 @@ def _along(e: Emitter, image: Value, axis: int, size: int, align_corners: bool, 
     above = e.emit("minimum", e.emit("add", below, e.constant(1, i32)), last)
     share = e.emit("sub", place, e.cast(below, f32))
     share = e.emit("minimum", e.emit("maximum", share, e.constant(0.0, f32)), e.constant(1.0, f32))
+    return _between(e, image, axis, below, above, share)
+
+
+def _between(e: Emitter, image: Value, axis: int, below: Value, above: Value, share: Value) -> Value:
+    """``(1 - share) * image[below] + share * image[above]`` along an axis."""
     behind = [1] * (image.type.rank - 1 - axis)
-    share = e.reshape(share, (size, *behind))
+    share = e.reshape(share, (*share.type.shape, *behind))
+    rest = e.emit("sub", e.constant(1.0, f32), share)
     near, far = (e.emit("gather", image, index, attributes=GatherAttributes(axis)) for index in (below, above))
-    return e.emit("add", near, e.emit("mul", e.emit("sub", far, near), share))
+    return e.emit("add", e.emit("mul", near, rest), e.emit("mul", far, share))
+
+
+def _is_even(size: int, extent: int, scale: float | None) -> bool:
+    """Whether an axis becomes 2, 4, 8... times as long, so that places are exact in f32 and repeat."""
+    times = size // extent
+    return size == extent * times and times > 1 and times & (times - 1) == 0 and scale in (None, float(times))
+
+
+def _phases(e: Emitter, extent: int, times: int) -> tuple[Value, Value, Value]:
+    """Below, above and share where there are ``times`` results for each element: ``p = (2 * o + 1 - times) / (2 *
+    times)``, in integers, and a share for each of the ``times``."""
+    number = e.iota((extent * times,), 0, i32)
+    place = e.emit("add", e.emit("mul", number, e.constant(2, i32)), e.constant(1 - times, i32))
+    place = e.emit("maximum", place, e.constant(0, i32))
+    below = e.emit("floordiv", place, e.constant(2 * times, i32))
+    above = e.emit("minimum", e.emit("add", below, e.constant(1, i32)), e.constant(extent - 1, i32))
+    phase = e.emit("mul", e.iota((1, times), 1, i32), e.constant(2, i32))
+    part = e.emit("remainder", e.emit("add", phase, e.constant(1 + times, i32)), e.constant(2 * times, i32))
+    share = e.emit("mul", e.cast(part, f32), e.constant(0.5 / times, f32))
+    share = e.reshape(e.broadcast(share, (extent, times)), (extent * times,))
+    inside = e.emit("ge", number, e.constant(times // 2, i32))
+    return below, above, e.emit("select", inside, share, e.constant(0.0, f32))
 
 
 _NAMES = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
