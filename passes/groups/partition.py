@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 from heapq import heapify, heappop, heappush
 from sys import maxsize
 
-from fusec.ir.attributes import FusedKind, PermuteAttributes
+from fusec.ir.attributes import FusedKind, PermuteAttributes, WindowsAttributes
 from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
 from fusec.ir.index import Index
 from fusec.ir.nodes import Op, Value
@@ -33,6 +33,9 @@ MOST_TERMS = 4096
 
 MOST_DEPTH = 64
 """Its greatest depth: expressions are read and written by recursion."""
+
+MOST_SHOWN = 8
+"""Terms of an element up to which it may be computed again wherever windows that overlap show it."""
 
 POINTWISE = ("elementwise", "data")
 """Kinds whose results can be computed one element at a time."""
@@ -242,6 +245,10 @@ def large_parts(graph: Graph) -> set[Value]:
         if op.definition.kind not in POINTWISE or op.result in indices:
             continue
         parts = [_under_views(v, producers) for v in op.operands]
+        for v, pads in _shown_often(op, producers):
+            if size.get(v, (1, 0))[0] > MOST_SHOWN:
+                stored.add(v)
+                size |= {v: (1, 0), **dict.fromkeys(pads, (2, 1))}
         terms = 1 + sum(size.get(v, (1, 0))[0] for v, _ in parts)
         for v, _ in sorted(dict.fromkeys(parts), key=lambda part: -size.get(part[0], (1, 0))[0]):
             own, depth = size.get(v, (1, 0))
@@ -251,6 +258,20 @@ def large_parts(graph: Graph) -> set[Value]:
                 terms -= (own - 1) * sum(v is other for other, _ in parts)
         size[op.result] = (terms, 1 + max((size.get(v, (1, 0))[1] + views for v, views in parts), default=0))
     return stored
+
+
+def _shown_often(op: Op, producers: Mapping[Value, Op]) -> Iterator[tuple[Value, list[Value]]]:
+    """What an op reads through windows that overlap, which show each element several times; and the same with padding
+    around."""
+    for value in op.operands:
+        overlaps, pads = False, list[Value]()
+        while (made := producers.get(value)) is not None and (made.definition.kind == "view" or made.name == "pad"):
+            seen = made.attributes
+            overlaps |= isinstance(seen, WindowsAttributes) and seen.size > seen.step
+            pads += [value] if made.name == "pad" else []
+            value = made.operands[0]
+        if overlaps:
+            yield value, pads
 
 
 def _copied_twice(graph: Graph) -> set[Value]:

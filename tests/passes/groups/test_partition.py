@@ -113,8 +113,8 @@ def test_kernels_are_ordered_as_in_the_source() -> None:
     assert [op.results[0].name for op in build_fused_graph(partition).ops] == ["a", "b", "c"]
 
 
-def stored(lines: str, result: str) -> list[str]:
-    graph = parse(f"graph @g(%x0: f32[4]) {{\n{lines}\nreturn %{result}\n}}")
+def stored(lines: str, result: str, extent: int = 4) -> list[str]:
+    graph = parse(f"graph @g(%x0: f32[{extent}]) {{\n{lines}\nreturn %{result}\n}}")
     return sorted((v.name for v in large_parts(graph)), key=lambda name: int(name[1:]))
 
 
@@ -138,3 +138,20 @@ def test_views_count_and_what_they_show_is_cut() -> None:
 def test_an_expression_of_the_index_alone_is_never_stored() -> None:
     lines = "%i0 = iota() {axis=0} : f32[4]\n" + "\n".join(f"%i{k + 1} = abs(%i{k}) : f32[4]" for k in range(100))
     assert stored(lines + "\n%y = add(%x0, %i100) : f32[4]", "y") == []
+
+
+def _seen(padded: bool, step: int) -> list[str]:
+    """What is stored where windows show the tanh of a long expression, with padding around it or without."""
+    chain = [f"%x{k + 1} = tanh(%x{k}) : f32[64]" for k in range(12)]
+    around = "%p = pad(%x12, f32(0.0)) {low=[0], high=[2]} : f32[66]" if padded else ""
+    source, extent = ("%p", 66) if padded else ("%x12", 64)
+    seen = f"f32[{(extent - 3) // step + 1}, 3]"
+    shown = f"%w = windows({source}) {{axis=0, size=3, step={step}}} : {seen}\n%y = abs(%w) : {seen}"
+    return stored("\n".join([*chain, around, shown]), "y", 64)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_windows_show_often_is_stored(padded: bool) -> None:
+    """A residual sum would be computed for each place of each window."""
+    assert _seen(padded, 1) == ["x12"]
+    assert _seen(padded, 3) == []
