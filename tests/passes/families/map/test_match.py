@@ -241,3 +241,37 @@ def test_inputs_with_strides(strides: list[int]) -> None:
         %a = add(%x, %y) : f32[6, 10]
         return %a strides=[1, 6]
     }}""")
+
+
+SCALES = """graph @g(%a: f32[64], %b: f32[64], %c: f32[32], %x: f32[9, 64]) {
+  %p = rsqrt(%a) : f32[64]
+  %q = exp(%b) : f32[64]
+  %r = exp(%c) : f32[32]
+  %s = reduce_sum(%x) {axes=[0]} : f32[64]
+  %t = mul(%s, f32(0.5)) : f32[64]
+  %u = tanh(%t) : f32[64]
+  return %p, %q, %r, %u
+}"""
+
+
+def test_small_maps_of_arguments_over_one_shape_are_one_launch_on_a_gpu() -> None:
+    run = check(SCALES, target="cuda:sm_90")
+    assert sorted(group_kinds(run.lowered)) == ["map", "map", "row"], run.lowered.stages["fuse"]
+    assert check(SCALES).kernels.count("map") == 3
+
+
+def test_maps_that_take_time_and_maps_of_what_was_computed_stay_apart() -> None:
+    large = SCALES.replace("64]", "300000]").replace("f32[9, 300000]", "f32[2, 300000]")
+    assert group_kinds(check(large, target="cuda:sm_90").lowered).count("map") >= 3
+    empty = SCALES.replace("64]", "0]").replace("f32[9, 0]", "f32[9, 0]")
+    check(empty, target="cuda:sm_90")
+
+
+def test_padding_is_computed_in_each_window_on_a_gpu() -> None:
+    text = """graph @g(%x: f32[2, 30, 8]) {
+        %p = pad(%x, f32(-inf)) {low=[0, 24, 0], high=[0, 24, 0]} : f32[2, 78, 8]
+        %w = windows(%p) {axis=1, size=49} : f32[2, 30, 8, 49]
+        %y = reduce_max(%w) {axes=[3]} : f32[2, 30, 8]
+        return %y
+    }"""
+    assert check(text, target="cuda:sm_90").kernels == ["map"]
