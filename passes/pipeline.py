@@ -159,7 +159,7 @@ def graph_passes(
         # half-precision steps.
         "precision": lambda g: precision(g, tf32=tf32 and gpu, doubles=not gpu),
         # A window of few elements is reduced by a map; on a CPU a matmul of one row a batch is a sum like any other.
-        "vectors": lambda g: open_windows(g if gpu else open_vectors(g)),
+        "vectors": lambda g: open_windows(g if gpu else open_vectors(g), blocked=gpu),
         # What has no elements is computed by nothing; a dimension of 0 is only in views and copies.
         "empty": drop_empty,
         # A reduction goes along memory, and has rows for all cores (or blocks), or is small.

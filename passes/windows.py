@@ -11,7 +11,7 @@ from math import prod
 
 from fusec.ir.attributes import ReduceAttributes, SliceAttributes
 from fusec.ir.graph import Graph
-from fusec.ir.library_calls import MOST_PLACES
+from fusec.ir.library_calls import MOST_PLACES, MOST_PLACES_ON_GPUS
 from fusec.ir.nodes import Value
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
 
@@ -29,14 +29,22 @@ _DEPTH = 4
 """Elementwise ops between windows and their reduction."""
 
 
-def open_windows(graph: Graph) -> Graph:
-    """Afterwards no window of few elements is reduced by a kernel for rows."""
+def open_windows(graph: Graph, *, blocked: bool = False) -> Graph:
+    """Afterwards no window of few elements is reduced by a kernel for rows.
+
+    ``blocked``: for a GPU, where lanes share what neighbouring windows read: a window may have more elements, and
+    weights, which each of them reads, are widened once.
+    """
+
+    @rule(*_COMBINES)
+    def reduction_of_windows(r: Rewriter) -> Outcome:
+        """reduce(windows(x)) ⇒ x[0::] ∘ x[1::] ∘ ..., one term a place"""
+        return _opened(r, blocked)
+
     return rewrite(graph, (reduction_of_windows,))
 
 
-@rule(*_COMBINES)
-def reduction_of_windows(r: Rewriter) -> Outcome:
-    """reduce(windows(x)) ⇒ x[0::] ∘ x[1::] ∘ ..., one term a place"""
+def _opened(r: Rewriter, blocked: bool) -> Outcome:
     (x,) = r.operands
     attributes = r.op.attributes
     assert isinstance(attributes, ReduceAttributes)
@@ -44,11 +52,11 @@ def reduction_of_windows(r: Rewriter) -> Outcome:
     if attributes.dtype is not None or not x.type.is_static or not extents:
         return None
     sizes = [n for n in extents if isinstance(n, int)]
-    if not 1 <= prod(sizes) <= MOST_PLACES or 0 in x.type.shape:
+    if not 1 <= prod(sizes) <= (MOST_PLACES_ON_GPUS if blocked else MOST_PLACES) or 0 in x.type.shape:
         return None
     if not _shows_windows(r, x, _DEPTH) and not (prod(sizes) <= FEW_PLACES and _is_parted(r, x, attributes.axes)):
         return None
-    x = _laid_out(r, x, attributes.axes, _DEPTH)
+    x = _laid_out(r, x, attributes.axes, _DEPTH, blocked)
     terms = [_at(r, x, dict(zip(attributes.axes, place, strict=True)), _DEPTH) for place in product(*map(range, sizes))]
     combine = _COMBINES[r.op.name]
     while len(terms) > 1:
@@ -86,15 +94,17 @@ def _shows_windows(r: Rewriter, value: Value, depth: int) -> bool:
     return any(_shows_windows(r, v, depth - 1) for v in made.operands)
 
 
-def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int) -> Value:
-    """The value with what is no windows, weights, put in an order where elements of one place are side by side."""
+def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int, widened: bool) -> Value:
+    """The value with what is no windows, weights, put in an order where elements of one place are side by side;
+    ``widened`` as they are used."""
     made = r.producer(value)
-    if made is not None and made.definition.kind == "elementwise" and depth:
+    whole = widened and not _shows_windows(r, value, depth)
+    if made is not None and made.definition.kind == "elementwise" and depth and not whole:
         operands = []
         for v in made.operands:
             behind = value.type.rank - v.type.rank
             own = tuple(a - behind for a in axes if a >= behind and v.type.shape[a - behind] != 1)
-            operands.append(_laid_out(r, v, own, depth - 1) if own else v)
+            operands.append(_laid_out(r, v, own, depth - 1, widened) if own else v)
         if tuple(operands) == made.operands:
             return value
         return r.emit(made.name, *operands, attributes=made.attributes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf
 from typing import assert_never
@@ -183,8 +183,19 @@ class _Emitter(Scalars):
         return (mul(count[fast.var], outer), 1, 1) if flat else (count[fast.var], outer, 1)
 
     def block(self, block: Block) -> None:
+        stores = [s for s in block if isinstance(s, Store)]
+        if len(stores) == len(block) > 1 and len({(s.target, s.domain) for s in stores}) == 1:
+            self._together(stores)
         for statement in block:
             self.statement(statement)
+
+    def _together(self, stores: Sequence[Store]) -> None:
+        """Computes the values of several places of one array operand by operand of all of them.
+
+        One after the other would hold all that they share in registers at a time.
+        """
+        self.domain = stores[0].domain
+        self.together([s.value for s in stores])
 
     def statement(self, statement: Statement) -> None:
         match statement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
@@ -20,7 +20,7 @@ from fusec.codegen.triton.spelling import (
 )
 from fusec.codegen.triton.text import Text
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Symbol, symbols_of
+from fusec.ir.index import Expr, Index, Symbol, sub, symbols_of, terms_of
 from fusec.ir.indexing import needs_int64
 from fusec.tile.fetch import Fetch, fetch_of
 from fusec.tile.kernel import Kernel
@@ -50,25 +50,47 @@ class Scalars(Text):
         self.outer: set[Symbol] = set()
         self.passing = False
         self.fetches = False
+        self.texts: dict[int, str] = {}
+        """Of expressions that were spelled for the domain at hand, by identity."""
+
+    def together(self, values: Sequence[ScalarExpr]) -> None:
+        """Spells expressions of one form, operand by operand of all of them."""
+        first = values[0]
+        if isinstance(first, Apply) and all(isinstance(v, Apply) and v.op == first.op for v in values):
+            for operands in zip(*(v.args for v in values if isinstance(v, Apply)), strict=True):
+                self.together(operands)
+        for v in values:
+            if id(v) not in self.texts:
+                self.texts[id(v)] = self._spelled(v)
 
     def scalar(self, e: ScalarExpr) -> str:
+        return self.texts.get(id(e)) or self._spelled(e)
+
+    def _spelled(self, e: ScalarExpr) -> str:
         match e:
             case Const():
                 return self._constant(e)
             case IndexValue():
                 return self.index(e.index)
             case Load():
-                text = self._read(e)
-                if e.buffer.space == "parameter" and e.dtype.is_float and e.dtype.bits < 32:
-                    pairs = e.dtype.name == "bf16" and self.kernel.kind in ("map", "row") and self._is_block(e)
-                    return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
-                return text
+                return self._widened(e, self._read(e))
             case Apply(op="cast"):
                 return self._cast(e)
             case Apply():
                 return self.once(self._apply(e), e.op)
             case _:
                 assert_never(e)
+
+    def _widened(self, load: Load, text: str) -> str:
+        """What was loaded, halves in f32."""
+        if load.buffer.space == "parameter" and load.dtype.is_float and load.dtype.bits < 32:
+            pairs = load.dtype.name == "bf16" and self.kernel.kind in ("map", "row") and self._is_block(load)
+            return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
+        return text
+
+    def _guards(self, condition: ScalarExpr, load: Load) -> bool:
+        """Whether a load can be left out where a condition does not hold."""
+        return bool(self.texts) and load.buffer.space == "parameter" and not self._is_number(condition)
 
     def _is_number(self, e: ScalarExpr) -> bool:
         """Whether the expression's text is one number for the block, not a tensor."""
@@ -107,6 +129,9 @@ class Scalars(Text):
         return f"{text}.to(tl.float32)" if half else text
 
     def _apply(self, e: Apply) -> str:
+        match e:
+            case Apply("select", (condition, Load() as load, Const() as other)) if self._guards(condition, load):
+                return self._widened(load, self._read(load, where=self.scalar(condition), other=self._constant(other)))
         args = [self.scalar(a) for a in e.args]
         table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
         if e.dtype.name == "f64" and e.op in DOUBLE:
@@ -141,12 +166,21 @@ class Scalars(Text):
                 flat = flat + i * stride
             else:
                 offset.append(f"{self.scalar(i)}.to(tl.int64) * {stride}")  # type: ignore[arg-type]
+        if self.texts and not offset:
+            return self._apart(buffer, flat)
         if flat != 0 or not offset:
             offset.insert(0, self.index(flat))
         return f"{self.names[buffer]} + {' + '.join(offset)}"
 
-    def _read(self, load: Load, *, whole: bool = False) -> str:
-        """A load. ``whole``: at every point of the domain, with zeros beyond its limits."""
+    def _apart(self, buffer: Buffer, flat: Index) -> str:
+        """An address as one that neighbours share and a number, which an instruction that loads adds by itself."""
+        number = terms_of(flat)[0]
+        start = self.once(f"{self.names[buffer]} + {self.index(sub(flat, number))}", f"{buffer.name}_start")
+        return f"{start} + {number}" if number else start
+
+    def _read(self, load: Load, *, whole: bool = False, where: str = "", other: str = "0") -> str:
+        """A load. ``whole``: at every point of the domain, with zeros beyond its limits. ``where``: of those points
+        alone, with ``other`` elsewhere."""
         if load.buffer.space == "tile":
             return self._tile(load)
         if self.fetches:
@@ -159,7 +193,8 @@ class Scalars(Text):
         limited = tuple(i for i in self.domain if i.limit is not None and (whole or gathers or i.var in used))
         if (gathers and limited) or (whole and not all(i.var in used for i in self.domain)):
             pointer = f"tl.broadcast_to({pointer}, [{', '.join(str(i.extent) for i in self.domain)}])"
-        mask = f", mask={self.mask(limited)}, other=0" if limited else ""
+        masks = [f"({m})" for m in (self.mask(limited) if limited else "", where) if m]
+        mask = f", mask={' & '.join(masks) if where else self.mask(limited)}, other={other}" if masks else ""
         hint = PASSING if self.passing and self._is_own(load) else ""
         return self.once(f"tl.load({pointer}{mask}{hint})", load.buffer.name)
 

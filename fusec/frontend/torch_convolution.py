@@ -13,15 +13,21 @@ from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, ExternAttributes, PadAttributes, WindowsAttributes
-from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES, LibraryConvolution, convolution_to_text
+from fusec.ir.library_calls import (
+    CONVOLUTION,
+    MOST_PLACES,
+    MOST_PLACES_ON_GPUS,
+    LibraryConvolution,
+    convolution_to_text,
+)
 from fusec.ir.nodes import Value
 from fusec.ir.types import DType, bf16, bool_, f32, i64
 
 Lowering = Callable[..., Value | list[Value]]
 
 FEW_PLACES = 9
-"""The same as :data:`MOST_PLACES` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the library:
-3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
+"""The same as :data:`MOST_PLACES_ON_GPUS` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the
+library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
 
 
 def _convolution(
@@ -67,7 +73,7 @@ def _whole(input: Value, weight: Value, transposed: bool, groups: int) -> str:
         return "no kernel of ours is a transposed convolution"
     if groups not in (1, extents(input)[1]):
         return "no kernel of ours is a convolution in groups"
-    if groups > 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES):
+    if groups > 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
         return f"of windows of {places} places of one channel"
     if on_cpu and places > 1 and groups == 1 and input.type.dtype is bf16:
         return "the library's kernel of bfloat16 is faster"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.nodes import Op, Value
@@ -105,13 +105,16 @@ def _obstacle(partition: Partition, group: Group, op: Op, position: Position) ->
     return ""
 
 
-def absorb_upstream(partition: Partition, group: Group, value: Value) -> None:
-    """Takes in the maps that make ``value``, even when others read them too: they become outputs."""
+def absorb_upstream(partition: Partition, group: Group, value: Value, apart: Set[Op] = frozenset()) -> None:
+    """Takes in the maps that make ``value``, but for those ``apart``, even when others read them too: they become
+    outputs."""
 
     def enter(op: Op) -> bool:
         if op in group.ops or op in partition.free:
             return op in group.ops or op.definition.kind == "view"
         if op in partition.owner or op.definition.kind != "elementwise" or op.result in partition.stored:
+            return False
+        if op in apart:
             return False
         if partition.is_read_elsewhere(group, op) or partition.would_cycle(group.ops, op):
             return False

@@ -138,6 +138,53 @@ def test_windows_are_fetched_by_tma(channels: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("size", "options"), [(7, {"padding": 3}), (5, {"padding": 2, "stride": 2}), (3, {"padding": 2, "dilation": 2})]
+)
+def test_each_channel_by_itself(kind: str, last: bool, size: int, options: dict[str, Any]) -> None:
+    """Lanes with eight results, with fewer, and of an axis that they don't divide."""
+    dtype = KINDS[kind]
+    for shape in ((32, 72, 56, 56), (16, 96, 31, 29), (1, 30, 13, 14)):
+        x = randn(*shape, dtype=dtype, last=last)
+        w, b = randn(shape[1], 1, size, size, dtype=dtype, scale=0.2, last=False), randn(shape[1], dtype=dtype)
+        check(lambda x, w, b: F.silu(F.conv2d(x, w, b, groups=w.shape[0], **options)), x, w, b)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_special_values_of_one_channel(value: float) -> None:
+    x, w = randn(8, 64, 56, 56), randn(64, 1, 7, 7, last=False)
+    x[1, 3, 0, 5] = x[2, 60, 55, 55] = x[7, 1, 20, 31] = value
+    check(lambda x, w: F.conv2d(x, w, padding=3, groups=64), x, w)
+
+
+def test_what_reduces_a_convolution_of_one_channel() -> None:
+    """Squeeze-and-excite's mean and a norm over channels: kernels after that of the convolution."""
+
+    def squeezed(x: Any, w: Any) -> Any:
+        y = F.silu(F.conv2d(x, w, padding=2, groups=w.shape[0]))
+        return y * torch.sigmoid(y.mean((2, 3), keepdim=True))
+
+    def normed(x: Any, w: Any) -> Any:
+        return F.layer_norm(F.conv2d(x, w, padding=2, groups=w.shape[0]).permute(0, 2, 3, 1), w.shape[:1])
+
+    for kind in KINDS.values():
+        x, w = randn(8, 96, 28, 28, dtype=kind), randn(96, 1, 5, 5, dtype=kind, scale=0.3, last=False)
+        check(squeezed, x, w)
+        check(normed, x, w)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{"scale_factor": 2}, {"scale_factor": (4, 2)}, {"size": (41, 30)}], ids=str)
+def test_bilinear(kind: str, options: dict[str, Any]) -> None:
+    for last in (False, True):
+        x = randn(4, 24, 20, 21, dtype=KINDS[kind], last=last)
+        check(lambda x: F.interpolate(x, mode="bilinear", **options), x)
+    x[0, 0, 0, 1] = x[1, 2, 19, 19] = float("inf")
+    check(lambda x: F.interpolate(x, mode="bilinear", **options), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("last", [False, True])
 def test_pools(kind: str, last: bool) -> None:
     x = randn(4, 24, 21, 20, dtype=KINDS[kind], last=last)
     check(lambda x: F.max_pool2d(x, 3, 2, 1), x)

@@ -40,13 +40,21 @@ def test_against_float64(name: str) -> None:
 
 
 def with_tf32(arrays: list[np.ndarray[Any, Any]]) -> list[Any]:
-    """What PyTorch gives for a linear layer with gelu where it may round operands to TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
+    """What PyTorch gives for a linear layer with gelu, or a padded 3×3 convolution, where it may round operands to
+    TF32."""
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = True
     try:
-        product = torch.nn.functional.linear(*map(on_device.to_device, arrays))
+        x, w, *rest = map(on_device.to_device, arrays)
+        if x.dim() == 4:
+            image, weight = (t.permute(0, 3, 1, 2) for t in (x, w))
+            return [torch.nn.functional.conv2d(image, weight, padding=1).permute(0, 2, 3, 1)]
+        product = torch.nn.functional.linear(x, w, *rest)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
     return [torch.nn.functional.gelu(product, approximate="tanh")]
 
 

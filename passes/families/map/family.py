@@ -7,15 +7,17 @@ from dataclasses import replace
 from fusec.ir.types import fixed
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
 from fusec.passes.families.languages import InCuda, in_both, stream_of
+from fusec.passes.families.map.coarsen import shared_loads
 from fusec.passes.families.map.cpu import lower_map, map_domain
 from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
 from fusec.passes.families.map.gpu import transposed_axes
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
-from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, map_seconds, transposed_schedule
+from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, coarse_schedule, map_seconds, transposed_schedule
 from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
+from fusec.passes.schedule.stream import Stream
 from fusec.target.gpu import GpuTarget
 
 
@@ -35,7 +37,17 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     size = max(v.type.most for v in context.body.outputs)
     of_language = (map_seconds(size, schedule, stream, machine.target, cuda=cuda) for cuda in (False, True))
     triton, cuda = (replace(schedule, seconds=seconds) for seconds in of_language)
-    return in_both(context, machine, [triton], [cuda])
+    coarse = _coarsened(context, machine.target, stream) if not schedule.transposed else None
+    return in_both(context, machine, [triton if coarse is None else coarse], [cuda])
+
+
+def _coarsened(context: LoweringContext, target: GpuTarget, stream: Stream) -> GpuMapSchedule | None:
+    """A schedule whose lanes compute several results each, where these share what they read."""
+    shared = shared_loads(context)
+    if shared is None:
+        return None
+    size = max(v.type.most for v in context.body.outputs)
+    return coarse_schedule(shared, size, stream, target)
 
 
 def _gpu_schedule(context: LoweringContext, target: GpuTarget) -> GpuMapSchedule:

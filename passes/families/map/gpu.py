@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
-from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol
+from fusec.errors import LoweringError
+from fusec.ir.index import Index, Symbol, add, minimum, mul, product, sub, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last
 from fusec.ir.types import Dim, fixed
+from fusec.passes.families.map.coarsen import coarsened_axis
 from fusec.passes.families.map.cpu import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Grid, Iter, Statement
 from fusec.tile.scalar import Load, loads
 from fusec.tile.views import fresh_index
+
+Shift = Callable[[tuple[Index, ...]], tuple[Index, ...]]
+"""From one place of a domain to another."""
 
 MOST_PARTS = 4
 """Parts of a domain that one block computes."""
@@ -29,7 +36,10 @@ def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGrou
         return _tiles(context, schedule, *axes)
     shape = map_domain(context)
     order = memory_order(context, shape)
-    extents, starts = _parts(context, shape, order)
+    if schedule.results > 1:
+        extents, shifts = _coarse(context, schedule.results, shape)
+    else:
+        extents, shifts = _parts(context, shape, order)
     size, block = product(extents), schedule.elements
     blocks = ceildiv(size, block)
     g, e = symbol("g", 0, last(blocks)), symbol("e", 0, last(size))
@@ -39,16 +49,35 @@ def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGrou
     limit = None if size % block == 0 else sub(size, mul(g, block))
     domain = (Iter(lane, block, limit),)
     body: list[Statement] = []
-    for start in starts:
-        point = tuple(map(add, place, start))
-        body += [store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, point)]
+    for shifted in shifts:
+        body += [store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, shifted(place))]
     return context.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
+
+
+def _coarse(context: LoweringContext, most: int, shape: tuple[Dim, ...]) -> tuple[tuple[Dim, ...], list[Shift]]:
+    """Extents of lanes that compute ``most`` results each along an axis, and from a lane's place to each result's.
+
+    The last lane computes the axis' last result again where it would go beyond.
+    """
+    axis = coarsened_axis(context, fixed(shape))
+    if axis is None:
+        raise LoweringError("several results of a lane along no axis")
+    extent = fixed(shape)[axis]
+    results = min(most, extent)
+    extents = tuple(-(-extent // results) if a == axis else n for a, n in enumerate(shape))
+
+    def result(k: int, place: tuple[Index, ...]) -> tuple[Index, ...]:
+        along = minimum(add(mul(place[axis], results), k), extent - 1)
+        return (*place[:axis], along, *place[axis + 1 :])
+
+    return extents, [partial(result, k) for k in range(results)]
 
 
 def _parts(
     context: LoweringContext, shape: tuple[Dim, ...], order: tuple[int, ...]
-) -> tuple[tuple[Dim, ...], list[tuple[Dim, ...]]]:
-    """Extents and starts of equal parts that the domain falls into where joins turn from one operand to the next.
+) -> tuple[tuple[Dim, ...], list[Shift]]:
+    """Extents of equal parts that the domain falls into where joins turn from one operand to the next, and from a place
+    in the first to that in each of them.
 
     A block computes the same place of each part: what several of them read (both halves of a rotary embedding) it
     loads once, and none of them asks where it is.
@@ -56,8 +85,13 @@ def _parts(
     boxes = boxes_of(context, shape, order)
     sizes = {tuple(stop - start for start, stop in box) for box in boxes}
     if len(sizes) > 1 or len(boxes) > MOST_PARTS:
-        return shape, [(0,) * len(shape)]
-    return sizes.pop(), [tuple(start for start, _ in box) for box in boxes]
+        return shape, [tuple]
+    starts = [tuple(start for start, _ in box) for box in boxes]
+    return sizes.pop(), [partial(_behind, start) for start in starts]
+
+
+def _behind(start: tuple[Dim, ...], place: tuple[Index, ...]) -> tuple[Index, ...]:
+    return tuple(map(add, place, start))
 
 
 def transposed_axes(context: LoweringContext) -> tuple[int, int] | None:

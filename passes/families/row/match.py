@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
+
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
+from fusec.ir.nodes import Op
 from fusec.passes.groups.grow import (
     Log,
     absorb_upstream,
@@ -15,21 +18,30 @@ from fusec.passes.groups.grow import (
     seed_reduction,
 )
 from fusec.passes.groups.partition import Group, Partition
+from fusec.passes.groups.windows import made_of_windows
 
 
 def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
-    """Reductions over the same rows, and the maps before, between and after them: each row is read once."""
+    """Reductions over the same rows, and the maps before, between and after them: each row is read once.
+
+    Where the target is ``blocked``, sums of windows are kernels of their own.
+    """
+    apart = made_of_windows(partition) if blocked else set[Op]()
     for op in partition.graph.ops:
         if op.definition.kind != "reduce" or op in partition.owner:
             continue
         assert isinstance(op.attributes, ReduceAttributes)
         group = Group("row", op.operands[0].type.shape)
         seed_reduction(partition, group, op)
-        absorb_upstream(partition, group, op.operands[0])
+        absorb_upstream(partition, group, op.operands[0], apart)
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
         _drop_bystanders(partition, group)
-        grow_producers(partition, group, at_least(most(product(group.domain)) // 2, is_cheap))
+        grow_producers(partition, group, _but(apart, at_least(most(product(group.domain)) // 2, is_cheap)))
+
+
+def _but(apart: Set[Op], allowed: Callable[[Op], bool]) -> Callable[[Op], bool]:
+    return lambda op: op not in apart and allowed(op)
 
 
 def _drop_bystanders(partition: Partition, group: Group) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
+from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
 from fusec.passes.schedule.launch import Launch
 
 
@@ -31,6 +32,30 @@ def sdpa(q: tuple[int, ...], k: tuple[int, ...], dtype: str, causal: bool = Fals
     return f"""graph @sdpa(%q: {dtype}{qs}, %k: {dtype}{ks}, %v: {dtype}{ks}) {{
   %o = sdpa(%q, %k, %v) {{{flags}}} : {dtype}{qs}
   return %o
+}}"""
+
+
+def windows(dtype: str, n: int, h: int, w: int, c: int, size: tuple[int, int], step: int, reduced: str) -> str:
+    """A sum of windows with weights, channel by channel, or the largest of each, and relu."""
+    low = size[0] // 2, size[1] // 2
+    ph, pw = h + 2 * low[0], w + 2 * low[1]
+    oh, ow = (ph - size[0]) // step + 1, (pw - size[1]) // step + 1
+    around = [0, *low, 0]
+    taps, seen = f"{size[0]}, {size[1]}", f"f32[{n}, {oh}, {ow}, {c}, {size[0]}, {size[1]}]"
+    weighted = f"""  %a = cast(%v) : {seen}
+  %b = cast(%w) : f32[{c}, {taps}]
+  %m = mul(%a, %b) : {seen}"""
+    fill, taken = (f"{dtype}(0.0)", weighted) if reduced == "sum" else ("f32(-inf)", "")
+    over, kind = ("%m", "f32") if reduced == "sum" else ("%v", dtype)
+    return f"""graph @windows(%x: {dtype}[{n}, {h}, {w}, {c}], %w: {dtype}[{c}, {taps}]) {{
+  %p = pad(%x, {fill}) {{low={around}, high={around}}} : {dtype}[{n}, {ph}, {pw}, {c}]
+  %u = windows(%p) {{axis=1, size={size[0]}, step={step}}} : {dtype}[{n}, {oh}, {pw}, {c}, {size[0]}]
+  %v = windows(%u) {{axis=2, size={size[1]}, step={step}}} : {dtype}[{n}, {oh}, {ow}, {c}, {taps}]
+{taken}
+  %r = reduce_{reduced}({over}) {{axes=[4, 5]}} : {kind}[{n}, {oh}, {ow}, {c}]
+  %s = cast(%r) : {dtype}[{n}, {oh}, {ow}, {c}]
+  %y = relu(%s) : {dtype}[{n}, {oh}, {ow}, {c}]
+  return %y
 }}"""
 
 
@@ -343,7 +368,7 @@ CASES: dict[str, str] = {
 }
 
 _LAUNCH = Launch(4, 2)
-CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule]] = {
+CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule | GpuMapSchedule]] = {
     "cut_slices": (linear(130, 64, 200, "bf16", "silu(%h)"), GpuGemmSchedule(64, 128, 32, 2, 1, 3, _LAUNCH, 4)),
     "cut_slices_swiglu": (CASES["swiglu"], GpuGemmSchedule(32, 64, 32, 2, 1, 2, _LAUNCH, 2)),
     "cut_turned": (linear(20, 200, 130, "f16", "silu(%h)"), GpuGemmSchedule(32, 64, 64, 2, 1, 0, _LAUNCH, 1, True)),
@@ -355,6 +380,10 @@ CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule]] = {
     ),
     "cut_computed_turned_parts": (int8(5, 208, 112), GpuGemmSchedule(16, 64, 32, 2, 2, 0, _LAUNCH, 1, True)),
     "cut_computed_persistent": (CASES["computed_left"], GpuGemmSchedule(64, 64, 64, 2, 1, 2, _LAUNCH, 2)),
+    "coarse_windows": (windows("bf16", 2, 6, 16, 24, (3, 5), 1, "sum"), GpuMapSchedule(256, _LAUNCH, results=8)),
+    "coarse_windows_odd": (windows("f16", 2, 9, 13, 21, (7, 7), 1, "sum"), GpuMapSchedule(256, _LAUNCH, results=4)),
+    "coarse_windows_apart": (windows("f32", 1, 9, 29, 33, (5, 3), 2, "sum"), GpuMapSchedule(128, _LAUNCH, results=7)),
+    "coarse_windows_largest": (windows("f32", 3, 12, 11, 8, (3, 3), 2, "max"), GpuMapSchedule(64, _LAUNCH, results=2)),
     "cut_vectors_parts": (linear(2, 700, 77, "bf16", "silu(%h)"), GpuGemvSchedule(4, 64, 2, 3, _LAUNCH)),
 }
-"""Products with a schedule of their own: few elements are enough to see each way of cutting one up."""
+"""Products and maps with a schedule of their own: few elements are enough to see each way of cutting one up."""

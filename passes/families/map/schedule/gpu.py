@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
@@ -17,18 +17,21 @@ class GpuMapSchedule:
     """A block computes ``elements`` neighbouring elements, at ``transposed`` places along the axis that operands lie
     along.
 
-    transposed: 0 where they lie along the same axis as the result.
+    transposed: 0 where they lie along the same axis as the result. results: of each of the elements so many along the
+    axis before, by the same lane.
     """
 
     language: ClassVar[Language] = "triton"
     elements: int
     launch: Launch
     transposed: int = 0
+    results: int = 1
     seconds: float = field(default=0.0, compare=False)
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         block: int | str = f"{self.elements}x{self.transposed}" if self.transposed else self.elements
-        return (("elements", block), ("warps", self.launch.warps))
+        results = (("results", self.results),) if self.results > 1 else ()
+        return (("elements", block), *results, ("warps", self.launch.warps))
 
 
 _TRANSPOSED = 0.95
@@ -61,3 +64,51 @@ def map_schedule(elements: int, bits: int, target: GpuTarget) -> GpuMapSchedule:
     if elements < 1024 * target.sms * 4:
         return GpuMapSchedule(256, Launch(4, 1))
     return GpuMapSchedule(2048, Launch(8, 1)) if bits <= 16 else GpuMapSchedule(1024, Launch(4, 1))
+
+
+MOST_RESULTS = 8
+"""Results of a lane: with two elements of each, what eight of a 7×7 window need at a time are some 80 registers."""
+
+
+@dataclass(frozen=True)
+class SharedLoads:
+    """What results side by side along ``axis``, of ``extent`` places, read: ``alone`` loads for the first one, and
+    ``further`` ones for each that follows."""
+
+    axis: int
+    extent: int
+    alone: int
+    further: int
+
+    def of(self, results: int) -> int:
+        """Loads of so many results side by side."""
+        return self.alone + (results - 1) * self.further
+
+    def results(self, most: int = MOST_RESULTS) -> int:
+        """How many of at most ``most`` a lane computes, so that all of them take the fewest loads."""
+        counts = range(1, min(most, self.extent) + 1)
+        return min(counts, key=lambda n: (-(-self.extent // n) * self.of(n), n))
+
+
+_LOADS = ((16, 8), (64, 4))
+"""Loads of a lane's results, and how many elements of each a lane then takes: more would leave it no registers. For
+sm_90 bilinear resampling (14 loads) takes 90 registers, a 3×3 window of one channel (40) 80, a 5×5 one 72, a 7×7 one
+168."""
+
+_FEWEST = 2
+
+
+def coarse_schedule(shared: SharedLoads, size: int, stream: Stream, target: GpuTarget) -> GpuMapSchedule | None:
+    """Lanes with as many results as share most, while every SM has warps enough; None where one each is all."""
+    launch = Launch(4, 1)
+    lanes = launch.warps * target.warp_size
+    results = shared.results()
+    while results > 1 and size < results * _FEWEST * lanes * target.sms * 2:
+        results = shared.results(results - 1)
+    if results == 1:
+        return None
+    each = next((n for most, n in _LOADS if shared.of(results) <= most), _FEWEST)
+    while each > _FEWEST and size < results * each * lanes * target.sms * 4:
+        each //= 2
+    made = GpuMapSchedule(each * lanes, launch, results=results)
+    return replace(made, seconds=stream.seconds(size // (made.elements * results), target, cuda=False))
