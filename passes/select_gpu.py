@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from math import inf
+from typing import cast
 
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
@@ -14,7 +15,7 @@ from fusec.ir.types import contiguous_strides
 from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.all import family_of
 from fusec.passes.families.family import GpuMachine
-from fusec.passes.families.languages import values_of
+from fusec.passes.families.languages import InCuda, values_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.schedule.base import GpuSchedule, by_seconds
@@ -87,7 +88,13 @@ class GpuSelector:
         if unknown is not None:
             raise LoweringError(f"{unknown} is {unknown.type.dtype}: no GPU kernel computes complex numbers")
         machine = GpuMachine(self.target, self.cuda, self.triton, self.usual, self.calls)
-        return family_of(context.op).gpu.candidates(context, machine)
+        floor = self._floor(context)
+        return [_at_least(s, floor) for s in family_of(context.op).gpu.candidates(context, machine)]
+
+    def _floor(self, context: LoweringContext) -> float:
+        """Seconds below which no kernel of a group stays: a launch, and memory that gives and takes everything once."""
+        written = sum(v.type.most_bytes for v in context.body.outputs)
+        return self.target.rates.launch + self.target.rates.moved(bytes_read(context.body), written)
 
     def lower(self, context: LoweringContext) -> LoweredGroup | Pieces:
         """The group by the best predicted schedule."""
@@ -113,6 +120,15 @@ class GpuSelector:
         return KernelReport(
             kernel.name, kernel.kind, fused_ops(op), schedule, *work, lowered.seconds, parts[bound], bound
         )
+
+
+def _at_least(schedule: GpuSchedule, seconds: float) -> GpuSchedule:
+    if schedule.seconds >= seconds:
+        return schedule
+    if isinstance(schedule, InCuda):
+        return replace(schedule, schedule=_at_least(schedule.schedule, seconds))
+    assert is_dataclass(schedule)
+    return cast("GpuSchedule", replace(schedule, seconds=seconds))
 
 
 def alternative_text(schedule: GpuSchedule) -> str:

@@ -90,3 +90,19 @@ def test_a_slower_memory_takes_longer() -> None:
     half = replace(TARGET, rates=replace(RATES, read=RATES.read / 2, copy=RATES.copy / 2))
     fast, slow = (program_of(LINEAR.format(m=1), GpuSelector(t)) for t in (TARGET, half))
     assert 1.5 < predicted_seconds(slow) / predicted_seconds(fast) < 2.0
+
+
+@pytest.mark.parametrize("reads", [0, 2])
+def test_no_kernel_is_predicted_faster_than_memory(reads: int) -> None:
+    """A matmul of short rows with residuals takes the time of its results, not of its products."""
+    sums = "".join(f"  %y{k + 1} = add(%y{k}, %r{k}) : bf16[200704, 256]\n" for k in range(reads))
+    inputs = "".join(f", %r{k}: bf16[200704, 256]" for k in range(reads))
+    text = f"""graph @g(%x: bf16[200704, 64], %w: bf16[256, 64]{inputs}) {{
+  %y0 = linear(%x, %w) : bf16[200704, 256]
+{sums}  return %y{reads}
+}}"""
+    program = lower(parse(text), "cuda:sm_90").program
+    (report,) = program.reports
+    moved = 2 * 200704 * (64 + 256 * (1 + reads))
+    assert report.predicted > report.limit
+    assert report.predicted > moved / gpu_target("cuda:sm_90").rates.read
