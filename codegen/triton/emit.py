@@ -194,7 +194,7 @@ class _Emitter(Scalars):
 
         One after the other would hold all that they share in registers at a time.
         """
-        self.domain = stores[0].domain
+        self.domain, self.shares = stores[0].domain, True
         self.together([s.value for s in stores])
 
     def statement(self, statement: Statement) -> None:

@@ -35,7 +35,8 @@ class Scalars(Text):
     """Expressions over the domain at hand.
 
     With ``describes`` blocks come through tensor descriptors where their layout allows. ``outer`` are the grid's
-    iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a product.
+    iterators; ``passing``: what is read is not read again; ``fetches``: blocks that are read go into a product;
+    ``shares``: several results are computed together; ``texts``: of their parts that were spelled, by identity.
     """
 
     def __init__(self, kernel: Kernel, describes: bool) -> None:
@@ -50,13 +51,14 @@ class Scalars(Text):
         self.outer: set[Symbol] = set()
         self.passing = False
         self.fetches = False
+        self.shares = False
         self.texts: dict[int, str] = {}
-        """Of expressions that were spelled for the domain at hand, by identity."""
 
     def together(self, values: Sequence[ScalarExpr]) -> None:
         """Spells expressions of one form, operand by operand of all of them."""
         first = values[0]
-        if isinstance(first, Apply) and all(isinstance(v, Apply) and v.op == first.op for v in values):
+        alike = isinstance(first, Apply) and all(isinstance(v, Apply) and v.op == first.op for v in values)
+        if alike and not any(self._guarded(v) for v in values):
             for operands in zip(*(v.args for v in values if isinstance(v, Apply)), strict=True):
                 self.together(operands)
         for v in values:
@@ -88,9 +90,12 @@ class Scalars(Text):
             return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
         return text
 
-    def _guards(self, condition: ScalarExpr, load: Load) -> bool:
-        """Whether a load can be left out where a condition does not hold."""
-        return bool(self.texts) and load.buffer.space == "parameter" and not self._is_number(condition)
+    def _guarded(self, e: ScalarExpr) -> tuple[ScalarExpr, Load, Const] | None:
+        """The condition, load and other value of a load that can be left out where a condition does not hold."""
+        match e:
+            case Apply("select", (condition, Load() as load, Const() as other)) if load.buffer.space == "parameter":
+                return (condition, load, other) if self.shares and not self._is_number(condition) else None
+        return None
 
     def _is_number(self, e: ScalarExpr) -> bool:
         """Whether the expression's text is one number for the block, not a tensor."""
@@ -129,9 +134,10 @@ class Scalars(Text):
         return f"{text}.to(tl.float32)" if half else text
 
     def _apply(self, e: Apply) -> str:
-        match e:
-            case Apply("select", (condition, Load() as load, Const() as other)) if self._guards(condition, load):
-                return self._widened(load, self._read(load, where=self.scalar(condition), other=self._constant(other)))
+        guarded = self._guarded(e)
+        if guarded is not None:
+            condition, load, other = guarded
+            return self._widened(load, self._read(load, where=self.scalar(condition), other=self._constant(other)))
         args = [self.scalar(a) for a in e.args]
         table = COARSE if self.coarse and e.op in COARSE else FAST if self.fast else EXACT
         if e.dtype.name == "f64" and e.op in DOUBLE:
@@ -166,7 +172,7 @@ class Scalars(Text):
                 flat = flat + i * stride
             else:
                 offset.append(f"{self.scalar(i)}.to(tl.int64) * {stride}")  # type: ignore[arg-type]
-        if self.texts and not offset:
+        if self.shares and not offset:
             return self._apart(buffer, flat)
         if flat != 0 or not offset:
             offset.insert(0, self.index(flat))
@@ -193,8 +199,9 @@ class Scalars(Text):
         limited = tuple(i for i in self.domain if i.limit is not None and (whole or gathers or i.var in used))
         if (gathers and limited) or (whole and not all(i.var in used for i in self.domain)):
             pointer = f"tl.broadcast_to({pointer}, [{', '.join(str(i.extent) for i in self.domain)}])"
-        masks = [f"({m})" for m in (self.mask(limited) if limited else "", where) if m]
-        mask = f", mask={' & '.join(masks) if where else self.mask(limited)}, other={other}" if masks else ""
+        live = self.mask(limited) if limited else ""
+        points = f"({live}) & ({where})" if live and where else live or where
+        mask = f", mask={points}, other={other}" if points else ""
         hint = PASSING if self.passing and self._is_own(load) else ""
         return self.once(f"tl.load({pointer}{mask}{hint})", load.buffer.name)
 

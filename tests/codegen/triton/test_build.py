@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 sys.path.insert(0, str(Path(__file__).parent))
-from triton_cases import CASES, linear, sdpa
+from triton_cases import CASES, linear, sdpa, windows
 
 from fusec.codegen.triton.build import compile_kernels, module_source
 from fusec.codegen.triton.module import TritonModule
@@ -41,6 +41,17 @@ def test_compiles_without_the_card(name: str, target: str) -> None:
 def test_what_the_interpreter_forgives_compiles(name: str) -> None:
     kernels = lower(parse(CASES[name]), "cuda:sm_90").program.kernels
     assert compile_kernels(kernels, gpu_target("cuda:sm_90")).binaries.keys() == {k.name for k in kernels}
+
+
+def test_lanes_with_several_results_load_what_they_share_once() -> None:
+    """Padding is not loaded, and addresses of neighbours are one with a number behind."""
+    program = lower(parse(windows("f32", 8, 56, 56, 64, (3, 3), 1, "max")), "cuda:sm_90").program
+    text = module_source(program.kernels, gpu_target("cuda:sm_90")).text
+    assert text.count("tl.store") == 8
+    assert text.count("tl.load") == 9 + 7 * 3
+    assert "mask=logical_and" in text
+    assert "tl.where" not in text
+    assert "_start + 64" in text
 
 
 def test_a_saved_module_is_the_same() -> None:

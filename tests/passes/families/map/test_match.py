@@ -8,6 +8,7 @@ from programs import Run, check, group_kinds, reasons
 from fusec.ir.parse import parse
 from fusec.passes.canonicalize import canonicalize
 from fusec.passes.fuse import fuse
+from fusec.passes.pipeline import lower
 
 
 def one_map(text: str, **options: object) -> Run:
@@ -265,6 +266,19 @@ def test_maps_that_take_time_and_maps_of_what_was_computed_stay_apart() -> None:
     assert group_kinds(check(large, target="cuda:sm_90").lowered).count("map") >= 3
     empty = SCALES.replace("64]", "0]").replace("f32[9, 0]", "f32[9, 0]")
     check(empty, target="cuda:sm_90")
+
+
+def test_a_small_map_of_what_a_call_gives_waits_for_it() -> None:
+    text = """graph @g(%a: f32[64], %b: f32[64]) {
+        %p = rsqrt(%a) : f32[64]
+        %s = extern(%p) {target="numpy.sort", arguments="(($0,), {'axis': 0})"} : f32[64]
+        %u = tanh(%s) : f32[64]
+        %q = exp(%b) : f32[64]
+        return %u, %q
+    }"""
+    fused = lower(parse(text), "cuda:sm_90").stages["fuse"]
+    assert fused.index("%p") < fused.index("numpy.sort") < fused.index("%u = fused(%s)"), fused
+    assert fused.count(") map ") == 2
 
 
 def test_padding_is_computed_in_each_window_on_a_gpu() -> None:
