@@ -183,9 +183,7 @@ def default_selector(target: str, threads: int | None = None, rates: Rates | Non
 
 def _split(graph: Graph, target: str, threads: int | None) -> Graph:
     if is_gpu(target):
-        # Parts of which a mean and a variance are made are the same.
-        moved = cse(reduce_in_memory_order(graph, FEWEST_FOR_BLOCKS, variances=True))
-        return split_for_blocks(moved, gpu_target(target).sms)
+        return split_for_blocks(reduce_in_memory_order(graph, FEWEST_FOR_BLOCKS), gpu_target(target).sms)
     return split_reductions(reduce_in_memory_order(graph), threads or cpu_target(target).cores)
 
 

@@ -7,7 +7,7 @@ its elements are side by side, or it is reduced last, after all axes around what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
@@ -36,54 +36,28 @@ SHORTEST = 8
 """Fewest elements that are reduced in front of what stays."""
 
 
-def reduce_in_memory_order(graph: Graph, fewest: int = FEWEST, *, variances: bool = False) -> Graph:
-    """The graph with such reductions of at least so many elements in the order of memory. ``variances``: those of a
-    mean and of the squares around it are of parts first, which a kernel reads once for both."""
+def reduce_in_memory_order(graph: Graph, fewest: int = FEWEST) -> Graph:
+    """The graph with such reductions of at least so many elements in the order of memory."""
     strides = input_strides(graph)
     producers = graph.producers()
-    spread = _spreads(graph, producers) if variances else {}
 
     @rule(*(name for name, op in OPS.items() if op.kind == "reduce"))
     def in_memory_order(r: Rewriter) -> Outcome:
         """reduce(x) ⇒ reduce(reduce(permute(x) to the order of memory, the axes in front), the axes behind)"""
-        (x,) = r.operands
-        assert isinstance(r.op.attributes, ReduceAttributes)
-        order = _order_of(x, r.op.attributes.axes, producers, strides, fewest)
-        if order is None:
-            return None
-        if r.op.result.name in spread:
-            return _in_parts(r, producers, order, spread[r.op.result.name])
-        return _in_memory_order(r, producers, order)
+        return _in_memory_order(r, producers, strides, fewest)
 
     return rewrite(graph, (in_memory_order,))
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The axes of an array in the order of memory.
-
-    whole: all of them. first: places in it that are reduced in front of what stays. left: the axes after that. last:
-    those of them that are reduced then.
-    """
-
-    whole: list[int]
-    first: list[int]
-    left: list[int]
-    last: list[int]
-
-    @property
-    def columns(self) -> int:
-        """How many axes lie behind all that is reduced first."""
-        return len(self.whole) - 1 - max(self.first)
-
-
-def _order_of(
-    x: Value, axes: Sequence[int], producers: Mapping[Value, Op], strides: Mapping[Value, Strides], fewest: int
-) -> _Order | None:
-    """None for what is reduced well as it is."""
+def _in_memory_order(
+    r: Rewriter, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], fewest: int
+) -> Outcome:
+    (x,) = r.operands
+    attributes = r.op.attributes
+    assert isinstance(attributes, ReduceAttributes)
     if not x.type.is_static or x.type.size < fewest:
         return None
-    shape = x.type.static_shape
+    shape, axes = x.type.static_shape, attributes.axes
     found = _steps(x, producers, strides)
     steps = [s for s in found or () if isinstance(s, int)]
     if len(steps) < len(shape):
@@ -99,112 +73,15 @@ def _order_of(
         return None  # columns as they lie
     whole = [*(a for a in range(len(shape)) if a not in order), *order]
     first = [whole.index(a) for a in axes if a not in last]
-    return _Order(whole, first, [a for a in whole if a not in axes or a in last], last)
-
-
-def _in_memory_order(r: Rewriter, producers: Mapping[Value, Op], order: _Order) -> Value:
-    (x,) = r.operands
-    assert isinstance(r.op.attributes, ReduceAttributes)
-    moved = _Moved(r, producers, x, order.whole, order.columns)
-    made = r.reduce(r.op.name, moved.of(x), order.first, "partial", r.op.attributes.dtype)
-    made = r.reshape(made, [x.type.static_shape[a] for a in order.left])
-    if order.last:
-        made = r.reduce(r.op.name, made, [order.left.index(a) for a in order.last], "behind")
-    return _as_asked(r, made, order)
-
-
-def _as_asked(r: Rewriter, made: Value, order: _Order) -> Value:
-    """What stays of a reduction, its axes in the order in which they are given."""
-    kept = [a for a in order.left if a not in order.last]
+    left = [a for a in whole if a not in axes or a in last]
+    moved = _Moved(r, producers, x, whole, len(whole) - 1 - max(first))
+    made = r.reduce(r.op.name, moved.of(x), first, "partial", attributes.dtype)
+    made = r.reshape(made, [shape[a] for a in left])
+    if last:
+        made = r.reduce(r.op.name, made, [left.index(a) for a in last], "behind")
+    kept = [a for a in left if a not in last]
     result = r.permute(made, [kept.index(a) for a in sorted(kept)])
     return r.cast(result, r.op.result.type.dtype)
-
-
-def _source(value: Value, producers: Mapping[Value, Op]) -> Value:
-    """What a value is a view of."""
-    while (made := producers.get(value)) is not None and made.definition.kind == "view":
-        value = made.operands[0]
-    return value
-
-
-def _spreads(graph: Graph, producers: Mapping[Value, Op]) -> dict[str, Value | None]:
-    """The sums of means by name, and the sums of squares around them with the mean that is subtracted there."""
-    found: dict[str, Value | None] = {}
-    for op in graph.ops:
-        square = producers.get(op.operands[0]) if op.name == "reduce_sum" else None
-        if square is None or square.name != "mul" or square.operands[0] is not square.operands[1]:
-            continue
-        centred = producers.get(square.operands[0])
-        if centred is None or centred.name != "sub":
-            continue
-        mean = producers.get(_source(centred.operands[1], producers))
-        total = producers.get(mean.operands[0]) if mean is not None and mean.name == "div" else None
-        if total is None or total.name != "reduce_sum" or total.attributes != op.attributes:
-            continue
-        if total.operands[0] is centred.operands[0] and centred.operands[0].type == square.result.type:
-            found |= {total.result.name: None, op.result.name: centred.operands[1]}
-    return found
-
-
-MOST_PLACES_OF_PART = 1 << 10
-"""Places in front of what stays of which one block takes mean and squares: for 64 channels of bf16 that is 128 KiB, to
-which it comes back while they are in a cache."""
-
-
-FEWEST_PLACES_OF_PART = 1 << 6
-"""Fewer would leave as much to put together as there was."""
-
-
-def _in_parts(r: Rewriter, producers: Mapping[Value, Op], order: _Order, mean: Value | None) -> Value:
-    """sum(x) ⇒ the sum of parts' sums; sum((x - mean)²) ⇒ the sum over parts of ``sum(d²) + e * (2 * sum(d) + n * e)``,
-    where ``d`` is from a part's own mean and ``e`` from there to the mean.
-
-    ``sum(d)`` is what the mean's rounding leaves: without, data far from 0 would lose digits.
-    """
-    x = r.operands[0]
-    if mean is not None:
-        square = r.producer(x)
-        assert square is not None
-        centred = r.producer(square.operands[0])
-        assert centred is not None
-        x, mean = centred.operands
-    shape = x.type.static_shape
-    moved = _Moved(r, producers, x, order.whole, order.columns).of(x)
-    axis = min(order.first)
-    places = prod(moved.type.static_shape[a] for a in order.first)
-    parts = _parts(moved.type.static_shape[axis], places)
-    extents = moved.type.static_shape
-    apart = r.reshape(moved, (*extents[:axis], parts, extents[axis] // parts, *extents[axis + 1 :]), hint="apart")
-    axes = [a + 1 for a in order.first]
-    whole = [shape[a] for a in order.left]
-    whole.insert(axis, parts)
-    behind = [axis, *(order.left.index(a) + 1 for a in order.last)]
-    sums = r.reduce("reduce_sum", apart, axes, "sums")
-    if mean is None:
-        return _as_asked(r, r.reduce("reduce_sum", r.reshape(sums, whole), behind, "behind"), order)
-    count = r.constant(float(places // parts), x)
-    means = r.emit("div", sums, count, hint="means")
-    deviations = r.emit("sub", apart, r.keep(means, apart, axes), hint="deviations")
-    squares = r.reduce("reduce_sum", r.emit("mul", deviations, deviations, hint="squares"), axes, "partial")
-    given = r.reshape(mean, (*(1 for _ in range(len(shape) - mean.type.rank)), *mean.type.static_shape))
-    given = r.permute(given, order.whole)
-    stays = [given.type.static_shape[order.whole.index(a)] for a in order.left]
-    stays.insert(axis, 1)
-    ahead = len(stays) - order.columns
-    given = r.broadcast(r.reshape(given, stays), (*stays[:ahead], *whole[ahead:]))
-    given = r.reshape(given, (*stays[:ahead], *sums.type.static_shape[ahead:]))
-    away = r.emit("sub", means, given, hint="away")
-    twice = r.emit("mul", r.reduce("reduce_sum", deviations, axes, "rest"), r.constant(2.0, x), hint="twice")
-    factor = r.emit("add", twice, r.emit("mul", away, count, hint="times"), hint="factor")
-    total = r.reshape(r.emit("add", squares, r.emit("mul", away, factor, hint="between")), whole)
-    return _as_asked(r, r.reduce("reduce_sum", total, behind, "behind"), order)
-
-
-def _parts(extent: int, places: int) -> int:
-    """The fewest equal parts of an axis that have few enough places each, of all that are reduced with it; as many as
-    there can be where those would have too few."""
-    able = [n for n in range(1, extent + 1) if extent % n == 0 and (n == 1 or places // n >= FEWEST_PLACES_OF_PART)]
-    return next((n for n in able if places // n <= MOST_PLACES_OF_PART), able[-1])
 
 
 class _Moved:
@@ -260,8 +137,9 @@ class _Moved:
 def _steps(value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]) -> Strides | None:
     """Elements in memory from one place to the next along each axis, of the array of its shape that a value is made
     of."""
-    base = _source(value, producers)
-    made = producers.get(base)
+    base = value
+    while (made := producers.get(base)) is not None and made.definition.kind == "view":
+        base = made.operands[0]
     if made is not None and made.definition.kind == "elementwise":
         whole = next((v for v in made.operands if v.type.shape == base.type.shape), None)
         steps = None if whole is None else _steps(whole, producers, strides)

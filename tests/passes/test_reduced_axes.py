@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import assert_close_to_oracle
 from torch import nn
 
 import fusec
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import Graph
-from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
-from fusec.passes.cse import cse
-from fusec.passes.reduced_axes import (
-    FEWEST,
-    FEWEST_PLACES_OF_PART,
-    LONGEST,
-    MOST_PLACES_OF_PART,
-    SHORTEST,
-    reduce_in_memory_order,
-)
+from fusec.passes.reduced_axes import FEWEST, LONGEST, SHORTEST, reduce_in_memory_order
 
 
 def reductions(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -150,88 +137,3 @@ def test_a_group_norm_for_gpus(target: str) -> None:
     program = fusec.compile(module, x, target=target)
     text = str(program.explain())
     assert "partial" in text
-
-
-def statistics(
-    shape: list[int], strides: list[int], axes: list[int], given: str = "%x", around: str = "%e", count: float = 0.0
-) -> Graph:
-    """A mean, and the squares around it."""
-    left = [n for a, n in enumerate(shape) if a not in axes]
-    ones = [1 if a in axes else n for a, n in enumerate(shape)]
-    count = count or float(np.prod([shape[a] for a in axes]))
-    return parse(
-        f'graph @g(%x: f32{shape} argument "x" strides={strides}, %o: f32{left} argument "o") {{\n'
-        f"  %y = mul(%x, f32(2.0)) : f32{shape}\n"
-        f"  %s = reduce_sum({given}) {{axes={axes}}} : f32{left}\n"
-        f"  %m = div(%s, f32({count})) : f32{left}\n"
-        f"  %k = reshape(%m) : f32{ones}\n"
-        f"  %e = sub(%x, %k) : f32{shape}\n"
-        f"  %j = reshape(%o) : f32{ones}\n"
-        f"  %f = sub(%x, %j) : f32{shape}\n"
-        f"  %q = mul({around}, {around}) : f32{shape}\n"
-        f"  %v = reduce_sum(%q) {{axes={axes}}} : f32{left}\n"
-        "  return %m, %v\n}"
-    )
-
-
-def with_variances(graph: Graph) -> Graph:
-    return cse(reduce_in_memory_order(graph, 256, variances=True))
-
-
-SPREADS = {
-    "images": ([4, 32, 12, 12], LAST, [2, 3]),
-    "groups": ([4, 8, 4, 12, 12], [32 * 144, 4, 1, 12 * 32, 32], [2, 3, 4]),
-    "a batch": ([4, 32, 12, 12], LAST, [0, 2, 3]),
-    "long axes": ([2, 8, 33, 65], [8 * 33 * 65, 1, 65 * 8, 8], [2, 3]),
-    "a prime": ([1, 8, 1201, 3], [8 * 3603, 1, 24, 8], [2, 3]),
-}
-
-
-@pytest.mark.parametrize("name", SPREADS)
-def test_means_and_squares_of_parts(name: str) -> None:
-    """Of numbers far from 0: a square of the mean would leave no digit of the variance."""
-    graph = statistics(*SPREADS[name])
-    moved = with_variances(graph)
-    parts, mean, squares, rest, variance = reductions(moved)
-    assert parts == squares == rest
-    assert mean == variance
-    places = prod(parts[0][a] for a in parts[1])
-    assert FEWEST_PLACES_OF_PART <= places <= MOST_PLACES_OF_PART or name == "a prime"
-    shape = SPREADS[name][0]
-    x = (np.random.default_rng(0).standard_normal(shape) + 1000.0).astype(np.float32)
-    given = [x, np.zeros(graph.inputs[1].type.static_shape, np.float32)]
-    exact, eager = interpret(graph, given, float64=True), interpret(graph, given)
-    for found, right, theirs in zip(interpret(moved, given), exact, eager, strict=True):
-        assert_close_to_oracle(found, right, theirs)
-
-
-@pytest.mark.parametrize(
-    "changed", [{"given": "%y"}, {"around": "%f"}, {"around": "%x"}], ids=["another mean", "a given mean", "squares"]
-)
-def test_squares_around_no_mean_of_the_same_are_reduced_as_they_are(changed: dict[str, str]) -> None:
-    graph = statistics(*SPREADS["images"], **changed)
-    assert str(with_variances(graph)) == str(cse(reduce_in_memory_order(graph, 256)))
-
-
-def test_squares_around_the_sum_by_another_number_stay_squares_around_it() -> None:
-    """A variance around what is not the mean."""
-    graph = statistics(*SPREADS["images"], count=100.0)
-    x = np.random.default_rng(0).standard_normal(SPREADS["images"][0]).astype(np.float32) + 3
-    given = [x, np.zeros(graph.inputs[1].type.static_shape, np.float32)]
-    for found, right, theirs in zip(
-        interpret(with_variances(graph), given),
-        interpret(graph, given, float64=True),
-        interpret(graph, given),
-        strict=True,
-    ):
-        assert_close_to_oracle(found, right, theirs)
-
-
-def test_a_special_value_makes_its_statistics_nan_alone() -> None:
-    graph = statistics(*SPREADS["images"])
-    x = np.random.default_rng(0).standard_normal(SPREADS["images"][0]).astype(np.float32)
-    x[1, 3, 4, 5], x[2, 7, 0, 0] = np.inf, np.nan
-    given = [x, np.zeros(graph.inputs[1].type.static_shape, np.float32)]
-    with np.errstate(all="ignore"):
-        for found, wanted in zip(interpret(with_variances(graph), given), interpret(graph, given), strict=True):
-            np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
