@@ -42,7 +42,29 @@ def match_gemms(partition: Partition, log: Log, blocked: bool) -> None:
             leave_to_readers(partition, group, _widens_again)
         outside = [v for inner in group.ops if inner not in group.anchors for v in inner.operands]
         cheap = _takes_less_than_a_launch(op) if blocked else _widens
-        grow_producers(partition, group, at_least(op.result.type.most, cheap), outside)
+        allowed = at_least(op.result.type.most, cheap)
+        if blocked:
+            allowed = _but_epilogues(partition, allowed)
+        grow_producers(partition, group, allowed, outside)
+
+
+def _but_epilogues(partition: Partition, allowed: Callable[[Op], bool]) -> Callable[[Op], bool]:
+    """Not what goes on from another dot, which can end in that dot's kernel: its sums would go to memory in f32, not
+    the half values that come of them."""
+    known: dict[Op, bool] = {}
+
+    def goes_on(op: Op) -> bool:
+        if op not in known:
+            makers = (partition.producers.get(v) for v in partition.sources(op))
+            known[op] = any(
+                maker is not None
+                and maker not in partition.owner
+                and (maker.name == "dot" or (maker.definition.kind == "elementwise" and goes_on(maker)))
+                for maker in makers
+            )
+        return known[op]
+
+    return lambda op: allowed(op) and not goes_on(op)
 
 
 def _take_padding(partition: Partition, group: Group) -> None:

@@ -113,3 +113,23 @@ def test_a_depth_that_is_no_multiple_of_the_tile(kind: str) -> None:
     }}"""
     made = check(text, target=TARGET.name, selector=GpuSelector(TARGET, cuda=True, triton=False), slack=4)
     assert made.kernels == ["gemm"]
+
+
+def test_another_dot_s_epilogue_stays_with_it() -> None:
+    """Of two branches that are added, the one that is stored goes to memory in half precision, not as sums in f32."""
+    text = """graph @g(%x: bf16[256, 64], %y: bf16[256, 64], %v: bf16[128, 64], %w: bf16[128, 64], %s: f32[128]) {
+  %p = dot(%x, %v) {contract=[1]x[1], dtype=f32} : f32[256, 128]
+  %a = cast(%p) {implied=true} : bf16[256, 128]
+  %q = dot(%y, %w) {contract=[1]x[1], dtype=f32} : f32[256, 128]
+  %b = cast(%q) {implied=true} : bf16[256, 128]
+  %c = cast(%b) : f32[256, 128]
+  %d = mul(%c, %s) : f32[256, 128]
+  %e = cast(%d) : bf16[256, 128]
+  %f = add(%a, %e) : bf16[256, 128]
+  %h = relu(%f) : bf16[256, 128]
+  return %h
+}"""
+    run = check(text, target="cuda:sm_90")
+    assert run.kernels == ["gemm", "gemm"]
+    stored = [s.type for s in run.lowered.program.slots if s.kind == "workspace"]
+    assert [str(t.dtype) for t in stored] == ["bf16"], stored
