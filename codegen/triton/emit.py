@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isinf
 from typing import assert_never
@@ -121,6 +121,7 @@ class _Emitter(Scalars):
         sizes = self._grid(grid)
         if self.kernel.kind == "row":
             self._read_ahead(grid.body)
+        self._together(grid.body)
         self.block(grid.body)
         extents = self.kernel.sizes
         names = [self.names[b] for b in self.kernel.parameters]
@@ -183,19 +184,19 @@ class _Emitter(Scalars):
         return (mul(count[fast.var], outer), 1, 1) if flat else (count[fast.var], outer, 1)
 
     def block(self, block: Block) -> None:
-        stores = [s for s in block if isinstance(s, Store)]
-        if len(stores) == len(block) > 1 and len({(s.target, s.domain) for s in stores}) == 1:
-            self._together(stores)
         for statement in block:
             self.statement(statement)
 
-    def _together(self, stores: Sequence[Store]) -> None:
-        """Computes the values of several places of one array operand by operand of all of them.
+    def _together(self, body: Block) -> None:
+        """Computes the values of several places of one array, where the kernel does no more, operand by operand of all
+        of them.
 
         One after the other would hold all that they share in registers at a time.
         """
-        self.domain, self.shares = stores[0].domain, True
-        self.together([s.value for s in stores])
+        stores = [s for s in body if isinstance(s, Store)]
+        if len(stores) == len(body) > 1 and len({(s.target, s.domain) for s in stores}) == 1:
+            self.domain, self.shares = stores[0].domain, True
+            self.together([s.value for s in stores])
 
     def statement(self, statement: Statement) -> None:
         match statement:

@@ -94,7 +94,8 @@ class Scalars(Text):
         """The condition, load and other value of a load that can be left out where a condition does not hold."""
         match e:
             case Apply("select", (condition, Load() as load, Const() as other)) if load.buffer.space == "parameter":
-                return (condition, load, other) if self.shares and not self._is_number(condition) else None
+                able = self.shares and load.dtype.name != "bool" and not self._is_number(condition)
+                return (condition, load, other) if able else None
         return None
 
     def _is_number(self, e: ScalarExpr) -> bool:
