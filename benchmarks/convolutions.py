@@ -23,18 +23,17 @@ from torch import nn
 import fusec
 
 from .gpu import Clock, copy_bandwidth
-from .workloads.convolutions import LAST, Work, works
+from .workloads.convolutions import Work, works
+from .workloads.modules import in_format
 
 NAMES = ("fusec", "eager", "eager other format", "torch.compile", "compile other format", "max-autotune")
 
 
 def other_format(work: Work, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The function and its images in the other memory format."""
-    last = args[0].dim() == 4 and not args[0].is_contiguous()
-    form = torch.contiguous_format if last else LAST if args[0].dim() == 4 else torch.channels_last_3d
-    module = isinstance(work.function, nn.Module) and args[0].dim() == 4
-    function = copy.deepcopy(work.function).to(memory_format=form) if module else work.function
-    return function, tuple(a.contiguous(memory_format=form) for a in args)
+    last = args[0].dim() != 4 or args[0].is_contiguous()
+    function = in_format(work.function, last) if isinstance(work.function, nn.Module) else work.function
+    return function, tuple(in_format(a, last) for a in args)
 
 
 def measure(work: Work, rounds: int, clock: Clock) -> dict[str, Any]:

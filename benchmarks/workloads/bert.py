@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.peers import torch_peers
 from benchmarks.report import FUSEC, Row
-from benchmarks.session import Array, Case, Faster, Session
+from benchmarks.session import Case, Faster, Session
+from benchmarks.workloads.modules import exact
 
 TOKENS = (128, 512)
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -56,8 +56,3 @@ def case(name: str, tokens: int) -> Case:
 def with_plain_attention(peers: dict, plain: dict) -> dict:  # type: ignore[type-arg]
     """The peers, and those but for fusec that got the code with attention written out."""
     return {**peers, **{f"{name}, plain attention": peer for name, peer in plain.items() if name != FUSEC}}
-
-
-def exact(module: nn.Module, x: Tensor) -> Array:
-    result: Array = copy.deepcopy(module).double()(x.double()).numpy()
-    return result

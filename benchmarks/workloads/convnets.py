@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +16,10 @@ import fusec
 from benchmarks.harness import Peer
 from benchmarks.peers import torch_peers
 from benchmarks.report import FUSEC, Row
-from benchmarks.session import Array, Case, Faster, Session
+from benchmarks.session import Case, Faster, Session
+from benchmarks.workloads.modules import ConvNormAct, exact, in_format
 
-LAST = torch.channels_last
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-
-
-class ConvNormAct(nn.Module):
-    """A convolution, batch norm with its running statistics, and an activation."""
-
-    def __init__(self, channels: int, columns: int, size: int, stride: int = 1, *, act: Any = F.relu, **more: Any):
-        super().__init__()
-        padding = more.pop("padding", size // 2)
-        self.conv = nn.Conv2d(channels, columns, size, stride, padding, bias=False, **more)
-        self.norm, self.act = nn.BatchNorm2d(columns), act
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.norm(self.conv(x)))
 
 
 class Stem(nn.Module):
@@ -181,22 +166,13 @@ def trained(module: nn.Module) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def last(x: Any) -> Any:
-    """A module or an image with its channels last."""
-    deep = torch.channels_last_3d
-    if isinstance(x, nn.Module):
-        spatial = {p.dim() for p in x.parameters()}
-        return copy.deepcopy(x).to(memory_format=deep if 5 in spatial else LAST)
-    return x.contiguous(memory_format=deep if x.dim() == 5 else LAST) if x.dim() > 3 else x
-
-
 def case(
     name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], dtype: str, factor: float, form: str
 ) -> Case:
     """form: of fusec's module and image, ``""`` where it is contiguous."""
     module = trained(make()).to(DTYPES[dtype])
     x = torch.randn(shape).to(DTYPES[dtype])
-    other, moved = last(module), last(x)
+    other, moved = in_format(module), in_format(x)
     peers = torch_peers(module, (x,))
     eager = ["eager", "compile"]
     if len(shape) > 3:
@@ -217,11 +193,6 @@ def case(
         multiplies=dtype,
         flops=flops(module, x),
     )
-
-
-def exact(module: nn.Module, x: Tensor) -> Array:
-    result: Array = copy.deepcopy(module).double()(x.double()).numpy()
-    return result
 
 
 def flops(module: nn.Module, x: Tensor) -> float:

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.workloads.modules import ConvNormAct
+
 Function = Callable[..., Any]
 BF16 = torch.bfloat16
-LAST = torch.channels_last
 
 
 @dataclass(frozen=True)
@@ -31,24 +32,12 @@ class Work:
 
 def image(n: int, c: int, *places: int, dtype: torch.dtype = BF16, last: bool = True) -> Any:
     made = torch.randn(n, c, *places, device="cuda", dtype=dtype)
-    return made.to(memory_format=LAST) if last and len(places) == 2 else made
-
-
-class Block(nn.Module):
-    """A convolution, batch norm with its running statistics, and a rectifier."""
-
-    def __init__(self, columns: int, channels: int, size: int, stride: int, padding: int, **more: Any) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, columns, size, stride, padding, bias=False, **more)
-        self.norm = nn.BatchNorm2d(columns)
-
-    def forward(self, x: Any) -> Any:
-        return F.relu(self.norm(self.conv(x)))
+    return made.to(memory_format=torch.channels_last) if last and len(places) == 2 else made
 
 
 def block(n: int, c: int, places: int, columns: int, size: int, stride: int = 1, dtype: torch.dtype = BF16) -> Work:
-    padding, out = size // 2, -(-places // stride)
-    module = Block(columns, c, size, stride, padding).cuda().to(dtype).eval().to(memory_format=LAST)
+    out = -(-places // stride)
+    module = ConvNormAct(c, columns, size, stride).cuda().to(dtype).eval().to(memory_format=torch.channels_last)
     flops = 2.0 * n * out**2 * columns * c * size**2
     moved = (n * c * places**2 + n * columns * out**2) * dtype.itemsize
     name = f"conv{size}×{size}/{stride}+bn+relu {n}×{c}×{places}²→{columns}{' f32' if dtype.itemsize == 4 else ''}"
@@ -163,7 +152,7 @@ def models(names: set[str]) -> Iterator[Work]:
         for last in (False, True):
             model = timm.create_model(name).cuda().to(BF16).eval()
             if last:
-                model = model.to(memory_format=LAST)
+                model = model.to(memory_format=torch.channels_last)
             form = "channels last" if last else "contiguous"
             yield Work(
                 f"{name} 64×224² {form}", model, lambda last=last: (image(64, 3, 224, 224, last=last),), model=True

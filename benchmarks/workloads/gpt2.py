@@ -6,7 +6,6 @@ whose cache is allocated once.
 
 from __future__ import annotations
 
-import copy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from benchmarks.peers import torch_peers
 from benchmarks.report import FUSEC, Row
 from benchmarks.session import Array, Case, Faster, Session
 from benchmarks.workloads.bert import DTYPES
+from benchmarks.workloads.modules import exact
 
 PROMPT, LONGEST = 512, 576
 WIDTH, LAYERS, WORDS = 768, 12, 50257
@@ -96,7 +96,7 @@ def _case(
         [Faster(1.3, ("eager", "compile"))],
         function,
         args,
-        exact=lambda: exact(function, args),
+        exact=lambda: exact(function, *args),
         flops=dense + 4.0 * LAYERS * pairs * WIDTH,
         nbytes=float(itemsize * (WEIGHTS + cache)),
         multiplies=name,
@@ -126,7 +126,7 @@ def token(name: str) -> Case:
     def first() -> Array:
         for calls in writing.values():
             calls.restart()
-        return exact(module, args)
+        return exact(module, *args)
 
     return replace(case, exact=first)
 
@@ -143,19 +143,6 @@ def placed(name: str) -> Case:
 
 def words(count: int) -> Tensor:
     return torch.randint(0, WORDS, (1, count), generator=torch.Generator().manual_seed(0))
-
-
-def exact(function: nn.Module, args: tuple[Any, ...]) -> Array:
-    """The logits in float64."""
-
-    def wide(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.double() if value.is_floating_point() else value
-        return type(value)(map(wide, value))
-
-    result = copy.deepcopy(function).double()(*map(wide, args))
-    logits: Tensor = result[0] if isinstance(result, tuple) else result
-    return logits.numpy()
 
 
 def _example() -> ModuleType:

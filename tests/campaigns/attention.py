@@ -11,26 +11,17 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any
 
 import torch
 
-import fusec
 from tests.campaigns.batches import Campaign, Finding, command
+from tests.campaigns.comparing import DTYPES, Runs
 from tests.campaigns.lines import function_of, text_of
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from aliasing import outcome  # found beside this folder
-from oracle import ULPS, assert_close_to_oracle  # found beside this folder
-
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 ARGUMENTS = ("q", "k", "v", "bias", "mask", "keys", "slopes", "ids", "gate")
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 48, 64, 65, 100, 129, 200)
 DEPTHS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 24, 32, 40, 64, 80)
@@ -283,128 +274,10 @@ def written(seed: int) -> Program:
     return Writer(seed).program
 
 
-# Comparing
-
-DRAWS = 24
-"""Arguments on which the errors of a program are compared that are too large on one."""
-
-
 def difference(program: Program) -> str:
     """What is not as written; empty where all is."""
-    run = _Runs(program)
-    for number in (0, 1):
-        found = run.difference(number)
-        if found.startswith("error"):
-            found = run.compare_errors()
-        if found:
-            return found
-    return ""
-
-
-class _Runs:
-    """A program as written, jitted and in float64, run on one draw of arguments after another."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.as_written, self.exact = program.function(), program.function(torch.float64)
-        self.jitted = fusec.jit(self.as_written)
-
-    def difference(self, number: int) -> str:
-        """What is not as written; begins with "error" where all that differs is the size of errors."""
-        given = self.program.arguments(number)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expected, error, said = outcome(self.as_written, given)
-            actual, raised, message = outcome(self.jitted, given)
-            if raised is not error:
-                return f"raises {raised} ({message[:300]}), as written {error} ({said[:300]})"
-            if error is not None:
-                return ""
-            exact = self.exact(*(x.double() if x.is_floating_point() else x for x in given))
-        for name, ours, theirs in zip("yps", actual, expected, strict=False):
-            if _strides(ours) != _strides(theirs):
-                return f"{name} has strides {ours.stride()}, as written {theirs.stride()}"
-        self.results = [
-            (name, ours, _finite_where_exact(ours, theirs, right, self.program.dtype), right)
-            for name, ours, theirs, right in zip("yps", actual, expected, exact, strict=False)
-        ]
-        found = [_differs(*result) for result in self.results]
-        return min(filter(None, found), key=lambda said: said.startswith("error"), default="")
-
-    def compare_errors(self) -> str:
-        """What differs on :data:`DRAWS` draws: of errors the largest, at most twice that of the code as written, and
-        the median of each draw's largest.
-
-        The error of a few dozen elements is a matter of luck: where scores are large, and e to their power has the
-        errors of single additions, one order of adding is often five times as exact as another on the same numbers.
-        Where that is so, the code as written has such errors on arguments that are the same but for a rounding.
-        """
-        errors: dict[str, list[tuple[float, float]]] = {}
-        rounding: dict[str, float] = {}
-        for number in range(DRAWS):
-            found = self.difference(number)
-            if found and not found.startswith("error"):
-                return found
-            near = self._errors_nearby(number) if found else {}
-            for name, ours, theirs, right in self.results:
-                own = max(_error(theirs, right), near.get(name, 0.0))
-                errors.setdefault(name, []).append((_error(ours, right), own))
-                magnitude = right[right.isfinite()].abs().amax().item() if right.isfinite().any() else 0.0
-                rounding[name] = max(rounding.get(name, 0.0), ULPS * torch.finfo(ours.dtype).eps * magnitude)
-        for name, pairs in errors.items():
-            ours, theirs = zip(*pairs, strict=True)
-            for what, a, b in (("largest", max(ours), max(theirs)), ("median", median(ours), median(theirs))):
-                if a > (2 if what == "largest" else 1.5) * b + rounding[name]:
-                    return f"{name}: of {DRAWS} draws the {what} error is {a:.3g}, as written {b:.3g}"
-        return ""
-
-    def _errors_nearby(self, number: int) -> dict[str, float]:
-        """The largest errors as written on arguments of which each number is that, or the one beside it."""
-        given = self.program.arguments(number)
-        generator = torch.Generator().manual_seed(number)
-        largest: dict[str, float] = {}
-        for _ in range(8):
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = self.as_written(*(_nudged(x, generator) if x.is_floating_point() else x for x in given))
-            for (name, _, _, right), theirs in zip(self.results, made, strict=False):
-                largest[name] = max(largest.get(name, 0.0), _error(theirs, right))
-        return largest
-
-
-def _nudged(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    by = torch.finfo(x.dtype).eps * (torch.rand(x.shape, generator=generator, dtype=torch.float64) - 0.5)
-    return torch.empty_like(x).copy_(x.double() * (1 + by))
-
-
-def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest, of elements that are finite."""
-    finite = x.isfinite() & exact.isfinite()
-    return float((x.double() - exact)[finite].abs().amax()) if finite.any() else 0.0
-
-
-def _differs(name: str, ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> str:
-    same = ours.dtype is theirs.dtype is torch.float64 and ours.shape == theirs.shape
-    if same and torch.allclose(ours, theirs, 1e-11, 1e-11, equal_nan=True):
-        return ""  # eager is the exact result
-    try:
-        assert_close_to_oracle(ours, exact, theirs)
-    except AssertionError as error:
-        return f"{error}" if f"{error}".startswith("error") else f"{name}: {error}"
-    return ""
-
-
-def _strides(x: torch.Tensor) -> list[int]:
-    return [step for step, extent in zip(x.stride(), x.shape, strict=True) if extent > 1]
-
-
-def _finite_where_exact(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Eager's result; the exact one where a chain in half precision, the program's, overflows in eager, and in f32
-    does not."""
-    if DTYPES[dtype] not in (torch.bfloat16, torch.float16):
-        return theirs
-    stays = ours.isfinite() & ~theirs.isfinite() & exact.isfinite()
-    return torch.where(stays, exact.to(theirs.dtype), theirs)
+    as_written, in_float64 = program.function(), program.function(torch.float64)
+    return Runs(as_written, in_float64, program.arguments, program.dtype, draws=24, nudged=8).compared()
 
 
 def source(program: Program) -> str:

@@ -13,32 +13,22 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-import fusec
 from tests.campaigns.batches import Campaign, Finding, command
+from tests.campaigns.comparing import DTYPES, FAKE_STRIDES, Runs, laid_like
 from tests.campaigns.lines import function_of, text_of
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from aliasing import leaves, outcome  # found beside this folder
-from oracle import ULPS, assert_close_to_oracle  # found beside this folder
-
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 64)
 EXTENTS = {1: (1, 2, 5, 8, 16, 31, 100), 2: (1, 2, 4, 7, 8, 13, 20), 3: (1, 2, 3, 5, 6)}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-FAKE_STRIDES = "PyTorch's rule for fake tensors says other strides than its kernel gives"
 KNOWN: tuple[tuple[str, str], ...] = (
     (
         FAKE_STRIDES,
@@ -100,15 +90,6 @@ class Program:
     def arguments(self, number: int = 0, device: str = "cpu") -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed * DRAWS * 2 + number)
         return [laid_like(a.draw(generator, DTYPES[self.dtype]), device) for a in self.given]
-
-
-def laid_like(x: torch.Tensor, device: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The tensor on a device, with its strides."""
-    if device == "cpu" and dtype in (None, x.dtype):
-        return x
-    if 0 in x.stride():
-        return x[:1].to(device, dtype).expand(x.shape)
-    return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device=device).copy_(x)
 
 
 class Writer:
@@ -346,110 +327,10 @@ def written(seed: int) -> Program:
     return Writer(seed).program
 
 
-# Comparing
-
-
 def difference(program: Program, device: str = "cpu") -> str:
     """What is not as written; empty where all is."""
-    run = _Runs(program, device)
-    for number in (0, 1):
-        found = run.difference(number)
-        if found.startswith("error"):
-            found = run.compare_errors()
-        if found:
-            return found
-    return ""
-
-
-class _Runs:
-    """A program as written, jitted and in float64, run on one draw of arguments after another."""
-
-    def __init__(self, program: Program, device: str) -> None:
-        self.program, self.device = program, device
-        self.as_written = program.function()
-        self.jitted = fusec.jit(self.as_written)
-
-    def difference(self, number: int) -> str:
-        """What is not as written; begins with "error" where all that differs is the size of errors."""
-        given = self.program.arguments(number, self.device)
-        self.results: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expected, error, said = outcome(self.as_written, given)
-            actual, raised, message = outcome(self.jitted, given)
-            if raised is not error:
-                return f"raises {raised} ({message[:300]}), as written {error} ({said[:300]})"
-            if error is not None:
-                return "" if message == said else f"says {message[:300]!r}, as written {said[:300]!r}"
-            wide = [laid_like(x.cpu(), "cpu", torch.float64) for x in given]
-            exact, error, _ = outcome(self.as_written, wide)
-            exact = expected if error is not None else exact  # of an empty result, where only f32 has one
-        for number_of, (ours, theirs) in enumerate(zip(leaves(actual), leaves(expected), strict=True)):
-            if _strides(ours) != _strides(theirs):
-                if _strides(ours) == _strides(self._fake(given)[number_of]):
-                    return FAKE_STRIDES
-                return f"result {number_of} has strides {ours.stride()}, as written {theirs.stride()}"
-        self.results = list(zip(leaves(actual), leaves(expected), leaves(exact), strict=True))
-        return min(filter(None, self._findings()), key=lambda said: said.startswith("error"), default="")
-
-    def _fake(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The results as PyTorch's rules for fake tensors have them."""
-        with FakeTensorMode() as mode:
-            return list(leaves(self.as_written(*map(mode.from_tensor, given))))
-
-    def _findings(self) -> Iterator[str]:
-        for number, (ours, theirs, exact) in enumerate(self.results):
-            same = ours.dtype is theirs.dtype is torch.float64 and ours.shape == theirs.shape
-            if same and torch.allclose(ours, theirs, 1e-11, 1e-11, equal_nan=True):
-                continue  # eager is the exact result
-            try:
-                assert_close_to_oracle(ours, exact, _finite_where_exact(ours, theirs, exact))
-            except AssertionError as error:
-                yield f"{error}" if f"{error}".startswith("error") else f"result {number}: {error}"
-
-    def compare_errors(self) -> str:
-        """What differs on :data:`DRAWS` draws: of errors the largest, at most twice that of the code as written, and
-        the median of each draw's largest, at most 1.5 times."""
-        errors: dict[int, list[tuple[float, float]]] = {}
-        rounding: dict[int, float] = {}
-        for number in range(DRAWS):
-            found = self.difference(number)
-            if found and not found.startswith("error"):
-                return found
-            for k, (ours, theirs, exact) in enumerate(self.results):
-                if not ours.is_floating_point():
-                    continue
-                errors.setdefault(k, []).append((_error(ours, exact), _error(theirs, exact)))
-                magnitude = exact[exact.isfinite()].abs().amax().item() if exact.isfinite().any() else 0.0
-                rounding[k] = max(rounding.get(k, 0.0), ULPS * torch.finfo(ours.dtype).eps * magnitude)
-        for k, pairs in errors.items():
-            ours, theirs = zip(*pairs, strict=True)
-            for what, a, b in (("largest", max(ours), max(theirs)), ("median", median(ours), median(theirs))):
-                if a > (2 if what == "largest" else 1.5) * b + rounding[k]:
-                    return f"result {k}: of {DRAWS} draws the {what} error is {a:.3g}, as written {b:.3g}"
-        return ""
-
-
-def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest, of elements that are finite."""
-    x = x.cpu()
-    finite = x.isfinite() & exact.isfinite()
-    return float((x.double() - exact)[finite].abs().amax()) if finite.any() else 0.0
-
-
-def _strides(x: torch.Tensor) -> list[int]:
-    if not x.numel():
-        return []
-    return [step for step, extent in zip(x.stride(), x.shape, strict=True) if extent > 1]
-
-
-def _finite_where_exact(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Eager's result; the exact one where a chain in half precision overflows in eager, and in f32 does not."""
-    theirs = theirs.cpu()
-    if theirs.dtype not in (torch.bfloat16, torch.float16) or ours.shape != theirs.shape:
-        return theirs
-    stays = ours.cpu().isfinite() & ~theirs.isfinite() & exact.isfinite()
-    return torch.where(stays, exact.to(theirs.dtype), theirs)
+    made = program.function()
+    return Runs(made, made, lambda number: program.arguments(number, device), program.dtype, DRAWS).compared()
 
 
 def source(program: Program, device: str = "cpu") -> str:

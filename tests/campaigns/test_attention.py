@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 import fusec
+from tests.campaigns import wrong
 from tests.campaigns.attention import Program, Sizes, difference, written
 
 PLAIN = ("s = q @ k.mT", "p = torch.softmax(s, -1)", "y = p @ v", "return y,")
@@ -24,41 +24,20 @@ def test_programs_do_what_they_do_in_eager(seed: int) -> None:
     assert not difference(program), program.text
 
 
-def _wrong(change: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the place of ``fusec.jit``: as written, but for a change to the results."""
-
-    def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: tuple(change(x) for x in function(*arguments))
-
-    return jit
-
-
-def _everywhere(worse: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x + worse * x.abs().max()
-
-
-WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
-    "numbers": _everywhere(2e-6),
-    "one number": lambda x: x + 1e-5 * (x == x.max()),
-    "NaN": lambda x: x.where(x < x.max(), torch.nan),
-    "infinity": lambda x: x.where(x < x.max(), torch.inf),
-    "a dtype": lambda x: x.double(),
-    "a shape": lambda x: x[:, :1],
-    "a layout": lambda x: x.mT.contiguous().mT,
-}
+WRONG = {**wrong.RESULTS, "numbers": wrong.everywhere(2e-6), "a layout": lambda x: x.mT.contiguous().mT}
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_difference_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not difference(plain())
-    monkeypatch.setattr(fusec, "jit", _wrong(WRONG[name]))
+    monkeypatch.setattr(fusec, "jit", wrong.jit(WRONG[name]))
     assert difference(plain())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
 def test_errors_are_held_to_the_dtype(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not difference(plain(dtype=dtype))
-    monkeypatch.setattr(fusec, "jit", _wrong(_everywhere({"bf16": 0.05, "f16": 0.006, "f64": 1e-10}[dtype])))
+    monkeypatch.setattr(fusec, "jit", wrong.jit(wrong.everywhere({"bf16": 0.05, "f16": 0.006, "f64": 1e-10}[dtype])))
     assert difference(plain(dtype=dtype))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 import fusec
-from tests.campaigns.convolutions import FAKE_STRIDES, Argument, Program, difference, written
+from tests.campaigns import wrong
+from tests.campaigns.comparing import FAKE_STRIDES
+from tests.campaigns.convolutions import Argument, Program, difference, written
 
 PLAIN = ("y = F.conv2d(x, w, padding=1)", "return y,")
 IMAGE, WEIGHT = Argument("x", (2, 3, 6, 5)), Argument("w", (4, 3, 3, 3), scale=0.2)
@@ -31,26 +30,9 @@ def test_programs_are_of_all_kinds() -> None:
     assert all(kind in text for kind in (*kinds, "'same'", "ceil_mode", "return_indices", "batch_norm", "unfold("))
 
 
-def _wrong(change: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the place of ``fusec.jit``: as written, but for a change to the results."""
-
-    def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: tuple(change(x) for x in function(*arguments))
-
-    return jit
-
-
-def _everywhere(worse: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x + worse * x.abs().max()
-
-
-WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
-    "numbers": _everywhere(3e-6),
-    "one number": lambda x: x + 1e-5 * (x == x.max()),
-    "NaN": lambda x: x.where(x < x.max(), torch.nan),
-    "infinity": lambda x: x.where(x < x.max(), torch.inf),
-    "a dtype": lambda x: x.double(),
-    "a shape": lambda x: x[:, :1],
+WRONG = {
+    **wrong.RESULTS,
+    "numbers": wrong.everywhere(3e-6),
     "a layout": lambda x: x.contiguous(memory_format=torch.channels_last),
 }
 
@@ -58,7 +40,7 @@ WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_difference_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not difference(plain())
-    monkeypatch.setattr(fusec, "jit", _wrong(WRONG[name]))
+    monkeypatch.setattr(fusec, "jit", wrong.jit(WRONG[name]))
     assert difference(plain()) not in ("", FAKE_STRIDES)
 
 
@@ -72,5 +54,5 @@ def test_an_error_that_is_not_raised_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 def test_places_of_the_largest_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     program = plain(lines=("y = F.max_pool2d(x, 2, return_indices=True)[1]", "return y, w"))
     assert not difference(program)
-    monkeypatch.setattr(fusec, "jit", _wrong(lambda x: x if x.is_floating_point() else x + (x == x.max())))
+    monkeypatch.setattr(fusec, "jit", wrong.jit(lambda x: x if x.is_floating_point() else x + (x == x.max())))
     assert "differ from eager" in difference(program)
