@@ -8,6 +8,7 @@ from fusec.codegen.cuda.deferred import deferred_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
+from fusec.ir.indexing import round_up
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
 from fusec.tile.fetch import fetch_of
@@ -171,7 +172,7 @@ class _Emitter(PlanWriter):
 
     def _depth_of(self, windows: Windows) -> int:
         """K of one place in the windows: whole steps, where channels beyond the last read as zeros."""
-        return -(-windows.channels // self.k.extent) * self.k.extent
+        return round_up(windows.channels, self.k.extent)
 
     def _weights(self, moved: Moved, windows: Windows) -> Moved:
         """The right operand's map with the channels of each place apart, so that a step along K ends with them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.codegen.cuda.numbering import Numbering, children
-from fusec.ir.index import Expr, symbols_of
 from fusec.ir.ops import OPS
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
@@ -89,8 +88,7 @@ class _Keeper:
 def _is_worth_it(e: ScalarExpr, domain: tuple[Iter, ...]) -> bool:
     match e:
         case Load():
-            plain = e.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in e.index)
-            return plain and any(domain[-1].var in symbols_of(i) for i in e.index if isinstance(i, Expr))
+            return e.buffer.space == "parameter" and not e.gathers and domain[-1].var in e.symbols
         case Apply():
             half = e.dtype.is_float and e.dtype.bits < 32
             return not half and e.op in OPS and OPS[e.op].flops >= DEAR

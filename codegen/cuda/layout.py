@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fusec.codegen.cuda.indices import Step, step_of
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol
+from fusec.ir.indexing import round_up
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Block, Dot, If, Iter, Loop, Map, Reduce, Store
 from fusec.tile.scalar import Load, loads, offset_of
@@ -155,7 +156,7 @@ def _allows(accesses: list[tuple[_Access, Iter]], vector: int, extent: int) -> b
 def _lanes(vectors: int, threads: int) -> int:
     """Threads side by side for so many vectors: as many as leave at most an eighth of them idle in the last step."""
     options = [1 << k for k in range(threads.bit_length()) if 1 << k <= threads]
-    fitting = [n for n in options if -(-vectors // n) * n <= vectors + vectors // 8]
+    fitting = [n for n in options if round_up(vectors, n) <= vectors + vectors // 8]
     return max(fitting or options[:1])
 
 

@@ -12,7 +12,7 @@ from fusec.codegen.cuda.spelling import literal, memory_type, register_type
 from fusec.codegen.cuda.tensor_map import TensorMap
 from fusec.codegen.cuda.text import Names, Writer
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Symbol, symbols_of
+from fusec.ir.index import Index, Symbol
 from fusec.ir.types import DType
 from fusec.tile.fetch import Fetch
 from fusec.tile.kernel import Kernel
@@ -224,7 +224,7 @@ class PlanWriter:
         return {load: f"early.{name}" for load, name in names.items()}
 
     def _has_row(self, load: Load) -> bool:
-        return any(self.m.var in symbols_of(i) for i in load.index if isinstance(i, int | Expr))
+        return self.m.var in load.symbols
 
     def defer(self, cut: DeferredEpilogue, early: dict[Load, str]) -> None:
         """Two neighbours of each value that is deferred, packed into ``deferred``."""

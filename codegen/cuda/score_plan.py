@@ -20,7 +20,7 @@ from fusec.codegen.cuda.scores import (
 from fusec.codegen.cuda.spelling import literal
 from fusec.ir.index import Index, Symbol, bounds, symbol
 from fusec.ir.types import f32
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reads_memory, rewrite
 from fusec.tile.templates import AttentionNest
 
 SCORE_NAMES = "Row at raw number place changed score_masked score_whole"
@@ -58,7 +58,7 @@ class ScorePlan:
         """Parts that are computed before the scores, and what holds them; nothing is loaded beyond the last row."""
         odd = self.nest.query.limit is not None and self.nest.query.var not in varying
         found = dict.fromkeys(part for s in scores for part in constants_of(s, varying, self.tiles))
-        parts = [p for p in found if _is_made(p) and not (odd and _reads(p))]
+        parts = [p for p in found if _is_made(p) and not (odd and reads_memory(p))]
         return {part: Buffer(self.plan.names.unique(name), part.dtype, (), (), "tile") for part in parts}
 
     def _bounds(self, scores: Sequence[ScalarExpr]) -> dict[Index, Symbol]:
@@ -120,7 +120,7 @@ class ScorePlan:
         ):
             beyond = None if limit is None else f"place >= {bare(self._limit(limit, symbols))}"
             last = self.plan.m.limit
-            if _reads(score):
+            if reads_memory(score):
                 if beyond is not None:
                     line(f"if ({beyond}) return -infinity;")
                     beyond = None
@@ -155,10 +155,6 @@ def _over(held: Mapping[ScalarExpr, Buffer], score: ScalarExpr) -> ScalarExpr:
     number = Numbering().number
     loaded = {number(part): Load(buffer, ()) for part, buffer in held.items()}
     return rewrite(score, lambda node: loaded.get(number(node)))
-
-
-def _reads(e: ScalarExpr) -> bool:
-    return any(x.buffer.space == "parameter" for x in loads(e))
 
 
 def _is_made(e: ScalarExpr) -> bool:

@@ -16,7 +16,7 @@ from fusec.codegen.cuda.scalars import Scalars
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.spelling import memory_type
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr
+from fusec.ir.indexing import round_up
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, rewrite
@@ -84,7 +84,7 @@ class _WideEmitter(BlockEmitter):
         self.staged: dict[Load, str] = {}
         for load in self._read_again():
             self.staged[load] = self.names.unique(f"{load.buffer.name}_part")
-            self.shared += -(-self.part * load.dtype.itemsize // _ALIGNED) * _ALIGNED
+            self.shared += round_up(self.part * load.dtype.itemsize, _ALIGNED)
 
     def _read_again(self) -> list[Load]:
         """Elements along the row that more than one statement reads."""
@@ -92,7 +92,7 @@ class _WideEmitter(BlockEmitter):
         for s in pointwise(self.grid.body):
             choices = guarded(s.value)
             for load in dict.fromkeys(loads(s.value)):
-                plain = load.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in load.index)
+                plain = load.buffer.space == "parameter" and not load.gathers
                 step = vector_step(load, self.column, 1) if plain else None
                 if len(s.domain) == 2 and step is not None and step.along == 1 and load not in choices:
                     readers[load] = readers.get(load, 0) + 1
@@ -114,7 +114,7 @@ class _WideEmitter(BlockEmitter):
         for load, name in self.staged.items():
             kind = memory_type(load.dtype)
             line(f"{kind}* const {name} = reinterpret_cast<{kind}*>(memory + {offset});")
-            offset += -(-self.part * load.dtype.itemsize // _ALIGNED) * _ALIGNED
+            offset += round_up(self.part * load.dtype.itemsize, _ALIGNED)
         copied = [load for load in self.staged if self._by_tma(load)]
         if copied:
             self._copies(copied)

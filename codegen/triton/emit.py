@@ -13,7 +13,7 @@ from fusec.codegen.triton.spelling import (
     type_name,
 )
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr, Index, Symbol, mul, product
+from fusec.ir.index import Index, Symbol, mul, product
 from fusec.ir.indexing import most
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import DType
@@ -140,7 +140,7 @@ class _Emitter(Scalars):
                 continue
             self.domain = s.domain
             for load in loads(s.value):
-                plain = load.buffer.space == "parameter" and all(isinstance(i, int | Expr) for i in load.index)
+                plain = load.buffer.space == "parameter" and not load.gathers
                 if plain and (self._is_own(load) or not isinstance(s, Store)):
                     self._read(load)
 

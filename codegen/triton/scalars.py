@@ -195,8 +195,7 @@ class Scalars(Text):
             if fetched is not None:
                 return fetched
         pointer = self.pointer(load.buffer, load.index)
-        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-        gathers = any(not isinstance(i, int | Expr) for i in load.index)
+        used, gathers = load.symbols, load.gathers
         limited = tuple(i for i in self.domain if i.limit is not None and (whole or gathers or i.var in used))
         if (gathers and limited) or (whole and not all(i.var in used for i in self.domain)):
             pointer = f"tl.broadcast_to({pointer}, [{', '.join(str(i.extent) for i in self.domain)}])"
@@ -208,7 +207,7 @@ class Scalars(Text):
 
     def _is_own(self, load: Load) -> bool:
         """Whether a load differs from one block of the grid to the next."""
-        return any(s in self.outer for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i))
+        return not self.outer.isdisjoint(load.symbols)
 
     def _tile(self, load: Load) -> str:
         name = self._slice(load) or self.names[load.buffer]
@@ -290,5 +289,4 @@ class Scalars(Text):
 
     def _is_block(self, load: Load) -> bool:
         """Whether a load reads more than one place."""
-        used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-        return any(i.var in used and i.extent > 1 for i in self.domain)
+        return any(i.var in load.symbols and i.extent > 1 for i in self.domain)

@@ -23,6 +23,7 @@ from fusec.errors import LoweringError
 from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.indexing import pow2
 from fusec.tile.nodes import Block, Dot, Iter, Store, grouped, tiled_products
 from fusec.tile.scalar import Load, reindex
 
@@ -155,7 +156,7 @@ class _TileWriter:
         first = 0
         if self.dot.beside:
             most = max(store.domain[0].extent for store in self.dot.beside)
-            each = _power_of_two(-(-most // max(steps, 1)))
+            each = pow2(-(-most // max(steps, 1)))
             first = -(-most // each)
             self._steps(code, place, sums, 0, first, each)
         self._steps(code, place, sums, first, steps, 0)
@@ -263,10 +264,6 @@ class _TileWriter:
         if slope is None:
             raise LoweringError(f"the rows of {load.buffer} are not evenly spaced; pack it first")
         return slope
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _rows_of(store: Store, part: Index, rows: int) -> Store:

@@ -16,6 +16,8 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, PointerType, PrimType
 
+from fusec.ir.indexing import round_up
+
 Node = Any
 
 SERIAL = tirx.ForKind.SERIAL
@@ -203,7 +205,7 @@ def heap(name: str, element: str, size: int, nbytes: int) -> tuple[Node, list[No
     """A flat buffer from the C library's heap, aligned to 64 bytes: buffer, allocation and release."""
     kind = PointerType(PrimType(element), "global")
     var = tirx.Var(f"{name}_memory", kind)
-    whole = -(-nbytes // 64) * 64
+    whole = round_up(nbytes, 64)
     sizes = [tirx.IntImm("int64", 64), tirx.IntImm("int64", whole)]
     call = Call("tirx.call_extern", [tvm.ir.StringImm("aligned_alloc"), *sizes], ret_ty=kind)
     buffer, declared = memory(name, element, size, var, 64)

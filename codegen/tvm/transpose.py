@@ -19,7 +19,7 @@ from fusec.codegen.tvm.tir import Node, Value
 from fusec.codegen.tvm.vector import Code
 from fusec.ir import index as ix
 from fusec.ir import indexing
-from fusec.ir.index import Expr, Index, symbol
+from fusec.ir.index import Index, symbol
 from fusec.tile.nodes import Iter, Map, Store
 from fusec.tile.scalar import Load, reindex
 
@@ -48,7 +48,7 @@ def find_transpose(statement: Map | Store, context: Context) -> Transpose | None
     load, domain = statement.value, statement.domain
     if not (isinstance(load, Load) and load.dtype == statement.target.dtype and load.dtype.bits == 16):
         return None
-    if not context.target.has_avx512 or any(not isinstance(i, int | Expr) for i in load.index):
+    if not context.target.has_avx512 or load.gathers:
         return None
     variables = {it.var for it in domain}
     if any(it.limit is not None and ix.symbols_of(it.limit) & variables for it in domain):

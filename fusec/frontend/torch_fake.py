@@ -18,6 +18,7 @@ from fusec.frontend.torch_emit import Declined
 from fusec.frontend.torch_memory import Memory
 from fusec.frontend.torch_modes import why_not_plain
 from fusec.ir.attributes import PermuteAttributes, StridedAttributes
+from fusec.ir.indexing import round_up
 from fusec.ir.types import contiguous_strides
 from fusec.packages import uncollected
 
@@ -147,7 +148,7 @@ def grouped_product(
     rows, columns = a.shape[-2], b.shape[-1]
     dtype = out_dtype or a.dtype
     aligned = 16 // dtype.itemsize
-    step = -(-columns // aligned) * aligned
+    step = round_up(columns, aligned)
     together = flat[0] == flat[1]
     shape, strides = ((groups, rows, columns), (rows * step, step, 1)) if together else ((rows, columns), (step, 1))
     return torch.empty_strided(shape, strides, dtype=dtype)

@@ -96,6 +96,16 @@ def ceildiv(a: Index, b: int) -> Index:
     return floordiv(add(a, b - 1), b)
 
 
+def round_up(n: int, step: int) -> int:
+    """The least multiple of ``step`` that is not below ``n``."""
+    return -(-n // step) * step
+
+
+def pow2(n: int) -> int:
+    """The least power of two that is not below ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def coefficient(e: Index, s: Symbol) -> int | None:
     """``k`` when ``e = k*s + rest`` and the rest does not contain ``s``; None when ``e`` is not linear in it."""
     _, terms = terms_of(e)

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from fusec.ir.indexing import round_up
+
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector."""
 
@@ -233,7 +235,7 @@ def plan_arena(
     placed: list[int] = []
     total = 0
     for i in sorted(range(len(sizes)), key=lambda j: (-sizes[j], j)):
-        size = -(-sizes[i] // alignment) * alignment
+        size = round_up(sizes[i], alignment)
         neighbours = sorted(
             (offsets[j], offsets[j] + sizes[j])
             for j in placed
@@ -243,7 +245,7 @@ def plan_arena(
         for low, high in neighbours:
             if start + size <= low:
                 break
-            start = max(start, -(-high // alignment) * alignment)
+            start = max(start, round_up(high, alignment))
         offsets[i] = start
         total = max(total, start + size)
         placed.append(i)

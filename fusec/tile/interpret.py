@@ -18,6 +18,7 @@ from fusec.errors import VerifyError
 from fusec.ir.attributes import NO_ATTRIBUTES
 from fusec.ir.definition import Array
 from fusec.ir.index import Expr, Extremum, FloorDiv, Index, Mod, Product, Sum, Symbol, symbols_of
+from fusec.ir.indexing import round_up
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.ops import OPS
 from fusec.ir.types import DType, f32, fixed
@@ -210,7 +211,7 @@ class _Interpreter:
         if buffer.space != "tile" or any(symbols_of(_plain(i)) & {dot.k.var} for i in dot.accumulator.index):
             return
         r, c = dot.registers.rows or dot.m.extent, dot.registers.columns or dot.n.extent
-        domain = _grid_of(at, {dot.m.var: np.arange(-(-m // r) * r), dot.n.var: np.arange(-(-n // c) * c)})
+        domain = _grid_of(at, {dot.m.var: np.arange(round_up(m, r)), dot.n.var: np.arange(round_up(n, c))})
         shape = domain.shape
         place = [np.broadcast_to(_index(_plain(i), domain.symbols), shape) for i in dot.accumulator.index]
         outside = (np.arange(shape[0])[:, None] >= m) | (np.arange(shape[1])[None, :] >= n)

@@ -79,6 +79,16 @@ class Load:
     def dtype(self) -> DType:
         return self.buffer.dtype
 
+    @property
+    def gathers(self) -> bool:
+        """Whether a subscript is known only once it has been loaded."""
+        return any(not isinstance(i, int | Expr) for i in self.index)
+
+    @property
+    def symbols(self) -> set[Symbol]:
+        """Those in subscripts that are index expressions."""
+        return {s for i in self.index if isinstance(i, int | Expr) for s in symbols_of(i)}
+
 
 @dataclass(frozen=True)
 class Apply:
@@ -127,6 +137,11 @@ def loads(e: ScalarExpr) -> list[Load]:
     return list(dict.fromkeys(n for n in walk(e) if isinstance(n, Load)))
 
 
+def reads_memory(e: ScalarExpr) -> bool:
+    """Whether a parameter is read."""
+    return any(x.buffer.space == "parameter" for x in loads(e))
+
+
 def symbols_in(e: ScalarExpr) -> set[Symbol]:
     """Every index symbol that the value of ``e`` depends on."""
     found: set[Symbol] = set()
@@ -134,9 +149,7 @@ def symbols_in(e: ScalarExpr) -> set[Symbol]:
         if isinstance(node, IndexValue):
             found |= symbols_of(node.index)
         elif isinstance(node, Load):
-            for i in node.index:
-                if isinstance(i, int | Expr):
-                    found |= symbols_of(i)
+            found |= node.symbols
     return found
 
 

@@ -156,8 +156,8 @@ class _Verifier:
         ):
             self.buffer(load.buffer, "tile")
             self.place(load.buffer, load.index, known, inner, domain)
-            used = {s for i in load.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-            if load is not statement.weights and (load.dtype != statement.row_sum.dtype or statement.keys.var in used):
+            shared = statement.keys.var in load.symbols
+            if load is not statement.weights and (load.dtype != statement.row_sum.dtype or shared):
                 self.fail(f"{load.buffer} holds no {statement.row_sum.dtype} for each query")
         self.scalar(statement.score, known, inner, domain)
         for load in statement.ahead:
@@ -177,8 +177,7 @@ class _Verifier:
                 pass
             elif on_cpu and operand.dtype != dot.accumulator.dtype:
                 self.fail(f"operand {operand.buffer} is {operand.dtype}, the accumulator {dot.accumulator.dtype}")
-            used = {s for i in operand.index if isinstance(i, int | Expr) for s in symbols_of(i)}
-            if unused.var in used:
+            if unused.var in operand.symbols:
                 self.fail(f"the index of {operand.buffer} uses {unused.var}")
             padded = (dot.m, dot.n) if operand.buffer.space == "tile" else ()
             self.place(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir.index import symbol
+from fusec.ir.indexing import round_up
 from fusec.ir.types import f32
 from fusec.runtime.memory import allocate
 from fusec.target.cpu import CpuTarget
@@ -135,7 +136,7 @@ class _Memory:
 
 
 def _ones(nbytes: int) -> list[np.ndarray[Any, Any]]:
-    arrays = [allocate(-(-nbytes // 4) * 4).view(np.float32) for _ in range(2)]
+    arrays = [allocate(round_up(nbytes, 4)).view(np.float32) for _ in range(2)]
     for array in arrays:
         array.fill(1.0)
     return arrays

@@ -16,8 +16,8 @@ from fusec.ir.attributes import (
     ReduceAttributes,
     VarAttributes,
 )
+from fusec.ir.index import product
 from fusec.ir.nodes import Value
-from fusec.ir.ops.shapes import extent_product
 from fusec.ir.types import Dim, DType, bf16, f16, f32
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
@@ -197,7 +197,7 @@ def _centred(r: Rewriter, x: Value, axes: tuple[int, ...]) -> Value:
 
 def _count(r: Rewriter, x: Value, axes: tuple[int, ...], correction: float = 0.0) -> Value:
     """The number of elements reduced, less ``correction``, in the dtype of ``x``."""
-    count: Dim = extent_product([x.type.shape[a] for a in axes])
+    count: Dim = product(x.type.shape[a] for a in axes)
     if isinstance(count, int):
         return r.constant(max(float(count) - correction, 0.0), x)
     number = r.emit("extent", attributes=ExtentAttributes((count,), x.type.dtype, x.type.device), hint="count")

@@ -8,7 +8,7 @@ from math import ceil, log2
 from typing import assert_never
 
 from fusec.ir.index import Expr, Index, Symbol, symbols_of
-from fusec.ir.indexing import coefficient, most, substitute
+from fusec.ir.indexing import coefficient, most, round_up, substitute
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.types import bf16
 from fusec.passes.cost.copies import copying
@@ -311,5 +311,5 @@ def _product(counts: object) -> float:
 def _padded(rows: int, tile: int, step: int) -> float:
     """Rows in units of whole register tiles; the last, smaller one takes more than its share."""
     full, rest = divmod(rows, tile)
-    rest = -(-rest // step) * step
+    rest = round_up(rest, step)
     return full * tile + (rest if step > 1 else 0.5 * (rest + tile)) * (rest > 0)

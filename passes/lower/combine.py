@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from fusec.ir.index import Index, Symbol, symbol
+from fusec.ir.indexing import pow2
 from fusec.ir.types import Dim, DType, bool_, contiguous_strides, f32
 from fusec.passes.lower.context import LoweringContext
 from fusec.tile.attention import mean_of
@@ -54,7 +55,7 @@ def combine(parts: Parts, row: Symbol, value: Iter, *, guarded: bool) -> tuple[l
 
     guarded: see :func:`fusec.tile.attention.mean_of`.
     """
-    padded = 1 << (parts.count - 1).bit_length()
+    padded = pow2(parts.count)
     one = Iter(symbol("ri", 0, 0), 1)
     part = Iter(symbol("part", 0, padded - 1), padded, None if padded == parts.count else parts.count)
     at, index = (one.var,), parts.at(part.var, row)

@@ -12,13 +12,14 @@ from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.index import Index, Symbol, product
 from fusec.ir.indexing import most, slope, substitute
 from fusec.ir.nodes import Op, Value
+from fusec.ir.ops import OPS
 from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
 from fusec.tile.kernel import Kernel, Move
 from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, SoftmaxExp, Store, statements
-from fusec.tile.scalar import Buffer, Load, ScalarExpr, loads, offset_of
+from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of, walk
 from fusec.tile.views import Subscripts, settled
 
 Strides = tuple[Dim, ...]
@@ -263,6 +264,11 @@ def op_flops(op: Op) -> int:
     if kind == "reduce":
         return op.operands[0].type.most
     return 0
+
+
+def element_flops(element: ScalarExpr) -> int:
+    """Floating-point operations of one element."""
+    return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))
 
 
 def group_bytes(body: Graph) -> int:

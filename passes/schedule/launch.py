@@ -15,8 +15,3 @@ class Launch:
     warps: int
     stages: int
     registers: int = 0
-
-
-def pow2(n: int) -> int:
-    """The least power of two that is not below ``n``."""
-    return 1 << max(n - 1, 0).bit_length()

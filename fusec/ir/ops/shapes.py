@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from fusec.errors import TypeRuleError
-from fusec.ir.index import mul
 from fusec.ir.types import Dim, TensorType
 
 
@@ -28,14 +27,6 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
             )
         result.append(wide[0] if wide else 1)
     return tuple(reversed(result))
-
-
-def extent_product(shape: Sequence[Dim]) -> Dim:
-    """The number of elements, an expression where a dimension is one."""
-    total: Dim = 1
-    for extent in shape:
-        total = mul(total, extent)
-    return total
 
 
 def without_axes(t: TensorType, axes: Sequence[int]) -> tuple[Dim, ...]:

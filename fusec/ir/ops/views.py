@@ -31,8 +31,8 @@ from fusec.ir.definition import (
     require_same_dtype,
     show,
 )
-from fusec.ir.index import add, bounds, floordiv, sub
-from fusec.ir.ops.shapes import broadcast_shapes, extent_product, shape_text
+from fusec.ir.index import add, bounds, floordiv, product, sub
+from fusec.ir.ops.shapes import broadcast_shapes, shape_text
 from fusec.ir.types import Dim
 
 
@@ -49,7 +49,7 @@ def _permute(arrays: Arrays, attributes: PermuteAttributes) -> Array:
 
 def _reshape_rule(types: Types, attributes: ShapeAttributes) -> Types:
     (t,) = types
-    have, want = extent_product(t.shape), extent_product(attributes.shape)
+    have, want = product(t.shape), product(attributes.shape)
     if have != want or any(isinstance(d, int) and d < 0 for d in attributes.shape):
         raise TypeRuleError(f"{t} of {have} elements can't be reshaped to {shape_text(attributes.shape)} of {want}")
     return (t.with_shape(attributes.shape),)

@@ -16,7 +16,7 @@ from typing import Literal
 from fusec.ir.index import Symbol
 from fusec.ir.types import bool_
 from fusec.passes.lower.mask import Live
-from fusec.tile.scalar import Apply, ScalarExpr, loads, symbols_in
+from fusec.tile.scalar import Apply, ScalarExpr, reads_memory, symbols_in
 
 Extreme = Literal["min", "max"]
 
@@ -52,10 +52,6 @@ def key_tests(conditions: Sequence[Live], query: Symbol, key: Symbol) -> list[Ke
     return [test for e, wanted in atoms for test in _tests(e, wanted, query, key)]
 
 
-def _reads(e: ScalarExpr) -> bool:
-    return any(x.buffer.space == "parameter" for x in loads(e))
-
-
 def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
     """Conditions all of which must be as wanted."""
     match e:
@@ -72,7 +68,7 @@ def _atoms(e: ScalarExpr, wanted: bool) -> Iterator[tuple[ScalarExpr, bool]]:
 
 
 def _tests(e: ScalarExpr, wanted: bool, query: Symbol, key: Symbol) -> list[KeyTest]:
-    if not _reads(e):
+    if not reads_memory(e):
         return []  # index arithmetic has told already
     found = symbols_in(e)
     if key in found and query not in found:

@@ -13,7 +13,6 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, most, substitute
 from fusec.ir.nodes import Op
-from fusec.ir.ops import OPS
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.attention.bounds import KeyTest, key_tests
@@ -23,7 +22,15 @@ from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.groups.partition import Group, positions_of
 from fusec.passes.lower.combine import LOG2E, Parts, combine, times
-from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, expect_index, is_linear, place
+from fusec.passes.lower.context import (
+    LoweredGroup,
+    LoweringContext,
+    address_step,
+    element_flops,
+    expect_index,
+    is_linear,
+    place,
+)
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.passes.lower.sums import in_blocks
@@ -40,7 +47,6 @@ from fusec.tile.scalar import (
     loads,
     reindex,
     rewrite,
-    walk,
 )
 
 MANY_QUERIES = 64
@@ -202,7 +208,7 @@ class _Attention:
         changed = self._changed(raw)
         base, factor = (changed, 1.0) if self.huge else without_factor(changed)
         here = _reads_tiles_alone(base)
-        if not here or cost_of(base) > RECOMPUTE_FLOPS:
+        if not here or element_flops(base) > RECOMPUTE_FLOPS:
             code.append(Map((self.block, self.lanes if here else self.live_lanes), scores, (self.kj, self.qi), base))
             base = raw
         at = (self.qi,)
@@ -330,8 +336,3 @@ def finish_parts(
 def _reads_tiles_alone(element: ScalarExpr) -> bool:
     """True when no bias or mask is loaded, which has no elements for queries beyond the last."""
     return all(x.buffer.space == "tile" for x in loads(element))
-
-
-def cost_of(element: ScalarExpr) -> int:
-    """Floating-point operations of one element."""
-    return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusec.ir.index import Index, Symbol, add, floordiv, mul, sub, symbol
-from fusec.ir.indexing import last, most
+from fusec.ir.indexing import last, most, pow2
 from fusec.ir.types import DType, bool_, i32
 from fusec.passes.families.attention.bounds import Extreme, KeyTest
 from fusec.tile.nodes import Alloc, Iter, Loop, Map, Reduce, Statement
@@ -45,7 +45,7 @@ class KeyFinder:
     ) -> None:
         self.tests, self.shift, self.queries, self.count, self.tile = tests, shift, queries, count, tile
         self.unique = unique
-        self.step = max(tile, min(SCANNED, 1 << max(most(count) - 1, 0).bit_length()))
+        self.step = max(tile, min(SCANNED, pow2(most(count))))
         self.c, self.j = symbol("c", 0, last(count)), symbol("j", 0, self.step - 1)
         self.place = add(self.c, self.j)
         self.at_key: dict[Symbol, Index] = {**shift, key: self.place}

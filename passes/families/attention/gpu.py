@@ -14,7 +14,7 @@ from math import inf, prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, maximum, minimum, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.indexing import ceildiv, last, most, pow2, substitute
 from fusec.ir.types import bool_, f32, i64
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.cost.lanes import score_work
@@ -38,7 +38,18 @@ from fusec.passes.lower.mask import (
 )
 from fusec.tile.attention import half, mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Reduce, RegisterTile, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, walk
+from fusec.tile.scalar import (
+    Apply,
+    Buffer,
+    Const,
+    IndexValue,
+    Load,
+    ScalarExpr,
+    reads_memory,
+    reindex,
+    rewrite,
+    walk,
+)
 from fusec.tile.templates import AttentionNest, KeyLoop
 
 _SEEN = 128
@@ -337,7 +348,7 @@ class _Attention:
         ]
         if loop.score != raw:
             # what a mask or a bias reads is not there for queries beyond the last
-            reads = any(x.buffer.space == "parameter" for x in loads(loop.score))
+            reads = reads_memory(loop.score)
             code.append(Map((self.q if reads else rows, keys), scores, index, loop.score))
         return [
             *code,
@@ -409,4 +420,4 @@ def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
 
 
 def _pow2(n: int) -> int:
-    return max(16, 1 << max(n - 1, 0).bit_length())
+    return max(16, pow2(n))

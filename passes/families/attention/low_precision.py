@@ -13,7 +13,7 @@ from math import inf, prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, maximum, minimum, mod, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, last
+from fusec.ir.indexing import ceildiv, last, round_up
 from fusec.ir.indexing import substitute as replace_in
 from fusec.ir.types import DType, bf16, bool_, contiguous_strides, f32, fixed, i64
 from fusec.passes.contraction import accumulator_dtype, contraction
@@ -21,7 +21,6 @@ from fusec.passes.families.attention.cpu import (
     MANY_QUERIES,
     RECOMPUTE_FLOPS,
     attention_stores,
-    cost_of,
     elements_of,
     find_keys,
     finish_parts,
@@ -33,13 +32,13 @@ from fusec.passes.families.attention.found_keys import FoundKeys
 from fusec.passes.families.attention.schedule.cpu import LowPrecisionAttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.lower.combine import Parts
-from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, element_flops, is_linear
 from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.target.cpu import CpuTarget
 from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reads_memory, reindex, rewrite
 
 _LINE = 32
 """Elements of a cache line."""
@@ -75,8 +74,8 @@ class _NarrowAttention:
         self.queries, self.values = fixed((self.shape[e.query_axis], self.shape[e.value_axis]))
         self.keys, self.size = contraction(match.value_dot).k, contraction(match.score_dot).k
         tiles = s.scores.tiles
-        self.depth = _round(self.size, TILE_DEPTH if tiles else 2)
-        self.rows = _round(self.values, 16) if tiles else self.values
+        self.depth = round_up(self.size, TILE_DEPTH if tiles else 2)
+        self.rows = round_up(self.values, 16) if tiles else self.values
         if s.task % s.queries or s.chunk % s.keys:
             raise LoweringError(f"tasks of {s.task} and chunks of {s.chunk} are no whole blocks")
         self.huge = may_be_huge(e.score)
@@ -367,7 +366,7 @@ class _NarrowAttention:
         own = e.query_axis, e.value_axis
         heads = [(p, n) for a, (p, n) in enumerate(zip(e.point, self.shape, strict=True)) if a not in own]
         counts = [n for _, n in heads if isinstance(n, int)]
-        steps = -(-self.keys // s.keys) * s.keys
+        steps = round_up(self.keys, s.keys)
         if self.shares or self.queries > s.task or len(counts) < len(heads) or prod(counts) < 2:
             return ()
         number: Index = 0
@@ -406,14 +405,14 @@ class _NarrowAttention:
         changed = held_in_f32(changed if changed.dtype is f32 else Apply("cast", (changed,), f32))
         base, factor = (changed, 1.0) if self.huge else without_factor(changed)
         index = (self.kj, self.qi)
-        if any(x.buffer.space == "parameter" for x in loads(base)):
+        if reads_memory(base):
             keys = Iter(self.kj, self.s.keys, limit_of(self.keys, self.s.keys, self.k0) if ragged else None)
             code.append(Map((keys, self.live), raw.buffer, index, base))
             base = raw
         if ragged:
             there = Apply("lt", (IndexValue(add(self.k0, self.kj)), Const(self.keys, i64)), bool_)
             base = Apply("select", (there, base, Const(-inf, f32)), f32)
-        if cost_of(base) > RECOMPUTE_FLOPS:
+        if element_flops(base) > RECOMPUTE_FLOPS:
             code.append(Map((self.block, self.lanes), raw.buffer, index, base))
             base = raw
         return base, factor
@@ -424,7 +423,3 @@ class _NarrowAttention:
         mean = mean_of(sums, weights, guarded=self.match.guarded)
         domain = (self.live, Iter(self.dv, self.values))
         return attention_stores(self.context, self.match.value_dot, self.e.point, self.shift, domain, mean)
-
-
-def _round(n: int, step: int) -> int:
-    return -(-n // step) * step

@@ -8,7 +8,7 @@ from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
-from fusec.ir.indexing import ceildiv, delinearize, last, linearize, slope, substitute
+from fusec.ir.indexing import ceildiv, delinearize, last, linearize, round_up, slope, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, DType, contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
@@ -212,7 +212,7 @@ class Gemm:
         s = self.schedule
         depth = min(s.tile_k, self.axes.k)
         width = s.registers.columns
-        block = -(-s.block_n // s.tile_n) * s.tile_n
+        block = round_up(s.block_n, s.tile_n)
         panels = -(-block // width)
         tile = Buffer(
             self.context.unique("right"), self.dtype, (panels, depth, width), (depth * width, width, 1), "tile"

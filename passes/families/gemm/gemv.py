@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, last
+from fusec.ir.indexing import ceildiv, last, pow2
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType, bool_
 from fusec.passes.families.gemm.hoist import hoist
@@ -99,7 +99,7 @@ class _Gemv:
     def _statistics(self) -> list[Statement]:
         """Every block reduces the vector for itself: it is in cache, and another kernel would be more to wait for."""
         axes = self.products.axes
-        block = 1 << (axes.k - 1).bit_length()
+        block = pow2(axes.k)
         if self.products.statistics and block > ROW_OF_A_WARP * self.schedule.launch.warps:
             raise LoweringError(f"a row of {axes.k} elements in {self.schedule.launch.warps} warps")
         at = symbol("at", 0, block - 1)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Expr
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
@@ -16,7 +15,7 @@ from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_st
 from fusec.tile.expand import in_tile
 from fusec.tile.fetch import fetch_of
 from fusec.tile.nodes import Store
-from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, walk
+from fusec.tile.scalar import Apply, Load, ScalarExpr, loads, reads_memory, walk
 from fusec.tile.templates import HopperGemm, TemplateOperand
 
 
@@ -83,6 +82,4 @@ class _HopperGemm(TiledProducts):
 def _is_plain(value: ScalarExpr) -> bool:
     """Whether every element that is read lies inside its tensor, at an index known without reading another."""
     chosen = [a for e in walk(value) if isinstance(e, Apply) and e.op == "select" for a in e.args[1:]]
-    if any(load.buffer.space == "parameter" for a in chosen for load in loads(a)):
-        return False
-    return all(isinstance(i, int | Expr) for load in loads(value) for i in load.index)
+    return not any(map(reads_memory, chosen)) and not any(load.gathers for load in loads(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.attributes import CastAttributes, DotAttributes, ExternAttributes
+from fusec.ir.indexing import round_up
 from fusec.ir.library_calls import CONVOLUTION, LibraryConvolution, Matrix, convolution_to_text
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
@@ -47,7 +48,7 @@ def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) ->
     channels = 1 if found.channels is None else found.image.type.static_shape[found.channels]
     columns = dot.result.type.static_shape[-1]
     step = 32 if channels > 64 else 64
-    full = min(1.0, (columns + 64) / 192) * channels / (-(-channels // step) * step)
+    full = min(1.0, (columns + 64) / 192) * channels / round_up(channels, step)
     rate = rates.tensor * (_REACHED.get(bits, _SLOW) * full if channels % _WHOLE == 0 else _SLOW) * (16 / bits)
     result = dot.result.type.size * bits // 8
     moved = (found.image.type.most_bytes + dot.operands[1].type.most_bytes + result) / rates.read

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, delinearize, last, substitute
+from fusec.ir.indexing import ceildiv, delinearize, last, round_up, substitute
 from fusec.ir.nodes import Op
 from fusec.ir.types import bool_, contiguous_strides, i64
 from fusec.passes.contraction import contraction, operand_index
@@ -60,7 +60,7 @@ class _Widening:
         self.group = 32 // self.dtype.bits
         s, extents = schedule, self.extents
         step = depth_step(self.dtype, s.registers.tiles)
-        self.depth = -(-self.axes.k // step) * step
+        self.depth = round_up(self.axes.k, step)
         self.parts = self.depth // s.tile_k
         rows, columns = s.registers.rows, s.registers.columns
         self.b = symbol("b", 0, last(extents.batches))

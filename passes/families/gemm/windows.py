@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, PadAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Graph
+from fusec.ir.indexing import round_up
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import fixed
@@ -190,7 +191,7 @@ def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
     x = _windowed(r, found.image, [last])
     x = r.permute(x, (*range(rank - 1), rank, rank - 1))
     row = last.size * shape[-1]
-    wide = -(-row // _FEW_CHANNELS) * _FEW_CHANNELS
+    wide = round_up(row, _FEW_CHANNELS)
     x = r.reshape(x, (*x.type.static_shape[: rank - 1], row))
     x = r.emit("copy", _padded(r, x, {rank - 1: (0, wide - row)}), hint="rows")
     laid, free = _contracted_last(r, weight, attributes)

@@ -10,15 +10,22 @@ from math import prod
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, mul, product, sub, symbol, symbols_of
-from fusec.ir.indexing import ceildiv, delinearize, last, most, substitute
+from fusec.ir.indexing import ceildiv, delinearize, last, most, round_up, substitute
 from fusec.ir.nodes import Op, Value
-from fusec.ir.ops import OPS
 from fusec.ir.types import Dim
 from fusec.passes.families.map.schedule.cpu import MapSchedule
 from fusec.passes.groups.partition import Group, Position, place_upstream, positions_of
-from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_large, place, prefer_index
+from fusec.passes.lower.context import (
+    LoweredGroup,
+    LoweringContext,
+    address_step,
+    element_flops,
+    is_large,
+    place,
+    prefer_index,
+)
 from fusec.tile.nodes import Grid, Iter, Store
-from fusec.tile.scalar import Apply, Const, IndexValue, Load, ScalarExpr, loads, reindex, walk
+from fusec.tile.scalar import Apply, Const, IndexValue, Load, loads, reindex, walk
 from fusec.tile.views import fresh_index, pure, reshape_index
 
 
@@ -80,7 +87,7 @@ class _Loops:
         whole = most(self.whole)
         share = -(-whole // tasks)
         if product(self.outer) == 1 and tasks > 1:
-            share = min(whole, -(-share // LEAST_LANES) * LEAST_LANES)
+            share = min(whole, round_up(share, LEAST_LANES))
         return share
 
     def tasks(self, most_tasks: int) -> Dim:
@@ -107,7 +114,7 @@ class _Loops:
         point = _in_box(self.box, order, (*_split(r, self.outer), *_split(e, self.inner)))
         outputs = outputs_at(context, shape, point)
         for number, (value, at) in enumerate(outputs):
-            read_back = number + 1 < len(outputs) and _flops(context.inliner.at(value, at)) > READ_BACK_FLOPS
+            read_back = number + 1 < len(outputs) and element_flops(context.inliner.at(value, at)) > READ_BACK_FLOPS
             store = store_at(context, value, at, domain, shift, streams=not read_back and is_large(value, streams))
             yield _fetching(store, lane) if store.streams else store
             if read_back:
@@ -121,16 +128,12 @@ def _fetching(store: Store, lane: Symbol) -> Store:
 
     A processor looks ahead over a few vectors of it only, and asks memory for no more than those.
     """
-    if _flops(store.value) < FETCHING_FLOPS:
+    if element_flops(store.value) < FETCHING_FLOPS:
         return store
     large = (x for x in dict.fromkeys(loads(store.value)) if x.buffer.most >= store.target.most)
     found = (x for x in large if address_step(x, lane) == 1)
     far = (reindex(x, {lane: add(lane, AHEAD_BYTES // x.dtype.itemsize)}) for x in found)
     return replace(store, ahead=tuple(x for x in far if isinstance(x, Load)))
-
-
-def _flops(element: ScalarExpr) -> int:
-    return sum(OPS[n.op].flops for n in walk(element) if isinstance(n, Apply))
 
 
 def _split(flat: Symbol, extents: Extents) -> tuple[Index, ...]:

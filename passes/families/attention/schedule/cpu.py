@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.indexing import round_up
 from fusec.ir.types import bf16
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
@@ -77,8 +78,8 @@ def low_precision_candidates(
         if width > 16 and queries <= width // 2:
             continue
         for block in (64, 128, 256) if tiles else (32, 64, 128):
-            whole = _round(min(block, keys), step)
-            chunk = _round(min(keys, CHUNK_BYTES // (2 * max(values, 1))), whole)
+            whole = round_up(min(block, keys), step)
+            chunk = round_up(min(keys, CHUNK_BYTES // (2 * max(values, 1))), whole)
             if tiles:
                 side = min(width, 32)
                 scores, rows = (RegisterTile(32 if n > 16 else 16, side, tiles=True) for n in (whole, values))
@@ -90,7 +91,7 @@ def low_precision_candidates(
                 task *= 2
             parts = key_parts(heads * -(-queries // task), keys if seen is None else seen, threads)
             if parts > 1:
-                chunk = min(chunk, _round(-(-(keys if seen is None else seen) // parts), whole))
+                chunk = min(chunk, round_up(-(-(keys if seen is None else seen) // parts), whole))
             found.append(LowPrecisionAttentionSchedule(task, width, chunk, whole, scores, rows, parts > 1))
     return list(dict.fromkeys(found))
 
@@ -122,7 +123,7 @@ def attention_candidates(
             scores = RegisterTile(_divisor_near(min(block, max(keys, 1)), min(most, 8)), columns)
             rows = RegisterTile(_divisor_near(max(values, 1), min(most, 8)), columns)
             parts = key_parts(heads * -(-queries // columns), keys if seen is None else seen, threads)
-            found.append(AttentionSchedule(columns, min(block, _round(max(keys, 1), 8)), scores, rows, parts))
+            found.append(AttentionSchedule(columns, min(block, round_up(max(keys, 1), 8)), scores, rows, parts))
     return list(dict.fromkeys(found))
 
 
@@ -163,7 +164,3 @@ def _divisor_near(extent: int, most: int) -> int:
 def _near(extent: int, most: int) -> int:
     """The largest number of rows up to ``most`` that divides the extent, if it is not tiny; else ``most``."""
     return next((rows for rows in range(most, max(most // 2, 1), -1) if extent % rows == 0), min(most, max(extent, 1)))
-
-
-def _round(n: int, step: int) -> int:
-    return -(-n // step) * step

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar
 
+from fusec.ir.indexing import pow2
 from fusec.passes.families.attention.schedule.size import (
     BETWEEN_STANDING,
     FOUND_LATER,
@@ -13,7 +14,7 @@ from fusec.passes.families.attention.schedule.size import (
     overlapped,
     waves,
 )
-from fusec.passes.schedule.launch import Launch, pow2
+from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Language
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from fusec.ir.indexing import round_up
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.families.gemm.schedule.mixed import TASKS_PER_THREAD
 from fusec.target.cpu import CpuTarget
@@ -54,9 +55,9 @@ def along_candidates(p: AlongProblem, target: CpuTarget, threads: int) -> dict[G
     found: dict[GemmSchedule, float] = {}
     for registers in _register_tiles(p, target):
         fit = int(target.l2 // 2 // (p.item * max(p.k, 1)))
-        tile_m = min(_round(max(p.m, 1), registers.rows), max(fit // registers.rows, 1) * registers.rows)
+        tile_m = min(round_up(max(p.m, 1), registers.rows), max(fit // registers.rows, 1) * registers.rows)
         tile_n = _tile_columns(p, registers, target)
-        block_n = _round(max(ceil(p.n / (TASKS_PER_THREAD * threads)), 1), tile_n)
+        block_n = round_up(max(ceil(p.n / (TASKS_PER_THREAD * threads)), 1), tile_n)
         s = GemmSchedule(tile_m, block_n, tile_n, max(p.k, 1), registers, False, p.low_precision)
         found[s] = seconds_along(p, s, target, threads)
     return found
@@ -89,7 +90,7 @@ def seconds_along(p: AlongProblem, s: GemmSchedule, target: CpuTarget, threads: 
     r, cycle = s.registers, 1.0 / target.frequency
     rate = target.peak_flops(8 * p.item, 1) * REACHED * _issued(r)
     rows = ceil(p.m / r.rows) * r.rows
-    columns = _round(min(s.block_n, p.n), r.columns)
+    columns = round_up(min(s.block_n, p.n), r.columns)
     per_task = 2.0 * rows * columns * p.k / rate + rows * columns * ADDING_UP * cycle
     if p.computed:
         per_task += columns * p.k * cycle / target.lanes(32) * 4
@@ -120,7 +121,3 @@ def staging_seconds(p: AlongProblem, target: CpuTarget, threads: int) -> float:
     return max(
         elements * STAGING * PACKING[p.item] / threads / target.frequency, elements * p.source / target.bandwidth
     )
-
-
-def _round(n: int, step: int) -> int:
-    return -(-n // step) * step

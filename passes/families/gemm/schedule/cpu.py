@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
+from fusec.ir.indexing import round_up
 from fusec.passes.families.gemm.schedule.mixed import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.schedule.sums import block_depth
@@ -121,15 +122,15 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
         tile_k = p.k if p.k <= 4096 else _even_split(p.k, 2048)
         fit = max(registers.rows, int(left_bytes // (item * max(tile_k, 1))))
         for rows in (48, 96, 128, 192, 256):
-            tile_m = _round(_even(p.m, min(rows, fit)), registers.rows)
+            tile_m = round_up(_even(p.m, min(rows, fit)), registers.rows)
             shared = tile_m > registers.rows
             fetching = replace(registers, ahead=_next_block(p, registers, tile_k, target) if shared else 0)
             for parts in (1, 2, 4, 8):
-                block_n = _round(ceil(p.n / parts), registers.columns)
+                block_n = round_up(ceil(p.n / parts), registers.columns)
                 if parts > 1 and block_n < 4 * registers.columns:
                     continue
                 if p.k > tile_k:
-                    block_n = min(block_n, _round(max(target.l2 // 4 // (tile_m * item), 1), registers.columns))
+                    block_n = min(block_n, round_up(max(target.l2 // 4 // (tile_m * item), 1), registers.columns))
                 packs = p.m > 8 * registers.rows or p.k > tile_k
                 s = GemmSchedule(tile_m, block_n, registers.columns, max(tile_k, 1), fetching, packs and p.m > 1)
                 found[s] = _seconds(p, s, target, threads)
@@ -150,9 +151,9 @@ def unpacked_candidates(p: Problem, target: CpuTarget, threads: int) -> list[Gem
     registers = max(tiles, key=lambda t: register_efficiency(t, target, p.bits))
     columns = registers.columns
     if few:
-        return [GemmSchedule(p.m, _round(ceil(p.n / threads), columns), columns, 16, registers, False, staged=True)]
-    tile_m = _round(_even(p.m, 128), registers.rows)
-    block_n = min(8 * columns, _round(ceil(p.n / threads), columns))
+        return [GemmSchedule(p.m, round_up(ceil(p.n / threads), columns), columns, 16, registers, False, staged=True)]
+    tile_m = round_up(_even(p.m, 128), registers.rows)
+    block_n = min(8 * columns, round_up(ceil(p.n / threads), columns))
     return [GemmSchedule(tile_m, block_n, columns, min(p.k, 128), registers, True, staged=True)]
 
 
@@ -172,7 +173,7 @@ def staged_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmS
         panel = p.k * registers.columns * p.bits // 8
         if registers.rows > p.m or registers.columns > p.n or panel > STAGED_SHARE * target.l2:
             continue
-        tile_m = _round(_even(p.m, 1024), registers.rows)
+        tile_m = round_up(_even(p.m, 1024), registers.rows)
         s = GemmSchedule(tile_m, registers.columns, registers.columns, p.k, registers, True, staged=True)
         found[s] = _seconds(p, s, target, threads)
     return sorted(found, key=lambda s: max(found[s]))
@@ -198,7 +199,7 @@ Seconds = tuple[float, float]
 def _few_rows(p: Problem, registers: RegisterTile, target: CpuTarget, threads: int) -> dict[GemmSchedule, Seconds]:
     """Each task reads its panels of the right operand from end to end, all of K at once."""
     ahead = replace(registers, ahead=AHEAD_TO_L2 if target.fetches_to_l2 else AHEAD)
-    block_n = _round(ceil(p.n / (TASKS_PER_THREAD * threads)), registers.columns)
+    block_n = round_up(ceil(p.n / (TASKS_PER_THREAD * threads)), registers.columns)
     s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
     return {s: _seconds(p, s, target, threads)}
 
@@ -214,7 +215,7 @@ def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Se
     tasks = max(1, p.batches * row_blocks * column_blocks)
     peak = target.peak_flops(p.bits, 1)
     rate = peak * register_efficiency(s.registers, target, p.bits)
-    columns = _round(min(s.block_n, p.n), s.registers.columns)
+    columns = round_up(min(s.block_n, p.n), s.registers.columns)
     rows = _padded_rows(min(s.tile_m, p.m), s.registers.rows)
     multiply = 2.0 * rows * columns * p.k / rate
     item = p.bits // 8
@@ -238,14 +239,10 @@ def _padded_rows(rows: int, tile: int) -> float:
     return full * tile + (0.5 * (rest + tile) if rest else 0)
 
 
-def _round(n: int, step: int) -> int:
-    return -(-n // step) * step
-
-
 def _even(extent: int, most: int) -> int:
     """The extent in equal parts, as few as there can be: threads that share them are done at the same time."""
     return ceil(extent / max(ceil(extent / most), 1))
 
 
 def _even_split(k: int, most: int) -> int:
-    return _round(_even(k, most), 16)
+    return round_up(_even(k, most), 16)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
 from typing import ClassVar
 
+from fusec.ir.indexing import pow2
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
@@ -315,7 +316,7 @@ def _with(s: GpuGemmSchedule, *, persistent: int = 0, split: int = 1) -> GpuGemm
 def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
     """The block for this problem; None where it is too large for it, or for the target."""
     m, n, k, stages = b.m, b.n, b.k, b.stages
-    if (m > 16 and m >= 2 * _pow2(p.m)) or (n > 32 and n >= 2 * _pow2(p.n)):
+    if (m > 16 and m >= 2 * pow2(p.m)) or (n > 32 and n >= 2 * pow2(p.n)):
         return None
     if m * n * p.products > MAX_ACCUMULATORS * b.warps // 8:
         return None
@@ -324,7 +325,7 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
         return None
     if not p.exact:
         k = k * 2 // p.item
-    k = min(k, max(16, _pow2(p.k)))
+    k = min(k, max(16, pow2(p.k)))
     room = target.shared_memory // max(b.persistent, 1) - _RESERVED - (m * n // b.slices * 2 if b.slices > 1 else 0)
     while stages > 1 and p.kept(m, n, k, stages) > room:
         stages -= 1
@@ -339,9 +340,9 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
         return
     along = (*_MAKING_ALONG, *_ALONG) if p.reduces else (*_ALONG, *_MAKING_ALONG) if p.left or p.right else _ALONG
     for block, depth, unroll, warps in _ACROSS if p.across else along:
-        while unroll > 1 and depth * unroll >= 2 * _pow2(p.k):
+        while unroll > 1 and depth * unroll >= 2 * pow2(p.k):
             unroll //= 2
-        block, depth = min(block, _pow2(lines)), min(depth, max(16, _pow2(p.k)))
+        block, depth = min(block, pow2(lines)), min(depth, max(16, pow2(p.k)))
         if block * depth * vectors * p.products > 64 * 32 * warps:
             continue
         for split in _SPLITS:
@@ -438,8 +439,3 @@ def _finish(p: Problem, split: int, target: GpuTarget) -> float:
         return 0.0
     parts = 4.0 * p.batches * p.m * p.n * p.products * (split + 1)
     return target.rates.follow + _JOIN + _PARTS * parts / target.rates.copy
-
-
-def _pow2(n: int) -> int:
-    """The least power of two that is not below ``n``."""
-    return 1 << max(n - 1, 0).bit_length()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
+from fusec.ir.indexing import round_up
 from fusec.ir.types import DType, bf16, f32, i8, i32
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
@@ -120,7 +121,7 @@ def mixed_candidates(p: MixedProblem, target: CpuTarget, threads: int) -> list[M
     holding = [r for r in tiles if p.batches == 1 and passes_once(p.m, p.n * p.k * p.dtype.itemsize, r, target)]
     for registers in holding or tiles:
         step = depth_step(p.dtype, registers.tiles)
-        depth = _round(p.k, step)
+        depth = round_up(p.k, step)
         beyond = registers.tiles and not (p.fixed and p.m % min(registers.rows, 16) == 0)
         packs = not p.direct or beyond or p.k != depth
         share = ceil(p.n / (TASKS_PER_THREAD * threads))
@@ -129,9 +130,9 @@ def mixed_candidates(p: MixedProblem, target: CpuTarget, threads: int) -> list[M
             registers = replace(registers, ahead=AHEAD)
         for tile_k in (depth,) if holding else _depths(depth, step, p):
             for wanted_m in (32, 64, 128, 256):
-                tile_m = _round(min(wanted_m, p.m), registers.rows)
+                tile_m = round_up(min(wanted_m, p.m), registers.rows)
                 for wanted_n in (share,) if holding else widths:
-                    block_n = _round(min(wanted_n, p.n), registers.columns)
+                    block_n = round_up(min(wanted_n, p.n), registers.columns)
                     for inside in (True, False):
                         s = MixedGemmSchedule(tile_m, block_n, tile_k, registers, inside, packs)
                         found[s] = predict_mixed(p, s, target, threads)
@@ -169,7 +170,7 @@ def _depths(depth: int, step: int, p: MixedProblem) -> Iterator[int]:
 def predict_mixed(p: MixedProblem, s: MixedGemmSchedule, target: CpuTarget, threads: int) -> float:
     """Seconds, without the packing of a constant right operand."""
     item, r = p.dtype.itemsize, s.registers
-    rows, columns = _round(min(s.tile_m, p.m), r.rows), _round(min(s.block_n, p.n), r.columns)
+    rows, columns = round_up(min(s.tile_m, p.m), r.rows), round_up(min(s.block_n, p.n), r.columns)
     parts = ceil(p.k / s.tile_k)
     multiply = 2.0 * rows * columns * p.k / (target.product_flops(p.dtype, 1) * _efficiency(p, s, target))
     cycles = _operand_cycles(p, s, target, rows, columns)
@@ -207,7 +208,3 @@ def _efficiency(p: MixedProblem, s: MixedGemmSchedule, target: CpuTarget) -> flo
     products = s.registers.rows * vectors
     issue = min(1.0, products / (1.25 * (vectors + s.registers.rows)))
     return 0.95 * min(1.0, products / 10) * issue
-
-
-def _round(n: int, step: int) -> int:
-    return -(-n // step) * step

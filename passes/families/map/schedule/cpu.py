@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.indexing import round_up
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
 
@@ -23,7 +24,7 @@ def map_schedule(elements: int, threads: int, target: CpuTarget, serial_below: i
     if elements <= serial_below:
         return MapSchedule(max(elements, 1), streams)
     per_task = max(serial_below // 2, -(-elements // (4 * threads)))
-    return MapSchedule(min(-(-per_task // 64) * 64, 65536), streams)
+    return MapSchedule(min(round_up(per_task, 64), 65536), streams)
 
 
 STREAMED = 32 << 20

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
-from fusec.passes.schedule.launch import Launch, pow2
+from fusec.ir.indexing import pow2
+from fusec.passes.schedule.launch import Launch
 from fusec.passes.schedule.stream import Stream
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Language
