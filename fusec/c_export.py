@@ -21,7 +21,7 @@ from fusec.ir.index import Expr, Index, Sum, Symbol, symbol
 from fusec.ir.index_text import IndexSpeller
 from fusec.ir.indexing import most
 from fusec.ir.types import DType, TensorType, contiguous_strides, fixed
-from fusec.runtime.arrays import span
+from fusec.runtime.arrays import bytes_spanned, span
 from fusec.runtime.emit import reads_and_writes
 from fusec.runtime.isa import required_features
 from fusec.runtime.library import CHECK_INDEX
@@ -236,7 +236,7 @@ def _laid_out(array: np.ndarray[Any, Any], slot: Slot) -> bytes:
 
 
 def _bytes(slot: Slot) -> Index:
-    return span(slot.type, slot.strides) * slot.type.dtype.itemsize
+    return bytes_spanned(slot.type, slot.strides)
 
 
 # Text

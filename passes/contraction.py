@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fusec.ir.attributes import DotAttributes
 from fusec.ir.index import Index, product
-from fusec.ir.indexing import most
+from fusec.ir.indexing import delinearize, most
 from fusec.ir.nodes import Op
 from fusec.ir.types import Dim, DType, f32
 from fusec.tile.views import Subscripts
@@ -44,6 +44,15 @@ class Contraction:
     @property
     def extents(self) -> Extents:
         return Extents(*map(product, (self.batch, self.rows, self.columns, self.inner)))
+
+    def operand_at(self, op: Op, side: int, b: Index, i: Index, j: Index, k: Index) -> Subscripts:
+        """The index of an operand, of this dot or of one with these extents, at flat places along each role."""
+        free = delinearize(i, self.rows) if side == 0 else delinearize(j, self.columns)
+        return operand_index(op, side, delinearize(b, self.batch), free, delinearize(k, self.inner))
+
+    def result_at(self, b: Index, i: Index, j: Index) -> tuple[Index, ...]:
+        """The index of the result."""
+        return (*delinearize(b, self.batch), *delinearize(i, self.rows), *delinearize(j, self.columns))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fusec.ir.ops import OPS
 from fusec.passes.groups.grow import is_cheap
 from fusec.passes.outputs import input_strides
 from fusec.passes.rewrite import Outcome, Rewriter, rewrite, rule
-from fusec.tile.views import Strides, strided_view
+from fusec.tile.views import Strides, strided_view, under_views
 
 FEWEST = 1 << 14
 """Elements below which a reduction stays as it is: more kernels cost more than its lines. GroupNorm of 128×64², f32,
@@ -137,9 +137,8 @@ class _Moved:
 def _steps(value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]) -> Strides | None:
     """Elements in memory from one place to the next along each axis, of the array of its shape that a value is made
     of."""
-    base = value
-    while (made := producers.get(base)) is not None and made.definition.kind == "view":
-        base = made.operands[0]
+    base = under_views(value, producers)
+    made = producers.get(base)
     if made is not None and made.definition.kind == "elementwise":
         whole = next((v for v in made.operands if v.type.shape == base.type.shape), None)
         steps = None if whole is None else _steps(whole, producers, strides)

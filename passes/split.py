@@ -209,9 +209,7 @@ def _cut(r: Rewriter, x: Value, axis: int, start: int, stop: int) -> Value:
     shape = x.type.static_shape
     if stop - start == shape[axis]:
         return x
-    starts = tuple(start if a == axis else 0 for a in range(len(shape)))
-    stops = tuple(stop if a == axis else n for a, n in enumerate(shape))
-    return r.emit("slice", x, attributes=SliceAttributes(starts, stops, (1,) * len(shape)), hint="part")
+    return r.emit("slice", x, attributes=SliceAttributes.of_axes(shape, {axis: (start, stop)}), hint="part")
 
 
 def _of_parts(r: Rewriter, x: Value, axis: int, parts: int, dtype: DType | None) -> Value:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fusec.config import logger
 from fusec.errors import LoweringError
 from fusec.ir.graph import FusedAttributes
+from fusec.passes.families.record import times_from
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, sizes_of
 from fusec.passes.lower.pieces import Alternative, Pieces
 from fusec.passes.select_gpu import GpuSelector
@@ -105,7 +106,6 @@ def choice_from_text(text: str, group: str) -> Choice | None:
     """The inverse of :func:`choice_to_text`; None for anything else."""
     try:
         record = json.loads(text)
-        measured = tuple((str(t), None if s is None else float(s), str(r)) for t, s, r in record["measured"])
-        return Choice(group, str(record["chosen"]), measured)
+        return Choice(group, str(record["chosen"]), times_from(record["measured"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -125,7 +125,5 @@ def _at(r: Rewriter, value: Value, place: dict[int, int], depth: int) -> Value:
             own = {a - behind: at for a, at in place.items() if a >= behind and v.type.shape[a - behind] != 1}
             operands.append(_at(r, v, own, depth - 1) if own else v)
         return r.emit(made.name, *operands, attributes=made.attributes)
-    shape = value.type.shape
-    starts = tuple(place.get(a, 0) for a in range(len(shape)))
-    stops = tuple(place[a] + 1 if a in place else n for a, n in enumerate(shape))
-    return r.emit("slice", value, attributes=SliceAttributes(starts, stops, (1,) * len(shape)))
+    cut = SliceAttributes.of_axes(value.type.shape, {a: (at, at + 1) for a, at in place.items()})
+    return r.emit("slice", value, attributes=cut)

@@ -282,8 +282,8 @@ class PlanWriter:
             "};",
             "",
             f'extern "C" __global__ void {clustered}__launch_bounds__({threads}, {together})',
-            f"{self.kernel.name}({_wrapped(parameters)}) {{",
-            f"    {body}(Plan{{{_wrapped(given)}}});",
+            f"{self.kernel.name}({', '.join(parameters)}) {{",
+            f"    {body}(Plan{{{', '.join(given)}}});",
             "}",
             "",
         ]
@@ -317,7 +317,3 @@ def _stored(value: str, source: DType, target: DType) -> str:
     if target.name == "bool" and source.name != "bool":
         return f"({value} != {literal(0, source)})"
     return value if register_type(source) == memory_type(target) else f"{memory_type(target)}({bare(value)})"
-
-
-def _wrapped(items: Iterable[str]) -> str:
-    return ", ".join(items)

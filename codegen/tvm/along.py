@@ -70,7 +70,7 @@ class AlongWriter(DotWriter):
             variable = self.context.bind(step)
             inner = code.nested()
             self._multiply(inner, block, column, last, ix.mul(step, self.span), sums, None)
-            extent = self._number(whole) if isinstance(whole, int) else whole
+            extent = self._number(whole)
             code.append(tir.loop(variable, extent, inner.statements, dtype=dtype))
         if isinstance(count, int):
             rest = count % self.span

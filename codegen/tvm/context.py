@@ -32,8 +32,9 @@ class Context:
     loops: dict[Symbol, Node] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
 
-    def integer(self, value: int) -> Node:
-        return tir.integer(value, self.index_type)
+    def integer(self, value: int | Node) -> Node:
+        """A number as a node; a node is one."""
+        return tir.integer(value, self.index_type) if isinstance(value, int) else value
 
     def bind(self, s: Symbol) -> Node:
         """A new variable that stands for a symbol from now on."""

@@ -165,7 +165,7 @@ def _whole_blocks(
         chains = [block(tirx.Add(first, context.integer(i))) for i in range(CHAINS)]
         statements = [s for step in zip(*chains, strict=True) for s in step]
         count //= CHAINS
-    extent = context.integer(count) if isinstance(count, int) else count
+    extent = context.integer(count)
     return tir.loop(counter, extent, statements, dtype=context.index_type)
 
 

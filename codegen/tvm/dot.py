@@ -77,7 +77,7 @@ class DotWriter:
             extent = tirx.truncdiv(tirx.Add(count, self._number(columns - 1)), self._number(columns))
         code.append(tir.loop(variable, extent, inner.statements, dtype=self.context.index_type))
 
-    def _number(self, value: int) -> Node:
+    def _number(self, value: int | Node) -> Node:
         return self.context.integer(value)
 
     def _count(self, code: Code, it: Iter, name: str) -> int | Node:
@@ -94,7 +94,7 @@ class DotWriter:
         whole = isinstance(count, int) and count % self.dot.registers.columns == 0
         if padded or whole:
             return None
-        total = self._number(count) if isinstance(count, int) else count
+        total = self._number(count)
         done = tirx.Mul(self.context.loops[block], self._number(self.dot.registers.columns))
         return code.let_index(tirx.Sub(total, done), self.context.index_type, "left")
 
@@ -109,7 +109,7 @@ class DotWriter:
             variable = self.context.bind(block)
             inner = code.nested()
             self._micro(inner, RowBlock(ix.mul(block, rows), block, rows), column, remaining)
-            extent = self._number(full) if isinstance(full, int) else full
+            extent = self._number(full)
             code.append(tir.loop(variable, extent, inner.statements, dtype=self.context.index_type))
         if isinstance(count, int):
             if count % rows:
@@ -211,11 +211,11 @@ class DotWriter:
             inner = code.nested()
             for u in range(unroll):
                 self._step(inner, block, column, ix.add(ix.mul(step, unroll), u), sums, masks)
-            extent = self._number(whole) if isinstance(whole, int) else whole
+            extent = self._number(whole)
             code.append(tir.loop(variable, extent, inner.statements, dtype=dtype))
         if unroll == 1 or (isinstance(count, int) and count % unroll == 0):
             return
-        node = self._number(count) if isinstance(count, int) else count
+        node = self._number(count)
         done = tirx.Mul(tirx.truncdiv(node, self._number(unroll)), self._number(unroll))
         rest = symbol(code.fresh("k"), 0, self.dot.k.extent)
         counter = tir.variable(code.fresh("kr"), dtype)

@@ -166,7 +166,7 @@ class _Squares:
         self._loop(code, left, lambda inner, number: self._group(inner, tirx.Add(done, number), 1, columns))
         self._rest(code, rows)
 
-    def _number(self, value: int) -> Node:
+    def _number(self, value: int | Node) -> Node:
         return self.context.integer(value)
 
     def _loop(self, code: Code, count: int | Node, body: Callable[[Code, Node], None]) -> None:
@@ -175,7 +175,7 @@ class _Squares:
         counter = tir.variable(code.fresh("square"), self.context.index_type)
         inner = code.nested()
         body(inner, counter)
-        extent = self._number(count) if isinstance(count, int) else count
+        extent = self._number(count)
         code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
 
     def _group(self, code: Code, first: Node, count: int, columns: LaneLoop) -> None:
@@ -183,8 +183,8 @@ class _Squares:
         self._loop(code, columns.full, lambda inner, block: self._squares(inner, first, count, block))
         if isinstance(columns.rest, int) and columns.rest == 0:
             return
-        full = self._number(columns.full) if isinstance(columns.full, int) else columns.full
-        rest = self._number(columns.rest) if isinstance(columns.rest, int) else columns.rest
+        full = self._number(columns.full)
+        rest = self._number(columns.rest)
         start = code.let_index(tirx.Mul(full, self._number(self.size)), self.context.index_type)
 
         def row(inner: Code, number: Node) -> None:
@@ -243,7 +243,7 @@ class _Squares:
 
     def _rest(self, code: Code, rows: LaneLoop) -> None:
         """The last points of ``along``, fewer than a block, one after the other."""
-        full = self._number(rows.full) if isinstance(rows.full, int) else rows.full
+        full = self._number(rows.full)
         base = tirx.Mul(full, self._number(self.size))
 
         def row(inner: Code, number: Node) -> None:

@@ -126,7 +126,7 @@ class Reduction:
         if not isinstance(split.rest, int) or split.rest > 0:
             self._rest(code, totals, last, split.full, split.rest, uniform)
 
-    def _number(self, value: int) -> Node:
+    def _number(self, value: int | Node) -> Node:
         return self.context.integer(value)
 
     def _blocks(
@@ -164,7 +164,7 @@ class Reduction:
             start = inner.let_index(tirx.Mul(number, self._number(totals.lanes)), self.context.index_type)
             points = self._points(inner, last, totals.lanes, start, None, uniform)
             totals.update(inner, i, self.operand(points))
-        extent = self._number(count) if isinstance(count, int) else count
+        extent = self._number(count)
         code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
 
     def _points(
@@ -181,9 +181,9 @@ class Reduction:
         """The last points, fewer than a block: the lanes beyond count as the identity."""
         lanes = totals.lanes
         inner = code.nested()
-        node = self._number(full) if isinstance(full, int) else full
+        node = self._number(full)
         start = inner.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
-        valid = self._number(rest) if isinstance(rest, int) else rest
+        valid = self._number(rest)
         points = self._points(inner, last, lanes, start, valid, None)
         mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
         value = inner.select(mask, self.operand(points), self.monoid.identity(lanes))
@@ -212,9 +212,9 @@ class Reduction:
         if isinstance(split.rest, int) and split.rest == 0:
             return
         inner = code.nested()
-        full = self._number(split.full) if isinstance(split.full, int) else split.full
+        full = self._number(split.full)
         start = inner.let_index(tirx.Mul(full, self._number(lanes)), self.context.index_type)
-        valid = self._number(split.rest) if isinstance(split.rest, int) else split.rest
+        valid = self._number(split.rest)
         self._strip(inner, inside, last, lanes, [start], valid)
         if isinstance(split.rest, int):
             code.append(*inner.statements)
@@ -233,7 +233,7 @@ class Reduction:
             number = tirx.Add(first, tirx.Add(tirx.Mul(counter, self._number(width)), self._number(i)))
             starts.append(inner.let_index(tirx.Mul(number, self._number(lanes)), self.context.index_type))
         self._strip(inner, inside, last, lanes, starts, None)
-        extent = self._number(count) if isinstance(count, int) else count
+        extent = self._number(count)
         code.append(tir.loop(counter, extent, inner.statements, dtype=self.context.index_type))
 
     def _strip(

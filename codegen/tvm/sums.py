@@ -153,9 +153,9 @@ class Sum(Reduction):
 
     def _masked(self, code: Code, last: Iter, lanes: int, full: int | Node, rest: int | Node) -> Value:
         """The last terms, fewer than a vector: the lanes beyond are 0."""
-        node = self._number(full) if isinstance(full, int) else full
+        node = self._number(full)
         start = code.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
-        valid = self._number(rest) if isinstance(rest, int) else rest
+        valid = self._number(rest)
         mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
         term = self.operand(self._points(code, last, lanes, start, valid, None))
         return code.select(mask, term, self.monoid.identity(lanes))

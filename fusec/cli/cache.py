@@ -30,11 +30,11 @@ def listing(cache: DiskCache) -> str:
     choices = len(TuningStore(cache.folder))
     if choices:
         lines.append(f"{choices} measured choices of schedules")
-    return _printable("\n".join(lines) + "\n")
+    return printable("\n".join(lines) + "\n")
 
 
-def _printable(text: str) -> str:
-    """No control characters: an entry can't drive the terminal."""
+def printable(text: str) -> str:
+    """No control characters: an entry or a file can't drive the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
@@ -60,7 +60,7 @@ def why(cache: DiskCache, start: str) -> str:
             differ = [what for what in made_from if theirs.get(what) != made_from[what]]
             lines.append(f"{other[:16]} is of the same graph; other {', '.join(differ)}:")
             lines += [f"    {what}: {theirs.get(what) or '-'}" for what in differ]
-    return _printable("\n".join(lines) + "\n")
+    return printable("\n".join(lines) + "\n")
 
 
 def _record(cache: DiskCache, key: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fusec.cli.cache import printable
 from fusec.errors import ArtifactError
 from fusec.measuring import Times
 from fusec.report import explain_program
@@ -34,7 +35,7 @@ def describe_file(path: Path, *, graph: bool = False, kernels: bool = False, tim
         lines += [contents.text(artifact.GRAPH)]
     if kernels:
         lines += [contents.text(name) for name in contents.sizes if name.endswith(".tile")]
-    return _printable("\n".join(lines).rstrip() + "\n")
+    return printable("\n".join(lines).rstrip() + "\n")
 
 
 def _head(contents: artifact.Contents) -> list[str]:
@@ -68,8 +69,3 @@ def _aliasing(entry: Any) -> str:
     if entry["changes"] is not None:
         return f", written into input {int(entry['changes'])}"
     return f", in the memory of input {int(entry['aliases'])}" if entry["aliases"] is not None else ""
-
-
-def _printable(text: str) -> str:
-    """No control characters: a file can't drive the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

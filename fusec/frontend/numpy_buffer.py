@@ -241,10 +241,7 @@ def _range_of(step: Step, t: TensorType) -> _Range | None:
 
 
 def _range_step(t: TensorType, axis: int, start: int, stop: int) -> Step:
-    shape = t.static_shape
-    starts = tuple(start if i == axis else 0 for i in range(len(shape)))
-    stops = tuple(stop if i == axis else n for i, n in enumerate(shape))
-    return Step("slice", SliceAttributes(starts, stops, (1,) * len(shape)))
+    return Step("slice", SliceAttributes.of_axes(t.static_shape, {axis: (start, stop)}))
 
 
 def _cut_axes(attributes: SliceAttributes, t: TensorType) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fusec.frontend.capture import Library
 from fusec.frontend.numpy_buffer import Buffer
-from fusec.frontend.numpy_trace import Meta, Trace, Traced, describe
+from fusec.frontend.numpy_trace import Meta, Trace, Traced, address_of, describe
 from fusec.frontend.numpy_views import view
 from fusec.frontend.results import check_result
 from fusec.frontend.structures import rebuild, structure_of
@@ -167,8 +167,8 @@ class Returns:
 
     def _of_input(self, x: Traced, base: Meta) -> _Leaf:
         """A view of an argument, or of an array that the function found; that array itself where it is the root."""
-        place = (id(x.buffer), x.meta.shape, x.meta.strides, _address(x.meta))
-        itself = (id(x.buffer), base.shape, base.strides, _address(base))
+        place = (id(x.buffer), x.meta.shape, x.meta.strides, address_of(x.meta))
+        itself = (id(x.buffer), base.shape, base.strides, address_of(base))
         is_view = place == itself or place in self._seen  # equal views are one array to the program
         self._seen.add(place)
         start = _distance(x.meta, base) if x.steps else 0
@@ -223,19 +223,14 @@ class Returns:
         return value
 
 
-def _address(meta: Meta) -> int:
-    address: int = meta.__array_interface__["data"][0]
-    return address
-
-
 def _distance(meta: Meta, base: Meta) -> int:
     """Bytes from the first element of one layout to another's, which is a view of it."""
-    return _address(meta) - _address(base)
+    return address_of(meta) - address_of(base)
 
 
 def _differs_in_ones(meta: Meta, base: Meta) -> bool:
     """Whether a view is the array itself but for strides that nothing steps along: a program takes it for that."""
-    if meta.strides == base.strides or meta.shape != base.shape or _address(meta) != _address(base):
+    if meta.strides == base.strides or meta.shape != base.shape or address_of(meta) != address_of(base):
         return False
     return all(a == b for n, a, b in zip(meta.shape, meta.strides, base.strides) if n > 1)
 

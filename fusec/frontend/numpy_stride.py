@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided as numpy_as_strided
 
 from fusec.frontend.numpy_buffer import Buffer
 from fusec.frontend.numpy_emit import ShapeRuleError
-from fusec.frontend.numpy_trace import Trace, Traced, describe
+from fusec.frontend.numpy_trace import Trace, Traced, address_of, describe
 from fusec.frontend.steps import Step
 from fusec.ir.attributes import (
     PermuteAttributes,
@@ -118,7 +118,7 @@ def _memory(trace: Trace, x: Traced) -> tuple[_Memory, int]:
     dense = strides == describe(shape, np.dtype(np.int8)).strides
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if 0 not in shape else 0
     steps = () if order == list(range(meta.ndim)) else (Step("permute", PermuteAttributes(tuple(order))),)
-    offset = (_address(x.meta) - _address(meta)) // itemsize if x.steps else 0
+    offset = (address_of(x.meta) - address_of(meta)) // itemsize if x.steps else 0
     return _Memory(steps, shape, strides, reach, dense), offset
 
 
@@ -130,11 +130,6 @@ def _root_meta(trace: Trace, x: Traced, root: Buffer) -> Any:
     if root.layout is None:
         raise trace.unsupported("as_strided of this view is not compiled; copy it first")
     return root.layout
-
-
-def _address(meta: Any) -> int:
-    address: int = meta.__array_interface__["data"][0]
-    return address
 
 
 def _recognise(base: _Memory, offset: int, wanted: list[tuple[int, int]]) -> list[Step] | None:

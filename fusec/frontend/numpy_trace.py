@@ -31,6 +31,12 @@ class IndexRuleError(TypeRuleError, IndexError):
     """An index out of range, where NumPy raises IndexError."""
 
 
+def address_of(meta: Meta) -> int:
+    """Of the first element."""
+    address: int = meta.__array_interface__["data"][0]
+    return address
+
+
 def describe(shape: Sequence[int], dtype: np.dtype[Any], strides: Sequence[int] | None = None) -> Meta:
     """An ndarray of this layout without memory behind it; its elements must never be read. Strides in bytes."""
     if strides is None:

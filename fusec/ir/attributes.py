@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,6 +127,12 @@ class SliceAttributes(Attributes):
     starts: tuple[Dim, ...]
     stops: tuple[Dim, ...]
     steps: tuple[int, ...]
+
+    @staticmethod
+    def of_axes(shape: Sequence[Dim], ranges: Mapping[int, tuple[Dim, Dim]]) -> SliceAttributes:
+        """Some axes each from a start to a stop, the others whole."""
+        ends = [ranges.get(a, (0, n)) for a, n in enumerate(shape)]
+        return SliceAttributes(tuple(low for low, _ in ends), tuple(high for _, high in ends), (1,) * len(shape))
 
 
 @dataclass(frozen=True)

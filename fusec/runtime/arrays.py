@@ -148,3 +148,8 @@ def span(type: TensorType, strides: Sequence[Dim]) -> Dim:
     for n, s in zip(type.shape, strides, strict=True):
         total = total + (n - 1) * s
     return total
+
+
+def bytes_spanned(type: TensorType, strides: Sequence[Dim]) -> Dim:
+    """The same in bytes."""
+    return span(type, strides) * type.dtype.itemsize

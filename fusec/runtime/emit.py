@@ -15,7 +15,7 @@ from fusec.errors import LoweringError
 from fusec.ir.index import Symbol, symbol
 from fusec.ir.indexing import most
 from fusec.ir.types import Dim, TensorType, contiguous_strides, fixed, u8
-from fusec.runtime.arrays import Arrays, span
+from fusec.runtime.arrays import Arrays, bytes_spanned
 from fusec.runtime.calls import first_checked
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
 from fusec.runtime.in_place import calls_in_place
@@ -28,7 +28,7 @@ from fusec.runtime.memory import (
     plan_arena,
     size_class,
 )
-from fusec.runtime.program import Call, Launch, Pack, Program, Slot, Step, root_of
+from fusec.runtime.program import Call, Launch, Pack, Program, Step, root_of
 
 KernelLookup = Callable[[str], Callable[..., Any]]
 PackMaker = Callable[[Sequence[Pack]], Callable[..., tuple[Any, ...]]]
@@ -240,7 +240,7 @@ class ProgramWriter:
         if not lives:
             return
         roots = list(lives)
-        sizes = [_bytes_spanned(program.slots[root]) for root in roots]
+        sizes = [bytes_spanned(s.type, s.strides) for s in (program.slots[root] for root in roots)]
         device = program.slots[roots[0]].type.device
         if not all(isinstance(size, int) for size in sizes):
             self._write_arena(roots, sizes, [lives[root] for root in roots], device)
@@ -336,7 +336,8 @@ class ProgramWriter:
 
     def _make_written(self, step: Launch | Pack) -> None:
         if isinstance(step, Pack):
-            block = self._take(_bytes_spanned(self._program.slots[step.arguments[-1]]))
+            packed = self._program.slots[step.arguments[-1]]
+            block = self._take(bytes_spanned(packed.type, packed.strides))
             self._addresses[step.arguments[-1]] = Place(block[1])
             return
         for slot in reads_and_writes(self._program, step)[1]:
@@ -417,7 +418,7 @@ class ProgramWriter:
             return
         record = self._program.slots[slot]
         variable = self._name(slot)
-        nbytes = _bytes_spanned(record)
+        nbytes = bytes_spanned(record.type, record.strides)
         if record.kind not in ("output", "workspace"):
             raise LoweringError(f"a kernel writes slot {record.name}, which is of kind {record.kind}")
         if most(nbytes) >= POOLED_BYTES and record.type.device == "cpu":
@@ -514,7 +515,3 @@ class ProgramWriter:
 def pack_sources(program: Program, steps: Sequence[Pack]) -> list[int]:
     """The input slots that packings read, each once."""
     return list(dict.fromkeys(root_of(program, slot)[0] for step in steps for slot in step.arguments[:-1]))
-
-
-def _bytes_spanned(slot: Slot) -> Dim:
-    return span(slot.type, slot.strides) * slot.type.dtype.itemsize

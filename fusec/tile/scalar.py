@@ -220,3 +220,8 @@ def reindex(e: ScalarExpr, replacements: dict[Symbol, Index]) -> ScalarExpr:
                 return None
 
     return rewrite(e, change)
+
+
+def with_loads_replaced(e: ScalarExpr, buffer: Buffer, value: ScalarExpr) -> ScalarExpr:
+    """``e`` with a value in the place of each load of a buffer."""
+    return rewrite(e, lambda n: value if isinstance(n, Load) and n.buffer is buffer else None)

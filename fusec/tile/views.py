@@ -159,7 +159,7 @@ def strided_view(
     """A chain of views as strides over the memory of its source, or None where it is none or no strides say it."""
     shape = value.type.shape
     if 0 in shape:
-        return _empty_view(value, producers)
+        return StridedView(under_views(value, producers), contiguous_strides(value.type.shape), 0)
     symbols = fresh_index("v", shape)
     index: tuple[Index, ...] = symbols
     base = value
@@ -183,8 +183,8 @@ def strided_view(
     return StridedView(base, tuple(k or 0 for k in steps), offset)
 
 
-def _empty_view(value: Value, producers: Mapping[Value, Op]) -> StridedView:
-    base = value
-    while (op := producers.get(base)) is not None and op.definition.kind == "view":
-        base = op.operands[0]
-    return StridedView(base, contiguous_strides(value.type.shape), 0)
+def under_views(value: Value, producers: Mapping[Value, Op]) -> Value:
+    """What a chain of views starts from."""
+    while (op := producers.get(value)) is not None and op.definition.kind == "view":
+        value = op.operands[0]
+    return value

@@ -26,9 +26,7 @@ def windows_without_overlap(r: Rewriter) -> Outcome:
         return None
     shape = list(x.type.static_shape)
     if shape[axis] != count * size:
-        stops = (*shape[:axis], count * size, *shape[axis + 1 :])
-        cut = SliceAttributes((0,) * len(shape), stops, (1,) * len(shape))
-        x = r.emit("slice", x, attributes=cut)
+        x = r.emit("slice", x, attributes=SliceAttributes.of_axes(shape, {axis: (0, count * size)}))
     split = r.reshape(x, [*shape[:axis], count, size, *shape[axis + 1 :]], hint="split")
     rank = len(shape) + 1
     return r.permute(split, [*(k for k in range(rank) if k != axis + 1), axis + 1])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import Any
 
 from fusec.passes.families.all import FAMILIES
 from fusec.passes.schedule.base import CpuSchedule
@@ -28,11 +29,16 @@ def tuned_to_text(schedule: CpuSchedule, times: Times) -> str:
     return json.dumps({"schedule": schedule_to_text(schedule), "measured": times})
 
 
+def times_from(measured: Iterable[tuple[object, Any, object]]) -> Times:
+    """What was measured, from a record of JSON."""
+    return tuple((str(t), None if s is None else float(s), str(r)) for t, s, r in measured)
+
+
 def tuned_from_text(text: str) -> tuple[CpuSchedule, Times] | None:
     """The inverse of :func:`tuned_to_text`; None for anything else (an older format is measured again)."""
     try:
         record = json.loads(text)
-        times = tuple((str(t), None if s is None else float(s), str(r)) for t, s, r in record["measured"])
+        times = times_from(record["measured"])
         schedule = schedule_from_text(record["schedule"])
     except (ValueError, KeyError, TypeError):
         return None

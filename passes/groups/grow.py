@@ -11,10 +11,9 @@ from fusec.passes.groups.partition import (
     Group,
     Partition,
     Position,
-    broadcast_position,
     elementwise_position,
     place_upstream,
-    view_position,
+    view_in_group,
 )
 from fusec.runtime.program import Declined
 
@@ -61,9 +60,7 @@ def grow_consumers(partition: Partition, group: Group, log: Log) -> None:
 def _follow_view(op: Op, group: Group) -> None:
     if op.definition.kind != "view" or op.result in group.position:
         return
-    position = view_position(op, group.position[op.operands[0]])
-    if position is None and op.name == "broadcast" and group.reduced is not None:
-        position = broadcast_position(op, group)
+    position = view_in_group(op, group)
     if position is not None:
         group.position[op.result] = position
 

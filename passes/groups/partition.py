@@ -21,7 +21,16 @@ from fusec.ir.raising import may_raise
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.inline import Inliner, Leaf, index_only
 from fusec.tile.scalar import Buffer, Load
-from fusec.tile.views import Subscripts, broadcast_index, fresh_index, pure, reshape_index, settled, view_index
+from fusec.tile.views import (
+    Subscripts,
+    broadcast_index,
+    fresh_index,
+    pure,
+    reshape_index,
+    settled,
+    under_views,
+    view_index,
+)
 
 Position = tuple[Index, ...]
 
@@ -285,7 +294,7 @@ def _copied_twice(graph: Graph) -> set[Value]:
 def _places(graph: Graph) -> set[Value]:
     """Where copies are put: a kernel reads that before it starts."""
     producers = graph.producers()
-    return {_under_views(op.operands[1], producers)[0] for op in graph.ops if op.name == "copy_at"}
+    return {under_views(op.operands[1], producers) for op in graph.ops if op.name == "copy_at"}
 
 
 def _under_views(value: Value, producers: Mapping[Value, Op]) -> tuple[Value, int]:
@@ -351,7 +360,15 @@ def elementwise_position(op: Op, group: Group) -> Position | None:
     return None
 
 
-def broadcast_position(op: Op, group: Group) -> Position | None:
+def view_in_group(op: Op, group: Group) -> Position | None:
+    """Where a view of a value in the group lies."""
+    position = view_position(op, group.position[op.operands[0]])
+    if position is None and op.name == "broadcast" and group.reduced is not None:
+        return _broadcast_position(op, group)
+    return position
+
+
+def _broadcast_position(op: Op, group: Group) -> Position | None:
     """A broadcast view of a row's value, spread over the domain again."""
     operand = op.operands[0]
     if op.result.type.shape != group.domain:
@@ -368,9 +385,7 @@ def positions_of(body: Graph, group: Group) -> dict[Value, Position]:
         kind = op.definition.kind
         position: Position | None = None
         if kind == "view":
-            position = view_position(op, group.position[op.operands[0]])
-            if position is None and op.name == "broadcast" and group.reduced is not None:
-                position = broadcast_position(op, group)
+            position = view_in_group(op, group)
         elif kind == "elementwise":
             position = elementwise_position(op, group)
         if position is not None:

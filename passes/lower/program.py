@@ -13,7 +13,6 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.print import print_graph
 from fusec.ir.types import Dim, TensorType, contiguous_strides
-from fusec.location import Location
 from fusec.passes.groups.partition import one_by_one
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, PackPlan, sizes_of
 from fusec.passes.lower.pieces import Pieces
@@ -310,12 +309,7 @@ def _extern(a: _Assembly, op: Op, attributes: ExternAttributes) -> None:
         a.strides[op.result] = a.slots[arguments[0]].strides
         a.steps.append(Call(attributes, arguments, (), op.location))
         return
-    results = []
-    for result in op.results:
-        a.strides[result] = contiguous_strides(result.type.shape)
-        a.slot_of[result] = _add(a, Slot(result.name, "extern", result.type, a.strides[result]))
-        results.append(a.slot_of[result])
-    a.steps.append(Call(attributes, arguments, tuple(results), op.location))
+    a.steps.append(Call(attributes, arguments, _given_by_library(a, op.results), op.location))
     a.declined.append(
         Declined(f"library call {attributes.target}", attributes.reason or "no kernel for it", op.location)
     )
@@ -349,13 +343,15 @@ def _interpreted(
     inner = Graph("piece", tuple(dict.fromkeys(operands)), results, tuple(ops))
     attributes = ExternAttributes("fusec.interpret", print_graph(inner), tuple(r.type for r in results), reason)
     arguments = tuple(_slot(a, v) for v in inner.inputs)
-    slots = []
+    a.steps.append(Call(attributes, arguments, _given_by_library(a, results), ops[-1].location))
+
+
+def _given_by_library(a: _Assembly, results: tuple[Value, ...]) -> tuple[int, ...]:
+    """The slots of a library call's results, which are contiguous."""
     for result in results:
         a.strides[result] = contiguous_strides(result.type.shape)
         a.slot_of[result] = _add(a, Slot(result.name, "extern", result.type, a.strides[result]))
-        slots.append(a.slot_of[result])
-    location: Location | None = ops[-1].location
-    a.steps.append(Call(attributes, arguments, tuple(slots), location))
+    return tuple(a.slot_of[result] for result in results)
 
 
 def _kernel_name(a: _Assembly, op: Op) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, last, most, substitute
+from fusec.ir.indexing import ceildiv, last, most
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType, bool_, i64, most_of
 from fusec.passes.contraction import accumulator_dtype, contraction
@@ -20,17 +19,15 @@ from fusec.passes.families.attention.elements import AttentionParts, Elements, a
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
-from fusec.passes.groups.partition import Group, positions_of
 from fusec.passes.lower.combine import LOG2E, Parts, combine, times
 from fusec.passes.lower.context import (
     LoweredGroup,
     LoweringContext,
     address_step,
     element_flops,
-    expect_index,
     is_linear,
-    place,
 )
+from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.passes.lower.sums import in_blocks
@@ -46,7 +43,7 @@ from fusec.tile.scalar import (
     ScalarExpr,
     loads,
     reindex,
-    rewrite,
+    with_loads_replaced,
 )
 
 MANY_QUERIES = 64
@@ -226,7 +223,7 @@ class _Attention:
         """The score as the user changes it, over the raw score in its tile."""
         shifted = reindex(self.e.score, self.shift)
         buffer = self.e.raw_score
-        return self._cast(rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None))
+        return self._cast(with_loads_replaced(shifted, buffer, raw))
 
     def _cast(self, element: ScalarExpr) -> ScalarExpr:
         return element if element.dtype == self.dtype else Apply("cast", (element,), self.dtype)
@@ -277,20 +274,7 @@ def attention_stores(
     mean: ScalarExpr,
 ) -> list[Store]:
     """The stores of every output, where ``mean`` is the attention's result at ``point`` after ``shift``."""
-    group = Group("attention", value_dot.result.type.shape)
-    group.position[value_dot.result] = group.identity
-    positions_of(context.body, group)
-    marker = Buffer("result", mean.dtype, (), (), "tile")
-    context.inliner.add_leaf(value_dot.result, expect_index(value_dot.result, point, Load(marker, ())))
-    stores: list[Store] = []
-    for value in context.body.outputs:
-        if value not in group.position:
-            raise LoweringError(f"{value} does not lie over the attention's result")
-        at = place(group.position[value], group, point)
-        element = reindex(context.inliner.at(value, at), shift)
-        element = rewrite(element, lambda n: mean if isinstance(n, Load) and n.buffer is marker else None)
-        stores.append(Store(domain, context.buffers[value], tuple(substitute(i, shift) for i in at), element))
-    return stores
+    return epilogue_stores(context, "attention", [value_dot], point, shift, domain, [mean])
 
 
 def first_state(e: Elements, row_max: Load, part: Symbol | None, *, huge: bool) -> tuple[ScalarExpr, ScalarExpr]:

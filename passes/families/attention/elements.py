@@ -9,9 +9,11 @@ from fusec.ir.graph import AttentionGroup, FusedAttributes
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.indexing import last, most
 from fusec.ir.nodes import Op, Value
+from fusec.ir.types import f32
 from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
 from fusec.passes.inline import Inliner
-from fusec.tile.scalar import Buffer, Const, Load, ScalarExpr, symbols_in
+from fusec.passes.lower.mask import held_in_f32
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, symbols_in, with_loads_replaced
 from fusec.tile.views import Subscripts, broadcast_index, fresh_index
 
 
@@ -159,3 +161,9 @@ def _where(inliner: Inliner, wanted: Value, start: Value, index: Subscripts) -> 
     if len(set(seen)) != 1:
         raise LoweringError(f"{start} does not read {wanted} at one place")
     return seen[0]  # type: ignore[return-value]
+
+
+def score_over(raw: Load, score: ScalarExpr, product: Buffer) -> ScalarExpr:
+    """A score in f32, over ``raw`` in the place of the product of queries and keys."""
+    changed = with_loads_replaced(score, product, raw)
+    return held_in_f32(changed if changed.dtype is f32 else Apply("cast", (changed,), f32))

@@ -20,7 +20,7 @@ from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction
 from fusec.passes.cost.lanes import score_work
 from fusec.passes.families.attention.bounds import KeyTest
 from fusec.passes.families.attention.cpu import attention_stores, data_tests, elements_of, start_of
-from fusec.passes.families.attention.elements import Elements
+from fusec.passes.families.attention.elements import Elements, score_over
 from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
@@ -29,7 +29,6 @@ from fusec.passes.lower.combine import LOG2E, Parts, combine, exp2_of, exp_of, f
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.mask import (
     KeyRange,
-    held_in_f32,
     key_range,
     live_conditions,
     may_be_huge,
@@ -47,8 +46,8 @@ from fusec.tile.scalar import (
     ScalarExpr,
     reads_memory,
     reindex,
-    rewrite,
     walk,
+    with_loads_replaced,
 )
 from fusec.tile.templates import AttentionNest, KeyLoop
 
@@ -204,7 +203,7 @@ class _Attention:
         blocks = Iter.over(self.query_block, self.blocks)
         if s.split == 1:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(row_sum, row), guarded=self.match.guarded)
-            stores = [replace(s, value=_in_place_of(self.mean, s.value, mean)) for s in self.stores]
+            stores = [replace(s, value=with_loads_replaced(s.value, self.mean, mean)) for s in self.stores]
             grid = Grid((*self.others, blocks), (*code, *stores))
             return replace(self.context.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
         parts = Parts(self.context, s.split, self.others, self.rows.count, self.values)
@@ -372,10 +371,7 @@ class _Attention:
         ]
 
     def _changed(self, score: ScalarExpr, raw: Load) -> ScalarExpr:
-        shifted = reindex(score, self.shift)
-        buffer = self.e.raw_score
-        changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
-        return held_in_f32(changed if changed.dtype == f32 else Apply("cast", (changed,), f32))
+        return score_over(raw, reindex(score, self.shift), self.e.raw_score)
 
     def _operand(
         self,
@@ -400,10 +396,6 @@ class _Attention:
 
     def _stores(self, shift: dict[Symbol, Index], rows: Iter, mean: ScalarExpr) -> list[Store]:
         return attention_stores(self.context, self.match.value_dot, self.e.point, shift, (rows, self.value), mean)
-
-
-def _in_place_of(mean: Buffer, e: ScalarExpr, value: ScalarExpr) -> ScalarExpr:
-    return rewrite(e, lambda n: value if isinstance(n, Load) and n.buffer is mean else None)
 
 
 def _effort(loop: KeyLoop) -> tuple[bool, int]:

@@ -27,18 +27,18 @@ from fusec.passes.families.attention.cpu import (
     first_state,
     part_stores,
 )
-from fusec.passes.families.attention.elements import AttentionParts
+from fusec.passes.families.attention.elements import AttentionParts, score_over
 from fusec.passes.families.attention.found_keys import FoundKeys
 from fusec.passes.families.attention.schedule.cpu import LowPrecisionAttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.lower.combine import Parts
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, element_flops, is_linear
-from fusec.passes.lower.mask import KeyRange, held_in_f32, key_range, may_be_huge, without_conditions, without_factor
+from fusec.passes.lower.mask import KeyRange, key_range, may_be_huge, without_conditions, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
 from fusec.target.cpu import CpuTarget
 from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, If, Iter, Loop, Map, Statement, Store
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reads_memory, reindex, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reads_memory, reindex
 
 _LINE = 32
 """Elements of a cache line."""
@@ -399,10 +399,7 @@ class _NarrowAttention:
 
         What costs much, or reads memory, which has nothing for queries beyond the last, takes the raw scores' place.
         """
-        shifted = reindex(score, self.shift)
-        buffer = self.e.raw_score
-        changed = rewrite(shifted, lambda n: raw if isinstance(n, Load) and n.buffer is buffer else None)
-        changed = held_in_f32(changed if changed.dtype is f32 else Apply("cast", (changed,), f32))
+        changed = score_over(raw, reindex(score, self.shift), self.e.raw_score)
         base, factor = (changed, 1.0) if self.huge else without_factor(changed)
         index = (self.kj, self.qi)
         if reads_memory(base):

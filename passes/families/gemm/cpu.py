@@ -6,28 +6,24 @@ import itertools
 from collections.abc import Sequence
 from math import prod
 
-from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol, symbols_of
 from fusec.ir.indexing import ceildiv, delinearize, last, linearize, round_up, slope, substitute
-from fusec.ir.nodes import Op, Value
-from fusec.ir.types import Dim, DType, contiguous_strides
-from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
+from fusec.ir.nodes import Op
+from fusec.ir.types import Dim, contiguous_strides
+from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.groups.partition import Group, positions_of
-from fusec.passes.inline import Leaf
 from fusec.passes.lower.context import (
     LoweredGroup,
     LoweringContext,
     address_step,
-    expect_index,
     is_linear,
-    place,
 )
+from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.passes.lower.sums import in_blocks, in_blocks_of_runs
 from fusec.passes.schedule.sums import block_for
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store, statements
-from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, offset_of, reindex, rewrite
+from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, offset_of, reindex
 
 SHORTEST_RUN = 16
 """Places along K side by side from which on a left operand of windows is read where it lies."""
@@ -133,16 +129,9 @@ class Gemm:
         zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
         return Map((rows, Iter.over(column, width)), acc, (self.mi, column), zero)
 
-    def _batch(self) -> tuple[Index, ...]:
-        return delinearize(self.b, self.axes.batch) if self.axes.batch else ()
-
     def _element(self, op: Op, side: int) -> ScalarExpr:
         """The operand's element at the tight symbols, in the accumulator's dtype."""
-        axes = self.axes
-        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
-        free = delinearize(free_symbol, free_shape) if free_shape else ()
-        inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        index = operand_index(op, side, self._batch(), free, inner)
+        index = self.axes.operand_at(op, side, self.b, self.i, self.j, self.k)
         element = self.context.inliner.at(op.operands[side], index)
         return element if element.dtype == self.operand else Apply("cast", (element,), self.operand)
 
@@ -294,15 +283,11 @@ class Gemm:
 
     def _stores(self, accumulators: list[Load], column0: Index) -> list[Store]:
         axes, s = self.axes, self.schedule
-        point = (
-            *self._batch(),
-            *(delinearize(self.i, axes.rows) if axes.rows else ()),
-            *(delinearize(self.j, axes.columns) if axes.columns else ()),
-        )
+        point = axes.result_at(self.b, self.i, self.j)
         columns = min(s.tile_n, axes.n)
         limit = None if self.extents.n == columns else limit_of(self.extents.n, s.tile_n, column0)
         domain = (Iter(self.mi, s.tile_m, self.row_limit), Iter(self.ni, columns, limit))
-        return epilogue_stores(self.context, self.ops, point, self.shift, domain, accumulators)
+        return epilogue_stores(self.context, "gemm", self.ops, point, self.shift, domain, accumulators)
 
 
 def in_runs(inner: tuple[Dim, ...], depth: int) -> tuple[tuple[Iter, Iter], Index] | None:
@@ -341,50 +326,6 @@ def _sums_of(statement: Statement) -> frozenset[Buffer]:
     return frozenset(
         s.accumulator.buffer if isinstance(s, Dot) else s.target for s in found if isinstance(s, Dot | Map)
     )
-
-
-def epilogue_stores(
-    context: LoweringContext,
-    ops: list[Op],
-    point: tuple[Index, ...],
-    shift: dict[Symbol, Index],
-    domain: tuple[Iter, ...],
-    accumulators: Sequence[ScalarExpr],
-) -> list[Store]:
-    """The stores of every output, over what holds the products at the result's index ``point``.
-
-    ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
-    """
-    group = Group("gemm", ops[0].result.type.shape)
-    for op in ops:
-        group.position[op.result] = group.identity
-    positions_of(context.body, group)
-    placeholders = [
-        _Placeholder(context, op.result, point, acc.dtype) for op, acc in zip(ops, accumulators, strict=True)
-    ]
-    stores: list[Store] = []
-    for value in context.body.outputs:
-        if value not in group.position:
-            raise LoweringError(f"{value} does not lie over the product's result")
-        at = place(group.position[value], group, point)
-        element = reindex(context.inliner.at(value, at), shift)
-        for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
-            element = placeholder.fill(element, accumulator)
-        stores.append(Store(domain, context.buffers[value], tuple(substitute(x, shift) for x in at), element))
-    return stores
-
-
-class _Placeholder:
-    """Stands for an accumulator while an epilogue is expanded, so that its subscripts are not shifted twice."""
-
-    def __init__(self, context: LoweringContext, value: Value, point: tuple[Index, ...], dtype: DType) -> None:
-        self.buffer = Buffer("accumulator", dtype, (), (), "tile")
-        leaf: Leaf = expect_index(value, point, Load(self.buffer, ()))
-        context.inliner.add_leaf(value, leaf)
-
-    def fill(self, element: ScalarExpr, accumulator: ScalarExpr) -> ScalarExpr:
-        """The epilogue, its symbols already shifted, with the placeholder replaced."""
-        return rewrite(element, lambda e: accumulator if isinstance(e, Load) and e.buffer is self.buffer else None)
 
 
 def _sizes_in(*buffers: Buffer) -> tuple[Symbol, ...]:

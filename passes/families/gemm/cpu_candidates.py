@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.ir.index import Symbol, symbol
-from fusec.ir.indexing import delinearize, last
+from fusec.ir.indexing import last
 from fusec.ir.types import DType
-from fusec.passes.contraction import accumulator_dtype, contraction, operand_index
+from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.gemm.mixed import reads_rows_in_place
 from fusec.passes.families.gemm.schedule.along import AlongProblem, along_candidates, packing_seconds, staging_seconds
 from fusec.passes.families.gemm.schedule.cpu import (
@@ -81,8 +81,8 @@ def shows_windows(context: LoweringContext) -> bool:
     if axes.batch or not axes.rows or len(axes.inner) < 2:
         return False
     i, k = symbol("i", 0, last(axes.extents.m)), symbol("k", 0, last(axes.extents.k))
-    index = operand_index(op, 0, (), delinearize(i, axes.rows), delinearize(k, axes.inner))
-    return not all(is_linear(x, (k,)) for x in loads(context.inliner.at(op.operands[0], index)))
+    element = context.inliner.at(op.operands[0], axes.operand_at(op, 0, 0, i, 0, k))
+    return not all(is_linear(x, (k,)) for x in loads(element))
 
 
 def _with_along(p: AlongProblem, packed: Schedules, seconds: float, target: CpuTarget, threads: int) -> Schedules:
@@ -131,9 +131,7 @@ def _right_operands(context: LoweringContext) -> _Right:
     ops = context.anchors("dot")
     axes = contraction(ops[0])
     j, k = symbol("j", 0, last(axes.extents.n)), symbol("k", 0, last(axes.extents.k))
-    free = delinearize(j, axes.columns) if axes.columns else ()
-    inner = delinearize(k, axes.inner) if axes.inner else ()
-    elements = (context.inliner.at(op.operands[1], operand_index(op, 1, (), free, inner)) for op in ops)
+    elements = (context.inliner.at(op.operands[1], axes.operand_at(op, 1, 0, 0, j, k)) for op in ops)
     return _Right(tuple(elements), j, k)
 
 

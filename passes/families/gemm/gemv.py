@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, minimum, mul, sub, symbol
+from fusec.ir.index import Index, Symbol, add, mul, sub, symbol
 from fusec.ir.indexing import ceildiv, last, pow2
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType, bool_
@@ -67,9 +67,7 @@ class _Gemv:
             code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
         code += self._statistics()
         self.matrices = [self._matrix(op, code) for op in products.ops]
-        start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
-        stop = products.extents.k
-        stop = minimum(add(start, self.part_length), stop) if s.split > 1 else stop
+        start, stop = products.part_of_depth(self.part, self.part_length, s.split)
         inside = [
             self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)
         ]

@@ -109,9 +109,7 @@ class _Gemm:
                 *right.step,
                 Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
             ]
-        start: Index = mul(self.part, self.part_length) if s.split > 1 else 0
-        stop = products.extents.k
-        stop = minimum(add(start, self.part_length), stop) if s.split > 1 else stop
+        start, stop = products.part_of_depth(self.part, self.part_length, s.split)
         return totals, before, Loop(self.k0, start, stop, s.k, tuple(inside))
 
     def _side(self, row: Iter, column: Iter) -> tuple[Iter, Iter]:

@@ -124,13 +124,8 @@ def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | N
         added = _vector(context, bias.vector, operands)
         if added is None:
             bias = None
-    narrow = dot.operands[0].type.dtype
-    result = bias.value if bias is not None else dot.result
     covered = frozenset({dot}) | (bias.covered if bias is not None else frozenset())
-    value, cast = result, None
-    if result.type.dtype != narrow:
-        value = Value(replace(result.type, dtype=narrow), f"{result.name}_rounded")
-        cast = Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location)
+    value, cast = in_dtype_of_operands(dot, bias.value if bias is not None else dot.result)
     shape = value.type.static_shape
     if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None
@@ -139,6 +134,15 @@ def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | N
         OPS["extern"], tuple(operands), ExternAttributes(PRODUCT, text, (value.type,), _REASON), (value,), dot.location
     )
     return Found(call, value, cast, covered)
+
+
+def in_dtype_of_operands(dot: Op, result: Value) -> tuple[Value, Op | None]:
+    """What the library's call gives, and the cast of that to the result where this is of another dtype."""
+    dtype = dot.operands[0].type.dtype
+    if result.type.dtype == dtype:
+        return result, None
+    value = Value(replace(result.type, dtype=dtype), f"{result.name}_rounded")
+    return value, Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location)
 
 
 def _matrix(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fusec.ir.attributes import CastAttributes, DotAttributes, ExternAttributes
+from fusec.ir.attributes import DotAttributes, ExternAttributes
 from fusec.ir.indexing import round_up
 from fusec.ir.library_calls import CONVOLUTION, LibraryConvolution, Matrix, convolution_to_text
 from fusec.ir.nodes import Op, Value
@@ -13,7 +11,7 @@ from fusec.ir.ops.contract import free_axes
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.contraction import contraction
 from fusec.passes.convolution import Convolution, convolution_of
-from fusec.passes.families.gemm.library import Found, joined, pieces_of
+from fusec.passes.families.gemm.library import Found, in_dtype_of_operands, joined, pieces_of
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative
 from fusec.target.gpu import GpuTarget
@@ -59,15 +57,11 @@ def _seconds(found: Convolution, context: LoweringContext, target: GpuTarget) ->
 def _call(context: LoweringContext, found: Convolution) -> Found | None:
     dot, operands = found.dot, list[Value]()
     image, weight = _image(context, found, operands), _weight(context, found, operands)
-    narrow = dot.operands[0].type.dtype
-    if image is None or weight is None or not narrow.is_float:
+    if image is None or weight is None or not dot.operands[0].type.dtype.is_float:
         return None
     if any(w.high > w.low for w in found.windowed):  # the library pads both sides alike
         return None
-    value, cast = dot.result, None
-    if value.type.dtype != narrow:
-        value = Value(replace(value.type, dtype=narrow), f"{value.name}_rounded")
-        cast = Op(OPS["cast"], (value,), CastAttributes(dot.result.type.dtype), (dot.result,), dot.location)
+    value, cast = in_dtype_of_operands(dot, dot.result)
     shape = value.type.static_shape
     if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.index import Index, Symbol, add, floordiv, minimum, mod, mul, sub, symbol
-from fusec.ir.indexing import ceildiv, delinearize, last, round_up, substitute
+from fusec.ir.indexing import ceildiv, last, round_up, substitute
 from fusec.ir.nodes import Op
 from fusec.ir.types import bool_, contiguous_strides, i64
-from fusec.passes.contraction import contraction, operand_index
-from fusec.passes.families.gemm.cpu import apart, epilogue_stores, in_runs, limit_of
+from fusec.passes.contraction import contraction
+from fusec.passes.families.gemm.cpu import apart, in_runs, limit_of
 from fusec.passes.families.gemm.schedule.mixed import SUMS, MixedGemmSchedule, depth_step
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
+from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
@@ -37,10 +38,7 @@ def reads_rows_in_place(context: LoweringContext) -> bool:
     axes = contraction(op)
     i, k = symbol("i", 0, last(axes.extents.m)), symbol("k", 0, last(axes.extents.k))
     b = symbol("b", 0, last(axes.extents.batches))
-    batch = delinearize(b, axes.batch) if axes.batch else ()
-    free = delinearize(i, axes.rows) if axes.rows else ()
-    inner = delinearize(k, axes.inner) if axes.inner else ()
-    element = context.inliner.at(op.operands[0], operand_index(op, 0, batch, free, inner))
+    element = context.inliner.at(op.operands[0], axes.operand_at(op, 0, b, i, 0, k))
     return _is_direct(element, i, k)
 
 
@@ -193,12 +191,8 @@ class _Widening:
 
     def _element(self, op: Op, side: int) -> ScalarExpr:
         """The operand's element at the tight symbols, in its own type."""
-        axes = self.axes
-        batch = delinearize(self.b, axes.batch) if axes.batch else ()
-        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
-        free = delinearize(free_symbol, free_shape) if free_shape else ()
-        inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        return self.context.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+        index = self.axes.operand_at(op, side, self.b, self.i, self.j, self.k)
+        return self.context.inliner.at(op.operands[side], index)
 
     def _padded(self, element: ScalarExpr, depth: Index) -> ScalarExpr:
         """The element, and 0 beyond the end of K."""
@@ -299,11 +293,7 @@ class _Widening:
     def _stores(self, accumulators: list[Load], block: Symbol | None = None) -> list[Store]:
         """Stores of the block of columns ``n0``, or of a ``block`` that is not the last one."""
         axes, r, s = self.axes, self.schedule.registers, self.schedule
-        point = (
-            *(delinearize(self.b, axes.batch) if axes.batch else ()),
-            *(delinearize(self.i, axes.rows) if axes.rows else ()),
-            *(delinearize(self.j, axes.columns) if axes.columns else ()),
-        )
+        point = axes.result_at(self.b, self.i, self.j)
         columns = min(r.columns, axes.n)
         start = add(mul(self.no, s.block_n), mul(self.n0, r.columns))
         whole = self.extents.n == columns or block is not None
@@ -313,7 +303,9 @@ class _Widening:
         if block is not None:
             shift = {symbol: substitute(value, {self.n0: block}) for symbol, value in shift.items()}
             sums = [_load_at(load, {self.n0: block}) for load in sums]
-        return epilogue_stores(self.context, self.ops, point, shift, (rows, Iter(self.ni, columns, limit)), sums)
+        return epilogue_stores(
+            self.context, "gemm", self.ops, point, shift, (rows, Iter(self.ni, columns, limit)), sums
+        )
 
 
 def _load_at(load: Load, table: dict[Symbol, Index]) -> Load:

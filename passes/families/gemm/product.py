@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from fusec.ir.index import Index, Symbol, product, symbol
+from fusec.ir.index import Index, Symbol, add, minimum, mul, product, symbol
 from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index
-from fusec.passes.families.gemm.cpu import epilogue_stores
 from fusec.passes.families.gemm.schedule.gpu import Making
 from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.tile.nodes import Grid, Iter, Store
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, walk
 
@@ -104,24 +104,26 @@ class Products:
 
     def point(self) -> tuple[Index, ...]:
         """The index of an element of the result."""
-        axes = self.axes
-        parts = ((self.b, axes.batch), (self.i, axes.rows), (self.j, axes.columns))
-        return tuple(x for flat, shape in parts if shape for x in delinearize(flat, shape))
+        return self.axes.result_at(self.b, self.i, self.j)
 
     def element(self, op: Op, side: int) -> ScalarExpr:
         """An element of an operand, with what the prologue computes."""
-        axes = self.axes
-        free_symbol, free_shape = ((self.i, axes.rows), (self.j, axes.columns))[side]
-        batch = delinearize(self.b, axes.batch) if axes.batch else ()
-        free = delinearize(free_symbol, free_shape) if free_shape else ()
-        inner = delinearize(self.k, axes.inner) if axes.inner else ()
-        return self.context.inliner.at(op.operands[side], operand_index(op, side, batch, free, inner))
+        index = self.axes.operand_at(op, side, self.b, self.i, self.j, self.k)
+        return self.context.inliner.at(op.operands[side], index)
 
     def stores(self, shift: dict[Symbol, Index], domain: tuple[Iter, ...], totals: Sequence[ScalarExpr]) -> list[Store]:
         """The stores of the group's outputs over a domain that holds the products."""
-        return epilogue_stores(self.context, self.ops, self.point(), shift, domain, totals)
+        return epilogue_stores(self.context, "gemm", self.ops, self.point(), shift, domain, totals)
 
     # Sums over K in parts
+
+    def part_of_depth(self, part: Symbol, length: Index, parts: int) -> tuple[Index, Index]:
+        """From where to where along K a part of that length is."""
+        stop = self.extents.k
+        if parts == 1:
+            return 0, stop
+        start = mul(part, length)
+        return start, minimum(add(start, length), stop)
 
     def partials(self, parts: int) -> Buffer:
         """Memory for the parts' sums of every product."""

@@ -224,8 +224,8 @@ def _padded(r: Rewriter, x: Value, around: dict[int, tuple[int, int]]) -> Value:
     """Zeros before and after some axes; elements that no window reaches are left out."""
     rank, shape = x.type.rank, x.type.static_shape
     if any(high < 0 for _, high in around.values()):
-        stops = tuple(n + min(around.get(a, (0, 0))[1], 0) for a, n in enumerate(shape))
-        x = r.emit("slice", x, attributes=SliceAttributes((0,) * rank, stops, (1,) * rank))
+        reached = {a: (0, shape[a] + min(high, 0)) for a, (_, high) in around.items()}
+        x = r.emit("slice", x, attributes=SliceAttributes.of_axes(shape, reached))
     low, high = (tuple(max(around.get(a, (0, 0))[side], 0) for a in range(rank)) for side in (0, 1))
     if not any((*low, *high)):
         return x
