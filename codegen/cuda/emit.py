@@ -12,7 +12,6 @@ from fusec.codegen.cuda.mma_attention import emit_mma_attention
 from fusec.codegen.cuda.source import KernelSource
 from fusec.codegen.cuda.tiled import emit_tiled_gemm
 from fusec.codegen.cuda.wide import emit_wide_rows
-from fusec.errors import LoweringError
 from fusec.target.gpu import GpuTarget
 from fusec.tile.kernel import Kernel
 from fusec.tile.templates import HopperAttention, HopperGemm, MmaAttention, MmaGemm, SimtGemm
@@ -32,17 +31,6 @@ def emit_kernel(kernel: Kernel, target: GpuTarget) -> KernelSource:
         case HopperAttention():
             return emit_hopper_attention(kernel, kernel.template, target)
         case None:
-            return _emit_nest(kernel)
+            return emit_wide_rows(kernel) if kernel.cluster > 1 else emit_blocks(kernel)
         case _:
             assert_never(kernel.template)
-
-
-def _emit_nest(kernel: Kernel) -> KernelSource:
-    """A kernel as its loop nest says."""
-    match kernel.kind:
-        case "row" if kernel.cluster > 1:
-            return emit_wide_rows(kernel)
-        case "map" | "row":
-            return emit_blocks(kernel)
-        case kind:
-            raise LoweringError(f"no {kind} kernels in CUDA C++")

@@ -20,7 +20,7 @@ def keep_in_registers(kernel: Kernel) -> Kernel:
     Loads come first, all of them before anything waits for a reduction.
     """
     (grid,) = kernel.body
-    if kernel.kind != "row" or not isinstance(grid, Grid):
+    if not kernel.traits.prefetch or not isinstance(grid, Grid):
         return kernel
     return replace(kernel, body=(replace(grid, body=_Keeper(grid.body).block()),))
 

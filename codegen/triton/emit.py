@@ -119,7 +119,7 @@ class _Emitter(Scalars):
         if self.overlaps:
             self.line("_begin()")
         sizes = self._grid(grid)
-        if self.kernel.kind == "row":
+        if self.kernel.traits.prefetch:
             self._read_ahead(grid.body)
         self._together(grid.body)
         self.block(grid.body)
@@ -156,7 +156,7 @@ class _Emitter(Scalars):
                 self.symbols[i.var] = "0"
         live = [i for i in iters if i.extent != 1]
         count = {i.var: i.extent if i.limit is None else i.limit for i in live}
-        if self.kernel.kind == "gemm":
+        if self.kernel.traits.first_fastest:
             live = live[::-1]
         wide = ".to(tl.int64)" if self.wide else ""
         if not live:
@@ -239,7 +239,7 @@ class _Emitter(Scalars):
         options = ", flatten=True" if flat else ""
         self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
         with self.indented():
-            if self.kernel.kind == "row":
+            if self.kernel.traits.prefetch:
                 self.passing = all(isinstance(s, Store) for s in loop.body)
                 self._read_ahead(loop.body)
             self.block(loop.body)
@@ -253,7 +253,7 @@ class _Emitter(Scalars):
         shape = ", ".join(str(i.extent) for i in s.domain)
         dtype = type_name(s.target.dtype)
         copied = isinstance(s.value, Load) and s.value.buffer.space == "parameter" and s.value.dtype is s.target.dtype
-        self.fetches = self.kernel.kind == "gemm" and len(s.domain) == 2
+        self.fetches = self.kernel.traits.tma_tiles and len(s.domain) == 2
         text = self._read(s.value) if isinstance(s.value, Load) and copied else self.scalar(s.value)
         if self._is_number(s.value):
             self.line(f"{name} = tl.full([{shape}], {text}, {dtype})")
@@ -298,7 +298,7 @@ class _Emitter(Scalars):
         mask = self.mask(tuple(i for i in s.domain if lanes or i.var not in s.index))
         if mask:
             text = f"tl.where({mask}, {text}, {_constant(MONOIDS[s.op].identity(s.target.dtype))})"
-        propagates = s.op in _NAN_REDUCE and s.target.dtype.is_float and self.kernel.kind != "attention"
+        propagates = s.op in _NAN_REDUCE and s.target.dtype.is_float and self.kernel.traits.nan_maximum
         spelling = _NAN_REDUCE[s.op] if propagates else _REDUCE[s.op]
         for axis in reversed(range(len(s.domain))):
             if s.domain[axis].var not in s.index:
@@ -344,7 +344,7 @@ class _Emitter(Scalars):
 
     def _put(self, s: Store, value: str) -> bool:
         """Stores a product's block through a tensor descriptor; False where it can't be."""
-        if self.kernel.kind not in ("gemm", "attention") or len(s.domain) != 2:
+        if not self.kernel.traits.tma_stores or len(s.domain) != 2:
             return False
         found = self._describe(Load(s.target, s.index), (s.domain[0], s.domain[1]))
         if found is None or found[2].transposed:

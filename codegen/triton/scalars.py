@@ -86,7 +86,7 @@ class Scalars(Text):
     def _widened(self, load: Load, text: str) -> str:
         """What was loaded, halves in f32."""
         if load.buffer.space == "parameter" and load.dtype.is_float and load.dtype.bits < 32:
-            pairs = load.dtype.name == "bf16" and self.kernel.kind in ("map", "row") and self._is_block(load)
+            pairs = load.dtype.name == "bf16" and self.kernel.traits.pairs and self._is_block(load)
             return self.once(f"_widen({text})", "wide") if pairs else f"{text}.to(tl.float32)"
         return text
 

@@ -25,6 +25,25 @@ class Move:
 
 
 @dataclass(frozen=True)
+class BlockTraits:
+    """How a GPU's blocks do their statements, for a backend whose values are blocks.
+
+    prefetch: the loads before a block's first reduction are issued first, as none would cross its barrier.
+    first_fastest: neighbouring CTAs differ in the grid's first iterator, else in its last.
+    tma_stores, tma_tiles: results, and what maps read, may go through tensor descriptors, as operands of dots do.
+    pairs: neighbours along a row may be widened two at a time; not where dots lay out the block.
+    nan_maximum: a maximum is NaN where an element is; not where a sum of the same elements says so.
+    """
+
+    prefetch: bool = False
+    first_fastest: bool = False
+    tma_stores: bool = False
+    tma_tiles: bool = False
+    pairs: bool = True
+    nan_maximum: bool = True
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel: its parameters in call order (outputs last), its body and what it is for.
 
@@ -57,3 +76,4 @@ class Kernel:
     cluster: int = 1
     moves: tuple[Move, ...] = ()
     template: Template | None = None
+    traits: BlockTraits = BlockTraits()

@@ -17,12 +17,14 @@ from fusec.ir.print import symbols_in
 from fusec.ir.types import Dim
 from fusec.passes.groups.partition import Group, Position
 from fusec.passes.inline import Inliner, Leaf
-from fusec.tile.kernel import Kernel, Move
+from fusec.tile.kernel import BlockTraits, Kernel, Move
 from fusec.tile.nodes import Alloc, Block, Dot, Map, Reduce, SoftmaxExp, Store, statements
 from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, loads, offset_of, walk
 from fusec.tile.views import Subscripts, settled
 
 Strides = tuple[Dim, ...]
+_PLAIN = BlockTraits()
+"""Of maps, and on CPUs."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,12 @@ class LoweringContext:
     def anchors(self, name: str) -> list[Op]:
         return [op for op in self.body.ops if op.name == name]
 
-    def finish(self, kind: str, body: Block, schedule: Iterable[tuple[str, int | str]] = ()) -> LoweredGroup:
+    def finish(
+        self, kind: str, body: Block, schedule: Iterable[tuple[str, int | str]] = (), traits: BlockTraits = _PLAIN
+    ) -> LoweredGroup:
         """The kernel, with only the parameters that its body uses, outputs last."""
         outputs = [self.buffers[v] for v in self.body.outputs]
-        kernel, arguments = self.kernel(self.name, kind, body, outputs)
+        kernel, arguments = self.kernel(self.name, kind, body, outputs, traits=traits)
         return LoweredGroup(kernel, arguments, tuple(self.packs), tuple(schedule))
 
     def finish_in_two(
@@ -136,20 +140,28 @@ class LoweringContext:
         combine_body: Block,
         schedule: Iterable[tuple[str, int | str]] = (),
         warps: int = 4,
+        traits: tuple[BlockTraits, BlockTraits] = (_PLAIN, _PLAIN),
     ) -> LoweredGroup:
         """A kernel that leaves parts of the results in ``scratch``, and one that combines them, with this many
         warps."""
         outputs = [self.buffers[v] for v in self.body.outputs]
         final = max((b.dtype for b in outputs), key=lambda d: d.bits)
-        kernel, arguments = self.kernel(self.name, kind, body, scratch)
-        last, passed = self.kernel(f"combine_{self.name}", combine_kind, combine_body, outputs, scratch)
+        kernel, arguments = self.kernel(self.name, kind, body, scratch, traits=traits[0])
+        name = f"combine_{self.name}"
+        last, passed = self.kernel(name, combine_kind, combine_body, outputs, scratch, traits[1])
         moved = sum(b.extent * b.dtype.itemsize for b in scratch)
         combining = ReductionKernel(replace(last, flops=0, bytes=moved, warps=warps, stages=min(warps, 1)), passed)
         first = replace(kernel, final=final)
         return LoweredGroup(first, arguments, tuple(self.packs), tuple(schedule), tuple(scratch), (combining,))
 
     def kernel(
-        self, name: str, kind: str, body: Block, outputs: Sequence[Buffer], scratch: Sequence[Buffer] = ()
+        self,
+        name: str,
+        kind: str,
+        body: Block,
+        outputs: Sequence[Buffer],
+        scratch: Sequence[Buffer] = (),
+        traits: BlockTraits = _PLAIN,
     ) -> tuple[Kernel, tuple[Value | Buffer, ...]]:
         """A kernel of the group and its arguments; ``scratch`` is what it may read besides the group's inputs."""
         moves = tuple(move for b in outputs if (move := self._move(b)) is not None)
@@ -168,6 +180,7 @@ class LoweringContext:
             group_bytes(self.body),
             sizes=sizes_of(self.body),
             moves=moves,
+            traits=traits,
         )
         return made, tuple(value_of.get(b, b) for b in parameters)
 

@@ -40,4 +40,5 @@ def kernel_key(kernel: Kernel) -> tuple[object, ...]:
         key(kernel.body),
         key(kernel.moves),
         key(kernel.template),
+        kernel.traits,
     )

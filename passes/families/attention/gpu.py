@@ -25,6 +25,7 @@ from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.queries import Rows, other_axes, place_of_row, rows_of
 from fusec.passes.families.attention.schedule.gpu import GpuAttentionSchedule
 from fusec.passes.families.attention.schedule.size import AttentionSize
+from fusec.passes.lower.blocks import ATTENTION_BLOCKS, ROW_BLOCKS
 from fusec.passes.lower.combine import LOG2E, Parts, combine, exp2_of, exp_of, finite_or_zero, times
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.mask import (
@@ -205,7 +206,9 @@ class _Attention:
             mean = mean_of(Load(out, (self.qi, self.vi)), Load(row_sum, row), guarded=self.match.guarded)
             stores = [replace(s, value=with_loads_replaced(s.value, self.mean, mean)) for s in self.stores]
             grid = Grid((*self.others, blocks), (*code, *stores))
-            return replace(self.context.finish("attention", (grid,), s.describe()), skipped=self.span.skipped)
+            return replace(
+                self.context.finish("attention", (grid,), s.describe(), ATTENTION_BLOCKS), skipped=self.span.skipped
+            )
         parts = Parts(self.context, s.split, self.others, self.rows.count, self.values)
         at = parts.at(self.part, self.row)
         leave = (
@@ -215,7 +218,10 @@ class _Attention:
         )
         grid = Grid((*self.others, blocks, Iter(self.part, s.split)), (*code, *leave))
         combining = (self._combine(parts),)
-        lowered = self.context.finish_in_two("attention", (grid,), parts.buffers, "row", combining, s.describe())
+        traits = ATTENTION_BLOCKS, ROW_BLOCKS
+        lowered = self.context.finish_in_two(
+            "attention", (grid,), parts.buffers, "row", combining, s.describe(), traits=traits
+        )
         return replace(lowered, skipped=self.span.skipped)
 
     def _combine(self, parts: Parts) -> Grid:

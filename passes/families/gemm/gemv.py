@@ -10,6 +10,7 @@ from fusec.ir.types import DType, bool_
 from fusec.passes.families.gemm.hoist import hoist
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.gpu import GpuGemvSchedule
+from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex
@@ -89,7 +90,7 @@ class _Gemv:
                 code += stores
         if partials is None:
             grid = Grid((Iter.over(self.pid, self.blocks), products.batch), tuple(code))
-            return self.context.finish("gemm", (grid,), s.describe())
+            return self.context.finish("gemm", (grid,), s.describe(), GEMM_BLOCKS)
         iters = (Iter.over(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
         grid = Grid(iters, tuple(code))
         return products.finish(grid, partials, s.split, s.describe())

@@ -12,6 +12,7 @@ from fusec.ir.types import bool_
 from fusec.passes.families.gemm.hoist import hoist
 from fusec.passes.families.gemm.product import Products
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule
+from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, RegisterTile, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex
@@ -80,11 +81,10 @@ class _Gemm:
         if s.persistent and s.persistent < most(tiles):
             cta = symbol("cta", 0, s.persistent - 1)
             tiles_of_cta = Loop(self.pid, cta, tiles, s.persistent, body)
-            return self.context.finish(
-                "gemm", (Grid((Iter(cta, s.persistent), products.batch), (tiles_of_cta,)),), s.describe()
-            )
+            grid = Grid((Iter(cta, s.persistent), products.batch), (tiles_of_cta,))
+            return self.context.finish("gemm", (grid,), s.describe(), GEMM_BLOCKS)
         grid = Grid((Iter.over(self.pid, tiles), products.batch), body)
-        return self.context.finish("gemm", (grid,), s.describe())
+        return self.context.finish("gemm", (grid,), s.describe(), GEMM_BLOCKS)
 
     def _multiply(self) -> tuple[list[Load], list[Statement], Loop]:
         """The accumulators, what sets them up, and the loop over the block's share of K."""

@@ -13,6 +13,7 @@ from fusec.ir.types import contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, allows_tf32, contraction, operand_index
 from fusec.passes.families.gemm.schedule.gpu import Making
 from fusec.passes.families.row.cpu import accumulator_of
+from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.tile.nodes import Grid, Iter, Store
@@ -152,7 +153,8 @@ class Products:
         totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
         combined = Grid((Iter.over(block, blocks),), tuple(stores))
-        return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (combined,), schedule)
+        traits = GEMM_BLOCKS, GEMM_BLOCKS
+        return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (combined,), schedule, traits=traits)
 
     def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
         place = tuple(shift[s] for s in (self.b, self.i, self.j))

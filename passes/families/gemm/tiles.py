@@ -11,6 +11,7 @@ from fusec.ir.nodes import Op
 from fusec.ir.types import DType
 from fusec.passes.contraction import allows_tf32
 from fusec.passes.families.gemm.product import Products
+from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.expand import expand
 from fusec.tile.nodes import Iter, Store
@@ -80,7 +81,7 @@ class TiledProducts(Products):
 
     def finish_template(self, template: GemmTemplate, schedule: Description) -> LoweredGroup:
         """The kernel of a template."""
-        lowered = self.context.finish("gemm", expand(template), schedule)
+        lowered = self.context.finish("gemm", expand(template), schedule, GEMM_BLOCKS)
         return replace(lowered, kernel=replace(lowered.kernel, template=template))
 
     def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:

@@ -6,6 +6,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
+from fusec.passes.lower.blocks import ROW_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, expect_index, place
 from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Buffer, Load
@@ -24,7 +25,7 @@ class _WholeRows(Rows):
             self._reduce(op)
         self.code += [self.store(value) for value in self.context.body.outputs]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(self.code))
-        return self.context.finish("row", (grid,), self.schedule.describe())
+        return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
 
     def _keep(self, value: Value) -> None:
         """A reduction's operand stays in registers when something else reads it, too."""

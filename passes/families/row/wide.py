@@ -17,6 +17,7 @@ from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.online import Online, online_sum
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
+from fusec.passes.lower.blocks import ROW_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
 from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
@@ -70,7 +71,7 @@ class _WideRows(Rows):
             code.append(self._loop(rest))
         code += [self.store(v) for v in waiting if not self.is_whole(v)]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
-        return self.context.finish("row", (grid,), self.schedule.describe())
+        return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
 
     def _loop(self, body: list[Statement]) -> Loop:
         return Loop(self.start, 0, self.length, self.schedule.columns, tuple(body))
