@@ -84,17 +84,17 @@ def compile_kernels(kernels: Sequence[Kernel], target: GpuTarget) -> GpuModule |
     parts: list[Part] = []
     said = _said_in_cuda(kernels, target)
     in_triton = [_for_any_address(k) if k.unaligned else k for k in kernels if k.name not in said]
-    narrow: list[Kernel] = []
+    aligned: list[Kernel] = []
     if said:
         from fusec.codegen.cuda.build import arch_of, compile_sources
 
         module = compile_sources(ModuleSource(tuple(said.values()), arch_of(target)), target)
         parts.append(module)
-        narrow = [k for k in kernels if k.name in said and not module.takes_any_address(k.name)]
-    if in_triton or narrow:
+        aligned = [k for k in kernels if k.name in said and not module.takes_any_address(k.name)]
+    if in_triton or aligned:
         from fusec.codegen.triton.build import compile_kernels as compile_triton
 
-        plain = [_for_any_address(k) for k in narrow]
+        plain = [_for_any_address(k) for k in aligned]
         parts.append(compile_triton(in_triton, target, unaligned=plain))
     return parts[0] if len(parts) == 1 else GpuModule(target, tuple(parts))
 

@@ -201,11 +201,11 @@ class BlockEmitter:
             ):
                 out = self.names.unique(f"{name}_v")
                 self.writer.line(f"Vec<{memory_type(s.target.dtype)}, VECTOR> {out};")
-            self.read_ahead(s.value, point)
+            self.prefetch(s.value, point)
             with self._each(point):
                 value = self._moved(s, point) or stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
                 if isinstance(s, Map):
-                    into = name + self._place(self.shapes[s.target], point)
+                    into = name + self._subscripts(self.shapes[s.target], point)
                 else:
                     into = f"{out}[{point.lane}]" if out else self._element(target)
                 self.writer.line(f"{into} = {bare(value)};")
@@ -237,10 +237,10 @@ class BlockEmitter:
     def _add_up(self, s: Reduce, part: str) -> None:
         """Each thread's own points into ``part``."""
         with self.points(s.domain, owner=False) as point:
-            self.read_ahead(s.value, point)
+            self.prefetch(s.value, point)
             with self._each(point):
                 value = stored(self._scalar(s.value, point), s.value.dtype, s.target.dtype)
-                at = part + self._place(self.shapes[s.target], point)
+                at = part + self._subscripts(self.shapes[s.target], point)
                 self.writer.line(f"{at} = {_COMBINE[s.op].format(at, value)};")
 
     def _across_threads(self, s: Reduce, part: str, kept: tuple[Iter, ...]) -> None:
@@ -358,7 +358,7 @@ class BlockEmitter:
                 place += f"[{name}]"
             yield place
 
-    def _place(self, iters: tuple[Iter, ...], point: Point) -> str:
+    def _subscripts(self, iters: tuple[Iter, ...], point: Point) -> str:
         """The subscripts of a tile's element at a point."""
         place = "".join(f"[{point.chunks[i.var]}]" for i in iters if point.chunks[i.var])
         if self.layout.vector > 1 and any(self.layout.is_row(i) == self.layout.fast_rows for i in iters):
@@ -367,7 +367,7 @@ class BlockEmitter:
 
     # Values
 
-    def read_ahead(self, value: ScalarExpr, point: Point) -> None:
+    def prefetch(self, value: ScalarExpr, point: Point) -> None:
         """Loads whole vectors, and what is one value along a vector, before the loop over its elements."""
         if point.vector is None:
             return
@@ -414,7 +414,7 @@ class BlockEmitter:
             shape = self.shapes[load.buffer]
             if tuple(i.var for i in shape) != tuple(load.index) or any(i.var not in point.chunks for i in shape):
                 raise LoweringError(f"tile {load.buffer} read at other subscripts than it was written")
-            return self.buffers[load.buffer] + self._place(shape, point)
+            return self.buffers[load.buffer] + self._subscripts(shape, point)
         if load in point.read:
             return point.read[load].replace("LANE", point.lane)
         if offset_of(load.buffer, load.index) is None or (choice and not _is_inside(load, point.domain)):

@@ -115,16 +115,16 @@ class _Emitter(PlanWriter):
             assert isinstance(value, Load)
             flat = offset_of(value.buffer, value.index)
             assert flat is not None
-            text = self._place(flat)
+            text = self._index(flat)
             self.writer.line(f"return {self.buffers[value.buffer]}{'' if text == '0' else f' + {bare(text)}'};")
             return
         with self.names.scope():
             scalars = Scalars(
-                self.style, self.names, lambda x: self._read(x, scalars), self._place, self.writer.line, [value]
+                self.style, self.names, lambda x: self._read(x, scalars), self._index, self.writer.line, [value]
             )
             if isinstance(value, Load):
                 flat = offset_of(value.buffer, value.index)
-                where = bare(self._place(flat)) if flat is not None else scalars.gathered(value)
+                where = bare(self._index(flat)) if flat is not None else scalars.gathered(value)
                 self.writer.line(f"return {self.buffers[value.buffer]}[{where}];")
                 return
             self.writer.line(f"return {bare(stored(scalars.value(value), value.dtype, self.dtype))};")
@@ -133,11 +133,11 @@ class _Emitter(PlanWriter):
         if load.buffer.space != "parameter":
             raise LoweringError(f"tile {load.buffer} in a product's operand")
         flat = offset_of(load.buffer, load.index)
-        where = bare(self._place(flat)) if flat is not None else scalars.gathered(load)
+        where = bare(self._index(flat)) if flat is not None else scalars.gathered(load)
         text = f"{self.buffers[load.buffer]}[{where}]"
         return f"float({text})" if load.dtype.is_float and load.dtype.bits < 32 else text
 
-    def _place(self, e: Index) -> str:
+    def _index(self, e: Index) -> str:
         """An index in the whole product's row, column and k, not those of a tile."""
         return spell_index(e, self.places)
 

@@ -160,7 +160,7 @@ class _Emitter:
             values = [s.value for s in self.nest.stores]
             read: dict[Load, str] = {}
             for load in dict.fromkeys(x for value in values for x in loads(value)):
-                wide |= self._read_ahead(load, read)
+                wide |= self._prefetch(load, read)
             outs = [self._out(target) for target in targets]
             self.writer.line("#pragma unroll")
             with self.writer.block("for (int v = 0; v < kCount; ++v)"), self.names.scope():
@@ -178,7 +178,7 @@ class _Emitter:
         """Whether four neighbours of a row are four neighbours in memory, at a multiple of their size."""
         return self.vectors and self.column.extent % _FRAGMENT == 0 and is_vector(load, self.column, _FRAGMENT)
 
-    def _read_ahead(self, load: Load, read: dict[Load, str]) -> bool:
+    def _prefetch(self, load: Load, read: dict[Load, str]) -> bool:
         """Reads what lies side by side, or is one value, before the loop over neighbours. True for the former."""
         if load.buffer.space != "parameter" or offset_of(load.buffer, load.index) is None:
             return False

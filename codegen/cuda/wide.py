@@ -197,7 +197,7 @@ class _WideEmitter(BlockEmitter):
             point.vector = self.column if vector > 1 else None
             yield point
 
-    def read_ahead(self, value: ScalarExpr, point: Point) -> None:
+    def prefetch(self, value: ScalarExpr, point: Point) -> None:
         for load in dict.fromkeys(loads(value)):
             if load not in self.staged or not point.at:
                 continue
@@ -208,7 +208,7 @@ class _WideEmitter(BlockEmitter):
                 kind = memory_type(load.dtype)
                 self.writer.line(f"const Vec<{kind}, VECTOR> {made} = load<VECTOR>({name} + {point.at});")
                 point.read[load] = f"{made}[LANE]"
-        super().read_ahead(value, point)
+        super().prefetch(value, point)
 
     def read(self, load: Load, point: Point, choice: bool, scalars: Scalars) -> str:
         if load in point.read:

@@ -120,7 +120,7 @@ class _Emitter(Scalars):
             self.line("_begin()")
         sizes = self._grid(grid)
         if self.kernel.traits.prefetch:
-            self._read_ahead(grid.body)
+            self._prefetch(grid.body)
         self._together(grid.body)
         self.block(grid.body)
         extents = self.kernel.sizes
@@ -130,7 +130,7 @@ class _Emitter(Scalars):
         text = "\n".join([head, *self.lines]) + "\n"
         return TritonKernel(self.kernel.name, text, sizes, tuple(self.descriptors), extents, self.wide)
 
-    def _read_ahead(self, block: Block) -> None:
+    def _prefetch(self, block: Block) -> None:
         """Starts the loads of a block before its first reduction, whose barrier none of them would cross.
 
         What every block reads for its stores alone (weights along a row) is in cache, and would only take registers.
@@ -241,7 +241,7 @@ class _Emitter(Scalars):
         with self.indented():
             if self.kernel.traits.prefetch:
                 self.passing = all(isinstance(s, Store) for s in loop.body)
-                self._read_ahead(loop.body)
+                self._prefetch(loop.body)
             self.block(loop.body)
             self.passing = False
 

@@ -94,7 +94,7 @@ class _Writer:
 
     def body(self, points: Points) -> None:
         points.streams = self.streams
-        for load in self.statement.ahead:
+        for load in self.statement.prefetch:
             points.fetch(load)
         if isinstance(self.operand, Load) and self.operand.dtype == self.statement.target.dtype:
             points.move(self.operand, self.statement.target, self.statement.index)

@@ -69,7 +69,7 @@ class _Writer:
         width = max(1, CHAINS // self.ways)
         for first in range(0, vectors, width):
             starts = [i * self.lanes for i in range(first, min(first + width, vectors))]
-            self._strip(code, starts, () if first else self.statement.ahead)
+            self._strip(code, starts, () if first else self.statement.prefetch)
 
     def _number(self, value: int) -> Node:
         return self.context.integer(value)
@@ -78,8 +78,8 @@ class _Writer:
         block = LaneBlock(self.statement.queries.var, self.lanes, self._number(start))
         return Points(self.context, code, self.numbers, block, None)
 
-    def _strip(self, code: Code, starts: Sequence[int], ahead: Sequence[Load]) -> None:
-        """All keys for a few vectors of queries; what is fetched ``ahead`` at each.
+    def _strip(self, code: Code, starts: Sequence[int], prefetch: Sequence[Load]) -> None:
+        """All keys for a few vectors of queries; what is fetched ``prefetch`` at each.
 
         The weights of every SHORT_SUM steps are added up by themselves: equal ones, such as those of scores that a mask
         makes 0, would else be rounded the same way each time.
@@ -97,7 +97,7 @@ class _Writer:
         partial = [[self._register(outer) for _ in starts] for _ in range(self.ways)]
         first = outer.let_index(tirx.Mul(block, self._number(SHORT_SUM)), dtype)
         inner = outer.nested()
-        self._step(inner, starts, shifts, partial, inner.let_index(tirx.Add(first, step), dtype), ahead)
+        self._step(inner, starts, shifts, partial, inner.let_index(tirx.Add(first, step), dtype), prefetch)
         if steps is not None and steps % SHORT_SUM == 0:
             length = self._number(SHORT_SUM)
         else:
@@ -120,7 +120,7 @@ class _Writer:
         shifts: Sequence[Value | None],
         sums: Sequence[Sequence[Node]],
         step: Node,
-        ahead: Sequence[Load],
+        prefetch: Sequence[Load],
     ) -> None:
         """One key, or a pair of them: the weights stored, and added to the sums."""
         statement, dtype = self.statement, self.context.index_type
@@ -135,7 +135,7 @@ class _Writer:
             self.context.loops[statement.keys.var] = code.let_index(tirx.Mul(step, self._number(2)), dtype)
         for start, *found in zip(starts, *powers, strict=True):
             self._store(code, start, found)
-        for load in ahead:
+        for load in prefetch:
             code.append(tir.fetch(self.context.memory[load.buffer], self.context.index(load_index(load)), level=2))
 
     def _register(self, code: Code) -> Node:

@@ -103,7 +103,7 @@ class Sum(Reduction):
         chunks = code.let_index(tirx.truncdiv(split.full, self._number(size)), self.context.index_type)
         self._whole_blocks(code, last, lanes, chunks, uniform, join)
         first = code.let_index(tirx.Mul(chunks, self._number(size)), self.context.index_type)
-        join(code, self._in_turn(code, last, lanes, first, tirx.Sub(split.full, first), uniform))
+        join(code, self._round_robin(code, last, lanes, first, tirx.Sub(split.full, first), uniform))
         inner = code.nested()
         join(inner, self._masked(inner, last, lanes, split.full, split.rest))
         code.append(tir.when(tirx.GT(split.rest, self._number(0)), inner.statements))
@@ -117,7 +117,7 @@ class Sum(Reduction):
         if self.cheap:
             join(inner, self._tree(inner, last, lanes, first, range(TREE), uniform))
         else:
-            join(inner, self._in_turn(inner, last, lanes, first, self._block(), uniform))
+            join(inner, self._round_robin(inner, last, lanes, first, self._block(), uniform))
         code.append(tir.loop(counter, count, inner.statements, dtype=self.context.index_type))
 
     def _left(
@@ -126,7 +126,7 @@ class Sum(Reduction):
         """The sums of fewer vectors than a block has, of powers of two where the terms are cheap."""
         if not self.cheap:
             if count:
-                found.append(self._in_turn(code, last, lanes, self._number(first), count, uniform))
+                found.append(self._round_robin(code, last, lanes, self._number(first), count, uniform))
             return
         size = TREE
         while (size := size // 2) > 0:
@@ -134,7 +134,9 @@ class Sum(Reduction):
                 found.append(self._tree(code, last, lanes, self._number(first), range(size), uniform))
                 first += size
 
-    def _in_turn(self, code: Code, last: Iter, lanes: int, first: Node, count: int | Node, uniform: Points) -> Value:
+    def _round_robin(
+        self, code: Code, last: Iter, lanes: int, first: Node, count: int | Node, uniform: Points
+    ) -> Value:
         """The sum of some vectors, added to a few accumulators in turn."""
         width = ACCUMULATORS if not isinstance(count, int) or count > 1 else 1
         partial = Registers(code, self.monoid, lanes, width)
@@ -229,7 +231,7 @@ class Sum(Reduction):
         else:
             count = self._number(static)
         if not self.cheap or self.seen is not None:
-            self._rows_in_turn(code, totals, rows, count, strip)
+            self._loop_over_blocks(code, totals, rows, count, strip)
             return
         blocks = (
             code.let_index(tirx.truncdiv(count, self._number(ROWS)), dtype)
@@ -246,7 +248,7 @@ class Sum(Reduction):
             self._rows_left(code, totals, rows, static, strip)
             return
         done = code.let_index(tirx.Mul(blocks, self._number(ROWS)), dtype)
-        self._rows_in_turn(code, totals, rows, count, strip, done)
+        self._loop_over_blocks(code, totals, rows, count, strip, done)
 
     def _rows_left(self, code: Code, totals: Registers, rows: Iter, count: int, strip: Strip) -> None:
         done, size = count // ROWS * ROWS, ROWS
@@ -256,7 +258,7 @@ class Sum(Reduction):
                 self._join(code, totals, self._rows_tree(code, rows, first, range(size), strip, totals.lanes))
                 done += size
 
-    def _rows_in_turn(
+    def _loop_over_blocks(
         self, code: Code, totals: Registers, rows: Iter, count: Node, strip: Strip, begin: Node | None = None
     ) -> None:
         """The rows from ``begin`` on in blocks of SHORT_SUM, each added up by itself first."""

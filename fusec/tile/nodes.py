@@ -80,15 +80,15 @@ class Alloc:
 class Map:
     """``target[index] = value`` at every point of the domain, ``target`` a tile buffer.
 
-    ``value`` may load ``target`` at the same index. Points are independent. ``ahead``: elements that are brought to a
-    CPU's cache meanwhile, one line a vector; they may lie outside of their buffers.
+    ``value`` may load ``target`` at the same index. Points are independent. ``prefetch``: elements that are brought to
+    a CPU's cache meanwhile, one line a vector; they may lie outside of their buffers.
     """
 
     domain: tuple[Iter, ...]
     target: Buffer
     index: tuple[Index, ...]
     value: ScalarExpr
-    ahead: tuple[Load, ...] = ()
+    prefetch: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Store:
     index: tuple[Index, ...]
     value: ScalarExpr
     streams: bool = False
-    ahead: tuple[Load, ...] = ()
+    prefetch: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class SoftmaxExp:
     To ``row_sum``, one number a query as ``shift`` is, the weights are added up before they are rounded to their
     buffer's dtype. Where that is bf16, a power may be off by 2**-13 of itself. Without a shift, 0 is subtracted. On a
     CPU the queries fill vectors, and weights of bf16 lie in pairs: those of two keys side by side, those of the next
-    query behind them. ``ahead``: elements whose cache lines a CPU brings to its L2 meanwhile, at each key (each
+    query behind them. ``prefetch``: elements whose cache lines a CPU brings to its L2 meanwhile, at each key (each
     pair of keys where weights are bf16).
     """
 
@@ -144,7 +144,7 @@ class SoftmaxExp:
     score: ScalarExpr
     factor: float
     shift: Load | None = None
-    ahead: tuple[Load, ...] = ()
+    prefetch: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True)

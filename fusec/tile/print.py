@@ -107,8 +107,8 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Map() | Store():
             word = "map" if isinstance(statement, Map) else "stream" if statement.streams else "store"
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
-            ahead = _fetching(statement.ahead)
-            return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}{ahead}"]
+            prefetch = _fetching(statement.prefetch)
+            return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}{prefetch}"]
         case Reduce():
             place = f"{statement.target.name}[{_subscripts(statement.index)}]"
             sign = "=" if statement.fresh else "<-"
@@ -123,15 +123,15 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             assert_never(statement)
 
 
-def _fetching(ahead: tuple[Load, ...]) -> str:
-    return f" fetching {', '.join(map(print_scalar, ahead))}" if ahead else ""
+def _fetching(prefetch: tuple[Load, ...]) -> str:
+    return f" fetching {', '.join(map(print_scalar, prefetch))}" if prefetch else ""
 
 
 def _softmax_exp(statement: SoftmaxExp) -> str:
     shift = f" - {print_scalar(statement.shift)}" if statement.shift is not None else ""
     power = f"2 ** ({print_scalar(statement.score)} * {statement.factor}{shift})"
     targets = f"{print_scalar(statement.weights)}, {print_scalar(statement.row_sum)}"
-    return f"softmax_exp {targets} <- {power}{_for((statement.keys, statement.queries))}{_fetching(statement.ahead)}"
+    return f"softmax_exp {targets} <- {power}{_for((statement.keys, statement.queries))}{_fetching(statement.prefetch)}"
 
 
 def _dot(dot: Dot) -> str:

@@ -160,7 +160,7 @@ class _Verifier:
             if load is not statement.weights and (load.dtype != statement.row_sum.dtype or shared):
                 self.fail(f"{load.buffer} holds no {statement.row_sum.dtype} for each query")
         self.scalar(statement.score, known, inner, domain)
-        for load in statement.ahead:
+        for load in statement.prefetch:
             self.place(load.buffer, load.index, known, bound | {statement.keys.var}, (statement.keys,))
 
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:

@@ -27,12 +27,12 @@ def compute_dtype(dtype: DType) -> DType:
     return f32 if dtype in (f16, bf16) else dtype
 
 
-def widen(r: Rewriter, value: Value) -> Value:
+def upcast(r: Rewriter, value: Value) -> Value:
     """``value`` in the dtype that it computes in."""
     return r.cast(value, compute_dtype(value.type.dtype))
 
 
-def narrow(r: Rewriter, value: Value) -> Value:
+def downcast(r: Rewriter, value: Value) -> Value:
     """``value`` in the result's dtype. The rounding to a half type ends a library's call: no user wrote it."""
     dtype = r.op.result.type.dtype
     if dtype not in (f16, bf16) or value.type.dtype == dtype:
@@ -54,17 +54,17 @@ def relu(r: Rewriter) -> Outcome:
 @rule("sigmoid")
 def sigmoid(r: Rewriter) -> Outcome:
     """sigmoid(x) ⇒ 1 / (1 + exp(-x))"""
-    return narrow(r, _reciprocal_logistic(r, None))
+    return downcast(r, _reciprocal_logistic(r, None))
 
 
 @rule("silu")
 def silu(r: Rewriter) -> Outcome:
     """silu(x) ⇒ x / (1 + exp(-x))"""
-    return narrow(r, _reciprocal_logistic(r, widen(r, r.operands[0])))
+    return downcast(r, _reciprocal_logistic(r, upcast(r, r.operands[0])))
 
 
 def _reciprocal_logistic(r: Rewriter, numerator: Value | None) -> Value:
-    x = numerator or widen(r, r.operands[0])
+    x = numerator or upcast(r, r.operands[0])
     below = _binary(r, "add", r.emit("exp", r.emit("neg", x)), 1.0)
     return r.emit("div", numerator or r.constant(1.0, x), below)
 
@@ -72,16 +72,16 @@ def _reciprocal_logistic(r: Rewriter, numerator: Value | None) -> Value:
 @rule("softplus")
 def softplus(r: Rewriter) -> Outcome:
     """softplus(x) ⇒ maximum(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels"""
-    x = widen(r, r.operands[0])
+    x = upcast(r, r.operands[0])
     rest = r.emit("log1p", r.emit("exp", r.emit("neg", r.emit("abs", x))))
-    return narrow(r, r.emit("add", _binary(r, "maximum", x, 0.0), rest))
+    return downcast(r, r.emit("add", _binary(r, "maximum", x, 0.0), rest))
 
 
 @rule("gelu")
 def gelu(r: Rewriter) -> Outcome:
     """gelu(x) ⇒ 0.5 x (1 + erf(x / √2)), or 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))"""
     assert isinstance(r.op.attributes, GeluAttributes)
-    x = widen(r, r.operands[0])
+    x = upcast(r, r.operands[0])
     if r.op.attributes.approximate == "none":
         curve = r.emit("erf", _binary(r, "mul", x, sqrt(0.5)))
     else:
@@ -89,7 +89,7 @@ def gelu(r: Rewriter) -> Outcome:
         inner = r.emit("add", x, _binary(r, "mul", cube, 0.044715), hint="inner")
         curve = r.emit("tanh", _binary(r, "mul", inner, sqrt(2 / pi)))
     half = _binary(r, "mul", x, 0.5, hint="half")
-    return narrow(r, r.emit("mul", half, _binary(r, "add", curve, 1.0)))
+    return downcast(r, r.emit("mul", half, _binary(r, "add", curve, 1.0)))
 
 
 @rule("softmax")
@@ -98,12 +98,12 @@ def softmax(r: Rewriter) -> Outcome:
 
     A row of only -inf gives NaN, as PyTorch's softmax does (-inf - -inf).
     """
-    x = widen(r, r.operands[0])
+    x = upcast(r, r.operands[0])
     axis = _axis(r)
     if x.type.shape[axis] == 0:
         return r.emit("copy", r.operands[0])
     weights, _ = softmax_of(r, x, axis)
-    return narrow(r, weights)
+    return downcast(r, weights)
 
 
 def softmax_of(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
@@ -117,13 +117,13 @@ def softmax_of(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
 @rule("log_softmax")
 def log_softmax(r: Rewriter) -> Outcome:
     """log_softmax(x) ⇒ d - log(sum(exp(d))), d = x - max(x)"""
-    x = widen(r, r.operands[0])
+    x = upcast(r, r.operands[0])
     axis = _axis(r)
     if x.type.shape[axis] == 0:
         return r.emit("copy", r.operands[0])
     shifted, _ = _shifted(r, x, axis)
     total = r.reduce("reduce_sum", r.emit("exp", shifted), [axis], hint="sum")
-    return narrow(r, r.emit("sub", shifted, r.keep(r.emit("log", total), x, [axis])))
+    return downcast(r, r.emit("sub", shifted, r.keep(r.emit("log", total), x, [axis])))
 
 
 def _axis(r: Rewriter) -> int:
@@ -140,7 +140,7 @@ def _shifted(r: Rewriter, x: Value, axis: int) -> tuple[Value, Value]:
 def mean(r: Rewriter) -> Outcome:
     """mean(x) ⇒ sum(x) / n"""
     assert isinstance(r.op.attributes, ReduceAttributes)
-    return narrow(r, _mean(r, widen(r, r.operands[0]), r.op.attributes.axes))
+    return downcast(r, _mean(r, upcast(r, r.operands[0]), r.op.attributes.axes))
 
 
 @rule("var")
@@ -148,31 +148,31 @@ def var(r: Rewriter) -> Outcome:
     """var(x) ⇒ sum(d²) / max(n - correction, 0), d = x - sum(x) / n"""
     assert isinstance(r.op.attributes, VarAttributes)
     axes, correction = r.op.attributes.axes, r.op.attributes.correction
-    x = widen(r, r.operands[0])
+    x = upcast(r, r.operands[0])
     centred = _centred(r, x, axes)
     total = r.reduce("reduce_sum", r.emit("mul", centred, centred, hint="square"), axes, hint="sum")
-    return narrow(r, r.emit("div", total, _count(r, x, axes, correction)))
+    return downcast(r, r.emit("div", total, _count(r, x, axes, correction)))
 
 
 @rule("layer_norm")
 def layer_norm(r: Rewriter) -> Outcome:
     """layer_norm(x, w, b) ⇒ d · rsqrt(mean(d²) + eps) · w + b, d = x - mean(x)"""
-    x, *affine = (widen(r, v) for v in r.operands)
+    x, *affine = (upcast(r, v) for v in r.operands)
     centred = _centred(r, x, _norm(r).axes)
     result = _normalised(r, centred, _norm(r))
     if affine:
         result = r.emit("mul", result, affine[0], hint="scaled")
     if affine[1:]:
         result = r.emit("add", result, affine[1], hint="biased")
-    return narrow(r, result)
+    return downcast(r, result)
 
 
 @rule("rms_norm")
 def rms_norm(r: Rewriter) -> Outcome:
     """rms_norm(x, w) ⇒ x · rsqrt(mean(x²) + eps) · w"""
-    x, *weight = (widen(r, v) for v in r.operands)
+    x, *weight = (upcast(r, v) for v in r.operands)
     result = _normalised(r, x, _norm(r))
-    return narrow(r, r.emit("mul", result, weight[0], hint="scaled") if weight else result)
+    return downcast(r, r.emit("mul", result, weight[0], hint="scaled") if weight else result)
 
 
 def _norm(r: Rewriter) -> NormAttributes:

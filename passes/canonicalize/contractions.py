@@ -9,7 +9,7 @@ from fusec.ir.nodes import Value
 from fusec.ir.ops.contract import free_axes
 from fusec.ir.ops.shapes import broadcast_shapes
 from fusec.ir.types import DType, i8, i32
-from fusec.passes.canonicalize.composites import compute_dtype, widen
+from fusec.passes.canonicalize.composites import compute_dtype, upcast
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
 
@@ -34,7 +34,7 @@ def linear(r: Rewriter) -> Outcome:
     dtype = compute_dtype(x.type.dtype) if bias else x.type.dtype
     product = dot(r, x, w, ((x.type.rank - 1,), (1,)), dtype=dtype)
     if bias:
-        product = r.emit("add", product, widen(r, bias[0]), hint="biased")
+        product = r.emit("add", product, upcast(r, bias[0]), hint="biased")
     if product.type.dtype == x.type.dtype:
         return product
     return r.emit("cast", product, attributes=CastAttributes(x.type.dtype, True))

@@ -10,7 +10,7 @@ import opt_einsum
 from fusec.ir.attributes import EinsumAttributes, StridedAttributes
 from fusec.ir.nodes import Value
 from fusec.ir.types import Dim, contiguous_strides
-from fusec.passes.canonicalize.composites import widen
+from fusec.passes.canonicalize.composites import upcast
 from fusec.passes.canonicalize.contractions import dot
 from fusec.passes.rewrite import Outcome, Reject, Rewriter, Rule, rule
 
@@ -38,7 +38,7 @@ def einsum(r: Rewriter) -> Outcome:
     exact = len(letters) == 2 and not _lonely(letters, wanted)
     terms: list[_Term] = []
     for value, axes in zip(r.operands, letters, strict=True):
-        term = _diagonal(r, _Term(value if exact else widen(r, value), axes))
+        term = _diagonal(r, _Term(value if exact else upcast(r, value), axes))
         if isinstance(term, Reject):
             return term
         terms.append(term)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusec.ir.attributes import AxisAttributes, ConcatAttributes, ReduceAttributes, SliceAttributes
 from fusec.ir.nodes import Value
-from fusec.passes.canonicalize.composites import narrow, widen
+from fusec.passes.canonicalize.composites import downcast, upcast
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule
 
 FEW = 8
@@ -50,12 +50,12 @@ def softmax_beside_few(r: Rewriter) -> Outcome:
     few = [isinstance(n, int) and n <= FEW for n in extents]
     if few.count(False) != 1 or len(few) == 1 or 0 in extents:
         return None
-    parts = [widen(r, v) for v in joined.operands]
+    parts = [upcast(r, v) for v in joined.operands]
     peaks = [_over(r, "reduce_max", x, axis) for x in parts]
     largest = _combined(r, "maximum", peaks)
     powers = [r.emit("exp", r.emit("sub", x, largest, hint="shifted")) for x in parts]
     total = _combined(r, "add", [_over(r, "reduce_sum", x, axis) for x in powers])
-    made = [narrow(r, r.emit("div", x, total)) for x in powers]
+    made = [downcast(r, r.emit("div", x, total)) for x in powers]
     return r.emit("concat", *made, attributes=joined.attributes)
 
 

@@ -114,7 +114,7 @@ def waited_for(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
     short = UNROLLED * target.lanes(32)
     if not any(isinstance(s, Reduce) and s.domain[-1].extent > short for s in found):
         return ()
-    if any(isinstance(s, Map | Store) and s.ahead for s in found):
+    if any(isinstance(s, Map | Store) and s.prefetch for s in found):
         return () if target.fetches_to_l2 else ("L3",)
     return ("L3", "memory")
 

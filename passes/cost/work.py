@@ -128,7 +128,7 @@ class Counter:
         done = copying(s, [_count(it, values) for it in s.domain], self.target)
         if done is None:
             each = instructions(s.value, domain[-1].var, self.target, stored, others, halves=self.halves)
-            done = vectors * (each + len(s.ahead))
+            done = vectors * (each + len(s.prefetch))
             done += iterations * OUTER_ITERATION if inner <= UNROLLED else vectors * ITERATION + iterations * STATEMENT
             done += iterations * row_instructions(s.value, s.index, domain[-1].var) if iterations > 1 else 0.0
         touched = [_touch(Load(s.target, s.index), domain, counts), *self._loads(s.value, domain, counts)]

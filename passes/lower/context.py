@@ -217,7 +217,7 @@ def _identifier(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def place(position: Position, group: Group, domain: tuple[Index, ...]) -> tuple[Index, ...]:
+def position_at(position: Position, group: Group, domain: tuple[Index, ...]) -> tuple[Index, ...]:
     """A position with the group's own symbols replaced by the index of a domain point."""
     table = {s: d for s, d in zip(group.identity, domain, strict=True) if isinstance(s, Symbol)}
     return tuple(substitute(i, table) for i in position)

@@ -11,7 +11,7 @@ from fusec.ir.indexing import substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType
 from fusec.passes.groups.partition import Group, positions_of
-from fusec.passes.lower.context import LoweringContext, expect_index, place
+from fusec.passes.lower.context import LoweringContext, expect_index, position_at
 from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, with_loads_replaced
 
@@ -40,7 +40,7 @@ def epilogue_stores(
     for value in context.body.outputs:
         if value not in group.position:
             raise LoweringError(f"{value} does not lie over the {kind}'s result")
-        at = place(group.position[value], group, point)
+        at = position_at(group.position[value], group, point)
         element = reindex(context.inliner.at(value, at), shift)
         for placeholder, accumulator in zip(placeholders, accumulators, strict=True):
             element = placeholder.fill(element, accumulator)

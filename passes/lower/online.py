@@ -52,7 +52,7 @@ def online_softmax(
     state: OnlineState,
     sums: Load,
     values: Iter,
-    ahead: tuple[Load, ...] = (),
+    prefetch: tuple[Load, ...] = (),
 ) -> list[Statement]:
     """The weights of a block of keys, their sum, and what was summed up before brought to the same scale.
 
@@ -71,10 +71,10 @@ def online_softmax(
     growth = Const(GROWTH / LOG2E if score.huge else GROWTH, d)
     if score.huge:
         weights_of = SoftmaxExp(
-            keys, queries, weights, row_sum, Apply("sub", (score.value, shift), d), LOG2E, None, ahead
+            keys, queries, weights, row_sum, Apply("sub", (score.value, shift), d), LOG2E, None, prefetch
         )
     else:
-        weights_of = SoftmaxExp(keys, queries, weights, row_sum, score.value, score.factor * LOG2E, shift, ahead)
+        weights_of = SoftmaxExp(keys, queries, weights, row_sum, score.value, score.factor * LOG2E, shift, prefetch)
 
     def put(target: Load, value: ScalarExpr, *more: Iter) -> Map:
         return Map((*more, queries), target.buffer, _plain(target), value)

@@ -16,7 +16,7 @@ BLOCKS = (128, 64)
 """Elements that are stored, then computed, in turn: few enough for a CPU to do both at once."""
 
 
-def rows_in_turn(
+def pipelined_rows(
     row: Symbol, rows: tuple[Index, Index], statements: Sequence[Statement], along: Iter, *, staged: bool
 ) -> Block:
     """The statements for every row from the first of ``rows`` up to the second; ``staged``: in stages, where it can be.
@@ -35,7 +35,7 @@ def rows_in_turn(
     rest = tuple(s for s in body if not isinstance(s, Alloc))
     store = statements[-1]
     assert isinstance(store, Store)
-    stored = replace(store, ahead=())
+    stored = replace(store, prefetch=())
     after = _for_row(row, sub(stop, 1), lambda last_row: (_moved(stored, {row: last_row}),))
     return (*allocs, Loop(row, start, stop, 1, rest), after)
 
@@ -53,10 +53,10 @@ def _one_behind(row: Symbol, start: Index, statements: Sequence[Statement], alon
     assert isinstance(computed, Map)
     if not _waits(store, computed, others[place:]):
         return None
-    fetching = replace(computed, ahead=store.ahead)
+    fetching = replace(computed, prefetch=store.prefetch)
 
     def both(before: Symbol) -> Block:
-        stored = _moved(replace(store, ahead=()), {row: before})
+        stored = _moved(replace(store, prefetch=()), {row: before})
         return (_in_blocks(along, size, (stored, fetching)),)
 
     has_before = Apply("gt", (IndexValue(row), IndexValue(start)), bool_)
@@ -88,10 +88,10 @@ def _in_blocks(along: Iter, size: int, statements: Sequence[Map | Store]) -> Loo
 
 
 def _moved(statement: Map | Store, shift: dict[Symbol, Index]) -> Map | Store:
-    ahead = tuple(reindex(x, shift) for x in statement.ahead)
+    prefetch = tuple(reindex(x, shift) for x in statement.prefetch)
     return replace(
         statement,
         index=tuple(substitute(i, shift) for i in statement.index),
         value=reindex(statement.value, shift),
-        ahead=tuple(x for x in ahead if isinstance(x, Load)),
+        prefetch=tuple(x for x in prefetch if isinstance(x, Load)),
     )

@@ -132,7 +132,7 @@ class _Writer:
             domain=(element,),
             index=tuple(substitute(i, at) for i in store.index),
             value=self._value(store.value, at, lambda i: count - 1 - i),
-            ahead=tuple(x for load in store.ahead if isinstance(x := reindex(load, far), Load)),
+            prefetch=tuple(x for load in store.prefetch if isinstance(x := reindex(load, far), Load)),
         )
 
     def results_move_on(self) -> Block:

@@ -21,7 +21,7 @@ from fusec.passes.lower.context import (
     address_step,
     element_flops,
     is_large,
-    place,
+    position_at,
     prefer_index,
 )
 from fusec.tile.nodes import Grid, Iter, Store
@@ -116,14 +116,14 @@ class _Loops:
         for number, (value, at) in enumerate(outputs):
             read_back = number + 1 < len(outputs) and element_flops(context.inliner.at(value, at)) > READ_BACK_FLOPS
             store = store_at(context, value, at, domain, shift, streams=not read_back and is_large(value, streams))
-            yield _fetching(store, lane) if store.streams else store
+            yield _prefetching(store, lane) if store.streams else store
             if read_back:
                 context.inliner.add_leaf(value, prefer_index(at, Load(context.buffers[value], at)))
         for value, _ in outputs:
             context.inliner.drop_leaf(value)
 
 
-def _fetching(store: Store, lane: Symbol) -> Store:
+def _prefetching(store: Store, lane: Symbol) -> Store:
     """The store with what it reads fetched ahead, where it takes long over each vector.
 
     A processor looks ahead over a few vectors of it only, and asks memory for no more than those.
@@ -132,8 +132,8 @@ def _fetching(store: Store, lane: Symbol) -> Store:
         return store
     large = (x for x in dict.fromkeys(loads(store.value)) if x.buffer.most >= store.target.most)
     found = (x for x in large if address_step(x, lane) == 1)
-    far = (reindex(x, {lane: add(lane, AHEAD_BYTES // x.dtype.itemsize)}) for x in found)
-    return replace(store, ahead=tuple(x for x in far if isinstance(x, Load)))
+    far = (reindex(x, {lane: add(lane, PREFETCH_BYTES // x.dtype.itemsize)}) for x in found)
+    return replace(store, prefetch=tuple(x for x in far if isinstance(x, Load)))
 
 
 def _split(flat: Symbol, extents: Extents) -> tuple[Index, ...]:
@@ -148,7 +148,7 @@ def _in_box(box: Box, order: Order, index: tuple[Index, ...]) -> tuple[Index, ..
 FETCHING_FLOPS = 16
 """Operations an element from which a map fetches ahead: those of an exponential and a few more."""
 
-AHEAD_BYTES = 4096
+PREFETCH_BYTES = 4096
 """From what is read to what is fetched meanwhile. 1/(1+exp(-x))*x + sqrt(abs(x))*2 - 1 of 4096² on Zen 5, of a copy of
 1.7 ms: 0.88 without, 0.98 with it."""
 
@@ -211,7 +211,7 @@ def outputs_at(
         for value in list(group.position):
             place_upstream(group, value, context.producers, _is_map)
         positions_of(context.body, group)
-    return [(v, place(_position(v, group), group, point)) for v in context.body.outputs]
+    return [(v, position_at(_position(v, group), group, point)) for v in context.body.outputs]
 
 
 def _is_map(op: Op) -> bool:

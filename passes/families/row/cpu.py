@@ -19,10 +19,10 @@ from fusec.passes.lower.context import (
     address_step,
     expect_index,
     is_large,
-    place,
+    position_at,
     prefer_index,
 )
-from fusec.passes.lower.overlap import rows_in_turn
+from fusec.passes.lower.overlap import pipelined_rows
 from fusec.passes.lower.widened import widen_once
 from fusec.tile.nodes import Alloc, Block, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, Subscript, loads, reindex, symbols_in, walk
@@ -172,7 +172,7 @@ class _Phases:
         if rows % task != 0:
             stop = minimum(stop, rows)
         before, body = widen_once(self.context, body, r, space.reduced, self.schedule.wide_bytes if task > 1 else 0)
-        block = rows_in_turn(r, (mul(g, task), stop), body, space.reduced, staged=self.schedule.staged)
+        block = pipelined_rows(r, (mul(g, task), stop), body, space.reduced, staged=self.schedule.staged)
         grid = Grid((Iter.over(g, tasks),), (*before, *block))
         return self.context.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
 
@@ -220,10 +220,10 @@ class _Phases:
             return
         before = (s for s in self.statements[: whole[-1]] if isinstance(s, Map | Store | Reduce))
         rows = (x for x in dict.fromkeys(x for s in before for x in loads(s.value)) if _walks(x, space))
-        ahead = tuple(Load(x.buffer, tuple(_next(i, space.row) for i in x.index)) for x in rows)
+        prefetch = tuple(Load(x.buffer, tuple(_next(i, space.row) for i in x.index)) for x in rows)
         statement = self.statements[whole[-1]]
         assert isinstance(statement, Map | Store)
-        self.statements[whole[-1]] = replace(statement, ahead=ahead)
+        self.statements[whole[-1]] = replace(statement, prefetch=prefetch)
 
     def _reduce(self, space: _Space, op: Op) -> None:
         dtype = accumulator_of(op.result.type.dtype)
@@ -234,7 +234,7 @@ class _Phases:
         name = op.definition.reduction.name
         branches = name == "sum" and _is_worth_branching(element, space.whole[-1])
         self.statements.append(Reduce(space.whole, target, space.row_index, name, element, branches=branches))
-        where = place(self.group.position[op.result], self.group, space.point)
+        where = position_at(self.group.position[op.result], self.group, space.point)
         self._leaf(op.result, where, Load(target, space.row_index))
 
     def _leaf(self, value: Value, where: tuple[Index, ...], element: ScalarExpr) -> None:
@@ -263,7 +263,7 @@ class _Phases:
         else:
             index = space.whole_index
         self.statements.append(Map(space.whole, target, index, element))
-        where = place(self.group.position.get(value, self.group.identity), self.group, space.point)
+        where = position_at(self.group.position.get(value, self.group.identity), self.group, space.point)
         self.context.inliner.add_leaf(value, prefer_index(where, Load(target, index)))
 
     def _read_later(self, value: Value, done: set[Op]) -> bool:
@@ -274,7 +274,7 @@ class _Phases:
         position = self.group.position.get(value)
         if position is None:
             raise LoweringError(f"{value} does not lie over the rows of its kernel")
-        at = place(position, self.group, space.point)
+        at = position_at(position, self.group, space.point)
         element = self._at(space, value, at)
         index = tuple(substitute(i, space.shift) for i in at)
         whole = any(s in _symbols(index) for s in (space.reduced.var,)) if space.reduced.extent != 1 else True

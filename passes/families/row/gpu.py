@@ -7,7 +7,7 @@ from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
-from fusec.passes.lower.context import LoweredGroup, LoweringContext, expect_index, place
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, expect_index, position_at
 from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement
 from fusec.tile.scalar import Buffer, Load
 
@@ -39,7 +39,7 @@ class _WholeRows(Rows):
         tile = Buffer(self.context.name_of(value), accumulator_of(value.type.dtype), shape, (shape[1], 1), "tile")
         element = self.element(value)
         self.code += [Alloc(tile), Map(self.tile, tile, self.place, element)]
-        at = place(self.group.position.get(value, self.group.identity), self.group, self.point)
+        at = position_at(self.group.position.get(value, self.group.identity), self.group, self.point)
         self.context.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.place)))
 
     def _reduce(self, op: Op) -> None:

@@ -9,7 +9,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.passes.families.row.cpu import merge_axes, row_group
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
-from fusec.passes.lower.context import LoweringContext, expect_index, place
+from fusec.passes.lower.context import LoweringContext, expect_index, position_at
 from fusec.tile.nodes import Iter, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
 
@@ -61,7 +61,7 @@ class Rows:
         position = self.group.position.get(value)
         if position is None:
             raise LoweringError(f"{value} does not lie over the rows of its kernel")
-        return place(position, self.group, self.point)
+        return position_at(position, self.group, self.point)
 
     def settle(self, op: Op, target: Buffer) -> None:
         """From now on the reduction's result is read from ``target``, which has an element for each row."""

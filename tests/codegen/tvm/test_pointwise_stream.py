@@ -177,7 +177,7 @@ def test_quotients_of_constants_and_of_whole_rows():
 @pytest.mark.parametrize(("name", "instruction"), [("znver5", "prefetcht0"), ("sapphirerapids", "prefetcht1")])
 def test_what_is_fetched_ahead_goes_to_l2_on_intels_servers(name, instruction):
     x, y, i = buffer("x", f32, (64,)), buffer("y", f32, (64,)), sym("i", 64)
-    store = Store((Iter(i, 64),), y, (i,), load(x, i), ahead=(load(x, i),))
+    store = Store((Iter(i, 64),), y, (i,), load(x, i), prefetch=(load(x, i),))
     text = compile_kernels([kernel("fetching", (x, y), (store,))], cpu_target(f"cpu:{name}")).assembly()
     assert instruction in text
     assert text.count("prefetch") == text.count(instruction)

@@ -185,7 +185,7 @@ def test_rows_that_fetch_to_l2_wait_for_nothing_beyond() -> None:
     levels: dict[bool, list[tuple[str, ...]]] = {}
     for ahead in (False, True):
         fetched = (Load(x, (row + 1, j)),) if ahead else ()
-        store = Store((Iter(j, 1024),), y, (row, j), Load(total, (0,)), ahead=fetched)
+        store = Store((Iter(j, 1024),), y, (row, j), Load(total, (0,)), prefetch=fetched)
         grid = Grid((Iter(row, 4096),), (Alloc(total), add_up, store))
         levels[ahead] = [waited_for(grid, target) for target in (ZEN, AMX)]
     assert levels == {False: [("L3", "memory"), ("L3", "memory")], True: [("L3",), ()]}

@@ -180,9 +180,9 @@ def test_a_task_fetches_what_the_next_one_reads(size):
     run = through(attention(*size), OF_TILES, replace(TILES, queries=16, chunk=96, **sides))
     weigh = next(s for s in statements(run.lowered.program.kernels[0].body) if isinstance(s, SoftmaxExp))
     wanted = {"q": (queries, depth), "k": (keys, depth), "v": (keys, values)}
-    assert [load.buffer.name for load in weigh.ahead] == list(wanted)
+    assert [load.buffer.name for load in weigh.prefetch] == list(wanted)
     steps = list(product(range(-(-queries // 16)), range(0, keys, 32), range(0, 32, 2)))
-    for load in weigh.ahead:
+    for load in weigh.prefetch:
         outer, inner = load.index[:2], load.index[2:]
         batch, head = sorted({s for i in outer for s in symbols_of(i)}, key=str)
         following = [tuple(substitute(i, {batch: b, head: h}) for i in outer) for b in (0, 1) for h in (0, 1)]
