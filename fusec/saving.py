@@ -28,12 +28,7 @@ from fusec.runtime.executable import Executable, Module
 from fusec.runtime.host import HostExecutable
 from fusec.runtime.isa import required_features
 from fusec.runtime.program import Pack, Program
-from fusec.runtime.serial import (
-    Json,
-    dims_to_json,
-    program_to_json,
-    type_to_json,
-)
+from fusec.runtime.serial import Json, dims_to_json, program_to_json, type_to_json
 from fusec.runtime.structure import call_to_json, examine, result_to_json
 from fusec.specs import TensorSpec
 from fusec.target.cpu import cpu_target

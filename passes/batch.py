@@ -57,7 +57,7 @@ def batch_axes(graph: Graph) -> dict[Value, int]:
         if value in axes:
             raise LoweringError(f"{value} has the batch along two axes")
         axes[value] = axis
-    _check(graph, axes, links, free)
+    _check(graph, axes, free)
     return axes
 
 
@@ -72,7 +72,7 @@ def _reached(graph: Graph, links: dict[Place, list[Place]]) -> set[Place]:
     return found
 
 
-def _check(graph: Graph, axes: dict[Value, int], links: dict[Place, list[Place]], free: set[Place]) -> None:
+def _check(graph: Graph, axes: dict[Value, int], free: set[Place]) -> None:
     producers = graph.producers()
     for value, axis in axes.items():
         if (value, axis) not in free:

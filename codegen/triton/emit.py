@@ -9,9 +9,7 @@ from typing import assert_never
 
 from fusec.codegen.triton.describe import Descriptor
 from fusec.codegen.triton.scalars import PASSING, Scalars
-from fusec.codegen.triton.spelling import (
-    type_name,
-)
+from fusec.codegen.triton.spelling import type_name
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, Symbol, mul, product
 from fusec.ir.indexing import most

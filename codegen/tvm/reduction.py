@@ -109,7 +109,7 @@ class Reduction:
         totals.clear(code)
 
         def one_pass(inner: Code) -> None:
-            self._where_seen(inner, lambda seen: self._run(seen, totals, last, bool(inside)))
+            self._where_seen(inner, lambda seen: self._run(seen, totals, last))
 
         outer_loops(self.context, code, inside, one_pass)
         while width > 1:
@@ -118,13 +118,13 @@ class Reduction:
                 totals.update(code, i, code.let(totals.read(i + width)))
         self._finish(self._single(code), across(code, self.monoid, code.let(totals.read(0))))
 
-    def _run(self, code: Code, totals: Registers, last: Iter, nested: bool) -> None:
+    def _run(self, code: Code, totals: Registers, last: Iter) -> None:
         """One pass over the last iterator."""
         split = split_lanes(self.context, code, last, totals.lanes)
         uniform = self._single(code)
         self._blocks(code, totals, last, self._number(0), split.full, uniform)
         if not isinstance(split.rest, int) or split.rest > 0:
-            self._rest(code, totals, last, split.full, split.rest, uniform)
+            self._rest(code, totals, last, split.full, split.rest)
 
     def _number(self, value: int | Node) -> Node:
         return self.context.integer(value)
@@ -175,23 +175,21 @@ class Reduction:
             return Points(self.context, code, self.numbers, None, None)
         return Points(self.context, code, self.numbers, LaneBlock(last.var, lanes, start, valid), uniform)
 
-    def _rest(
-        self, code: Code, totals: Registers, last: Iter, full: int | Node, rest: int | Node, uniform: Points
-    ) -> None:
-        """The last points, fewer than a block: the lanes beyond count as the identity."""
-        lanes = totals.lanes
+    def _rest(self, code: Code, totals: Registers, last: Iter, full: int | Node, rest: int | Node) -> None:
         inner = code.nested()
-        node = self._number(full)
-        start = inner.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
-        valid = self._number(rest)
-        points = self._points(inner, last, lanes, start, valid, None)
-        mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
-        value = inner.select(mask, self.operand(points), self.monoid.identity(lanes))
-        totals.update(inner, 0, value)
+        totals.update(inner, 0, self.masked(inner, last, totals.lanes, full, rest))
         if isinstance(rest, int):
             code.append(*inner.statements)
         else:
             code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
+
+    def masked(self, code: Code, last: Iter, lanes: int, full: int | Node, rest: int | Node) -> Value:
+        """The last points, fewer than a vector: the lanes beyond count as the identity."""
+        start = code.let_index(tirx.Mul(self._number(full), self._number(lanes)), self.context.index_type)
+        valid = self._number(rest)
+        mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
+        term = self.operand(self._points(code, last, lanes, start, valid, None))
+        return code.select(mask, term, self.monoid.identity(lanes))
 
     # across the lanes
 

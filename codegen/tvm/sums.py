@@ -95,7 +95,7 @@ class Sum(Reduction):
             done = split.full // size * size
             self._left(code, last, lanes, done, split.full - done, uniform, left)
             if split.rest:
-                left.append(self._masked(code, last, lanes, split.full, split.rest))
+                left.append(self.masked(code, last, lanes, split.full, split.rest))
             for value in left if self.wide else [self._added(code, left)] if left else []:
                 join(code, value)
             return
@@ -105,7 +105,7 @@ class Sum(Reduction):
         first = code.let_index(tirx.Mul(chunks, self._number(size)), self.context.index_type)
         join(code, self._round_robin(code, last, lanes, first, tirx.Sub(split.full, first), uniform))
         inner = code.nested()
-        join(inner, self._masked(inner, last, lanes, split.full, split.rest))
+        join(inner, self.masked(inner, last, lanes, split.full, split.rest))
         code.append(tir.when(tirx.GT(split.rest, self._number(0)), inner.statements))
 
     def _whole_blocks(self, code: Code, last: Iter, lanes: int, count: Node, uniform: Points, join: Add) -> None:
@@ -152,15 +152,6 @@ class Sum(Reduction):
         middle = len(which) // 2
         low, high = (self._tree(code, last, lanes, first, part, uniform) for part in (which[:middle], which[middle:]))
         return code.add(tir.widen(low, lanes), high)
-
-    def _masked(self, code: Code, last: Iter, lanes: int, full: int | Node, rest: int | Node) -> Value:
-        """The last terms, fewer than a vector: the lanes beyond are 0."""
-        node = self._number(full)
-        start = code.let_index(tirx.Mul(node, self._number(lanes)), self.context.index_type)
-        valid = self._number(rest)
-        mask = Value(tir.first_lanes(valid, lanes, self.context.index_type), "bool", lanes)
-        term = self.operand(self._points(code, last, lanes, start, valid, None))
-        return code.select(mask, term, self.monoid.identity(lanes))
 
     def _added(self, code: Code, values: Sequence[Value]) -> Value:
         """The sum of a few values, pairs of neighbours first."""

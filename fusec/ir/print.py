@@ -18,15 +18,7 @@ from fusec.errors import FusecError
 from fusec.ir.attributes import Attributes, ConstantAttributes
 from fusec.ir.index import Expr, Symbol, bounds, symbols_of
 from fusec.ir.nodes import Op, Port, Region, RegionAttributes, Value
-from fusec.ir.text import (
-    PAIRS,
-    has_default,
-    plain_fields,
-    spell_float,
-    spell_name,
-    spell_scalar,
-    spell_string,
-)
+from fusec.ir.text import PAIRS, has_default, plain_fields, spell_float, spell_name, spell_scalar, spell_string
 from fusec.ir.types import DType
 
 LINE = 120

@@ -53,7 +53,7 @@ def picture(graph: Graph) -> str:
             edges.append((made[value], len(boxes)))
             hints.append(f"{value}: {value.type}")
         boxes.append(_Box((f"output {number}", str(value.type)), "output", f"{value}: {value.type}"))
-    return _drawn(boxes, edges, hints, lay_out([box.size for box in boxes], edges))
+    return _drawn(boxes, hints, lay_out([box.size for box in boxes], edges))
 
 
 def height_of(drawn: str) -> float:
@@ -86,7 +86,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LETTERS_SHOWN else text[: _LETTERS_SHOWN - 1] + "…"
 
 
-def _drawn(boxes: Sequence[_Box], edges: Sequence[tuple[int, int]], hints: Sequence[str], layout: Layout) -> str:
+def _drawn(boxes: Sequence[_Box], hints: Sequence[str], layout: Layout) -> str:
     margin = 12.0
     size = f"{-margin:g} {-margin:g} {layout.width + 2 * margin:g} {layout.height + 2 * margin:g}"
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" viewBox="{size}" role="img">']

@@ -232,7 +232,7 @@ class Dispatcher:
                 self.require(arrays, leaves)
             self._log_recompile(key, known)
             start = time.monotonic()
-            opened = self._make_open(key, arrays, leaves, spec) or self._make_open_integers(arrays, leaves, spec)
+            opened = self._make_open(arrays, leaves, spec) or self._make_open_integers(arrays, leaves, spec)
             if opened is not None:
                 plan = replace(opened, signature=key)
                 self._open = (plan, *self._open)
@@ -390,7 +390,7 @@ class Dispatcher:
                 raise
             return self._declined_plan(arrays, spec, leaves, error, cause)
 
-    def _make_open(self, key: Signature, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
+    def _make_open(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
         if self.general is None or not self.general.extents or needs_autograd(arrays.library, leaves):
             return None

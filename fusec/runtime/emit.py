@@ -19,15 +19,7 @@ from fusec.runtime.arrays import Arrays, bytes_spanned
 from fusec.runtime.calls import first_checked
 from fusec.runtime.code import Scope, spell, spell_tuple, variable_of
 from fusec.runtime.in_place import calls_in_place
-from fusec.runtime.memory import (
-    ALIGNMENT,
-    DEVICE_ALIGNMENT,
-    POOL,
-    POOLED_BYTES,
-    ArenaPlan,
-    plan_arena,
-    size_class,
-)
+from fusec.runtime.memory import ALIGNMENT, DEVICE_ALIGNMENT, POOL, POOLED_BYTES, ArenaPlan, plan_arena, size_class
 from fusec.runtime.program import Call, Launch, Pack, Program, Step, root_of
 
 KernelLookup = Callable[[str], Callable[..., Any]]

@@ -6,14 +6,7 @@ import traceback
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
-from fusec.errors import (
-    CaptureError,
-    CodegenError,
-    FusecError,
-    LoweringError,
-    TypeRuleError,
-    VerifyError,
-)
+from fusec.errors import CaptureError, CodegenError, FusecError, LoweringError, TypeRuleError, VerifyError
 from fusec.frontend.capture import is_of_library, run_user
 
 _BROKEN = VerifyError | LoweringError | CodegenError | TypeRuleError

@@ -6,21 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.errors import LoweringError
-from fusec.ir.attributes import (
-    PermuteAttributes,
-    SliceAttributes,
-    StridedAttributes,
-    WindowsAttributes,
-)
-from fusec.ir.index import (
-    Expr,
-    Index,
-    Symbol,
-    add,
-    mul,
-    symbol,
-    symbols_of,
-)
+from fusec.ir.attributes import PermuteAttributes, SliceAttributes, StridedAttributes, WindowsAttributes
+from fusec.ir.index import Expr, Index, Symbol, add, mul, symbol, symbols_of
 from fusec.ir.indexing import delinearize, last, linearize, most, slope, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, contiguous_strides

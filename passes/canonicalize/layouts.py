@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.attributes import (
-    ConcatAttributes,
-    PadAttributes,
-    PermuteAttributes,
-    ReduceAttributes,
-    SliceAttributes,
-)
+from fusec.ir.attributes import ConcatAttributes, PadAttributes, PermuteAttributes, ReduceAttributes, SliceAttributes
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.passes.rewrite import Outcome, Rewriter, Rule, rule

@@ -10,18 +10,7 @@ import numpy as np
 
 from fusec.errors import FusecError, TypeRuleError
 from fusec.ir.attributes import Attributes, ConstantAttributes, ExtentAttributes, ExternAttributes, IotaAttributes
-from fusec.ir.definition import (
-    A,
-    Array,
-    Arrays,
-    OpDef,
-    OpKind,
-    Types,
-    define,
-    require_axes,
-    require_kind,
-    show,
-)
+from fusec.ir.definition import A, Array, Arrays, OpDef, OpKind, Types, define, require_axes, require_kind, show
 from fusec.ir.graph import FusedAttributes
 from fusec.ir.types import NUMBER, TensorType
 

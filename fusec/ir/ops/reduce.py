@@ -8,16 +8,7 @@ import numpy as np
 
 from fusec.errors import TypeRuleError
 from fusec.ir.attributes import ArgReduceAttributes, ReduceAttributes, ScanAttributes
-from fusec.ir.definition import (
-    Array,
-    Arrays,
-    OpDef,
-    Types,
-    define,
-    require_axes,
-    require_kind,
-    widened,
-)
+from fusec.ir.definition import Array, Arrays, OpDef, Types, define, require_axes, require_kind, widened
 from fusec.ir.monoid import MONOIDS, Monoid
 from fusec.ir.ops.shapes import without_axes
 from fusec.ir.types import NUMBER, ORDERED, i64

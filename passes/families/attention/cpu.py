@@ -20,13 +20,7 @@ from fusec.passes.families.attention.found_keys import FoundKeys, KeyFinder
 from fusec.passes.families.attention.schedule.cpu import AttentionSchedule
 from fusec.passes.families.gemm.cpu import limit_of
 from fusec.passes.lower.combine import LOG2E, Parts, combine, times
-from fusec.passes.lower.context import (
-    LoweredGroup,
-    LoweringContext,
-    address_step,
-    element_flops,
-    is_linear,
-)
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, element_flops, is_linear
 from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.passes.lower.mask import KeyRange, key_range, live_conditions, may_be_huge, without_factor
 from fusec.passes.lower.online import OnlineState, Score, online_softmax
@@ -34,17 +28,7 @@ from fusec.passes.lower.sums import in_blocks
 from fusec.passes.schedule.sums import block_for
 from fusec.tile.attention import mean_of
 from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
-from fusec.tile.scalar import (
-    Apply,
-    Buffer,
-    Const,
-    IndexValue,
-    Load,
-    ScalarExpr,
-    loads,
-    reindex,
-    with_loads_replaced,
-)
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, with_loads_replaced
 
 MANY_QUERIES = 64
 """For so many a block of keys is worth copying: it takes a twentieth of the time that they take to use it."""

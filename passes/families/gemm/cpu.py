@@ -12,12 +12,7 @@ from fusec.ir.nodes import Op
 from fusec.ir.types import Dim, contiguous_strides
 from fusec.passes.contraction import accumulator_dtype, contraction
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
-from fusec.passes.lower.context import (
-    LoweredGroup,
-    LoweringContext,
-    address_step,
-    is_linear,
-)
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step, is_linear
 from fusec.passes.lower.epilogue import epilogue_stores
 from fusec.passes.lower.sums import in_blocks, in_blocks_of_runs
 from fusec.passes.schedule.sums import block_for

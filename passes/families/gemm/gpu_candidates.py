@@ -11,13 +11,7 @@ from fusec.passes.families.gemm.gpu import lower_gemm
 from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm
 from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
 from fusec.passes.families.gemm.product import copy_width, epilogue_inputs, making_of
-from fusec.passes.families.gemm.schedule.gpu import (
-    Computed,
-    GpuGemmSchedule,
-    GpuGemvSchedule,
-    Problem,
-    gemm_candidates,
-)
+from fusec.passes.families.gemm.schedule.gpu import Computed, GpuGemmSchedule, GpuGemvSchedule, Problem, gemm_candidates
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
