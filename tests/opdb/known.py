@@ -24,6 +24,9 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "nn.functional.conv2d bf16 specials",
         "nn.functional.conv3d bf16 specials",
     ),
+    "PyTorch's rule for fake tensors, by which results are laid out, forgets channels last": (
+        *(f"nn.functional.max_unpool2d{end} {dtype} forward" for end in ("", ".grad") for dtype in ("f32", "bf16")),
+    ),
     "rows of one element: PyTorch adds a bias of 0, which makes the zero positive": ("native_layer_norm f32 forward",),
     "PyTorch's vectors give NaN for gelu(inf); fusec gives inf": (
         "nn.functional.gelu f32 specials",
