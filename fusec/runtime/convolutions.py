@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
-from fusec.ir.library_calls import convolution_from_text
+from fusec.ir.library_calls import LibraryConvolution, convolution_from_text
 from fusec.runtime.products import see
 
 
@@ -36,7 +37,9 @@ def bind_convolution(text: str) -> Callable[..., Sequence[Any]]:
             image = image_of(operands)
             weight = operands[1] if c.weight is None else see(c.weight, operands)
             bias = operands[2] if len(operands) > 2 else None
-            if places in formats:
+            if image.device.type == "cpu" and _fails_with_channels_last(c, tuple(image.shape), tuple(weight.shape)):
+                image, weight = _plain(image), _plain(weight)
+            elif places in formats:
                 weight = weight.contiguous(memory_format=formats[places])
             made = torch.convolution(
                 image, weight, bias, c.stride, c.padding, c.dilation, c.transposed, c.beyond or (0,) * places, c.groups
@@ -46,3 +49,31 @@ def bind_convolution(text: str) -> Callable[..., Sequence[Any]]:
             return [made.permute(last).contiguous()]
 
     return run
+
+
+@lru_cache(maxsize=1024)
+def _fails_with_channels_last(c: LibraryConvolution, image: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    """Whether oneDNN fails (3.11 with AVX-512 does) for images that have their channels last, and not for others.
+
+    With one channel, several weights along the last axis and one window there, it reads memory that is not the image's.
+    It crashes where all windows of an axis lie in the padding and are dilated.
+    """
+    if c.transposed:
+        return False
+    axes = list(zip(image[2:], weight[2:], c.stride, c.padding, c.dilation, strict=True))
+    windows = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    if image[1] == 1 and weight[-1] > 1 and windows[-1] == 1:
+        return True
+    return any(
+        not any(0 <= window * s - p + place * d < n for window in range(count) for place in range(k))
+        for (n, k, s, p, d), count in zip(axes, windows, strict=True)
+        if p
+    )
+
+
+def _plain(x: Any) -> Any:
+    """The same elements in order, and strides that say so along axes of one element, too."""
+    strides = [1] * x.ndim
+    for axis in range(x.ndim - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * x.shape[axis]
+    return x.contiguous().as_strided(x.shape, strides)
