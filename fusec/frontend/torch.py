@@ -327,6 +327,7 @@ def _check_changed(changed: Sequence[torch.Tensor], trace: Trace) -> None:
     """UnsupportedOpError for changes of inputs that no program makes."""
     if any(map(_overlaps_itself, changed)):
         raise UnsupportedOpError("an input that overlaps itself in memory is written to", trace.emitter.location)
+    trace.check_memories()
     for tensor, shape, strides in trace.relabelled.values():
         memory = trace.handle(tensor).memory
         is_input = memory.tensor is tensor and memory.source is not None

@@ -31,7 +31,8 @@ class Memory:
     """What one storage holds.
 
     tensor: the traced tensor that covers it, for its strides. source: the graph input that it belongs to.
-    sealed: why it can't be written, where a library call made other views of it.
+    sealed: why it can't be written, where a library call made other views of it. storage: the tensor's, when it was
+    met: ``x.data = y`` and ``x.set_(y)`` give it another.
     """
 
     value: Value
@@ -39,6 +40,14 @@ class Memory:
     source: int | None = None
     version: int = 0
     sealed: str = ""
+    storage: torch.UntypedStorage = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.storage = self.tensor.untyped_storage()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor still shows this memory."""
+        return bool(tensor.untyped_storage()._cdata == self.storage._cdata)
 
 
 @dataclass(eq=False)

@@ -81,7 +81,20 @@ class TracedTensors:
 
     def handle(self, tensor: torch.Tensor) -> Handle:
         """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
-        return self._handles[id(self._as_fake(tensor))][1]
+        tensor, handle = self._handles[id(self._as_fake(tensor))]
+        self._check_memory(tensor, handle)
+        return handle
+
+    def check_memories(self) -> None:
+        """UnsupportedOpError where a tensor was given other memory, whether or not it was read since."""
+        for tensor, handle in self._handles.values():
+            self._check_memory(tensor, handle)
+
+    def _check_memory(self, tensor: torch.Tensor, handle: Handle) -> None:
+        if not handle.memory.holds(tensor):
+            raise UnsupportedOpError(
+                "a tensor is given another's memory in place (x.data = y, x.set_(y))", self.emitter.location
+            )
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that stands for one in this trace: itself, unless it is real."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import aliasing
 import pytest
 import torch
 import torch.nn.functional as F
@@ -313,3 +314,58 @@ def test_a_result_that_its_place_can_not_take() -> None:
 
     with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
         fusec.jit(f)(torch.randn(3), torch.zeros(3, dtype=torch.int64))
+
+
+def _set(x: Any, y: Any) -> Any:
+    return x.set_(y)
+
+
+def _data(x: Any, y: Any) -> Any:
+    x.data = y
+    return x * 2
+
+
+def _data_unread(x: Any, y: Any) -> Any:
+    x.data = y
+    return y + 1
+
+
+def _data_of_what_is_made(x: Any, y: Any) -> Any:
+    z = x * 2
+    z.data = y
+    return z.add_(1)
+
+
+def _data_there_and_back(x: Any, y: Any) -> Any:
+    before = x.data
+    x.data = y
+    z = x * 2
+    x.data = before
+    return z
+
+
+@pytest.mark.parametrize("function", [_set, _data, _data_unread, _data_of_what_is_made, _data_there_and_back])
+def test_a_tensor_that_is_given_others_memory(function: Any) -> None:
+    aliasing.check(function, torch.randn(3, 4), torch.randn(3, 4), captured=False)
+
+
+class _Exchanged(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4), requires_grad=False)
+        self.others = [torch.randn(4, 4), torch.randn(4, 4)]
+
+    def forward(self, x: Any) -> Any:
+        self.weight.data = self.others[0]
+        self.others.reverse()
+        return x @ self.weight
+
+
+def test_a_weight_that_is_given_others_memory() -> None:
+    module, theirs = _Exchanged(), _Exchanged()
+    theirs.load_state_dict(module.state_dict())
+    theirs.others = list(module.others)
+    fast, x = fusec.jit(module), torch.randn(3, 4)
+    for _ in range(4):
+        torch.testing.assert_close(fast(x), theirs(x))
+        torch.testing.assert_close(module.weight, theirs.weight)
