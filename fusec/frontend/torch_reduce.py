@@ -172,8 +172,10 @@ def _argument(op: str) -> Lowering:
 
 def _truth(op: str) -> Lowering:
     def lower(e: Emitter, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-        axes = axes_of(x.type.rank, dim)
-        return e.cast(e.reduce(op, e.cast(x, bool_), axes, keepdim), e.out.dtype)
+        nothing = dim is not None and not isinstance(dim, int) and not dim  # no dimensions, unlike other reductions
+        axes = () if nothing else axes_of(x.type.rank, dim)
+        truth = e.cast(x, bool_)
+        return e.cast(e.reduce(op, truth, axes, keepdim) if axes else truth, e.out.dtype)
 
     return lower
 

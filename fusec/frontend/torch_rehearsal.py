@@ -90,6 +90,11 @@ def _made(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return None if isinstance(_attempt(func, args, kwargs, torch.float32), Exception) else made
 
 
+def takes_outs(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the library makes an elementwise call with ``out=`` tensors of these dtypes."""
+    return not isinstance(_attempt(func, args, kwargs, None), Exception)
+
+
 def _attempt(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None) -> Made:
     """What the call raises or gives on small tensors of this dtype, or else of their own."""
 

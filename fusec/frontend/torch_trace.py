@@ -48,7 +48,7 @@ from fusec.frontend.torch_ops import VALUES, VIEWS
 from fusec.frontend.torch_quiet import quiet_fake_tensors
 from fusec.frontend.torch_random import drawn_apart
 from fusec.frontend.torch_references import References
-from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap
+from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap, takes_outs
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.library_calls import channels_last
@@ -422,7 +422,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:
             return self._in_place(func, name, packet, args, kwargs)
         if packet is not None and written and all(w in kwargs for w in written):
-            return self._into_outs(packet, written, args, dict(kwargs))
+            return self._into_outs(func, packet, written, args, dict(kwargs))
         decomposition = decompositions().get(func)
         if decomposition is not None:
             with self:
@@ -471,7 +471,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._store(target, value)
         return target
 
-    def _into_outs(self, packet: Any, written: list[str], args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def _into_outs(
+        self, func: OpOverload, packet: Any, written: list[str], args: Arguments, kwargs: dict[str, Any]
+    ) -> Any:
+        given = dict(kwargs)
         targets = [kwargs.pop(name) for name in written]
         call = self.emitter.call
         before = len(self.memories)
@@ -484,9 +487,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                     f"{call} resizes its out= tensor from {list(target.shape)} to {list(tensor.shape)}",
                     self.emitter.location,
                 )
-            if not torch.can_cast(tensor.dtype, target.dtype):
-                raise RuntimeError(
-                    f"result type {tensor.dtype} can't be cast to the desired output type {target.dtype}"
+            casts = torch.Tag.pointwise in func.tags
+            if target.dtype != tensor.dtype and not (casts and takes_outs(func, args, given)):
+                raise UnsupportedOpError(
+                    f"{call} gives {tensor.dtype}, and its out= tensor has {target.dtype}", self.emitter.location
                 )
             self._store(target, self._taken(tensor, before))
         return targets[0] if len(targets) == 1 else tuple(targets)

@@ -270,6 +270,39 @@ def test_dimensions_of_reductions(name: str, dim: Any, keepdim: bool) -> None:
     check(f, torch.where(X > 1, torch.nan, X), captured=False)
 
 
+@pytest.mark.parametrize("name", ["any", "all"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_truth_of_no_dimensions_is_that_of_each_element(name: str, keepdim: bool) -> None:
+    check(lambda x: getattr(torch, name)(x, dim=(), keepdim=keepdim), torch.arange(6.0).view(2, 3))
+
+
+OUTS = {
+    "argmin": (lambda x, out: torch.argmin(x, 0, out=out), torch.int32),
+    "all": (lambda x, out: torch.all(x, 0, out=out), torch.float32),
+    "all, as uint8": (lambda x, out: torch.all(x, 0, out=out), torch.uint8),  # gives other numbers
+    "sum": (lambda x, out: torch.sum(x, 0, out=out), torch.int64),  # is computed in that dtype
+    "prod": (lambda x, out: torch.prod(x, 0, out=out), torch.float64),
+    "index": (lambda x, out: torch.max(x, 0, out=(torch.zeros(3), out)), torch.int32),
+    "ceil": (lambda x, out: torch.ceil(x[0], out=out), torch.float64),
+    "signbit": (lambda x, out: torch.signbit(x[0], out=out), torch.float32),
+    "float_power": (lambda x, out: torch.float_power(x[0], 2.0, out=out), torch.float32),
+    "index_select": (lambda x, out: torch.index_select(x[0], 0, torch.arange(3), out=out), torch.float64),
+    "clamp": (lambda x, out: torch.clamp(x[0], 0, 1, out=out), torch.float16),
+    "bitwise_and": (lambda x, out: torch.bitwise_and(x[0].long(), 3, out=out), torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_out_of_another_dtype(name: str) -> None:
+    function, dtype = OUTS[name]
+    check(function, torch.arange(6.0).view(2, 3) + 1.4, torch.zeros(3, dtype=dtype), captured=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_out_of_another_dtype_that_an_elementwise_call_casts_to(dtype: torch.dtype) -> None:
+    check(lambda x, y, out: torch.add(x, y, out=out), torch.ones(3), torch.arange(3.0), torch.zeros(3, dtype=dtype))
+
+
 @pytest.mark.parametrize("function", [torch.mv, torch.matmul])
 @pytest.mark.parametrize("backend", ["jit", "compile"])
 def test_operands_of_products_with_different_dtypes(function: Any, backend: str) -> None:
