@@ -17,7 +17,7 @@ from fusec.frontend.raw import is_a, is_object
 from fusec.frontend.structures import Again, Node, Static, Structure, leaves_in, nodes_in
 from fusec.location import Location
 
-_TEXT = re.compile(r"<traced \w+\[|\bFakeTensor\(")
+_TEXT = re.compile(r"<traced \w|\bFakeTensor\b")
 """How stand-ins show themselves in a text."""
 
 _PLAIN = (str, bytes, int, float, complex, type(None), type, ModuleType, CodeType, FrameType)

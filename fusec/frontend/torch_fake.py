@@ -27,11 +27,13 @@ MOST_KNOWN = 1 << 14
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode for one capture."""
+    """A mode for one capture. Its tensors have no address: asked for one they raise."""
     if len(FakeTensorMode.cache) > MOST_KNOWN:
         FakeTensorMode.cache_clear()
     with uncollected():  # the first one imports torch.compile's front half
-        return FakeTensorMode()
+        mode = FakeTensorMode()
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
 
 
 def fake_like(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor:

@@ -155,6 +155,8 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatch(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         name = func.overloadpacket.__name__
         self.emitter.call = f"{func.namespace}.{name}"
+        if name == "is_set_to":
+            raise UnsupportedOpError("which tensors share memory is asked while tracing", self.emitter.location)
         if name in ("lift_fresh", "lift") and not isinstance(args[0], FakeTensor):
             return self._fresh_constant(func, args[0])
         if (wrap := wrapping(func)) is not None:

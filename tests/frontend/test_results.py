@@ -230,7 +230,9 @@ def test_a_model_output_among_the_arguments_is_one_input_for_each_tensor() -> No
 
 @pytest.mark.parametrize("x", ARRAYS, ids=["torch", "numpy"])
 @pytest.mark.parametrize(
-    "text", [str, repr, lambda v: f"{v.sum()}", lambda v: {str(v): v}], ids=["str", "repr", "format", "key"]
+    "text",
+    [str, repr, lambda v: f"{v.sum()}", lambda v: {str(v): v}, lambda v: str(v)[:10]],
+    ids=["str", "repr", "format", "key", "start"],
 )
 def test_texts_of_arrays_are_those_of_the_call(text: Callable[[Any], Any], x: Any) -> None:
     def f(x):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fusec
+from fusec.errors import CaptureError, UnsupportedOpError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -52,3 +53,23 @@ def test_a_call_that_gives_another_dtype_than_its_fake_is_refused():
     assert "mixed gives [torch.float32] on a CPU, and PyTorch's fake tensors say [torch.float64]" in reason
     torch.testing.assert_close(compiled(b, b), torch.full((3,), 5.0))
     assert sum(compiled.dispatcher.eager_calls.values()) == 2
+
+
+ADDRESSES = {
+    "of one": lambda x, y: x * (x.data_ptr() != 0),
+    "of two": lambda x, y: x + 1 if x.data_ptr() == y.data_ptr() else x - 1,
+    "of a storage": lambda x, y: x * (x.untyped_storage().data_ptr() != 0),
+    "of elements": lambda x, y: x.clone().apply_(lambda value: value + 1),  # PyTorch reads them where fakes have none
+    "of the same": lambda x, y: x + 1 if x.is_set_to(x.view(3, 2).view(6)) else x - 1,
+}
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_addresses_are_those_of_the_call(name):
+    function = ADDRESSES[name]
+    compiled = fusec.jit(function, warn=False)
+    for _ in range(2):
+        x, y = torch.arange(6.0), torch.arange(6.0)
+        torch.testing.assert_close(compiled(x, y), function(x, y))
+    with pytest.raises(UnsupportedOpError if name == "of the same" else CaptureError):
+        fusec.jit(function, fallback="error")(x, y)
