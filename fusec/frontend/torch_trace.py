@@ -269,7 +269,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         reason, final = "no lowering for it", False
         if shared is None:
             try:
-                values = self._lowered(name, args, kwargs)
+                values = self._lowered(name, args, kwargs, outs)
                 if values is not None:
                     for out, value in zip(outs, values, strict=True):
                         self._bind(out, value)
@@ -294,7 +294,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_cpu = self._fallback != "error" and all(tensor.is_cpu for tensor in tensors)
         return name in _LIBRARY_ONLY or (name in _LIBRARY_ON_CPU and on_cpu)
 
-    def _lowered(self, name: str, args: Arguments, kwargs: Keywords) -> list[Value] | None:
+    def _lowered(self, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> list[Value] | None:
+        if any(t.is_complex() for t in (*tensors_in((args, list(kwargs.values()))), *outs)):
+            raise Declined("no kernel computes complex numbers", final=True)
         if name in VIEWS:  # a view that had to copy, such as a reshape of transposed memory
             first, *rest = args
             (steps,) = VIEWS[name](self.emitter, tuple(first.shape), *rest, **kwargs)

@@ -212,16 +212,10 @@ def test_threads_tell_once() -> None:
     assert not told(together, 1)
 
 
-@pytest.mark.parametrize("way", ["jit", "compile", "numpy"])
-def test_complex_numbers_are_told_as_not_compiled(way: str) -> None:
-    """They are no bug of fusec's."""
-    x: Any = torch.complex(torch.ones(3), torch.ones(3))
+def test_complex_numbers_are_told_as_not_compiled() -> None:
+    """They are no bug of fusec's. Of PyTorch's the library computes them between kernels."""
+    x: Any = np.ones(3, np.complex64)
     fast = fusec.jit(lambda x: x * x + 1)
-    if way == "compile":
-        fast = torch.compile(lambda x: x * x + 1, backend="fusec")
-    elif way == "numpy":
-        x = x.numpy()
-    with torch.no_grad():
-        found = told(lambda: fast(x))
+    found = told(lambda: fast(x))
     assert [w.category for w in found] == [fusec.RunsAsWritten]
     assert "does not compute with c64" in str(found[0].message)
