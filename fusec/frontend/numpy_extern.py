@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from fusec.errors import DataDependentError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
@@ -115,7 +116,10 @@ def _shape_varies(
 
 
 def _random_sample(x: Traced) -> np.ndarray[Any, Any]:
-    """Random elements in the array's order; a square matrix is symmetric and positive definite, for linear algebra."""
+    """Random elements in the array's order, repeated where it repeats them: a result's layout may follow from that.
+
+    A square matrix is symmetric and positive definite, for linear algebra.
+    """
     shape, dtype = x.meta.shape, x.meta.dtype
     made = np.asarray(np.random.default_rng(1).random(shape))
     if len(shape) > 1 and shape[-1] == shape[-2]:
@@ -126,7 +130,10 @@ def _random_sample(x: Traced) -> np.ndarray[Any, Any]:
         shape, dtype, np.empty(made.size, dtype), 0, laid_out_as(x.meta, shape, dtype).strides
     )
     laid[...] = made
-    return laid
+    repeated = [step == 0 for step in x.meta.strides]
+    if not any(repeated):
+        return laid
+    return as_strided(laid, shape, [0 if again else step for again, step in zip(repeated, laid.strides)])
 
 
 def _signed_sample(x: Traced) -> np.ndarray[Any, Any]:

@@ -50,6 +50,8 @@ PROGRAMS = [
     ("x /= 2; return x", K),
     ("return np.multiply(x, 2, signature='dd->d')", X),
     ("return np.add.accumulate(x, 1, np.float32), np.maximum.accumulate(x, 1, np.float32)", X),
+    ("return np.maximum.accumulate(np.broadcast_to(x[0], (4, 3, x.shape[1])), axis=1)", X),
+    ("return np.sort(np.broadcast_to(x[0], (4, 3, x.shape[1])), axis=1)", X),
     ("return np.add.reduce(x, 1, out=np.zeros(2, np.float32)), np.add.reduce(x, 1, np.float32)", X),
     ("return np.concatenate([x, x], dtype=np.float32, casting='safe')", X),
     ("return np.concatenate([x, x], dtype=np.float32, casting='same_kind')", X),
