@@ -1,4 +1,7 @@
-"""Language models of ``transformers``: decoders, encoders, both, and those that keep a state."""
+"""Language models of ``transformers``: decoders, encoders, both, and those that keep a state.
+
+Dynamo breaks the graph where GPT-2 with labels warns of its loss, and where DeBERTa asks for a tensor's number.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ _MLA = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_h
 
 DECODERS: Table = {
     "gpt2": Model(model("GPT2LMHeadModel", "GPT2Config", **_GPT), trains=True),
-    "gpt2-labels": Model(model("GPT2LMHeadModel", "GPT2Config", _labelled, **_GPT), trains=True),
+    "gpt2-labels": Model(model("GPT2LMHeadModel", "GPT2Config", _labelled, **_GPT), trains=True, breaks=2),
     "gpt-neo": Model(
         decoder("GPTNeo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8)
     ),
@@ -144,7 +147,7 @@ ENCODERS: Table = {
     ),
     "albert": Model(encoder("Albert", embedding_size=32)),
     "electra": Model(encoder("Electra", embedding_size=32)),
-    "deberta": Model(encoder("Deberta", pos_att_type="c2p|p2c", relative_attention=True)),
+    "deberta": Model(encoder("Deberta", pos_att_type="c2p|p2c", relative_attention=True), breaks=5),
     "deberta-v2": Model(encoder("DebertaV2", pos_att_type="c2p|p2c", relative_attention=True)),
     "mpnet": Model(encoder("MPNet")),
     "camembert": Model(encoder("Camembert", "ForMaskedLM")),
@@ -174,6 +177,8 @@ STATES: Table = {
     "mamba2": Model(state("Mamba2", num_heads=8, head_dim=16, n_groups=2, chunk_size=8)),
     "falcon-mamba": Model(state("FalconMamba")),
     "rwkv": Model(state("Rwkv", context_length=64, attention_hidden_size=64)),
-    "recurrent-gemma": Model(decoder("RecurrentGemma", num_hidden_layers=3, **_SHARED, attention_window_size=8)),
+    "recurrent-gemma": Model(
+        decoder("RecurrentGemma", num_hidden_layers=3, **_SHARED, attention_window_size=8), as_written="conv1d_state"
+    ),
 }
 TEXT: Table = {**DECODERS, **ENCODERS, **BOTH, **STATES}
