@@ -259,6 +259,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Finds a value or a place in memory for each result."""
         if func.namespace == "prims" and self._depth > 1:
             raise Declined("it is made of a primitive of PyTorch's own")  # the call that it is part of goes whole
+        if any(out.is_conj() or out.is_neg() for out in outs):
+            reason = f"{self.emitter.call} is computed where its result is read, in no kernel"
+            raise UnsupportedOpError(reason, self.emitter.location)
         started = len(self.builder)
         shared = self._shared_memory(args, kwargs, outs)
         if shared is not None and self._alias(name, args, kwargs, outs, shared):
@@ -370,7 +373,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = self.builder.op(
             "extern",
             *operands,
-            attributes=ExternAttributes(target, arguments, types, reason, tuple(sorted(strided)), last),
+            attributes=ExternAttributes(
+                target, arguments, types, reason, tuple(sorted(strided)), last, shared is not None
+            ),
             names=["."] * len(types),
             location=self.emitter.location,
         )

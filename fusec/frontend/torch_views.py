@@ -82,8 +82,10 @@ def _unbind(e: Emitter, shape: Shape, dim: int = 0) -> Paths:
 
 
 def _unfold(e: Emitter, shape: Shape, dimension: int, size: int, step: int) -> Paths:
-    if not shape or size < 1:
-        raise Declined("unfold of a 0-d tensor, or to empty windows")
+    if size < 1:
+        raise Declined("unfold to empty windows")
+    if not shape:
+        return [_reshaped((1,))]
     return [(Step("windows", WindowsAttributes(axis_of(len(shape), dimension), size, step)),)]
 
 

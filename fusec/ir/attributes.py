@@ -202,7 +202,8 @@ class ExternAttributes(Attributes):
     and dict of its arguments, ``$0``, ``$1``, ... standing for the operands. ``reason`` says why it is not compiled.
     ``strided``: operands of PyTorch's calls (their numbers) that may lie in memory in any way; the others are
     contiguous, as the function gave them, and what it calls may count on that. ``channels_last``: results (their
-    numbers) whose second axis in the library is the last one here, as it is in memory.
+    numbers) whose second axis in the library is the last one here, as it is in memory. ``shows``: the results may lie
+    in an operand's memory (views of another dtype), so that a copy of one is a copy.
     """
 
     target: str
@@ -211,6 +212,7 @@ class ExternAttributes(Attributes):
     reason: str = ""
     strided: tuple[int, ...] = ()
     channels_last: tuple[int, ...] = ()
+    shows: bool = False
 
 
 @dataclass(frozen=True)

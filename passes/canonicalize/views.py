@@ -6,6 +6,7 @@ from fusec.errors import TypeRuleError
 from fusec.ir.attributes import (
     CastAttributes,
     ConcatAttributes,
+    ExternAttributes,
     PadAttributes,
     PermuteAttributes,
     ReduceAttributes,
@@ -199,8 +200,13 @@ def is_exact_cast(source: DType, target: DType) -> bool:
 
 @rule("copy")
 def drop_copy(r: Rewriter) -> Outcome:
-    """copy(x) ⇒ x: what needs memory of its own is given it by ``own_outputs``"""
-    return r.operands[0]
+    """copy(x) ⇒ x: what needs memory of its own is given it by ``own_outputs``, which does not see into calls"""
+    (x,) = r.operands
+    value = x
+    while (made := r.producer(value)) is not None and made.definition.kind == "view":
+        value = made.operands[0]
+    shows = made is not None and isinstance(made.attributes, ExternAttributes) and made.attributes.shows
+    return None if shows else x
 
 
 @rule(*(f"reduce_{name}" for name in MONOIDS))

@@ -178,3 +178,41 @@ def test_arrays_share_what_is_written() -> None:
         return t, u, z[0], z.T, x[0]
 
     check(f, A, B)
+
+
+C = torch.complex(X, Y)
+
+SHOWN = {
+    "bits": (lambda x: x.view(torch.int32).clone(), X),
+    "a row of bits": (lambda x: x.view(torch.int16)[1:].clone(), X),
+    "bits themselves": (lambda x: x.view(torch.int32), X),
+    "parts of complex numbers": (lambda x: torch.view_as_real(x).clone(), C),
+    "parts, copied": (lambda x: torch.view_as_real_copy(x), C),
+    "pairs": (lambda x: torch.view_as_complex(x.view(2, 2, 2)).clone(), X),
+    "a real part": (lambda x: (x.real.clone(), x.real), C),
+    "an imaginary part": (lambda x: (x.imag.clone(), x.imag), C),
+    "windows of a number": (lambda x: (torch.unfold_copy(x, 0, 1, 1), x.unfold(0, 1, 1)), X[0, 0].clone()),
+    "bits of what was computed": (lambda x: ((x * 2).view(torch.int32)[1:].clone(), (x + 5) * 3), X),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_copies_of_what_a_library_s_view_shows(name: str) -> None:
+    check(*SHOWN[name])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.conj().clone(),
+        lambda x: x.conj() * 2,
+        lambda x: x.conj().imag.clone(),
+        lambda x: x @ x.mH,
+        lambda x: torch.adjoint(x).contiguous(),
+        lambda x: x.conj()[1:].sum(1),
+    ],
+)
+def test_conjugates_that_are_computed_where_they_are_read(function: Any) -> None:
+    """A conjugate shows the memory of the numbers themselves."""
+    check(function, C, captured=False)
+    check(function, C.conj(), captured=False)
