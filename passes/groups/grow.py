@@ -170,6 +170,11 @@ def is_cheap(op: Op) -> bool:
     return op.definition.flops <= CHEAP_FLOPS
 
 
+def widens(op: Op) -> bool:
+    """Whether an op is a cast to a dtype of more bits."""
+    return op.name == "cast" and op.operands[0].type.dtype.bits < op.result.type.dtype.bits
+
+
 def at_least(size: int, cheap: Callable[[Op], bool]) -> Callable[[Op], bool]:
     """Ops with results of this size, which are computed once where they are read; and cheap ones."""
     return lambda op: op.result.type.most >= size or cheap(op)

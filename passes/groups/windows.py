@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.ir.nodes import Op, Value
+from fusec.passes.groups.grow import widens
 from fusec.passes.groups.partition import Partition
 
 
@@ -28,7 +29,7 @@ def made_of_windows(partition: Partition) -> set[Op]:
             found.add(op)
         elif parts:
             shown.add(op.result)
-    return {op for op in found if not (_widens(op) and any(c in reduced for c in partition.compute_consumers(op)))}
+    return {op for op in found if not (widens(op) and any(c in reduced for c in partition.compute_consumers(op)))}
 
 
 def _is_of_windows(partition: Partition, value: Value) -> bool:
@@ -40,7 +41,3 @@ def _is_of_windows(partition: Partition, value: Value) -> bool:
         sliced |= op.name == "slice"
         value = op.operands[0]
     return False
-
-
-def _widens(op: Op) -> bool:
-    return op.name == "cast" and op.result.type.dtype.bits > op.operands[0].type.dtype.bits

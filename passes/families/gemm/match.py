@@ -9,7 +9,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.types import f64
 from fusec.passes.convolution import convolution_of
 from fusec.passes.families.gemm.prologue import grow_prologues
-from fusec.passes.groups.grow import CHEAP_FLOPS, Log, at_least, grow_consumers, grow_producers, is_cheap, seed
+from fusec.passes.groups.grow import CHEAP_FLOPS, Log, at_least, grow_consumers, grow_producers, is_cheap, seed, widens
 from fusec.passes.groups.partition import Group, Partition
 
 
@@ -136,8 +136,7 @@ def _is_stored(partition: Partition, group: Group, value: Value, but: Op) -> boo
 
 def _widens(op: Op) -> bool:
     """A cast to a wider float, of a bias: about as cheap as the load, and no launch of its own."""
-    made = op.result.type.dtype
-    return op.name == "cast" and made.is_float and op.operands[0].type.dtype.itemsize < made.itemsize
+    return widens(op) and op.result.type.dtype.is_float
 
 
 def _siblings(partition: Partition, op: Op) -> list[Op]:
