@@ -16,6 +16,7 @@ from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, Hoppe
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule, tiled_gemm_candidates
 from fusec.passes.families.gemm.tiled import lower_tiled_gemm
+from fusec.passes.families.gemm.windows import fetched_depth
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import GpuSchedule, by_seconds
 
@@ -108,9 +109,8 @@ def _hopper(
     extents = (axes.batches, axes.m, axes.n, axes.k)
     transposed = columns_adjoin(context)
     windows = convolution_of(axes.op, context.producers)
-    if windows is not None and windows.channels is not None:
-        channels, step = windows.image.type.static_shape[windows.channels], 1024 // bits
-        extents = (axes.batches, axes.m, axes.n, axes.k // channels * -(-channels // step) * step)
+    if windows is not None:
+        extents = (axes.batches, axes.m, axes.n, fetched_depth(context, windows))
     problem = HopperProblem(*extents, products, reads, bits, defers, transposed, windows is not None)
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fusec.ir.attributes import ConstantAttributes, DotAttributes, PadAttributes, SliceAttributes, WindowsAttributes
 from fusec.ir.graph import Graph
@@ -44,21 +46,54 @@ def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Window
     if view is None or view.base not in context.body.inputs or fixed([view.offset]) != (0,):
         return None
     shape, steps = found.image.type.static_shape, fixed(view.strides)
+    channels, along = shape[found.channels], found.windowed[-1]
     if not _steps_fit(found, steps):
         return None
     axes = tuple(
         WindowAxis(w.extent, _step(steps[w.axis], shape[w.axis]), w.count, w.size, w.stride, w.dilation, w.low)
         for w in found.windowed
     )
+    if _is_run(found, steps):
+        axes = (*axes[:-1], WindowAxis(along.count, along.stride * channels, along.count, 1, 1, 1, 0))
+        channels *= along.size
     far = _FARTHEST[len(axes)]
     if any(max(abs(w.low), abs(w.high), (w.size - 1) * w.dilation) > far or w.stride > 8 for w in found.windowed):
         return None
     read = [x for x in loads(element) if x.buffer.space == "parameter"]
     if len(read) != 1:
         return None
-    return Windows(
-        read[0], shape[found.batch], _step(steps[found.batch], shape[found.batch]), shape[found.channels], axes
-    )
+    return Windows(read[0], shape[found.batch], _step(steps[found.batch], shape[found.batch]), channels, axes)
+
+
+def fetched_depth(context: LoweringContext, found: Convolution) -> int:
+    """Elements along K that are multiplied: whole copies of channels, the rest of the last one zeros."""
+    if found.channels is None:
+        return found.taps
+    view = strided_view(found.image, context.producers, context.strides)
+    channels, item = found.image.type.static_shape[found.channels], found.image.type.dtype.itemsize
+    places = found.taps
+    if view is not None and _is_run(found, fixed(view.strides)):
+        along = found.windowed[-1].size
+        places, channels = places // along, channels * along
+    return places * round_up(channels, _ROW_BYTES // item)
+
+
+def _is_run(found: Convolution, steps: tuple[int, ...]) -> bool:
+    """Whether a window's places along the last axis are one run of memory, which takes fewer copies as channels than
+    place by place: the rows of the tensor map are windows then, and overlap."""
+    w = found.windowed[-1]
+    assert found.channels is not None
+    channels, item = found.image.type.static_shape[found.channels], found.image.type.dtype.itemsize
+    if w.size == 1 or w.dilation != 1 or w.low or w.high > 0 or steps[w.axis] != channels:
+        return False
+    once = _ROW_BYTES // item
+    fewer = -(-w.size * channels // once) < w.size * -(-channels // once)
+    return fewer and _begins(w, channels * item)
+
+
+def _begins(w: Windowed, bytes_: int) -> bool:
+    """Whether runs of so many bytes a place, and weights for them, begin where a tensor map can."""
+    return w.stride * bytes_ % _STEP_BYTES == 0 and w.size * bytes_ % _STEP_BYTES == 0
 
 
 def _step(step: int, extent: int) -> int:
@@ -91,9 +126,10 @@ def operands_in_order(context: LoweringContext) -> list[Alternative]:
     if found is None or found.channels is None or found.batch is None or not _in_order(found) or not _has_rows(found):
         return []
     item, channels = found.image.type.dtype.itemsize, found.image.type.static_shape[found.channels]
-    if channels * item % _STEP_BYTES:
+    fetched = _is_fetched(context, found)
+    if not fetched and channels * item % _STEP_BYTES:
         return [Alternative("rows of windows first", lambda c: _pieces(c, lambda r: rows_of_windows(r, found)))]
-    if not _is_fetched(context, found):
+    if not fetched:
         return [Alternative("operands in order first", lambda c: _pieces(c, lambda r: channels_last(r, found)))]
     if _lies_along(context, dots[0]):
         return []
@@ -107,10 +143,12 @@ def _is_fetched(context: LoweringContext, found: Convolution) -> bool:
 
 
 def _steps_fit(found: Convolution, steps: tuple[int, ...]) -> bool:
+    """Whether a tensor map takes the steps of its axes; along a run it steps from window to window."""
     shape, item = found.image.type.static_shape, found.image.type.dtype.itemsize
     assert found.batch is not None
     assert found.channels is not None
-    outer = [steps[a] for a in (found.batch, *(w.axis for w in found.windowed)) if shape[a] != 1]
+    windowed = found.windowed[:-1] if _is_run(found, steps) else found.windowed
+    outer = [steps[a] for a in (found.batch, *(w.axis for w in windowed)) if shape[a] != 1]
     return steps[found.channels] == 1 and all(s > 0 and s * item % _STEP_BYTES == 0 for s in outer)
 
 
@@ -127,10 +165,20 @@ def _lies_along(context: LoweringContext, dot: Op) -> bool:
 
 
 def _has_rows(found: Convolution) -> bool:
-    """Whether the image's axes are batch, places and channels, in this order, with windows along the last of places."""
-    rank = found.image.type.rank
-    axes = [w.axis for w in found.windowed]
-    return found.batch == 0 and found.channels == rank - 1 and axes == list(range(1, rank - 1))
+    """Whether the image's axes are batch, channels and places, with windows along all of these."""
+    return found.image.type.rank == len(found.windowed) + 2
+
+
+def _channels_behind(r: Rewriter, found: Convolution) -> Convolution:
+    """With the image's axes in the order batch, places, channels."""
+    assert found.batch is not None
+    assert found.channels is not None
+    order = (found.batch, *(w.axis for w in found.windowed), found.channels)
+    if order == tuple(range(len(order))):
+        return found
+    windowed = tuple(replace(w, axis=n + 1) for n, w in enumerate(found.windowed))
+    image = r.permute(found.image, order)
+    return replace(found, image=image, batch=0, channels=len(order) - 1, windowed=windowed)
 
 
 def _pieces(context: LoweringContext, ordered: Callable[[Rewriter], Outcome]) -> Pieces:
@@ -173,6 +221,7 @@ def channels_last(r: Rewriter, found: Convolution) -> Outcome:
     assert isinstance(attributes, DotAttributes)
     if r.producer(weight, "copy") is not None:
         return None
+    found = _channels_behind(r, found)
     laid, free = _contracted_last(r, weight, attributes)
     laid = r.emit("copy", laid, hint="laid_out")
     sizes = (*(w.size for w in found.windowed), found.image.type.static_shape[-1])
@@ -181,11 +230,61 @@ def channels_last(r: Rewriter, found: Convolution) -> Outcome:
 
 
 def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
-    """dot(windows(pad(x)), w) ⇒ dot(windows(pad(y)), copy(w)), y with each window's last axis among its channels"""
+    """dot(windows(pad(x)), w) ⇒ dot(windows(y), copy(w)), y a copy in which a window's places along a row are one run
+
+    y is padded, and has as many channels as make windows begin at multiples of 16 bytes. Where windows are two rows
+    apart (or three, ...), two rows of x are the channels of one of y.
+    """
     attributes, weight = r.op.attributes, r.operands[1]
     assert isinstance(attributes, DotAttributes)
     if r.producer(weight, "copy") is not None:
         return None
+    found = _channels_behind(r, found)
+    *outer, last = found.windowed
+    if last.dilation != 1:
+        return _rows_apart(r, found)
+    channels, item = found.image.type.static_shape[-1], found.image.type.dtype.itemsize
+    rows = outer[-1] if outer and outer[-1].dilation == 1 else None
+    together = rows.stride if rows is not None and rows.size > 1 else 1
+    wide = next(n for n in itertools.count(together * channels) if _begins(last, n * item))
+    # The image: padded, rows together, then zeros as channels.
+    width = (last.count - 1) * last.stride + last.size
+    width = next(n for n in itertools.count(width) if n * wide * item % _STEP_BYTES == 0)
+    around = {last.axis: (last.low, width - last.extent - last.low)}
+    taps = 1
+    if rows is not None and together > 1:
+        taps = -(-rows.size // together)
+        height = (rows.count - 1 + taps) * together
+        around[rows.axis] = (rows.low, height - rows.extent - rows.low)
+    x = _rows_together(r, _padded(r, found.image, around), found.image.type.rank - 3, together)
+    x = r.emit("copy", _padded(r, x, {x.type.rank - 1: (0, wide - together * channels)}), hint="rows")
+    # The weights in the same order.
+    laid, free = _contracted_last(r, weight, attributes)
+    laid = r.reshape(laid, (*laid.type.static_shape[:free], *(w.size for w in found.windowed), channels))
+    if rows is not None and together > 1:
+        laid = _padded(r, laid, {laid.type.rank - 3: (0, taps * together - rows.size)})
+    laid = _rows_together(r, laid, laid.type.rank - 3, together)
+    laid = r.emit("copy", _padded(r, laid, {laid.type.rank - 1: (0, wide - together * channels)}), hint="laid_out")
+    seen = [replace(last, extent=width, low=0)]
+    if rows is not None and together > 1:
+        outer[-1] = replace(rows, extent=rows.count - 1 + taps, size=taps, stride=1, low=0)
+    return _product(r, x, [*outer, *seen], laid, free)
+
+
+def _rows_together(r: Rewriter, x: Value, axis: int, together: int) -> Value:
+    """``[..., rows, places, channels]`` ⇒ ``[..., rows / together, places, together * channels]``"""
+    if together == 1:
+        return x
+    *outer, rows, places, channels = x.type.static_shape
+    x = r.reshape(x, (*outer, rows // together, together, places, channels))
+    x = r.permute(x, (*range(axis + 1), axis + 2, axis + 1, axis + 3))
+    return r.reshape(x, (*outer, rows // together, places, together * channels))
+
+
+def _rows_apart(r: Rewriter, found: Convolution) -> Outcome:
+    """dot(windows(pad(x)), w) ⇒ dot(windows(pad(y)), copy(w)), y with each window's last axis among its channels"""
+    attributes, weight = r.op.attributes, r.operands[1]
+    assert isinstance(attributes, DotAttributes)
     *outer, last = found.windowed
     shape, rank = found.image.type.static_shape, found.image.type.rank
     x = _windowed(r, found.image, [last])

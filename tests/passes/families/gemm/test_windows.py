@@ -47,7 +47,8 @@ def image(channels: int, columns: int = 128, **more: Any) -> str:
     [
         (image(64), "wgmma"),
         (image(96), "wgmma"),
-        (image(24), "wgmma"),
+        (image(24), "operands first"),
+        (image(24, padding=(0, 0)), "wgmma"),
         (image(64, dtype="f16"), "wgmma"),
         (image(64, stride=(2, 2)), "wgmma"),
         (image(64, dilation=(2, 2), padding=(2, 2)), "wgmma"),
@@ -208,14 +209,69 @@ def test_operands_put_in_order_first(wanted: str, kernels: int, text: str) -> No
     assert windows.channels * 2 % 16 == 0
 
 
-def test_a_row_of_windows_is_filled_with_zeros() -> None:
-    """Seven places of three channels: 21, and 24 with zeros; windows go along the other axis alone."""
-    made = run(
-        convolution((2, 9, 8, 3), 72, (7, 7), stride=(2, 2), padding=(3, 3), dtype="bf16"), "rows of windows first"
-    )
-    (kernel,) = (k for k in made.lowered.program.kernels if k.kind == "gemm")
+def windows_behind(text: str) -> Windows:
+    """What is fetched of rows of windows."""
+    (kernel,) = (k for k in run(text, "rows of windows first").lowered.program.kernels if k.kind == "gemm")
     assert isinstance(kernel.template, HopperGemm)
     windows = kernel.template.nest.left.windows
     assert windows is not None
-    assert windows.channels == 24
-    assert [(a.extent, a.count, a.size, a.stride, a.low) for a in windows.axes] == [(9, 5, 7, 2, 3), (4, 4, 1, 1, 0)]
+    return windows
+
+
+def test_two_rows_are_channels_of_one_and_a_window_s_places_a_run() -> None:
+    """Three channels of two rows: 6, and 8 with zeros; seven places of them; four pairs of rows."""
+    windows = windows_behind(convolution((2, 9, 8, 3), 72, (7, 7), stride=(2, 2), padding=(3, 3), dtype="bf16"))
+    assert windows.channels == 7 * 8
+    assert windows.axes == (WindowAxis(8, 13 * 8, 5, 4, 1, 1, 0), WindowAxis(4, 16, 4, 1, 1, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "channels"),
+    [
+        ((2, 9, 8, 3), (3, 3), (1, 1), 8),
+        ((2, 9, 8, 4), (3, 3), (1, 2), 8),
+        ((2, 9, 8, 4), (3, 4), (1, 2), 4),
+        ((2, 23, 22, 3), (11, 11), (4, 4), 16),
+        ((2, 9, 8, 1), (5, 5), (2, 2), 8),
+    ],
+)
+def test_channels_for_which_windows_and_weights_begin_at_16_bytes(
+    shape: tuple[int, ...], size: tuple[int, int], stride: tuple[int, int], channels: int
+) -> None:
+    windows = windows_behind(convolution(shape, 72, size, stride=stride, dtype="bf16"))
+    assert windows.channels == size[1] * channels
+    assert windows.axes[1].step == stride[1] * channels
+
+
+def test_a_row_of_windows_whose_places_are_apart_is_filled_with_zeros() -> None:
+    """Three places of three channels: 9, and 16 with zeros; windows go along the other axis alone."""
+    windows = windows_behind(
+        convolution((2, 9, 9, 3), 72, (3, 3), stride=(2, 2), dilation=(1, 2), padding=(1, 2), dtype="bf16")
+    )
+    assert windows.channels == 16
+    assert [(a.extent, a.count, a.size, a.stride, a.low) for a in windows.axes] == [(9, 5, 3, 2, 1), (5, 5, 1, 1, 0)]
+
+
+@pytest.mark.parametrize("padding", [(1, 0), (1, 1)])
+def test_a_run_is_in_memory_as_a_whole(padding: tuple[int, int]) -> None:
+    """Places in the padding have no memory: they are fetched one by one."""
+    found = windows_in(convolution((2, 9, 8, 24), 96, (3, 3), padding=padding, dtype="bf16"))
+    assert found is not None
+    assert found.channels == (24 if padding[1] else 72)
+
+
+def test_an_image_with_its_channels_in_front_needs_no_padding_to_be_put_in_order() -> None:
+    text = """graph @g(%x: bf16[2, 3, 9, 8] argument "x", %w: bf16[72, 3, 3, 3] argument "w") {
+  %u = windows(%x) {axis=2, size=3} : bf16[2, 3, 7, 8, 3]
+  %v = windows(%u) {axis=3, size=3} : bf16[2, 3, 7, 6, 3, 3]
+  %y = dot(%v, %w) {contract=[4, 5, 1]x[2, 3, 1], dtype=f32} : f32[2, 7, 6, 72]
+  %z = cast(%y) : bf16[2, 7, 6, 72]
+  return %z
+}"""
+    assert windows_behind(text).channels == 24
+
+
+def test_a_run_of_whole_copies_is_fetched_place_by_place() -> None:
+    found = windows_in(convolution((2, 9, 8, 64), 96, (3, 3), dtype="bf16"))
+    assert found is not None
+    assert (found.channels, found.places) == (64, 9)
