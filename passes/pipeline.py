@@ -27,6 +27,7 @@ from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.lower.pieces import Pieces
 from fusec.passes.lower.program import assemble
 from fusec.passes.lower_argreduce import lower_argreduce
+from fusec.passes.moments import moments_of_parts
 from fusec.passes.outputs import own_outputs
 from fusec.passes.precision import precision
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
@@ -183,7 +184,9 @@ def default_selector(target: str, threads: int | None = None, rates: Rates | Non
 
 def _split(graph: Graph, target: str, threads: int | None) -> Graph:
     if is_gpu(target):
-        return split_for_blocks(reduce_in_memory_order(graph, FEWEST_FOR_BLOCKS), gpu_target(target).sms)
+        sms = gpu_target(target).sms
+        ordered = reduce_in_memory_order(moments_of_parts(graph, sms), FEWEST_FOR_BLOCKS)
+        return split_for_blocks(ordered, sms)
     return split_reductions(reduce_in_memory_order(graph), threads or cpu_target(target).cores)
 
 

@@ -7,7 +7,7 @@ its elements are side by side, or it is reduced last, after all axes around what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from fusec.ir.attributes import DotAttributes, ReduceAttributes
@@ -53,11 +53,51 @@ def _in_memory_order(
     r: Rewriter, producers: Mapping[Value, Op], strides: Mapping[Value, Strides], fewest: int
 ) -> Outcome:
     (x,) = r.operands
-    attributes = r.op.attributes
-    assert isinstance(attributes, ReduceAttributes)
+    assert isinstance(r.op.attributes, ReduceAttributes)
+    order = order_of(x, r.op.attributes.axes, producers, strides, fewest)
+    if order is None or order.as_it_lies:
+        return None
+    moved = Moved(r, producers, x, order).of(x)
+    made = r.reduce(r.op.name, moved, order.first, "partial", r.op.attributes.dtype)
+    made = r.reshape(made, [x.type.static_shape[a] for a in order.left])
+    if order.last:
+        made = r.reduce(r.op.name, made, [order.left.index(a) for a in order.last], "behind")
+    return order.as_asked(r, made)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The axes of an array that is reduced, in the order of memory.
+
+    whole: all of them. first: places in it that are reduced in front of what stays. left: the axes after that. last:
+    those of them that are reduced then. as_it_lies: the given order is that of memory, and nothing is reduced last.
+    """
+
+    whole: list[int]
+    first: list[int]
+    left: list[int]
+    last: list[int]
+    as_it_lies: bool
+
+    @property
+    def columns(self) -> int:
+        """How many axes lie behind all that is reduced first."""
+        return len(self.whole) - 1 - max(self.first)
+
+    def as_asked(self, r: Rewriter, made: Value) -> Value:
+        """What stays of a reduction, its axes in the order in which they are given."""
+        kept = [a for a in self.left if a not in self.last]
+        result = r.permute(made, [kept.index(a) for a in sorted(kept)])
+        return r.cast(result, r.op.result.type.dtype)
+
+
+def order_of(
+    x: Value, axes: Sequence[int], producers: Mapping[Value, Op], strides: Mapping[Value, Strides], fewest: int
+) -> Order | None:
+    """None for fewer elements than that, and for what a kernel for rows reads well."""
     if not x.type.is_static or x.type.size < fewest:
         return None
-    shape, axes = x.type.static_shape, attributes.axes
+    shape = x.type.static_shape
     found = _steps(x, producers, strides)
     steps = [s for s in found or () if isinstance(s, int)]
     if len(steps) < len(shape):
@@ -69,32 +109,20 @@ def _in_memory_order(
     outer = [a for a in front if a in axes]
     if prod(shape[a] for a in outer) < SHORTEST or prod(shape[a] for a in last) > LONGEST:
         return None
-    if order == long and not last:
-        return None  # columns as they lie
     whole = [*(a for a in range(len(shape)) if a not in order), *order]
     first = [whole.index(a) for a in axes if a not in last]
-    left = [a for a in whole if a not in axes or a in last]
-    moved = _Moved(r, producers, x, whole, len(whole) - 1 - max(first))
-    made = r.reduce(r.op.name, moved.of(x), first, "partial", attributes.dtype)
-    made = r.reshape(made, [shape[a] for a in left])
-    if last:
-        made = r.reduce(r.op.name, made, [left.index(a) for a in last], "behind")
-    kept = [a for a in left if a not in last]
-    result = r.permute(made, [kept.index(a) for a in sorted(kept)])
-    return r.cast(result, r.op.result.type.dtype)
+    return Order(whole, first, [a for a in whole if a not in axes or a in last], last, order == long and not last)
 
 
-class _Moved:
-    """Values with their axes in another order, and the last ``columns`` of them as one.
+class Moved:
+    """Values with their axes in the order of memory, and those behind what is reduced first as one.
 
     Cheap maps are made anew, so that no other reader wants them in memory.
     """
 
-    def __init__(
-        self, r: Rewriter, producers: Mapping[Value, Op], whole: Value, order: Sequence[int], columns: int
-    ) -> None:
-        self.r, self.producers, self.order = r, producers, order
-        self.shape, self.columns = whole.type.static_shape, columns
+    def __init__(self, r: Rewriter, producers: Mapping[Value, Op], whole: Value, order: Order) -> None:
+        self.r, self.producers, self.order = r, producers, order.whole
+        self.shape, self.columns = whole.type.static_shape, order.columns
         self.made: dict[Value, Value] = {}
 
     def of(self, value: Value) -> Value:

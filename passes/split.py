@@ -92,14 +92,16 @@ def split_for_blocks(graph: Graph, sms: int) -> Graph:
         if name in attended:
             return _Share(1, 1, 1, prod(shape) + 1, UNEVEN_BLOCK)
         kept = prod(n for a, n in enumerate(shape) if a not in axes)
+        # Blocks of columns of 16 bits are half as large (`_across` in families/row/schedule/gpu.py).
         if len(shape) - 1 in axes or not kept:
             tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
         else:
             tasks, most = -(-kept // (CHAIN_LANES if name in chains else NEAR_BITS // max(bits, 8))), 0
-        parts = max(-(-4 * sms // max(tasks, 1)), most)
+        half = 1 if most or bits > 16 else 2
+        parts = max(-(-4 * half * sms // max(tasks, 1)), most)
         if name in chains:
             return _Share(tasks, parts, (sms + 1) // 2, tasks * CHAIN_ELEMENTS * (1 if most else 4), UNEVEN_ELEMENTS)
-        return _Share(tasks, parts, 2 * sms if most else sms, tasks * BLOCK_ELEMENTS, UNEVEN_BLOCK)
+        return _Share(tasks, parts, (2 if most else half) * sms, tasks * BLOCK_ELEMENTS, UNEVEN_BLOCK)
 
     @rule(*_COMBINE)
     def side_by_side(r: Rewriter) -> Outcome:

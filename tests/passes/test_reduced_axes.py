@@ -127,13 +127,3 @@ def test_any_reduction(name: str) -> None:
         return (x > 1).any(2).any(2) if name == "any" else (x * 2 - 1).prod(3).prod(2)
 
     torch.testing.assert_close(fusec.jit(run)(x), run(x), rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
-@pytest.mark.parametrize("target", ["cuda:sm_90", "hip:gfx942"])
-def test_a_group_norm_for_gpus(target: str) -> None:
-    """No kernel reads an element of each line: the sums of columns are kernels of their own."""
-    module = nn.Sequential(nn.GroupNorm(32, 256), nn.SiLU()).bfloat16()
-    x = torch.randn(16, 256, 32, 32, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-    program = fusec.compile(module, x, target=target)
-    text = str(program.explain())
-    assert "partial" in text

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
-from fusec.ir.nodes import Op
+from fusec.ir.nodes import Op, Value
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
 from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.row.cpu import lower_row, reduced_is_innermost
@@ -78,7 +78,16 @@ def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowS
     largest = max(context.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
     again = any(v.type.most > rows for v in context.body.outputs)
-    return row_candidates(rows, length, target, bits=bits, across=across, steps=len(anchors), again=again)
+    return row_candidates(rows, length, target, bits=bits, across=across, steps=_steps(context), again=again)
+
+
+def _steps(context: LoweringContext) -> int:
+    """The most reductions that are made one of another's result."""
+    level: dict[Value, int] = {}
+    for op in context.body.ops:
+        before = max((level.get(v, 0) for v in op.operands), default=0)
+        level |= dict.fromkeys(op.results, before + (op.definition.kind == "reduce"))
+    return max(level.values(), default=0)
 
 
 def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
