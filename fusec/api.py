@@ -12,9 +12,9 @@ from typing import Any, TypeVar, overload
 
 from fusec import config, loading
 from fusec.ahead import for_range, ranges_of
-from fusec.arguments import called, capturing, examples, is_argument, plain
+from fusec.arguments import called, capturing, devices_in, examples, is_argument, plain
 from fusec.build import Options, Precision, Tune, checked, compile_with, kernel_source, run_passes, target_of
-from fusec.checks import require_target
+from fusec.checks import check_captured_for, check_target, require_target
 from fusec.errors import OptionError
 from fusec.explaining import explain_function
 from fusec.exporting import Compiled
@@ -31,7 +31,7 @@ from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.memory import release_memory
 from fusec.runtime.program import KernelReport, Program
 from fusec.runtime.telling import Telling
-from fusec.specs import TensorSpec, spec_of
+from fusec.specs import TensorSpec, placement, spec_of
 from fusec.tile.kernel import Kernel
 from fusec.variants import Variants
 
@@ -191,14 +191,20 @@ def _parameters(function: Callable[..., Any], names: frozenset[str]) -> frozense
     return names
 
 
-def trace(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Graph:
+def trace(function: Callable[..., Any], /, *args: Any, target: str | None = None, **kwargs: Any) -> Graph:
     """The graph of a function for these arguments (arrays or :class:`TensorSpec`); its ``str`` is the IR text.
 
-    Raises what capture raises: DataDependentError, UnsupportedOpError, and eager's own errors for a mistake.
+    What is a library's call on a CPU may be kernels on a GPU, so that graphs differ. With a GPU's ``target`` PyTorch's
+    tensors on the CPU are meant for the GPU, as those of :func:`compile` are; the graph is what calls there would have.
+
+    Raises what capture raises: DataDependentError, UnsupportedOpError, and eager's own errors for a mistake;
+    OptionError and TargetError as :func:`compile`.
     """
     function = plain(function)
-    positional, named, _ = examples(function, args, kwargs)
-    return capturing(function).capture(positional, named).graph
+    check_target(target)
+    positional, named, library = examples(function, args, kwargs)
+    device = placement(devices_in(args, kwargs), target, library)
+    return capturing(function, device=device).capture(positional, named).graph
 
 
 @dataclass(frozen=True)
@@ -251,11 +257,14 @@ class LoweredGraph:
 def lower(graph: Graph, target: str | None = None, *, tune: Tune = False) -> LoweredGraph:
     """Runs the passes on a graph: IR after each, and kernels with their tile IR, schedule and source.
 
-    The target need not be this machine. Raises TargetError for one that is not known, OptionError for what is no graph.
+    The target need not be this machine. Raises TargetError for one that is not known, OptionError for what is no graph,
+    and for a GPU's target where a graph has a library's call because it was captured for a CPU (:func:`trace` takes a
+    target, too).
     """
     if not isinstance(graph, Graph):
         raise OptionError(f"fusec.lower takes a graph, such as fusec.trace gives, not {type(graph).__name__}")
     options = checked(Options(target, tune))
+    check_captured_for(graph, target)
     lowered = run_passes(graph, target or target_of(graph), options)
     return LoweredGraph(lowered.stages, lowered.program, lowered.seconds)
 
@@ -279,7 +288,8 @@ def compile(
     Other arguments are part of what is compiled. With ``freeze`` a module's parameters, and tensors that the function
     reads, are copied (packed for the kernels) as they are now; without, each call fetches them. The result computes
     no gradients. The options are those of :func:`jit`. With a GPU's ``target`` arguments described on the CPU, and a
-    module's parameters there, are meant for the GPU, which need not be in this machine.
+    module's parameters there, are meant for the GPU, which need not be in this machine: what runs is what would run for
+    tensors there. The function's own code still sees tensors on the CPU.
 
     ``dims`` gives named dimensions their least and largest extent (``{"B": (1, 64)}``): the result serves all of
     them, and refuses others with a SignatureError. A named dimension without a range is compiled for each extent that
@@ -295,12 +305,13 @@ def compile(
     name = getattr(function, "__name__", None) or type(function).__name__
     _, _, library = examples(function, args, kwargs)
     leaves, call = flatten(args, kwargs, is_argument)
+    device = placement(devices_in(args, kwargs), target, library)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
 
     def capture(positional: tuple[Any, ...], named: dict[str, Any]) -> Capture:
-        return capturing(function, fallback).capture(positional, named)
+        return capturing(function, fallback, device=device).capture(positional, named)
 
-    ahead = Variants(function, capture, library, call, specs, options, freeze, graph)
+    ahead = Variants(function, capture, library, call, specs, options, device, freeze, graph)
     ranges = ranges_of(specs, dims)
     if ranges:
         return Compiled(name, library, ahead.placed, call, {}, None, ahead.over(ranges))

@@ -46,9 +46,11 @@ def capturing(
     static: frozenset[str] = frozenset(),
     compile: Compile = _refuse,
     require: Require = nothing_required,
+    device: str | None = None,
 ) -> Dispatcher:
-    """A dispatcher that is asked for captures, and not called."""
-    return Dispatcher(function, compile, fallback=fallback, static=static, require=require)
+    """A dispatcher that is asked for captures, and not called. ``device``: a GPU that tensors on the CPU are meant
+    for."""
+    return Dispatcher(function, compile, fallback=fallback, static=static, require=require, device=device)
 
 
 def is_argument(value: object) -> bool:
@@ -61,6 +63,11 @@ def _is_leaf(value: object) -> bool:
 
 def _nothing() -> None:
     """A function that reads no library."""
+
+
+def devices_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str]:
+    """The devices of the specs and of PyTorch's tensors in a call."""
+    return {str(leaf.device) for leaf in flatten(args, kwargs, is_argument)[0] if hasattr(leaf, "device")}
 
 
 def examples(

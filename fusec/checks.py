@@ -8,6 +8,9 @@ from collections.abc import Collection
 from fusec import config, toolchain, tracing
 from fusec.errors import CacheError, OptionError, TargetError
 from fusec.frontend.capture import Library
+from fusec.ir.attributes import ExternAttributes
+from fusec.ir.chosen_calls import is_for_cpus
+from fusec.ir.graph import Graph
 from fusec.notices import SettingWarning
 from fusec.runtime.cache import PRIVATE, DiskCache
 from fusec.runtime.isa import why_not
@@ -78,6 +81,20 @@ def check_target(target: object) -> None:
         cpu_target(target)
     elif not is_device(target):
         gpu_target(target)
+
+
+def check_captured_for(graph: Graph, target: str | None) -> None:
+    """OptionError for a GPU's target and a graph with a library call that a capture for GPUs would not have."""
+    if target is None or not is_gpu(target):
+        return
+    for op in graph.ops:
+        if is_for_cpus(op):
+            assert isinstance(op.attributes, ExternAttributes)
+            raise OptionError(
+                f"{op.attributes.target} is the library's where a function is captured for a CPU, as this graph was; "
+                f"capture it with fusec.trace(..., target={target!r})",
+                op.location,
+            )
 
 
 def require_target(target: str | None, library: Library, devices: Collection[str]) -> None:

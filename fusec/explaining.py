@@ -25,6 +25,7 @@ from fusec.runtime.libraries import needs_autograd
 from fusec.runtime.signatures import bind_arguments
 from fusec.runtime.standing import standing_plan
 from fusec.specs import TensorSpec
+from fusec.target.gpu import has_cuda, is_gpu
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -139,7 +140,12 @@ class _Asked:
             return self._said(f"{name} can't be compiled here: {error}")
         except TypeError as error:
             return self._said(f"{name} raises TypeError for these arguments: {error}")
-        if any(isinstance(leaf, TensorSpec) for leaf in flatten(args, kwargs, is_argument)[0]):
+        specs = [leaf for leaf in flatten(args, kwargs, is_argument)[0] if isinstance(leaf, TensorSpec)]
+        for spec in specs:
+            if is_gpu(spec.device) and not has_cuda():
+                said = f"{spec} is on a GPU, which is not here; explain fusec.compile(..., target='cuda:sm_90')"
+                return self._said(f"{name} can't be compiled here: {said}")
+        if specs:
             args, kwargs, _ = examples(function, args, kwargs)
         call = self.dispatcher.read(args, kwargs)
         if isinstance(call, AsWritten):

@@ -11,7 +11,7 @@ from typing import Any
 from fusec.errors import OptionError, SignatureError
 from fusec.frontend.capture import Library
 from fusec.ir.types import Dim, TensorType, contiguous_strides, dtype_of
-from fusec.target.gpu import has_cuda, is_gpu
+from fusec.target.gpu import has_cuda, is_device, is_gpu
 
 
 @dataclass(frozen=True, init=False)
@@ -169,16 +169,27 @@ def example(spec: TensorSpec, bindings: Mapping[str, int], library: Library) -> 
     return eval(expression, dict(scope.objects))
 
 
-def placement(specs: Sequence[TensorSpec], target: str | None) -> str | None:
-    """The device that a program for these arguments and target runs on; None for a CPU.
+def placement(devices: Iterable[str], target: str | None, library: Library) -> str | None:
+    """The GPU that a program for arguments on these devices and a target runs on; None for a CPU, and for NumPy's
+    arrays, which stay in host memory.
 
-    For a GPU's target that is the GPU that the specs name, or the first one; arguments on the CPU are meant for it.
-    SignatureError for arguments on several GPUs.
+    For a GPU's target that is the GPU that the arguments are on, or else the one that the target names, or the first
+    one; arguments on the CPU are meant for it. SignatureError for arguments on several GPUs, OptionError where they are
+    on another device than the target.
     """
-    named = sorted({spec.device for spec in specs} - {"cpu"})
+    named = sorted({device for device in devices if is_gpu(device)})
     if len(named) > 1:
         raise SignatureError(f"arguments on {', '.join(named)}; a program runs on one device")
-    return named[0] if named else "cuda:0" if target is not None and is_gpu(target) else None
+    if named and library == "numpy":
+        raise OptionError(f"an argument on {named[0]}, and NumPy's arrays are in host memory; leave device= out")
+    if library == "numpy" or target is None or not is_gpu(target):
+        if named and target is not None:
+            raise OptionError(f"target={target!r} and an argument on {named[0]}; leave one of them out")
+        return named[0] if named else None
+    own = f"cuda:{target.partition(':')[2] or '0'}" if is_device(target) else None
+    if named and own not in (None, named[0]):
+        raise OptionError(f"target={target!r} and an argument on {named[0]}; leave one of them out")
+    return named[0] if named else own or "cuda:0"
 
 
 def spec_of(array: Any, library: Library) -> TensorSpec:

@@ -17,17 +17,17 @@ from fusec.frontend.capture import Capture, Library, ReferenceSource, frozen
 from fusec.frontend.generalise import Bindings
 from fusec.frontend.structures import CallSpec
 from fusec.ir.index import symbol
-from fusec.ir.place import place
 from fusec.ir.types import Dim, dtype_of
 from fusec.runtime.executable import Executable
-from fusec.specs import TensorSpec, example, placement
+from fusec.specs import TensorSpec, example
 
 
 @dataclass(frozen=True)
 class Variants:
     """Compiles them. ``capture`` runs the function on arguments; ``specs`` are the array leaves of ``call``.
 
-    freeze: weights are copied as they are, once for all variants. graph: kernels are replayed as a CUDA graph.
+    device: the GPU that all arrays are on, and captures are for; None for a CPU. freeze: weights are copied as they
+    are, once for all variants. graph: kernels are replayed as a CUDA graph.
     """
 
     function: Callable[..., Any]
@@ -36,18 +36,14 @@ class Variants:
     call: CallSpec
     specs: list[TensorSpec]
     options: Options
+    device: str | None
     freeze: bool
     graph: bool
     _weights: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     @cached_property
-    def device(self) -> str | None:
-        """Where the arrays are meant to be; None for NumPy's, which stay in host memory."""
-        return placement(self.specs, self.options.target) if self.library != "numpy" else None
-
-    @cached_property
     def placed(self) -> list[TensorSpec]:
-        """The specs, on that device."""
+        """The specs, on the device."""
         return self.specs if self.device is None else [replace(spec, device=self.device) for spec in self.specs]
 
     def at(self, bindings: Bindings) -> Variant:
@@ -61,14 +57,13 @@ class Variants:
         if self.library != "torch" and any(spec.device != "cpu" for spec in self.placed):
             raise TargetError("ranges of extents on GPUs are there for PyTorch alone; give integers, or no ranges")
         found = pieces(self._capture_at, ranges, self._conditions())
-        if self.device is not None and self.device != "cpu":
+        if self.device is not None:
             found = [part for piece in found for part in in_sizes(piece)]
         return [self._variant(piece) for piece in found]
 
     def _capture_at(self, bindings: Bindings) -> Capture:
         positional, named = self.call.restore([example(spec, bindings, self.library) for spec in self.specs])
-        capture = self.capture(positional, named)
-        return capture if self.device is None else replace(capture, graph=place(capture.graph, self.device))
+        return self.capture(positional, named)
 
     def _conditions(self) -> Conditions | None:
         """What tells whether the function asks anything of extents beside the samples; None where the library can't."""

@@ -51,6 +51,23 @@ def test_everything_lies_on_the_gpu() -> None:
     assert program.target == "cuda:sm_90"
 
 
+def resized(x: Any, w: Any) -> Any:
+    return torch.nn.functional.interpolate(torch.nn.functional.conv2d(x, w, groups=8), scale_factor=2, mode="bilinear")
+
+
+def test_what_is_the_library_s_on_a_cpu_alone_is_kernels(tmp_path: Path) -> None:
+    specs = fusec.TensorSpec((2, 8, 12, 12)), fusec.TensorSpec((8, 1, 7, 7))
+    on_cpu = fusec.compile(resized, *specs).explain()
+    assert all(name in on_cpu for name in ("fusec.convolution", "aten.upsample_bilinear2d"))
+    made = fusec.compile(resized, *specs, target="cuda:sm_90")
+    made.save(tmp_path / "f.fusec")
+    for text in (made.explain(), describe_file(tmp_path / "f.fusec", graph=True)):
+        assert "library calls" not in text
+        assert "extern" not in text
+    lines = describe_file(tmp_path / "f.fusec", graph=True).splitlines()
+    assert next(line for line in lines if line.startswith("graph @")).count("@cuda:0") == 2
+
+
 def test_specs_may_name_the_gpu() -> None:
     spec = fusec.TensorSpec((8, 16), "float16", device="cuda:1")
     made = fusec.compile(lambda x: torch.softmax(x, -1), spec, target="cuda:sm_90")

@@ -15,7 +15,7 @@ from jitted import plans, same, strict  # noqa: E402
 from threads import at_once  # noqa: E402
 
 import fusec  # noqa: E402
-from fusec.errors import CaptureError, DataDependentError  # noqa: E402
+from fusec.errors import CaptureError, DataDependentError, OptionError  # noqa: E402
 
 SCALE = 2.0
 
@@ -369,6 +369,20 @@ def test_trace_lower_and_kernels() -> None:
     other = fusec.lower(graph, target="cpu:x86-64-v3")
     assert other.program.target == "cpu:x86-64-v3"
     assert "float32x8" in other.kernels[0].source
+
+
+def test_a_graph_for_a_cpu_is_not_lowered_for_a_gpu_where_its_calls_would_differ() -> None:
+    def resized(x: Any) -> Any:
+        return torch.nn.functional.interpolate(x * 2, scale_factor=2, mode="bilinear")
+
+    x = torch.randn(1, 2, 4, 4)
+    graph = fusec.trace(resized, x)
+    fusec.lower(graph, "cpu:x86-64-v3")
+    told = r"test_api_torch.py:\d+: aten.upsample_bilinear2d.vec is the library's .*fusec.trace\(..., target='cuda:sm_90'\)"
+    with pytest.raises(OptionError, match=told):
+        fusec.lower(graph, "cuda:sm_90")
+    assert fusec.lower(fusec.trace(resized, x, target="cuda:sm_90"), "cuda:sm_90").kernels
+    assert fusec.lower(fusec.trace(torch.sort, x), "cuda:sm_90").program.target == "cuda:sm_90"
 
 
 # Weights among the arguments

@@ -243,6 +243,7 @@ def test_a_wrong_option_is_an_error_at_the_decoration(options: dict[str, Any]) -
 
 X = np.ones((4, 4), np.float32)
 NAMED = fusec.TensorSpec(("B", 4))
+ON_GPU = fusec.TensorSpec((4, 4), device="cuda:1")
 
 
 def doubled(x: Any) -> Any:
@@ -270,6 +271,19 @@ MISUSED: dict[str, tuple[Any, str]] = {
     "dtype": (lambda _: fusec.TensorSpec((4,), "float99"), "no dtype 'float99'"),
     "device": (lambda _: fusec.TensorSpec((4,), device="tpu"), "'tpu' is not a device; it is 'cpu', 'cuda'"),
     "device is a number": (lambda _: fusec.TensorSpec((4,), device=3), "3 is not a device"),
+    "a target, and an argument elsewhere": (
+        lambda _: fusec.compile(lambda x: torch.exp(x), ON_GPU, target="cpu"),
+        "target='cpu' and an argument on cuda:1; leave one of them out",
+    ),
+    "two GPUs": (
+        lambda _: fusec.trace(lambda x: torch.exp(x), ON_GPU, target="cuda:0"),
+        "target='cuda:0' and an argument on cuda:1",
+    ),
+    "a trace's target": (lambda _: fusec.trace(doubled, X, target=3), "target=3; it is a name"),
+    "NumPy's arrays on a GPU": (
+        lambda _: fusec.compile(lambda x: np.exp(x), ON_GPU, target="cuda:sm_90"),
+        "an argument on cuda:1, and NumPy's arrays are in host memory",
+    ),
     "lower takes graphs": (lambda _: fusec.lower("graph"), "takes a graph"),
     "parse takes texts": (lambda _: fusec.parse(3), "IR text is a str"),
     "save": (lambda c: c.save(3), "path=3; it is the path of a file"),

@@ -28,6 +28,12 @@ def head(function: Any, *args: Any, **kwargs: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore::fusec.RunsAsWritten")
 class TestHowCallsRunNow:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+    def test_a_spec_on_a_gpu_that_is_not_here(self) -> None:
+        spec = fusec.TensorSpec((4, 4), device="cuda")
+        for f in (softmax, fusec.jit(softmax)):
+            assert "softmax can't be compiled here: f32[4, 4]@cuda:0 is on a GPU, which is not here" in head(f, spec)
+
     def test_compiled(self) -> None:
         f, x = fusec.jit(softmax), torch.ones(4, 4)
         assert head(f, x) == "softmax is not called yet; it would be compiled so"

@@ -40,6 +40,7 @@ from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.attributes import ShapeAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.nodes import Port, Value
+from fusec.ir.place import place
 from fusec.ir.raising import is_effect, is_lookup
 from fusec.ir.types import contiguous_strides
 from fusec.location import Location
@@ -84,11 +85,13 @@ def capture(
     fallback: Fallback = "eager",
     dynamic: object = None,
     opens: Opens = opens_none,
+    device: str | None = None,
 ) -> Capture:
     """Captures ``f(*args, **kwargs)`` for the shapes, dtypes, strides and static values of this call.
 
     ``f`` is a function, a bound method or an ``nn.Module``. ``opens`` says which objects among the arguments are told
-    by what is in them. No tensor's data is read and none is changed.
+    by what is in them. No tensor's data is read and none is changed. With a GPU as ``device``, tensors on the CPU stand
+    for such on the GPU, which need not be here: the graph is on it, and has what a call of tensors there would have.
     Raises DataDependentError for Python control flow on a tensor's value, UnsupportedOpError for what can't be
     captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
     for a mistake such as shapes that do not fit. All name the user's file and line.
@@ -98,7 +101,7 @@ def capture(
     names = _argument_names(f, args, kwargs)
     references = References(f, names)
     _refuse_hooks(references)
-    trace = Trace(_graph_name(f), references, fallback)
+    trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None)
     leaves, spec = flatten(args, kwargs, opens)
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
@@ -113,6 +116,7 @@ def capture(
         refuse_late_errors(trace.builder, _location(f))
     del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
     graph, sources = kept.finish()
+    graph = graph if device is None else place(graph, device)
     guards = recorder.finish(is_tensor=is_tensor)
     kept.settle()
     environment = _Guards(guards, ambient, tuple(trace.ties))
@@ -478,13 +482,13 @@ def _check_structure(structure: Structure, trace: Trace) -> None:
 def _without_unused(graph: Graph, abandoned: Sequence[range]) -> Graph:
     """Drops ops that no output needs and that can't raise, and tensors lifted by reference that nothing reads.
 
-    abandoned: the places of ops that were made in vain.
+    abandoned: the numbers of ops that were made in vain.
     """
     needed = set(graph.outputs)
-    vain = {place for places in abandoned for place in places}
+    vain = {number for numbers in abandoned for number in numbers}
     ops = []
-    for place, op in reversed(list(enumerate(graph.ops))):
-        raises = (is_effect(op) or is_lookup(op)) and place not in vain
+    for number, op in reversed(list(enumerate(graph.ops))):
+        raises = (is_effect(op) or is_lookup(op)) and number not in vain
         if raises or needed.intersection(op.results):
             needed.update(op.operands)
             ops.append(op)

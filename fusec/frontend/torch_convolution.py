@@ -13,21 +13,12 @@ from math import prod
 
 from fusec.frontend.torch_emit import Declined, Emitter, extents
 from fusec.ir.attributes import DotAttributes, ExternAttributes, PadAttributes, WindowsAttributes
-from fusec.ir.library_calls import (
-    CONVOLUTION,
-    MOST_PLACES,
-    MOST_PLACES_ON_GPUS,
-    LibraryConvolution,
-    convolution_to_text,
-)
+from fusec.ir.chosen_calls import why_whole
+from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES, LibraryConvolution, convolution_to_text
 from fusec.ir.nodes import Value
-from fusec.ir.types import DType, bf16, bool_, f32, i64
+from fusec.ir.types import DType, bool_, f32, i64
 
 Lowering = Callable[..., Value | list[Value]]
-
-FEW_PLACES = 9
-"""The same as :data:`MOST_PLACES_ON_GPUS` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the
-library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
 
 
 def _convolution(
@@ -47,7 +38,8 @@ def _convolution(
         raise Declined("of integers or of empty tensors", final=True)
     rank = input.type.rank
     wide = f32 if e.out.dtype.bits <= 16 else e.out.dtype
-    reason = _whole(input, weight, transposed, groups)
+    on_cpu = e.is_on_cpu(input.type)
+    reason = why_whole(input.type.dtype, extents(input)[1], extents(weight), groups, transposed, on_cpu=on_cpu)
     if reason:
         beyond = tuple(output_padding) if transposed else ()
         numbers = (_each(stride, rank - 2), _each(padding, rank - 2), _each(dilation, rank - 2))
@@ -65,21 +57,6 @@ def _convolution(
     return e.channels_first(e.rounded(total, e.out.dtype))
 
 
-def _whole(input: Value, weight: Value, transposed: bool, groups: int) -> str:
-    """Why a convolution is the library's; empty where it is opened."""
-    places = prod(extents(weight)[2:])
-    on_cpu = input.type.device == "cpu"
-    if transposed:
-        return "no kernel of ours is a transposed convolution"
-    if groups not in (1, extents(input)[1]):
-        return "no kernel of ours is a convolution in groups"
-    if groups > 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
-        return f"of windows of {places} places of one channel"
-    if on_cpu and places > 1 and groups == 1 and input.type.dtype is bf16:
-        return "the library's kernel of bfloat16 is faster"
-    return ""
-
-
 def _called(
     e: Emitter, input: Value, weight: Value, bias: Value | None, call: LibraryConvolution, reason: str
 ) -> Value:
@@ -92,7 +69,7 @@ def _called(
     text = convolution_to_text(replace(call, shape=shape))
     e.note(CONVOLUTION, reason)
     given = [e.permute(input, order), weight]
-    if bias is not None and input.type.device == "cpu":  # there the library adds it before it rounds
+    if bias is not None and e.is_on_cpu(input.type):  # there the library adds it before it rounds
         given.append(bias)
         bias = None
     made = e.emit("extern", *given, attributes=ExternAttributes(CONVOLUTION, text, (e.out.with_shape(shape),), reason))

@@ -89,7 +89,7 @@ def binary(e: Emitter, op: str, a: Operand, b: Operand) -> Value:
 
 def _rounds_numbers(e: Emitter, op: str) -> bool:
     """Whether PyTorch rounds a number to the half type before it computes."""
-    return op == "fmod" or (op in ("add", "sub") and _CPU_ADDS_ROUNDED and e.out.device == "cpu")
+    return op == "fmod" or (op in ("add", "sub") and _CPU_ADDS_ROUNDED and e.is_on_cpu(e.out))
 
 
 _CPU_ADDS_ROUNDED = (torch.tensor([258.0], dtype=torch.bfloat16, device="cpu") + 65519.0).item() == 66048.0

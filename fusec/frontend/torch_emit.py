@@ -93,11 +93,12 @@ class Emitter:
     """Appends ops to a builder, at the location that is current.
 
     ``results`` are the types that PyTorch gives the call that is being lowered; ``call`` is its name. ``calls``: a
-    lowering may call the library.
+    lowering may call the library. ``for_gpu``: what is on the CPU stands for what will be on a GPU.
     """
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: Builder, *, for_gpu: bool = False) -> None:
         self.builder = builder
+        self.for_gpu = for_gpu
         self.location: Location | None = None
         self.results: tuple[TensorType, ...] = ()
         self.call = ""
@@ -112,6 +113,10 @@ class Emitter:
     def out(self) -> TensorType:
         """The type of the call's first result."""
         return self.results[0]
+
+    def is_on_cpu(self, operand: TensorType | torch.Tensor) -> bool:
+        """Whether this will be on a CPU when the program runs. All that is chosen by the kind of device asks here."""
+        return not self.for_gpu and str(operand.device) == "cpu"
 
     def op(self, name: str, *values: Value, attributes: Attributes = NO_ATTRIBUTES) -> tuple[Value, ...]:
         """Appends an op; all results."""

@@ -25,7 +25,9 @@ _NORMS = frozenset(
 )
 
 
-def stays_whole(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def stays_whole(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_on_cpu: Callable[[torch.Tensor], bool]
+) -> bool:
     """Whether a call is a recurrent network that the library computes better than its cells one by one."""
     if func.overloadpacket.__name__ not in _RECURRENT or func._overloadname != "input":
         return False
@@ -34,7 +36,7 @@ def stays_whole(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
         return True
     steps = given["input"].shape[1 if given["batch_first"] else 0]
     cells = steps * given["num_layers"] * (2 if given["bidirectional"] else 1)
-    return bool(given["input"].is_cuda or cells > UNROLLED)
+    return cells > UNROLLED or not is_on_cpu(given["input"])
 
 
 def as_called(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:

@@ -11,15 +11,19 @@ import torch
 _OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def drawn_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
+def drawn_apart(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], is_on_cpu: Callable[[torch.Tensor], bool]
+) -> Callable[[], Any] | None:
     """What a call with dropout does, in calls of which one draws; None for other calls.
 
     On a GPU the library's own kernels draw, in an order of their own.
     """
     if name in ("dropout", "native_dropout"):
-        if len(args) == 3 and args[2] and 0 < args[1] < 1 and args[0].device.type == "cpu":
-            return partial(_dropout if name == "dropout" else _dropout_and_mask, args[0], args[1])
-    elif name == "scaled_dot_product_attention" and args[0].device.type == "cpu":
+        if len(args) == 3 and args[2] and 0 < args[1] < 1:
+            if is_on_cpu(args[0]):
+                return partial(_dropout if name == "dropout" else _dropout_and_mask, args[0], args[1])
+            return partial(_dropout_by_gpu, args[0], args[1]) if name == "dropout" else None
+    elif name == "scaled_dot_product_attention" and is_on_cpu(args[0]):
         given = {**dict(zip(_OPERANDS, args)), **kwargs}
         if 0 < given.get("dropout_p", 0) < 1:
             return partial(_attention, **given)
@@ -28,6 +32,11 @@ def drawn_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
 
 def _dropout(x: torch.Tensor, p: float) -> torch.Tensor:
     return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+
+
+def _dropout_by_gpu(x: torch.Tensor, p: float) -> Any:
+    """As PyTorch's own decomposition is for tensors on a GPU (``dropout``, ATen/native/Dropout.cpp)."""
+    return torch.ops.aten.native_dropout.default(x, p, True)[0]
 
 
 def _dropout_and_mask(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:

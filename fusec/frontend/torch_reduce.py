@@ -78,7 +78,7 @@ def _as_given(e: Emitter, value: Value, x: Value) -> Value:
 def _exact(e: Emitter, x: Value) -> Value:
     """A value as its deviations are added up: in f64 on a CPU, as PyTorch does, so that no square leaves the range."""
     _require_float(e)
-    if x.type.device == "cpu":
+    if e.is_on_cpu(x.type):
         return e.cast(x, f64)
     return e.cast(x, f32) if x.type.dtype.bits <= 16 else x
 

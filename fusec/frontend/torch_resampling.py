@@ -21,7 +21,7 @@ def _linear(e: Emitter, input: Value, output_size: Sequence[int] | None, align_c
         raise Declined("of integers, of float64, or of empty tensors")
     places = input.type.rank - 2
     listed = [s for scale in given for s in (scale if isinstance(scale, Sequence) else [scale])]
-    if input.type.device == "cpu":
+    if e.is_on_cpu(input.type):
         raise Declined("the library's kernel goes axis by axis")
     if all(s is None for s in listed):
         listed = [None] * places

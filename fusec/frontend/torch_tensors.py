@@ -24,9 +24,9 @@ class TracedTensors:
     ``ties`` are pairs of fetches that give one tensor. A value that one memory holds another gets as a copy.
     """
 
-    def __init__(self, name: str, references: References) -> None:
+    def __init__(self, name: str, references: References, *, for_gpu: bool = False) -> None:
         self.builder = Builder(name)
-        self.emitter = Emitter(self.builder)
+        self.emitter = Emitter(self.builder, for_gpu=for_gpu)
         self.sources: list[Source] = []
         self.memories: list[Memory] = []
         self.ties: list[tuple[Fetch, Fetch]] = []

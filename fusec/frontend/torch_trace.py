@@ -51,6 +51,7 @@ from fusec.frontend.torch_references import References
 from fusec.frontend.torch_rehearsal import check_dtypes, check_overlap, takes_outs
 from fusec.frontend.torch_tensors import TracedTensors, holding
 from fusec.ir.attributes import ExternAttributes
+from fusec.ir.chosen_calls import RESAMPLING
 from fusec.ir.library_calls import channels_last
 from fusec.ir.nodes import Value
 
@@ -70,15 +71,6 @@ _LIBRARY_ONLY = frozenset(
 
 _OF_TYPES = frozenset({"_assert_tensor_metadata"})
 """Calls without a result that look at shapes and dtypes alone."""
-_LIBRARY_ON_CPU = frozenset(
-    {
-        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("upsample_nearest", "_upsample_nearest_exact")),
-    }
-)
-"""Calls that the library computes faster on a CPU, axis by axis. They are decomposed where it may not run."""
-
 _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
 """In-place calls that change how a tensor looks at its memory, not the memory."""
 
@@ -99,13 +91,20 @@ def _signature(lowering: Callable[..., Any]) -> Signature:
 class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One capture in progress: a context in which the user's function runs once.
 
-    ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them.
+    ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them. ``for_gpu``: tensors on the
+    CPU stand for such on a GPU.
     """
 
     def __init__(
-        self, name: str, references: References, fallback: Literal["eager", "error"], namer: Namer | None = None
+        self,
+        name: str,
+        references: References,
+        fallback: Literal["eager", "error"],
+        namer: Namer | None = None,
+        *,
+        for_gpu: bool = False,
     ) -> None:
-        TracedTensors.__init__(self, name, references)
+        TracedTensors.__init__(self, name, references, for_gpu=for_gpu)
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
         self.notes = self.emitter.notes
@@ -170,22 +169,22 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = _all_dimensions(args)
         if name == "dropout" and (args[1] == 0 or not args[2] or not args[0].numel()):
             return args[0]  # as PyTorch's does: the tensor itself, and no copy
-        drawn = drawn_apart(name, args, kwargs)
+        drawn = drawn_apart(name, args, kwargs, self.emitter.is_on_cpu)
         if drawn is not None:
             with self:
                 return drawn()
         wide = widened(func, args, kwargs)
         if wide is not None:
-            check_dtypes(func, args, kwargs)
+            self._check_dtypes(func, args, kwargs)
             with self:
                 return wide()
         if func._schema.is_mutable:
             return self._mutate(func, name, args, kwargs)
-        whole = stays_whole(func, args, kwargs) or self._is_whole(name, tensors_in(args))
+        whole = self._is_whole(func, args, kwargs, tensors_in(args))
         known = name in VALUES or name in VIEWS or whole
         if not known and func.namespace == "aten" and func._can_decompose():
             if self._depth == 1:
-                check_dtypes(func, args, kwargs)
+                self._check_dtypes(func, args, kwargs)
             with self:
                 return func.decompose(*args, **kwargs)
         result = as_called(func, args, kwargs, self._run_fake(func, args, kwargs))
@@ -268,7 +267,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self.emitter.results = tuple(tensor_type(out) for out in outs)
         if not self._decomposing:
-            check_dtypes(func, args, kwargs, outs)
+            self._check_dtypes(func, args, kwargs, outs)
         reason, final = "no lowering for it", False
         if shared is None:
             try:
@@ -292,10 +291,20 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._extern(func, args, kwargs, outs, reason, shared)
 
-    def _is_whole(self, name: str, tensors: list[torch.Tensor]) -> bool:
-        """Whether a call goes to the library although PyTorch has a decomposition of it."""
-        on_cpu = self._fallback != "error" and all(tensor.is_cpu for tensor in tensors)
-        return name in _LIBRARY_ONLY or (name in _LIBRARY_ON_CPU and on_cpu)
+    def _check_dtypes(
+        self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """:func:`check_dtypes`, which asks the library for CPUs."""
+        if not self.emitter.for_gpu:
+            check_dtypes(func, args, kwargs, outs)
+
+    def _is_whole(self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> bool:
+        """Whether a call goes to the library although PyTorch has a decomposition of it. On a CPU resampling does; it
+        is decomposed where the library may not run."""
+        name, is_on_cpu = func.overloadpacket.__name__, self.emitter.is_on_cpu
+        if name in RESAMPLING:
+            return self._fallback != "error" and all(map(is_on_cpu, tensors))
+        return name in _LIBRARY_ONLY or stays_whole(func, args, kwargs, is_on_cpu)
 
     def _lowered(self, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> list[Value] | None:
         if any(t.is_complex() for t in (*tensors_in((args, list(kwargs.values()))), *outs)):
@@ -320,7 +329,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]
     ) -> bool:
         """Lowers the call through PyTorch's decomposition, if there is one; the results keep eager's strides."""
-        if stays_whole(func, args, kwargs) or self._is_whole(name, outs):
+        if self._is_whole(func, args, kwargs, outs):
             return False
         own = OPENED.get(func.overloadpacket.__name__) if func.namespace == "aten" else None
         decomposition = own or (func.decompose if func._can_decompose() else decompositions().get(func))
@@ -425,7 +434,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._decomposing:
             check_overlap(func, args, kwargs)
             if name.endswith("_"):
-                check_dtypes(func, args, kwargs)
+                self._check_dtypes(func, args, kwargs)
         packet = self._functional(name)
         written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if name.endswith("_") and args and isinstance(args[0], torch.Tensor) and packet is not None:

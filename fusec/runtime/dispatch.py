@@ -104,8 +104,11 @@ class Dispatcher:
         static: frozenset[str] = frozenset(),
         require: Require = nothing_required,
         telling: Telling | None = None,
+        device: str | None = None,
     ) -> None:
+        """``device``: the GPU that the function is captured for, where its tensors are not there."""
         self.function = function
+        self.device = device
         self.requires = require
         self.telling = telling or Telling()
         self.static = static
@@ -343,8 +346,8 @@ class Dispatcher:
         capture = self._capture_function or load_capture(library)
         with captures.run(), tracing.span(f"capture {self.name}", "compile", library=library):
             is_own = library == "torch" and self._capture_function is None
-            opens = {"opens": self._objects.opens} if is_own else {}
-            made = capture(self.function, args, kwargs, fallback=self.fallback, **opens)
+            own = {"opens": self._objects.opens, "device": self.device} if is_own else {}
+            made = capture(self.function, args, kwargs, fallback=self.fallback, **own)
         if not self.static:
             return made
         called: Any = self.function

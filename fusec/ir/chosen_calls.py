@@ -1,0 +1,55 @@
+"""Calls that are the library's on one kind of device, and kernels of ours on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fusec.ir.attributes import ExternAttributes
+from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES_ON_GPUS, convolution_from_text
+from fusec.ir.nodes import Op
+from fusec.ir.types import DType, bf16
+
+FEW_PLACES = 9
+"""The same as :data:`MOST_PLACES_ON_GPUS` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the
+library: 3×3 of 144 channels 0.08 and 0.10; 5×5 of 240 channels 0.36 and 0.18; 7×7 of 96 0.76 and 0.39."""
+
+RESAMPLING = frozenset(
+    {
+        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("upsample_nearest", "_upsample_nearest_exact")),
+    }
+)
+"""ATen's calls that the library computes faster on a CPU, axis by axis."""
+
+
+def why_whole(
+    dtype: DType, channels: int, weight: Sequence[int], groups: int, transposed: bool, *, on_cpu: bool
+) -> str:
+    """Why a convolution is the library's; empty where it is opened. ``channels`` are the image's, ``weight`` is the
+    shape of the weight as PyTorch has it."""
+    places = prod(weight[2:])
+    if transposed:
+        return "no kernel of ours is a transposed convolution"
+    if groups not in (1, channels):
+        return "no kernel of ours is a convolution in groups"
+    if groups > 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
+        return f"of windows of {places} places of one channel"
+    if on_cpu and places > 1 and groups == 1 and dtype is bf16:
+        return "the library's kernel of bfloat16 is faster"
+    return ""
+
+
+def is_for_cpus(op: Op) -> bool:
+    """Whether a library call is there because the graph was captured for a CPU."""
+    attributes = op.attributes
+    if not isinstance(attributes, ExternAttributes) or any(v.type.device != "cpu" for v in op.results):
+        return False
+    if attributes.target != CONVOLUTION:
+        return attributes.target.partition(".")[2].partition(".")[0] in RESAMPLING
+    call = convolution_from_text(attributes.arguments)
+    image, weight = (operand.type for operand in op.operands[:2])
+    return call.image is None and not why_whole(
+        image.dtype, image.static_shape[-1], weight.static_shape, call.groups, call.transposed, on_cpu=False
+    )
