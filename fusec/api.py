@@ -196,6 +196,7 @@ def trace(function: Callable[..., Any], /, *args: Any, target: str | None = None
 
     What is a library's call on a CPU may be kernels on a GPU, so that graphs differ. With a GPU's ``target`` PyTorch's
     tensors on the CPU are meant for the GPU, as those of :func:`compile` are; the graph is what calls there would have.
+    (A parameter of the function's own that is called ``target`` is given by position.)
 
     Raises what capture raises: DataDependentError, UnsupportedOpError, and eager's own errors for a mistake;
     OptionError and TargetError as :func:`compile`.
