@@ -306,8 +306,8 @@ def compile(
     name = getattr(function, "__name__", None) or type(function).__name__
     _, _, library = examples(function, args, kwargs)
     leaves, call = flatten(args, kwargs, is_argument)
-    device = placement(devices_in(args, kwargs), target, library)
     specs = [leaf if isinstance(leaf, TensorSpec) else spec_of(leaf, library) for leaf in leaves]
+    device = placement([spec.device for spec in specs], target, library)
 
     def capture(positional: tuple[Any, ...], named: dict[str, Any]) -> Capture:
         return capturing(function, fallback, device=device).capture(positional, named)

@@ -143,8 +143,8 @@ class _Asked:
         specs = [leaf for leaf in flatten(args, kwargs, is_argument)[0] if isinstance(leaf, TensorSpec)]
         for spec in specs:
             if is_gpu(spec.device) and not has_cuda():
-                said = f"{spec} is on a GPU, which is not here; explain fusec.compile(..., target='cuda:sm_90')"
-                return self._said(f"{name} can't be compiled here: {said}")
+                advice = "fusec.compile(..., target='cuda:sm_90').explain() tells of a program for one"
+                return self._said(f"{name} can't be compiled here: {spec} is on a GPU, which is not here; {advice}")
         if specs:
             args, kwargs, _ = examples(function, args, kwargs)
         call = self.dispatcher.read(args, kwargs)

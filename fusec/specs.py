@@ -180,16 +180,18 @@ def placement(devices: Iterable[str], target: str | None, library: Library) -> s
     named = sorted({device for device in devices if is_gpu(device)})
     if len(named) > 1:
         raise SignatureError(f"arguments on {', '.join(named)}; a program runs on one device")
-    if named and library == "numpy":
-        raise OptionError(f"an argument on {named[0]}, and NumPy's arrays are in host memory; leave device= out")
-    if library == "numpy" or target is None or not is_gpu(target):
-        if named and target is not None:
-            raise OptionError(f"target={target!r} and an argument on {named[0]}; leave one of them out")
-        return named[0] if named else None
-    own = f"cuda:{target.partition(':')[2] or '0'}" if is_device(target) else None
-    if named and own not in (None, named[0]):
-        raise OptionError(f"target={target!r} and an argument on {named[0]}; leave one of them out")
-    return named[0] if named else own or "cuda:0"
+    given = named[0] if named else None
+    if given is not None and library == "numpy":
+        raise OptionError(f"an argument on {given}, and NumPy's arrays are in host memory; leave device= out")
+    if target is None or library == "numpy":
+        return given
+    if not is_gpu(target):
+        own = "cpu"
+    else:
+        own = f"cuda:{target.partition(':')[2] or '0'}" if is_device(target) else given or "cuda:0"
+    if given not in (None, own):
+        raise OptionError(f"target={target!r} and an argument on {given}; leave one of them out")
+    return None if own == "cpu" else own
 
 
 def spec_of(array: Any, library: Library) -> TensorSpec:

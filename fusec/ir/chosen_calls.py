@@ -8,7 +8,7 @@ from math import prod
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.library_calls import CONVOLUTION, MOST_PLACES_ON_GPUS, convolution_from_text
 from fusec.ir.nodes import Op
-from fusec.ir.types import DType, bf16
+from fusec.ir.types import Dim, DType, bf16
 
 FEW_PLACES = 9
 """The same as :data:`MOST_PLACES_ON_GPUS` for convolutions of one channel on a CPU. Zen 5, one thread, ms, beside the
@@ -25,7 +25,7 @@ RESAMPLING = frozenset(
 
 
 def why_whole(
-    dtype: DType, channels: int, weight: Sequence[int], groups: int, transposed: bool, *, on_cpu: bool
+    dtype: DType, channels: Dim, weight: Sequence[int], groups: int, transposed: bool, *, on_cpu: bool
 ) -> str:
     """Why a convolution is the library's; empty where it is opened. ``channels`` are the image's, ``weight`` is the
     shape of the weight as PyTorch has it."""
@@ -50,6 +50,7 @@ def is_for_cpus(op: Op) -> bool:
         return attributes.target.partition(".")[2].partition(".")[0] in RESAMPLING
     call = convolution_from_text(attributes.arguments)
     image, weight = (operand.type for operand in op.operands[:2])
-    return call.image is None and not why_whole(
-        image.dtype, image.static_shape[-1], weight.static_shape, call.groups, call.transposed, on_cpu=False
-    )
+    if call.image is not None or not weight.is_static:
+        return False
+    weights = weight.static_shape
+    return not why_whole(image.dtype, image.shape[-1], weights, call.groups, call.transposed, on_cpu=False)

@@ -596,6 +596,7 @@ class _Counting(Dispatcher):
             general=general,
             static=outer.static,
             telling=outer.telling,
+            device=outer.device,
         )
         self.counters = counters
         self.eager_calls = outer.eager_calls
