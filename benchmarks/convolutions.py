@@ -72,7 +72,20 @@ def measure(work: Work, rounds: int, clock: Clock) -> dict[str, Any]:
                 times[name].append(clock.once(call))
         row |= {name: statistics.median(values) * 1e3 for name, values in times.items()}
         row["error"] = error(work, args, calls)
+        if work.model:
+            taken = ", ".join(f"{name} {peak(calls[name]):.0f}" for name in ("fusec", "torch.compile") if name in calls)
+            row["notes"].append(f"MiB of memory at the peak of a call, beside weights and images: {taken}")
     return row
+
+
+def peak(call: Callable[[], Any]) -> float:
+    """MiB that a call has at most at a time."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def error(work: Work, args: tuple[Any, ...], calls: dict[str, Callable[[], Any]]) -> float:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.workloads.convnets import Csp, NormActConv, Up, trained
 from benchmarks.workloads.modules import ConvNormAct
 
 Function = Callable[..., Any]
@@ -74,6 +75,7 @@ def works(names: set[str]) -> Iterator[Work]:
     yield from others()
     yield block(32, 64, 128, 128, 3, dtype=torch.float32)
     yield from windows()
+    yield from blocks()
     yield from models(names)
 
 
@@ -141,6 +143,31 @@ def windows() -> Iterator[Work]:
         0.0,
         4.0 * 32 * 256 * 56**2,
     )
+
+
+class Residual(nn.Module):
+    """A residual block of a diffusion U-Net, and of a VAE's decoder."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = NormActConv(channels, channels), NormActConv(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.first(x))
+
+
+def blocks() -> Iterator[Work]:
+    """Of U-Nets, decoders and detectors."""
+    made: tuple[tuple[str, Callable[[], nn.Module], tuple[int, int, int]], ...] = (
+        ("U-Net residual", lambda: Residual(320), (2, 320, 64)),
+        ("U-Net residual", lambda: Residual(640), (8, 640, 32)),
+        ("VAE residual", lambda: Residual(128), (1, 128, 512)),
+        ("nearest ×2 + 3×3", lambda: Up(256), (1, 256, 256)),
+        ("YOLO block", lambda: Csp(128), (16, 128, 80)),
+    )
+    for name, make, (n, c, places) in made:
+        module = trained(make()).cuda().to(BF16).to(memory_format=torch.channels_last)
+        yield Work(f"{name} {n}×{c}×{places}²", module, lambda n=n, c=c, h=places: (image(n, c, h, h),))
 
 
 def models(names: set[str]) -> Iterator[Work]:
