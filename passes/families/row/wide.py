@@ -18,9 +18,9 @@ from fusec.passes.families.row.online import Online, online_sum
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
-from fusec.passes.lower.context import LoweredGroup, LoweringContext
+from fusec.passes.lower.context import LoweredGroup, LoweringContext, prefer_index
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, reindex, symbols_in
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, symbols_in
 from fusec.tile.views import broadcast_index, pure
 
 
@@ -63,7 +63,7 @@ class _WideRows(Rows):
     def lower(self) -> LoweredGroup:
         passes = self._passes()
         waiting = list(self.context.body.outputs)
-        code: list[Statement] = []
+        code = self._once_a_row()
         for step in passes:
             code += self._one_pass(step, waiting)
         rest = [self.store(v) for v in waiting if self.is_whole(v)]
@@ -75,6 +75,24 @@ class _WideRows(Rows):
 
     def _loop(self, body: list[Statement]) -> Loop:
         return Loop(self.start, 0, self.length, self.schedule.columns, tuple(body))
+
+    def _once_a_row(self) -> list[Statement]:
+        """What is computed of a row's arguments, and is the same at all its places: not again for each chunk."""
+        ops, shape = self.context.body.ops, self.anchors[0].operands[0].type.shape
+        maps = [op for op in ops if op.definition.kind == "elementwise"]
+        spread = {v for op in maps if op.result.type.shape == shape for v in op.operands if v.type.shape != shape}
+        code: list[Statement] = []
+        for value in (op.result for op in maps):
+            at = self._index_of(value) if value in spread and value.type.rank else ()
+            if not at or value.type.dtype is not f32 or self.needs(value):
+                continue
+            element = self.element(value, at)
+            read = any(e.buffer.space == "parameter" for e in loads(element))
+            if read and symbols_in(element).isdisjoint((self.column.var, self.start)):
+                held = self._of_rows(value)
+                code += self._set(held, element)
+                self.context.inliner.add_leaf(value, prefer_index(at, self._at(held)))
+        return code
 
     # Which reduction is made in which pass
 
