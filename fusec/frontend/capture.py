@@ -48,11 +48,15 @@ class Guards:
 @dataclass(frozen=True)
 class Conditions:
     """An environment's test in parts: functions that must give these very objects, a function that tests the rest
-    (None where nothing is left), and tests that can stand in the code of a call (None where there are none)."""
+    (None where nothing is left), and tests that can stand in the code of a call (None where there are none).
+
+    ``bare``: attributes that arrays of the call, by number, must not have of their own; None for any at all.
+    """
 
     values: tuple[tuple[Callable[[], object], object], ...]
     rest: Callable[[], bool] | None
     guards: Guards | None = None
+    bare: tuple[tuple[int, str | None], ...] = ()
 
 
 class Environment(Protocol):

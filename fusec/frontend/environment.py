@@ -23,6 +23,7 @@ from typing import Any
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
 from fusec.frontend.guards import GuardWriter, Names
+from fusec.frontend.kinds import Kinds
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
@@ -31,6 +32,10 @@ from fusec.frontend.source import code_location, is_user_file
 
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_BY_NAME = {"getattr", "hasattr", "attrgetter"}
+_ALL_NAMES = {"vars", "dir"}
+_TEXTS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING")
+_MISSING_ATTRIBUTE = {"AttributeError", "Exception", "BaseException"}
 _KINDS = {"int", "__name__", "__qualname__"}
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
@@ -75,6 +80,7 @@ class Recorder:
         self._previous: Any = None
         self._holds_arrays = holds_arrays
         self._before = Snapshots(is_plain, holds_arrays)
+        self._kinds = Kinds()
         self._refusal: UnsupportedOpError | None = None
         self._root_code = _code_of(root)
         self._root_file = self._root_code.co_filename if self._root_code is not None else ""
@@ -97,6 +103,7 @@ class Recorder:
         elif self._previous is not None:
             sys.setprofile(self._previous)
         self._previous = None
+        self._kinds.leave()
         if error is not None:
             self._before.take_all_back()
 
@@ -106,13 +113,25 @@ class Recorder:
         frames = self._frames
         seen = self._seen
         before = self._before
+        kinds = self._kinds
 
-        def see(frame: FrameType) -> None:
-            try:
+        def see(frame: FrameType, is_first: bool) -> None:
+            if is_first:
                 before.see(frame, is_root=frame.f_code is self._root_code)
-            except UnsupportedOpError as error:  # the function may handle it
-                self._refusal = error
-                raise
+            elif frame.f_code.co_freevars:
+                before.see_closure(frame)
+            if not hasattr(frame.f_globals, "original"):  # in a scope for NumPy, names have their meaning
+                kinds.enter(frame.f_code, frame.f_globals, frame.f_locals)
+
+        def meet(frame: FrameType) -> None:
+            code = frame.f_code
+            values = frame.f_locals
+            for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+                value = values.get(name)
+                if id(value) not in seen:
+                    kinds.check(code, name, value)
+                    seen[id(value)] = value
+                    before.hold(value)
 
         def hook(frame: FrameType, event: str, arg: object) -> None:
             if event == "call":
@@ -121,20 +140,17 @@ class Recorder:
                 if mine is None:
                     mine = theirs[code.co_filename] = is_user_file(code.co_filename)
                 if mine and not (code.co_filename == "<string>" and _is_generated(frame.f_globals)):
-                    if (id(code), id(frame.f_globals)) not in frames:
+                    is_first = (id(code), id(frame.f_globals)) not in frames
+                    if is_first:
                         frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
                         _refuse_tests_of_kind(code)
-                        see(frame)
-                    elif code.co_freevars:
-                        before.see_closure(frame)
-                    arguments = code.co_argcount + code.co_kwonlyargcount
-                    if arguments:
-                        values = frame.f_locals
-                        for name in code.co_varnames[:arguments]:
-                            value = values.get(name)
-                            if id(value) not in seen:
-                                seen[id(value)] = value
-                                before.hold(value)
+                    try:
+                        if is_first or code.co_freevars:
+                            see(frame, is_first)
+                        meet(frame)
+                    except UnsupportedOpError as error:  # the function may handle it
+                        self._refusal = error
+                        raise
             if chained is not None:
                 chained(frame, event, arg)
 
@@ -163,10 +179,7 @@ class Recorder:
             code = root_function.__code__
             self._frames.setdefault((id(code), id(root_function.__globals__)), (code, root_function.__globals__))
             loads.setdefault((id(code), id(root_function.__globals__)), _Loads(code))
-        names = Names(
-            attributes=frozenset().union(*(entry.attributes for entry in loads.values())),
-            executed={key[0] for key in self._frames},
-        )
+        names = _names_read(loads.values(), {key[0] for key in self._frames})
         writer = GuardWriter(names, is_tensor)
         for path, read, value in self._pins:
             writer.pin(path, read, value)
@@ -253,25 +266,51 @@ def _is_generated(namespace: Mapping[str, object]) -> bool:
 
 
 class _Loads:
-    """Names of globals, cells and attributes that a code object reads."""
+    """Names of globals, cells and attributes that a code object reads.
 
-    __slots__ = ("attributes", "cells", "globals")
+    texts: its texts that may be names of attributes. by_name: it reads some that are named by texts. handles: it goes
+    on without an attribute that is missing.
+    """
+
+    __slots__ = ("attributes", "by_name", "cells", "globals", "handles", "texts")
 
     def __init__(self, code: CodeType) -> None:
         self.globals: set[str] = set()
         self.cells: set[str] = set()
         self.attributes: set[str] = set()
-        by_name = False
+        self.texts: set[str] = set()
+        self.handles = not _MISSING_ATTRIBUTE.isdisjoint(code.co_names)
+        makes_texts = False
+        before = ""
         for instruction in dis.get_instructions(code):
             if instruction.opname in _GLOBAL_LOADS:
                 self.globals.add(instruction.argval)
-                by_name = by_name or instruction.argval == "getattr"
             elif instruction.opname in _ATTRIBUTE_LOADS:
                 self.attributes.add(instruction.argval)
             elif instruction.opname in _CELL_LOADS and instruction.argval in code.co_freevars:
                 self.cells.add(instruction.argval)
-        if by_name:
-            self.attributes.update(c for c in code.co_consts if isinstance(c, str))
+            elif instruction.opname in _TEXTS:
+                makes_texts = True
+            elif instruction.opname == "POP_TOP" and before == "PUSH_EXC_INFO":  # except: of any error
+                self.handles = True
+            before = instruction.opname
+        self.by_name = not _BY_NAME.isdisjoint(code.co_names)
+        for constant in code.co_consts:
+            parts = constant if isinstance(constant, tuple | frozenset) else (constant,)
+            self.texts.update(part for part in parts if isinstance(part, str) and part.isidentifier())
+        if not _ALL_NAMES.isdisjoint(self.globals) or (self.by_name and makes_texts):
+            self.attributes.add("__dict__")
+
+
+def _names_read(loads: Iterable[_Loads], executed: set[int]) -> Names:
+    """The names that all code together may read. A text may be where another function makes a name of it."""
+    listed = list(loads)
+    attributes: set[str] = set().union(*(entry.attributes for entry in listed))
+    texts: set[str] = set()
+    if any(entry.by_name for entry in listed):
+        texts.update(*(entry.texts for entry in listed))
+    handled = attributes if any(entry.handles for entry in listed) else set()  # by whoever called what reads
+    return Names(frozenset(attributes | texts), executed, frozenset(handled | texts))
 
 
 def unwrap(function: Callable[..., object]) -> object:

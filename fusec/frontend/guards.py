@@ -17,22 +17,29 @@ from fusec.frontend import raw
 from fusec.frontend.capture import FAILED, Guards
 from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
-from fusec.frontend.held import is_torch_tensor
+from fusec.frontend.held import MISSING, is_torch_tensor
+from fusec.frontend.kinds import KindOf, true_value
 from fusec.frontend.plain import SCALARS, SINGLETONS, brief, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a
 from fusec.frontend.source import is_user_file
 
 _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+_TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the code that ran can read: attribute names, and the ids of the code objects that ran."""
+    """What the code that ran can read: attribute names, and the ids of the code objects that ran.
+
+    looked_for: attributes that it does not fail without (``getattr(x, "scale", 1)``), so that they count where they
+    are not there.
+    """
 
     attributes: frozenset[str]
     executed: set[int]
+    looked_for: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -65,6 +72,7 @@ class GuardWriter:
     _visited: set[int] = field(default_factory=set)
     _roots: set[tuple[int, str]] = field(default_factory=set)
     _kinds: set[type] = field(default_factory=set)
+    _lacking: set[tuple[int, frozenset[str]]] = field(default_factory=set)
     _temporaries: int = 0
 
     @property
@@ -84,10 +92,14 @@ class GuardWriter:
             return
         self._roots.add((id(namespace), name))
         where = self._bind(namespace)
-        if name in namespace:
-            self._visit(f"{where}[{name!r}]", namespace[name], f"global {name}")
+        value = true_value(namespace, name, MISSING)
+        if value is type:  # while another thread captures, it may mean something else
+            self._visit(f"{self._bind(true_value)}({where}, {name!r})", value, f"global {name}")
+        elif value is not MISSING:
+            self._visit(f"{where}[{name!r}]", value, f"global {name}")
         else:
-            test = f"if {name!r} in {where}: return {{fail}}"
+            other = f" and {where}[{name!r}] is not {self._bind(KindOf)}" if name == "type" else ""
+            test = f"if {name!r} in {where}{other}: return {{fail}}"
             self._guards.append(_Guard([test], "None", f"global {name}", "a builtin"))
 
     def visit_object(self, value: object, path: str) -> None:
@@ -126,7 +138,7 @@ class GuardWriter:
         elif kind in SCALARS:
             self._scalar(expression, value, path)
         elif self.is_tensor(value):
-            return
+            self._tensor_attributes(expression, value, path)
         elif is_plain(value) and kind is not tuple:
             known = self._bind(value)
             self._check(
@@ -139,6 +151,9 @@ class GuardWriter:
             self._container(expression, value, path)
         elif is_a(value, FunctionType):
             self._function(expression, value, path)
+            for name in sorted(self.names.attributes & value.__dict__.keys()):
+                self._visit(f"{expression}.__dict__[{name!r}]", value.__dict__[name], f"{path}.{name}")
+            self._absent(expression, value, path)
         elif is_a(value, types.MethodType):
             v = self._check(expression, "type({v}) is not " + self._bind(kind), path, value)
             self._visit(f"{v}.__func__", value.__func__, path)
@@ -149,6 +164,7 @@ class GuardWriter:
                 self._visit(f"{v}.{part}", getattr(value, part), f"{path}.{part}")
         elif is_a(value, np.ndarray) or is_torch_tensor(value):
             self._snapshot(expression, value, path)
+            self._tensor_attributes(expression, value, path)
         else:
             self._object(expression, value, path)
 
@@ -168,7 +184,8 @@ class GuardWriter:
         if type(held) in (set, frozenset) or all(is_plain(p) for p in parts):
             now = "{v}" if is_own else f"{self._bind(plain_copy)}({{v}})"
             test = f"type({{v}}) is not {kind} or not {self._bind(same_plain)}({now}, {self._bind(held)})"
-            self._check(expression, test, path, held)
+            v = self._check(expression, test, path, held)
+            self._container_attributes(v, value, path)
             return
         test = f"type({{v}}) is not {kind} or {self._length(held, is_own)} != {len(parts)}"
         if type(held) is dict:
@@ -185,8 +202,13 @@ class GuardWriter:
             accessor = repr(key) if type(key) in (int, str) else self._bind(key)
             shown = repr(key) if is_plain(key) else type(key).__name__
             self._visit(taken.replace("{}", accessor), part, f"{path}[{shown}]")
-        if not is_own:
+        self._container_attributes(v, value, path)
+
+    def _container_attributes(self, v: str, value: Any, path: str) -> None:
+        """What a container of a class of its own holds besides its parts."""
+        if raw.attributes_of(value) is not None:
             self._attributes(v, value, self.names.attributes, path)
+            self._absent(v, value, path)
 
     def _length(self, held: Any, is_own: bool) -> str:
         return "len({v})" if is_own else f"{self._bind(type(held).__len__)}({{v}})"
@@ -251,7 +273,7 @@ class GuardWriter:
             return
         self._visited.add(id(value))
         if is_a(value, ModuleType):
-            if is_user_file(getattr(value, "__file__", None) or "<frozen"):
+            if _is_users(value):
                 for name in sorted(self.names.attributes & value.__dict__.keys()):
                     self._visit(f"{v}.{name}", value.__dict__[name], f"{path}.{name}")
         elif is_a(value, type):
@@ -261,6 +283,53 @@ class GuardWriter:
         else:
             self._attributes(v, value, self.names.attributes, path)
             self._wrapped(v, value, path)
+        self._absent(v, value, path)
+
+    def _absent(self, v: str, value: Any, path: str) -> None:
+        """Attributes that the code looks for, and that neither the object nor its class has."""
+        cls = value if is_a(value, type) else type(value)
+        classes = [c for c in raw.classes_of(cls) if is_user_class(c)]
+        wanted = self.names.looked_for
+        if any("__getattr__" in raw.table_of(c) for c in classes):  # what it gives instead may be anything
+            wanted |= self.names.attributes
+        own = None if cls is value else raw.attributes_of(value)
+        inner = {name: (own or {})[name] for name in _TABLES if _is_nn_module(value)}
+        found = {*(own or {}), *(name for table in inner.values() for name in table)}
+        missing = frozenset(n for n in wanted - found if raw.in_class(cls, n) is None)
+        if not missing:
+            return
+        shown = f"without {', '.join(sorted(missing))}"
+        if own is not None:
+            places = ["{v}", *(f"{{v}}[{name!r}]" for name, table in inner.items() if name != "_modules" or not table)]
+            test = " or ".join(self._holds_some(missing, place) for place in places)
+            self._check(self._table(v, value), test, f"{path}.__dict__", shown)
+        for holder in classes:
+            if (id(holder), missing) not in self._lacking:
+                self._lacking.add((id(holder), missing))
+                test = self._holds_some(missing, "{v}")
+                self._check(f"{self._bind(holder)}.__dict__", test, f"{holder.__qualname__}.__dict__", shown)
+
+    def _holds_some(self, names: Iterable[str], table: str) -> str:
+        """The test that a dict has one of the names."""
+        listed = sorted(names)
+        if len(listed) <= 3:
+            return " or ".join(f"{name!r} in {table}" for name in listed)
+        return f"not {self._bind(frozenset(listed))}.isdisjoint({table})"
+
+    def _tensor_attributes(self, expression: str, value: Any, path: str) -> None:
+        """What a tensor that is fetched at each call has of its own, besides its elements."""
+        own = raw.attributes_of(value) if is_torch_tensor(value) else None
+        if own is None or id(value) in self._visited:
+            return
+        names = self.names.attributes & own.keys()
+        missing = {n for n in self.names.looked_for - own.keys() if raw.in_class(type(value), n) is None}
+        if not names and not missing:
+            return
+        self._visited.add(id(value))
+        test = self._holds_some(missing, "{v}") if missing else "False"
+        table = self._check(f"{expression}.__dict__", test, f"{path}.__dict__", f"without {', '.join(sorted(missing))}")
+        for name in sorted(names):
+            self._visit(f"{table}[{name!r}]", own[name], f"{path}.{name}")
 
     def _attributes(self, v: str, value: Any, wanted: Iterable[str], path: str) -> None:
         """Attributes of the instance itself, then those of its class and slots."""
@@ -316,13 +385,16 @@ class GuardWriter:
         """A slot of an object, which may be empty."""
         if value is cls:
             return
+        owner, _, name = expression.rpartition(".")
         try:
             held = found.__get__(value)
         except AttributeError:
+            if name in self.names.looked_for:
+                test = f"{self._bind(raw.fills)}({owner}, {self._bind(found)})"
+                self._check(test, "{v}", f"{path}.{name}", "empty")
             return
-        name = expression.rpartition(".")[2]
         if not raw.looks_up_plainly(type(value)):
-            expression = f"{self._bind(found)}.__get__({expression.rpartition('.')[0]})"
+            expression = f"{self._bind(found)}.__get__({owner})"
         self._visit(expression, held, f"{path}.{name}")
 
     def _module(self, v: str, module: Any, path: str) -> None:
@@ -334,6 +406,10 @@ class GuardWriter:
             self._check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))
         self._own_forward(v, module, path)
         own = {name for name in module.__dict__ if not name.startswith("_") and name != "training"}
+        if "__dict__" in self.names.attributes:  # the code may read all of them
+            names = self._bind(list(module.__dict__))
+            self._check(f"{v}.__dict__", f"list({{v}}) != {names}", f"{path}.__dict__", sorted(own))
+            self._attributes(v, module, own, path)
         if is_user_class(type(module)):
             own &= self.names.attributes
             self._attributes(v, module, own | {n for n in self.names.attributes if n in module.__dict__}, path)
@@ -342,6 +418,9 @@ class GuardWriter:
             self._attributes(v, module, plain, path)
             for name in sorted(own - plain):
                 self._settings(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
+        for table in _TABLES[:2]:
+            for name in sorted(self.names.attributes & module.__dict__[table].keys()):
+                self._visit(f"{v}.{table}[{name!r}]", module.__dict__[table][name], f"{path}.{name}")
         children = module._modules
         keys = self._bind(list(children))
         test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
@@ -444,6 +523,12 @@ class GuardWriter:
         if isinstance(now, Exception):
             return f"{guard.path}: was {guard.was}, now gone"
         return f"{guard.path}: was {guard.was}, now {brief(now)}"
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether a module is the user's: from a file of theirs, or made by hand."""
+    file = getattr(module, "__file__", None)
+    return is_user_file(file) if file else getattr(module, "__spec__", None) is None
 
 
 def _always() -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from fusec.frontend import numpy_index as index
+from fusec.frontend.kinds import StandIn
 from fusec.frontend.numpy_create import as_array, copy
 from fusec.frontend.numpy_trace import Traced
 
 
-class FlatView:
+class FlatView(StandIn):
     """Stands for ``numpy.flatiter`` of a traced array, whose elements are in row-major order."""
 
     __slots__ = ("_array",)

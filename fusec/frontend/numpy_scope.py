@@ -21,6 +21,7 @@ import numpy as np
 
 from fusec.errors import CaptureError
 from fusec.frontend.guards import is_user_class
+from fusec.frontend.kinds import KindOf
 from fusec.frontend.numpy_substitutes import substitutes
 from fusec.frontend.numpy_trace import Trace, Traced
 from fusec.frontend.raw import attributes_of, in_class, is_a, items_of
@@ -33,33 +34,11 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _ADVICE = "a compiled call would not do so: return the value"
 
 
-class _TypeOf(type):
-    """Makes :class:`TypeOfTraced` behave as ``type``."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs:
-            return type(*args, **kwargs)
-        kind = type(args[0])
-        if issubclass(kind, Traced):
-            return args[0].__class__
-        return cls if kind is type else kind
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, type)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, type)
-
-
-class TypeOfTraced(type, metaclass=_TypeOf):
-    """Stands for ``type`` in a traced function: the type of a traced array is the array's that it stands for."""
-
-
 class GlobalsView(dict[str, Any]):
     """A function's globals with names replaced as they are read; what the function stores stays in the view."""
 
     def __init__(self, scope: Scope, original: dict[str, Any], library: bool) -> None:
-        known = scope.builtins if library else {**scope.builtins, "type": TypeOfTraced}
+        known = scope.builtins if library else {**scope.builtins, "type": KindOf}
         super().__init__(__builtins__=known, __name__=original.get("__name__", ""))
         self.scope = scope
         self.original = original
@@ -167,6 +146,8 @@ class Scope:
         substitute = self._substitutes.get(id(value))
         if substitute is not None:
             return substitute
+        if value is type and not library:
+            return KindOf
         return self._patch_object(value, path, fetch, library)
 
     def _patch_object(self, value: Any, path: str, fetch: Fetch, library: bool) -> Any:
@@ -260,7 +241,11 @@ class Scope:
         name = module.__name__
         if name == "numpy.random":
             return self._remember(module, RandomView(self, "np.random"))
-        if name == "numpy" or name.startswith("numpy.") or is_user_file(getattr(module, "__file__", None) or "<frozen"):
+        if (
+            name in ("numpy", "builtins")
+            or name.startswith("numpy.")
+            or is_user_file(getattr(module, "__file__", None) or "<frozen")
+        ):
             return self._remember(module, ModuleView(self, module))
         return module
 

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from fusec.errors import DataDependentError, FusecError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ArgumentSource, Fallback, ReferenceSource, Source
+from fusec.frontend.kinds import StandIn
 from fusec.frontend.numpy_buffer import Buffer, Inputs, State
 from fusec.frontend.numpy_constant import recognise
 from fusec.frontend.source import user_location, user_site
@@ -130,7 +131,7 @@ class Scope(Protocol):
         """A copy of one of NumPy's own Python functions that can be traced."""
 
 
-class Traced:
+class Traced(StandIn):
     """A traced array or NumPy scalar: a chain of views over a buffer.
 
     ``is_scalar`` marks what NumPy would give as a scalar object (``np.float32``) and not as a 0-d array; ``is_root``

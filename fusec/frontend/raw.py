@@ -99,6 +99,15 @@ def slots_of(value: object) -> dict[MemberDescriptorType, Any]:
     return found
 
 
+def fills(value: object, slot: MemberDescriptorType) -> bool:
+    """Whether something is in a slot of an object."""
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
 def has_slots(kind: type) -> bool:
     return bool(_layout(kind).slots)
 

@@ -26,6 +26,7 @@ import numpy as np
 from fusec.errors import UnsupportedOpError
 from fusec.frontend.counters import COUNTING, IntegerAttribute, counters_in, is_counter
 from fusec.frontend.held import MISSING, State, contents, is_torch_tensor, parts, put_back, same_parts
+from fusec.frontend.kinds import true_value
 from fusec.frontend.raw import attributes_of, classes_of, is_a, items_of, table_of, values_of
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.structures import CallSpec, Opens, flatten, opens_none
@@ -163,7 +164,7 @@ class Snapshots:
         namespace = namespace.original if is_copy else namespace
         self._hold_names(namespace, names)
         for name in code.co_names:
-            self._meet(namespace.get(name), names, code, f"global {name}")
+            self._meet(true_value(namespace, name), names, code, f"global {name}")
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             self._meet(values.get(name), names, code, f"argument {name}" if is_root else "")
 
@@ -185,7 +186,7 @@ class Snapshots:
     def _hold_names(self, namespace: dict[str, object], names: Iterable[str]) -> None:
         _, known = self._globals.setdefault(id(namespace), (namespace, {}))
         for name in names:
-            known.setdefault(name, namespace.get(name, MISSING))
+            known.setdefault(name, true_value(namespace, name, MISSING))
 
     def _meet(self, value: object, names: frozenset[str], code: CodeType, path: str) -> None:
         """A value that code has a name for; ``names`` are those of attributes that the code may read."""
@@ -318,7 +319,7 @@ class Snapshots:
     def _changed_names(self) -> Iterator[str]:
         for namespace, before in self._globals.values():
             for name in before:
-                if not self._equal(namespace.get(name, MISSING), before[name]):
+                if not self._equal(true_value(namespace, name, MISSING), before[name]):
                     _assign(namespace, name, before[name])
                     yield f"the global {name}"
 
@@ -452,7 +453,9 @@ def _all_parts(state: State) -> list[Any]:
 
 
 def _assign(namespace: dict[str, object], name: str, value: object) -> None:
+    if true_value(namespace, name, MISSING) is value:
+        return
     if value is MISSING:
-        namespace.pop(name, None)
-    elif namespace.get(name, MISSING) is not value:
+        del namespace[name]
+    else:
         namespace[name] = value

@@ -35,6 +35,7 @@ from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
+from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_symbolic_int import reading_tensors
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.attributes import ShapeAttributes
@@ -119,17 +120,21 @@ def capture(
     graph = graph if device is None else place(graph, device)
     guards = recorder.finish(is_tensor=is_tensor)
     kept.settle()
-    environment = _Guards(guards, ambient, tuple(trace.ties))
+    environment = _Guards(guards, ambient, tuple(trace.ties), tuple(trace.asked.found))
     return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
 
 
 @dataclass(frozen=True, eq=False)
 class _Guards:
-    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and places that share a tensor."""
+    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and places that share a tensor.
+
+    ``bare``: attributes that the arguments did not have, which calls test.
+    """
 
     guards: Environment
     ambient: Ambient
     ties: tuple[tuple[Fetch, Fetch], ...]
+    bare: tuple[tuple[int, str | None], ...]
 
     @cached_property
     def holds(self) -> Callable[[], bool]:
@@ -152,9 +157,9 @@ class _Guards:
         """The grad mode and autocast are left to :meth:`TorchArrays.check`, which sees both."""
         _, dtype, *autocast = self.ambient
         if self.ties or any(autocast):
-            return Conditions((), self._holds)
+            return Conditions((), self._holds, bare=self.bare)
         own = self.guards.conditions
-        return Conditions(((torch.get_default_dtype, dtype),), own.rest, own.guards)
+        return Conditions(((torch.get_default_dtype, dtype),), own.rest, own.guards, self.bare)
 
     def _holds(self) -> bool:
         return _ambient() == self.ambient and self.guards.holds() and self._tied()
@@ -383,6 +388,7 @@ class Result:
             known = {number: self._slot(leaf, shown) for number, leaf in distinct.items()}
             self._slots = [known[id(leaf)] for leaf in leaves]
             for leaf in distinct.values():
+                check_returned(leaf)
                 if trace.handle(leaf).memory.source is None and leaf.is_inference() != self._inference:
                     self._other_mode.add(known[id(leaf)])
 

@@ -13,6 +13,7 @@ from fusec.frontend.torch_emit import Emitter, tensor_type
 from fusec.frontend.torch_fake import check_plain, fake_like, fake_mode, is_held, value_name
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_references import Fetch, References
+from fusec.frontend.torch_stand_in import Asked, as_argument, standing_for
 from fusec.ir.builder import Builder
 from fusec.ir.nodes import InputRole, Port, Value
 from fusec.ir.types import contiguous_strides
@@ -22,15 +23,18 @@ class TracedTensors:
     """Fake tensors by identity, each a view of memory that holds a value; real ones become inputs by reference.
 
     ``ties`` are pairs of fetches that give one tensor. A value that one memory holds another gets as a copy.
+    ``for_code``: a function's own code sees the fakes, and may ask what they are.
     """
 
-    def __init__(self, name: str, references: References, *, for_gpu: bool = False) -> None:
+    def __init__(self, name: str, references: References, *, for_code: bool, for_gpu: bool = False) -> None:
         self.builder = Builder(name)
         self.emitter = Emitter(self.builder, for_gpu=for_gpu)
         self.sources: list[Source] = []
         self.memories: list[Memory] = []
         self.ties: list[tuple[Fetch, Fetch]] = []
         self._references = references
+        self._for_code = for_code
+        self.asked = Asked()
         self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
         self._fake_mode = fake_mode()
         self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
@@ -76,8 +80,16 @@ class TracedTensors:
         self.memories.append(memory)
         self._owned.add(value)
         self._inputs.add(value)
-        self._handles[id(fake)] = (fake, Handle(memory))
+        self._hold(fake, Handle(memory))
+        if isinstance(source, ArgumentSource):
+            as_argument(fake, real, source.index, self.asked)
         return fake
+
+    def _hold(self, fake: torch.Tensor, handle: Handle) -> None:
+        """Notes what a fake tensor shows; from here on the function may see it."""
+        if self._for_code:
+            standing_for(fake)
+        self._handles[id(fake)] = (fake, handle)
 
     def handle(self, tensor: torch.Tensor) -> Handle:
         """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
@@ -134,7 +146,7 @@ class TracedTensors:
         memory = Memory(value, tensor, sealed=sealed)
         self.memories.append(memory)
         self._own(value)
-        self._handles[id(tensor)] = (tensor, Handle(memory))
+        self._hold(tensor, Handle(memory))
 
     def _taken(self, tensor: torch.Tensor, since: int) -> Value:
         """The value of a tensor that nobody else has seen, free for another tensor to hold."""

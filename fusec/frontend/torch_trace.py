@@ -92,8 +92,8 @@ def _signature(lowering: Callable[..., Any]) -> Signature:
 class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One capture in progress: a context in which the user's function runs once.
 
-    ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them. ``for_gpu``: tensors on the
-    CPU stand for such on a GPU.
+    ``fallback`` is 'eager' to keep unknown calls as library calls, 'error' to refuse them. ``namer``: names what a
+    graph's nodes make, where it is a graph that runs. ``for_gpu``: tensors on the CPU stand for such on a GPU.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         *,
         for_gpu: bool = False,
     ) -> None:
-        TracedTensors.__init__(self, name, references, for_gpu=for_gpu)
+        TracedTensors.__init__(self, name, references, for_code=namer is None, for_gpu=for_gpu)
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         self.namer = namer or Namer()
         self.notes = self.emitter.notes
@@ -424,7 +424,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if out is not operand:
                     if handle.read(self.emitter).type != tensor_type(out):
                         return False
-                    self._handles[id(out)] = (out, handle)
+                    self._hold(out, handle)
         except (Declined, TypeRuleError):
             return False
         return True
@@ -463,7 +463,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 view = packet(*args, **kwargs)
             self._run_fake(func, args, kwargs)
-            self._handles[id(target)] = (target, self.handle(view))
+            self._hold(target, self.handle(view))
             return target
         if name == "bernoulli_" and len(args) == 1 and not kwargs:  # without p the other form draws from its operand
             args = (target, 0.5)

@@ -176,6 +176,9 @@ def compiled_entry(
     writer.call(spec)
     _check_conditions(writer, conditions)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
+    for number, name in conditions.bare:
+        own = f"{writer.leaves[number]}.__dict__"
+        writer.unless(f"not {own}" if name is None else f"{name!r} not in {own}")
     writer.lines += _clashes(executable, scope, inputs, eager, fixed=opening is None)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
     result = _plain_result(capture.rebuild, written.results)

@@ -1,0 +1,111 @@
+"""What stands for a tensor while a torch function is traced: a fake tensor that says which class it stands for."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fusec.errors import UnsupportedOpError
+from fusec.frontend.kinds import StandIn
+from fusec.frontend.raw import in_class
+from fusec.frontend.source import user_location
+
+_OF_FAKES = ("torch._", "torch.utils.", "fusec.")
+"""Modules that ask tensors for what is no business of the function's."""
+
+
+class Asked:
+    """Attributes that a function did not find in its arguments' own ``__dict__``: by number, None for any at all."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, str | None], None] = {}
+
+
+class TracedTensor(FakeTensor, StandIn):
+    """A fake tensor that the function's own code sees.
+
+    A tensor's own attributes (``x.scale = 2``) are no part of a graph. Code that finds some is refused; where it looks
+    for one that is not there, calls are told apart by that. ``_place``: of an argument its number, what to note in, and
+    the argument itself; None for what the function made.
+    """
+
+    _place: tuple[int, Asked, weakref.ref[torch.Tensor]] | None = None
+    _kind: type = torch.Tensor
+    _given: str = ""
+
+    @property
+    def __class__(self) -> type:
+        return self._kind
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        raise _refused("gives a tensor another class")
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        if self._given:
+            raise _refused("reads all attributes of a tensor")
+        self._look(None)
+        return {}
+
+    def __getattr__(self, name: str) -> Any:
+        if not str(sys._getframe(1).f_globals.get("__name__", "")).startswith(_OF_FAKES):
+            self._look(name)
+        raise AttributeError(f"{self._kind.__name__!r} object has no attribute {name!r}")
+
+    def _look(self, name: str | None) -> None:
+        """Looks for an attribute that only this argument may have, or for any."""
+        if self._place is None:
+            return
+        number, asked, real = self._place
+        tensor = real()
+        own = vars(tensor) if tensor is not None else {}
+        if name in own or (own and name is None):
+            raise _refused(f"reads the attribute {name or next(iter(own))} of a tensor; pass it as an argument")
+        asked.found[number, name] = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if in_class(type(self), name) is None and not name.startswith("_is_"):
+            if self._place is not None:
+                raise _refused(f"sets the attribute {name} of an argument, which outlives the call")
+            object.__setattr__(self, "_given", name)
+        object.__setattr__(self, name, value)
+        if name == "_is_param":  # torch.nn.Parameter(x) marks its result
+            object.__setattr__(self, "_kind", torch.nn.Parameter)
+
+    def __delattr__(self, name: str) -> None:
+        self._look(name)
+        object.__delattr__(self, name)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"<traced {self.dtype}{list(self.shape)}>"
+
+
+def standing_for(fake: torch.Tensor) -> None:
+    """Makes a fake tensor one that the function's code may see."""
+    if type(fake) is FakeTensor:
+        fake.__class__ = TracedTensor
+
+
+def as_argument(fake: torch.Tensor, real: torch.Tensor, number: int, asked: Asked) -> None:
+    """Tells which argument a fake tensor stands for."""
+    if type(fake) is TracedTensor:
+        object.__setattr__(fake, "_kind", type(real))
+        object.__setattr__(fake, "_place", (number, asked, weakref.ref(real)))
+
+
+def check_returned(tensor: torch.Tensor) -> None:
+    """UnsupportedOpError for a tensor that the function made and returns with more than its elements."""
+    if type(tensor) is TracedTensor and tensor._place is None:
+        if tensor._kind is not torch.Tensor:
+            raise _refused("returns a parameter that it makes")
+        if tensor._given:
+            raise _refused(f"sets the attribute {tensor._given} of a tensor that it returns")
+
+
+def _refused(what: str) -> UnsupportedOpError:
+    return UnsupportedOpError(f"the function {what}", user_location())
