@@ -60,8 +60,6 @@ class _Leaf:
             array = self.window.of(array, library)
         elif self.is_view:
             array = array.view()
-        if self.is_read_only and library == "numpy":
-            array.flags.writeable = False
         return array[()] if self.is_scalar else array
 
 
@@ -94,7 +92,8 @@ class Returns:
     @property
     def rebuild(self) -> Callable[[Sequence[Any]], Any]:
         structure, leaves, order, library = self.structure, self.leaves, self.order, self.library
-        frozen = [k for k, x in enumerate(leaves) if x.constant is not None and not x.constant.flags.writeable]
+        has_flags = library == "numpy"
+        frozen = [k for k, x in enumerate(leaves) if _is_read_only(x.constant) or (has_flags and x.is_read_only)]
 
         def put_together(outputs: Sequence[Any]) -> Any:
             owners: dict[int, Any] = {}  # copies of the memory of constants, in which their views lie
@@ -243,6 +242,10 @@ def _owner_of(constant: Meta) -> Meta:
         if not isinstance(base, np.ndarray):
             return owner
         owner = base
+
+
+def _is_read_only(constant: Meta | None) -> bool:
+    return constant is not None and not constant.flags.writeable
 
 
 def _copy_of(constant: Meta, owners: dict[int, Any]) -> Meta:

@@ -243,10 +243,14 @@ class Trace(Inputs):
         return self.fresh(value, meta, scalar=not value.type.shape)
 
     def view(self, of: Traced, steps: Sequence[Step], meta: Meta, *, scalar: bool = False) -> Any:
-        """A view of an array; as a scalar it is a copy, and so is one of a scalar."""
+        """A view of an array; as a scalar it is a copy, and so is one of a scalar.
+
+        It gets a layout of its own, so that it can be made read-only alone.
+        """
         if of.is_scalar:
             of = self.fresh(of.value, of.meta)
         kept = tuple(step for step in steps if step is not None)
+        meta = meta.view() if meta is of.meta else meta
         made = self.make(self, of.buffer, (*of.steps, *kept), meta, scalar)
         if scalar:
             return self.fresh(made.value, meta, scalar=True)
