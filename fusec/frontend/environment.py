@@ -168,8 +168,11 @@ class Recorder:
         """The ids of what is known to have been there before the run, or to stay after it."""
         return self._before.outlasting() | set(map(id, self._args))
 
-    def finish(self, *, is_tensor: Callable[[object], bool]) -> Environment:
-        """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead."""
+    def finish(
+        self, *, is_tensor: Callable[[object], bool], is_input: Callable[[object], bool] = lambda value: True
+    ) -> Environment:
+        """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead, where
+        the function computes with them (``is_input``)."""
         if self._refusal is not None:
             raise self._refusal
         self._before.forget_stand_ins()
@@ -180,7 +183,7 @@ class Recorder:
             self._frames.setdefault((id(code), id(root_function.__globals__)), (code, root_function.__globals__))
             loads.setdefault((id(code), id(root_function.__globals__)), _Loads(code))
         names = _names_read(loads.values(), {key[0] for key in self._frames})
-        writer = GuardWriter(names, is_tensor)
+        writer = GuardWriter(names, is_tensor, is_input)
         for path, read, value in self._pins:
             writer.pin(path, read, value)
         for path, read, value in self._layouts:

@@ -17,7 +17,7 @@ from fusec.frontend import raw
 from fusec.frontend.capture import FAILED, Guards
 from fusec.frontend.counters import is_counter
 from fusec.frontend.function_fields import fields_of
-from fusec.frontend.held import MISSING, is_torch_tensor
+from fusec.frontend.held import MISSING, is_torch_tensor, torch_layout
 from fusec.frontend.kinds import KindOf, true_value
 from fusec.frontend.plain import SCALARS, SINGLETONS, brief, is_plain, plain_copy, same_array, same_plain, same_settings
 from fusec.frontend.raw import is_a
@@ -25,6 +25,8 @@ from fusec.frontend.source import is_user_file
 
 _FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _TABLES = ("_parameters", "_buffers", "_modules")
+_LISTED = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
+_LISTED |= {"children", "named_children", "modules", "named_modules", *_TABLES}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
@@ -58,11 +60,13 @@ class GuardWriter:
 
     A value is checked after the one it was reached through, so each check starts from the live parent. Objects
     are kept by weak reference where they can be; a cycle ends at an object already visited. ``paths`` has the values
-    met, by id, ``cells`` the ids of the cells of functions met.
+    met, by id, ``cells`` the ids of the cells of functions met. ``is_input``: a tensor is an input of the graph, whose
+    layout calls test.
     """
 
     names: Names
     is_tensor: Callable[[object], bool]
+    is_input: Callable[[object], bool] = lambda value: True
     functions_visited: set[int] = field(default_factory=set)
     paths: dict[int, str] = field(default_factory=dict)
     cells: set[int] = field(default_factory=set)
@@ -321,11 +325,18 @@ class GuardWriter:
         own = raw.attributes_of(value) if is_torch_tensor(value) else None
         if own is None or id(value) in self._visited:
             return
+        self._visited.add(id(value))
+        if not self.is_input(value):
+            known = self._bind(torch_layout(value))
+            test = f"{self._bind(torch_layout)}({{v}}) != {known}"
+            expression = self._check(expression, test, path, f"{value.dtype}{list(value.shape)}")
+        if "grad" in self.names.attributes:
+            is_none = value.grad is None
+            self._check(f"{expression}.grad is None", f"{{v}} is not {is_none}", f"{path}.grad", value.grad)
         names = self.names.attributes & own.keys()
         missing = {n for n in self.names.looked_for - own.keys() if raw.in_class(type(value), n) is None}
         if not names and not missing:
             return
-        self._visited.add(id(value))
         test = self._holds_some(missing, "{v}") if missing else "False"
         table = self._check(f"{expression}.__dict__", test, f"{path}.__dict__", f"without {', '.join(sorted(missing))}")
         for name in sorted(names):
@@ -418,13 +429,25 @@ class GuardWriter:
             self._attributes(v, module, plain, path)
             for name in sorted(own - plain):
                 self._settings(f"{v}.{name}", module.__dict__[name], f"{path}.{name}")
+        reads_all = not self.names.attributes.isdisjoint(_LISTED)
         for table in _TABLES[:2]:
-            for name in sorted(self.names.attributes & module.__dict__[table].keys()):
+            held = module.__dict__[table]
+            if reads_all:
+                keys = self._bind(list(held))
+                self._check(f"{v}.{table}", f"list({{v}}) != {keys}", f"{path}.{table}", list(held))
+            empty = [name for name, tensor in held.items() if tensor is None]
+            if empty:
+                test = " or ".join(f"{{v}}[{name!r}] is not None" for name in empty)
+                self._check(f"{v}.{table}", test, f"{path}.{table}", f"without {', '.join(empty)}")
+            tensors = held.keys() - set(empty)
+            for name in sorted(tensors if reads_all else tensors & self.names.attributes):
                 self._visit(f"{v}.{table}[{name!r}]", module.__dict__[table][name], f"{path}.{name}")
         children = module._modules
         keys = self._bind(list(children))
         test = f"len({{v}}) != {len(children)} or list({{v}}) != {keys}"
         held_children = self._check(f"{v}._modules", test, f"{path}._modules", list(children)) if children else ""
+        if reads_all and not children:
+            self._check(f"{v}._modules", "{v}", f"{path}._modules", "empty")
         for name, child in children.items():
             self._visit(f"{held_children}[{name!r}]", child, f"{path}.{name}")
 

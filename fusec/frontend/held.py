@@ -167,6 +167,12 @@ def is_torch_tensor(value: object) -> bool:
     return torch is not None and is_a(value, torch.Tensor)
 
 
+def torch_layout(tensor: Any) -> tuple[Any, ...]:
+    """All that code may ask of a tensor besides its elements."""
+    strides = tensor.stride() if "strided" in str(tensor.layout) else None
+    return tuple(tensor.shape), tensor.dtype, strides, tensor.layout, tensor.device, tensor.requires_grad
+
+
 def _is_users(module: object) -> bool:
     found = sys.modules.get(module) if type(module) is str else None
     file = getattr(found, "__file__", None)

@@ -32,6 +32,7 @@ from fusec.frontend.steps import Step
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
+from fusec.frontend.torch_kept import KeptTensors
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.frontend.torch_references import Fetch, References
@@ -110,7 +111,7 @@ def capture(
     ambient = _ambient()
     given = ArgumentContainers(*fakes, is_tensor, opens)
     with recorder:
-        result = _run(f, trace, fakes)
+        result = _run(f, trace, fakes, KeptTensors((*references.tensors, *leaves)))
         kept = Result(trace, result, recorder.outlasting())
         given.check()
         _refuse_changes(before, f)
@@ -118,7 +119,8 @@ def capture(
     del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
     graph, sources = kept.finish()
     graph = graph if device is None else place(graph, device)
-    guards = recorder.finish(is_tensor=is_tensor)
+    inputs = trace.found_inputs(sources)
+    guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs)
     kept.settle()
     environment = _Guards(guards, ambient, tuple(trace.ties), tuple(trace.asked.found))
     return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
@@ -246,8 +248,19 @@ def _statics(spec: CallSpec) -> list[Any]:
 # The run
 
 
-def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]], kept: KeptTensors) -> Any:
     args, kwargs = fakes
+    try:
+        result = _traced(f, trace, args, kwargs)
+    finally:
+        changed = kept.put_back()
+    if changed:
+        what = f"memory, or requires_grad, of a tensor of shape {list(changed[0].shape)} that outlives the call"
+        raise UnsupportedOpError(f"the function changes the {what}", trace.emitter.location or _location(f))
+    return result
+
+
+def _traced(f: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with tracing(trace), reading_tensors():
         try:
             return run_user(f, args, kwargs)

@@ -54,6 +54,11 @@ class References:
         self._found = walk.found
         self.modules: list[tuple[str, torch.nn.Module]] = walk.modules
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that were found."""
+        return tuple(tensor for tensor, _ in self._found.values())
+
     def find(self, tensor: torch.Tensor) -> Reference | None:
         """The place of this very tensor object, or None when it was not found anywhere."""
         entry = self._found.get(id(tensor))

@@ -46,6 +46,20 @@ class TracedTensor(FakeTensor, StandIn):
         raise _refused("gives a tensor another class")
 
     @property
+    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+        if self._place is not None:
+            raise _refused("reads the gradient of an argument")
+        return super().grad
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        raise _refused("sets the gradient of a tensor")
+
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        raise _refused("counts the writes to a tensor")
+
+    @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         if self._given:
             raise _refused("reads all attributes of a tensor")
@@ -105,6 +119,16 @@ def check_returned(tensor: torch.Tensor) -> None:
             raise _refused("returns a parameter that it makes")
         if tensor._given:
             raise _refused(f"sets the attribute {tensor._given} of a tensor that it returns")
+        if tensor.requires_grad:
+            raise _refused("returns a tensor that it makes require a gradient")
+
+
+def check_argument(fake: torch.Tensor) -> None:
+    """UnsupportedOpError where the function made an argument require a gradient, or no longer do so."""
+    if type(fake) is TracedTensor and fake._place is not None:
+        real = fake._place[2]()
+        if real is not None and real.requires_grad != fake.requires_grad:
+            raise _refused("changes whether an argument requires a gradient")
 
 
 def _refused(what: str) -> UnsupportedOpError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,10 +14,12 @@ from fusec.frontend.torch_emit import Emitter, tensor_type
 from fusec.frontend.torch_fake import check_plain, fake_like, fake_mode, is_held, value_name
 from fusec.frontend.torch_memory import Handle, Memory
 from fusec.frontend.torch_references import Fetch, References
-from fusec.frontend.torch_stand_in import Asked, as_argument, standing_for
+from fusec.frontend.torch_stand_in import Asked, as_argument, check_argument, standing_for
 from fusec.ir.builder import Builder
 from fusec.ir.nodes import InputRole, Port, Value
 from fusec.ir.types import contiguous_strides
+
+Layout = tuple[torch.dtype, torch.Size, tuple[int, ...], Any]
 
 
 class TracedTensors:
@@ -38,6 +41,7 @@ class TracedTensors:
         self.relabelled: dict[int, tuple[torch.Tensor, torch.Size, tuple[int, ...]]] = {}
         self._fake_mode = fake_mode()
         self._handles: dict[int, tuple[torch.Tensor, Handle]] = {}
+        self._layouts: dict[int, Layout] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._owned: set[Value] = set()
         self._inputs: set[Value] = set()
@@ -90,6 +94,7 @@ class TracedTensors:
         if self._for_code:
             standing_for(fake)
         self._handles[id(fake)] = (fake, handle)
+        self._layouts[id(fake)] = layout_of(fake)
 
     def handle(self, tensor: torch.Tensor) -> Handle:
         """What the trace knows of a tensor; one that it has not met is lifted to an input by reference."""
@@ -101,12 +106,19 @@ class TracedTensors:
         """UnsupportedOpError where a tensor was given other memory, whether or not it was read since."""
         for tensor, handle in self._handles.values():
             self._check_memory(tensor, handle)
+            check_argument(tensor)
 
     def _check_memory(self, tensor: torch.Tensor, handle: Handle) -> None:
-        if not handle.memory.holds(tensor):
+        if not handle.memory.holds(tensor) or layout_of(tensor) != self._layouts[id(tensor)]:
             raise UnsupportedOpError(
-                "a tensor is given another's memory in place (x.data = y, x.set_(y))", self.emitter.location
+                "a tensor is given other memory in place (x.data = y, x.set_(y))", self.emitter.location
             )
+
+    def found_inputs(self, sources: Sequence[Source]) -> set[int]:
+        """The ids of tensors that the function found and that these inputs of the graph fetch."""
+        kept = set(map(id, sources))
+        places = {key: self._handles[id(fake)][1].memory.source for key, (_, fake) in self._lifted.items()}
+        return {key for key, place in places.items() if place is not None and id(self.sources[place]) in kept}
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that stands for one in this trace: itself, unless it is real."""
@@ -178,6 +190,11 @@ class TracedTensors:
         """Notes that a tensor's memory holds the value. A constant has no memory to share."""
         if not self.emitter.is_constant(value):
             self._owned.add(value)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Where a tensor lies in its memory."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def holding(tensor: torch.Tensor) -> Callable[[], object]:

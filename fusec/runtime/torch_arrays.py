@@ -269,7 +269,7 @@ class _Watch:
         self.key = tuple((array.data_ptr(), array.dtype, array.shape, array.stride()) for array in arrays)
         self._read = _versions if any(map(torch.Tensor.is_inference, arrays)) else _counters
         self._versions = self._read(arrays)
-        self._places = np.concatenate([_samples(array) for array in arrays])
+        self._places = np.concatenate([np.empty(0, np.int64), *map(_samples, arrays)])  # of constants there is none
         self._seen = _MEMORY[self._places].tobytes()
 
     def same(self, arrays: Sequence[torch.Tensor]) -> bool:
