@@ -46,7 +46,7 @@ class TracedTensor(FakeTensor, StandIn):
         raise _refused("gives a tensor another class")
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+    def grad(self) -> torch.Tensor | None:
         if self._place is not None:
             raise _refused("reads the gradient of an argument")
         return super().grad
