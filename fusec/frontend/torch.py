@@ -401,8 +401,9 @@ class Result:
             known = {number: self._slot(leaf, shown) for number, leaf in distinct.items()}
             self._slots = [known[id(leaf)] for leaf in leaves]
             for leaf in distinct.values():
-                check_returned(leaf)
-                if trace.handle(leaf).memory.source is None and leaf.is_inference() != self._inference:
+                is_made = trace.handle(leaf).memory.source is None
+                check_returned(leaf, is_made)
+                if is_made and leaf.is_inference() != self._inference:
                     self._other_mode.add(known[id(leaf)])
 
     def settle(self) -> None:

@@ -112,14 +112,15 @@ def as_argument(fake: torch.Tensor, real: torch.Tensor, number: int, asked: Aske
         object.__setattr__(fake, "_place", (number, asked, weakref.ref(real)))
 
 
-def check_returned(tensor: torch.Tensor) -> None:
-    """UnsupportedOpError for a tensor that the function made and returns with more than its elements."""
+def check_returned(tensor: torch.Tensor, is_made: bool) -> None:
+    """UnsupportedOpError for a tensor that the function returns with more than its elements. ``is_made``: its memory,
+    too, is the function's."""
     if type(tensor) is TracedTensor and tensor._place is None:
         if tensor._kind is not torch.Tensor:
             raise _refused("returns a parameter that it makes")
         if tensor._given:
             raise _refused(f"sets the attribute {tensor._given} of a tensor that it returns")
-        if tensor.requires_grad:
+        if is_made and tensor.requires_grad:
             raise _refused("returns a tensor that it makes require a gradient")
 
 
