@@ -34,7 +34,7 @@ from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_kept import KeptTensors
 from fusec.frontend.torch_memory import Memory, apply_steps
-from fusec.frontend.torch_modes import dispatch_modes
+from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_symbolic_int import reading_tensors
@@ -261,7 +261,7 @@ def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict
 
 
 def _traced(f: Callable[..., Any], trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with tracing(trace), reading_tensors():
+    with tracing(trace), reading_tensors(), without_dynamo():
         try:
             return run_user(f, args, kwargs)
         except RuntimeError as error:

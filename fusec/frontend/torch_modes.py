@@ -157,6 +157,34 @@ def dispatch_modes() -> Iterator[None]:
                 _put_back(_before)
 
 
+_as_written = 0
+_stance: Any = None
+
+
+@contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Runs a body in which ``torch.compile``'s functions run as written.
+
+    Under a dispatch mode Dynamo passes by a function's code, and never looks at it again; ``torch.cond`` then fails for
+    the rest of the process. Other threads' compiled functions run as written meanwhile, too: they give the same.
+    """
+    global _as_written, _stance
+    from torch._dynamo import eval_frame  # fake tensors import it in any case
+
+    module: Any = eval_frame
+    with _lock:
+        if not _as_written and hasattr(module, "DynamoStance"):
+            _stance, module._stance = module._stance, module.DynamoStance("force_eager")
+        _as_written += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _as_written -= 1
+            if not _as_written and _stance is not None:
+                module._stance, _stance = _stance, None
+
+
 def _put_back(noted: Mapping[str, bool]) -> None:
     module: Any = _python_dispatch
     for name, value in noted.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _python_dispatch  # noqa: E402
 
+import fusec  # noqa: E402
 from fusec.frontend.torch_modes import dispatch_modes  # noqa: E402
 
 
@@ -41,3 +43,30 @@ def test_within_a_mode_of_the_users() -> None:
             pass
         assert in_a_mode()
     assert not in_a_mode()
+
+
+def test_a_compiled_function_that_a_capture_calls_is_compiled_afterwards():
+    compiled = []
+
+    def backend(module, examples):
+        compiled.append(module)
+        return module.forward
+
+    inner = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    x = torch.ones(3)
+    assert torch.equal(fusec.jit(lambda x: inner(x) + 1, fallback="error")(x), x * 4)
+    assert not compiled
+    assert torch.equal(inner(x), x * 3)
+    assert len(compiled) == 1
+
+
+def test_cond_works_in_a_function_and_after_it():
+    def f(x):
+        return torch.cond(torch.tensor(True), lambda a: a + 1, lambda a: a - 1, (x,))
+
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(fusec.jit(f)(x), x + 1)
+        assert torch.equal(f(x), x + 1)
