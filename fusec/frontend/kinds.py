@@ -8,6 +8,7 @@ Other threads that run this code meanwhile find the same name, which for all but
 
 from __future__ import annotations
 
+import builtins
 import dis
 import threading
 from collections.abc import Iterable, Mapping
@@ -63,6 +64,9 @@ class KindOf(type, metaclass=_KindOf):
     """Stands for ``type`` in a traced function."""
 
 
+KindOf.__name__ = KindOf.__qualname__ = "type"
+
+
 def true_value(namespace: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """What a name stands for in a module's globals, seen past what a capture put there, on whatever thread."""
     found = namespace.get(name, default)
@@ -104,7 +108,7 @@ class Kinds:
             found = true_value(namespace, name, _MISSING)
             if found is type or (found is _MISSING and name == "type"):
                 self._place(namespace, name)
-            elif reads.asks_builtins and getattr(found, "__name__", None) == "builtins":
+            elif reads.asks_builtins and found is builtins:
                 raise UnsupportedOpError(
                     f"the function may ask for an array's type by {name}.type; write type(x)", code_location(code)
                 )
@@ -166,6 +170,6 @@ class _Reads:
         self.globals = tuple(name for name in read if name not in stored)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _reads(code: CodeType) -> _Reads:
     return _Reads(dis.get_instructions(code))
