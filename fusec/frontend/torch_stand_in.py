@@ -17,6 +17,9 @@ from fusec.frontend.source import user_location
 _OF_FAKES = ("torch._", "torch.utils.", "fusec.")
 """Modules that ask tensors for what is no business of the function's."""
 
+_NOTES = ("_is_", "_dynamo_")
+"""How names begin that PyTorch gives to its own marks: parameters and buffers, hints for ``torch.compile``."""
+
 
 class Asked:
     """Attributes that a function did not find in its arguments' own ``__dict__``: by number, None for any at all."""
@@ -83,7 +86,7 @@ class TracedTensor(FakeTensor, StandIn):
         asked.found[number, name] = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if in_class(type(self), name) is None and not name.startswith("_is_"):
+        if in_class(type(self), name) is None and not name.startswith(_NOTES):
             if self._place is not None:
                 raise _refused(f"sets the attribute {name} of an argument, which outlives the call")
             object.__setattr__(self, "_given", name)

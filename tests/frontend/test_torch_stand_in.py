@@ -127,3 +127,13 @@ def test_what_is_refused_says_which_attribute(function):
 def test_an_attribute_that_is_missing_is_the_error_as_written():
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'tag'"):
         fusec.jit(lambda x: x * x.tag)(plain())
+
+
+def test_hints_for_torch_compile_are_no_attributes_of_the_users():
+    def marks(x):
+        made = x * 2
+        torch._dynamo.mark_static_address(made)
+        return made
+
+    x = plain()
+    assert torch.equal(fusec.jit(marks, fallback="error")(x), x * 2)
