@@ -72,7 +72,7 @@ _LIBRARY_ONLY = frozenset(
 _OF_TYPES = frozenset({"_assert_tensor_metadata"})
 """Calls without a result that look at shapes and dtypes alone."""
 
-_RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"})
+_RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
 """In-place calls that change how a tensor looks at its memory, not the memory."""
 
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional", "requires_grad_": "alias", "detach_": "alias"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fusec
@@ -175,3 +176,31 @@ def test_what_a_function_asks_of_tensors_and_modules_is_asked_at_each_call(name)
         found = jitted(x)
         assert not torch.equal(found, before)
         torch.testing.assert_close(found, read(module, x))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_result_whose_strides_are_set_in_place_stays_captured(last: bool) -> None:
+    """``adaptive_avg_pool2d`` does so to one with its channels last."""
+    x = torch.randn(4, 24, 21, 20)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    jitted = fusec.jit(lambda x: F.adaptive_avg_pool2d(x, 1), fallback="error")
+    wanted = F.adaptive_avg_pool2d(x, 1)
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), wanted)
+        assert jitted(x).stride() == wanted.stride()
+
+
+def test_what_a_tensor_shows_after_as_strided_in_place() -> None:
+    def shown(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        z = y.view(-1)
+        z.as_strided_((4, 3), (1, 4))
+        return y, z
+
+    x = torch.arange(12.0).view(3, 4)
+    jitted = fusec.jit(shown, fallback="error")
+    for _ in range(2):
+        y, z = jitted(x)
+        torch.testing.assert_close((y, z), shown(x))
+        assert z.stride() == (1, 4)
+        assert z.data_ptr() == y.data_ptr()
