@@ -61,6 +61,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "1x1 with steps": ((8, 64, 28, 28), (128, 64, 1, 1), {"stride": 2}),
     "1x1": ((8, 64, 14, 14), (256, 64, 1, 1), {}),
     "stem": ((4, 3, 64, 64), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
+    "pairs of rows": ((4, 3, 64, 62), (64, 3, 4, 4), {"stride": 2, "padding": 1}),
     "24 channels": ((4, 24, 20, 20), (64, 24, 3, 3), {"padding": 1}),
     "30 channels": ((4, 30, 20, 20), (64, 30, 3, 3), {"padding": 1}),
     "96 channels": ((4, 96, 20, 20), (96, 96, 3, 3), {"padding": 1}),
@@ -194,6 +195,15 @@ def test_pools(kind: str, last: bool) -> None:
     check(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), x)
     check(lambda x: F.adaptive_avg_pool2d(x, 1), x)
     check(lambda x: F.max_pool3d(x, 2), randn(2, 8, 6, 7, 8, dtype=KINDS[kind], last=last))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_and_variances_of_parts(kind: str) -> None:
+    x = randn(2, 64, 96, 93, dtype=KINDS[kind]) + 3
+    check(lambda x: F.silu(F.group_norm(x, 8)), x)
+    check(lambda x: F.relu(F.batch_norm(x, None, None, training=True)), x)
+    x[0, 1, 0, 0] = float("inf")
+    check(lambda x: F.group_norm(x, 8), x)
 
 
 def test_the_largest_of_special_values() -> None:

@@ -233,7 +233,8 @@ def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
     """dot(windows(pad(x)), w) ⇒ dot(windows(y), copy(w)), y a copy in which a window's places along a row are one run
 
     y is padded, and has as many channels as make windows begin at multiples of 16 bytes. Where windows are two rows
-    apart (or three, ...), two rows of x are the channels of one of y.
+    apart (or three, ...), and have as many rows or a multiple, two rows of x are the channels of one of y. No window
+    gets a row beside it: its weights would be 0, but 0 times an infinity is NaN.
     """
     attributes, weight = r.op.attributes, r.operands[1]
     assert isinstance(attributes, DotAttributes)
@@ -244,40 +245,42 @@ def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
     if last.dilation != 1:
         return _rows_apart(r, found)
     channels, item = found.image.type.static_shape[-1], found.image.type.dtype.itemsize
-    rows = outer[-1] if outer and outer[-1].dilation == 1 else None
-    together = rows.stride if rows is not None and rows.size > 1 else 1
+    together = _together(outer)
     wide = next(n for n in itertools.count(together * channels) if _begins(last, n * item))
+    filled = wide - together * channels
     # The image: padded, rows together, then zeros as channels.
     width = (last.count - 1) * last.stride + last.size
     width = next(n for n in itertools.count(width) if n * wide * item % _STEP_BYTES == 0)
     around = {last.axis: (last.low, width - last.extent - last.low)}
-    taps = 1
-    if rows is not None and together > 1:
-        taps = -(-rows.size // together)
-        height = (rows.count - 1 + taps) * together
-        around[rows.axis] = (rows.low, height - rows.extent - rows.low)
-    x = _rows_together(r, _padded(r, found.image, around), found.image.type.rank - 3, together)
-    x = r.emit("copy", _padded(r, x, {x.type.rank - 1: (0, wide - together * channels)}), hint="rows")
+    if together > 1:
+        rows = outer[-1]
+        taps = rows.size // together
+        around[rows.axis] = (rows.low, (rows.count - 1 + taps) * together - rows.extent - rows.low)
+        outer[-1] = replace(rows, extent=rows.count - 1 + taps, size=taps, stride=1, low=0)
+    x = _rows_together(r, _padded(r, found.image, around), together)
+    x = r.emit("copy", _padded(r, x, {x.type.rank - 1: (0, filled)}), hint="rows")
     # The weights in the same order.
     laid, free = _contracted_last(r, weight, attributes)
     laid = r.reshape(laid, (*laid.type.static_shape[:free], *(w.size for w in found.windowed), channels))
-    if rows is not None and together > 1:
-        laid = _padded(r, laid, {laid.type.rank - 3: (0, taps * together - rows.size)})
-    laid = _rows_together(r, laid, laid.type.rank - 3, together)
-    laid = r.emit("copy", _padded(r, laid, {laid.type.rank - 1: (0, wide - together * channels)}), hint="laid_out")
-    seen = [replace(last, extent=width, low=0)]
-    if rows is not None and together > 1:
-        outer[-1] = replace(rows, extent=rows.count - 1 + taps, size=taps, stride=1, low=0)
-    return _product(r, x, [*outer, *seen], laid, free)
+    laid = _rows_together(r, laid, together)
+    laid = r.emit("copy", _padded(r, laid, {laid.type.rank - 1: (0, filled)}), hint="laid_out")
+    return _product(r, x, [*outer, replace(last, extent=width, low=0)], laid, free)
 
 
-def _rows_together(r: Rewriter, x: Value, axis: int, together: int) -> Value:
+def _together(outer: Sequence[Windowed]) -> int:
+    """How many neighbouring rows are channels of one: as many as windows are apart, where their rows are so many."""
+    rows = outer[-1] if outer else None
+    return rows.stride if rows is not None and rows.dilation == 1 and rows.size % rows.stride == 0 else 1
+
+
+def _rows_together(r: Rewriter, x: Value, together: int) -> Value:
     """``[..., rows, places, channels]`` ⇒ ``[..., rows / together, places, together * channels]``"""
     if together == 1:
         return x
     *outer, rows, places, channels = x.type.static_shape
+    n = len(outer)
     x = r.reshape(x, (*outer, rows // together, together, places, channels))
-    x = r.permute(x, (*range(axis + 1), axis + 2, axis + 1, axis + 3))
+    x = r.permute(x, (*range(n + 1), n + 2, n + 1, n + 3))
     return r.reshape(x, (*outer, rows // together, places, together * channels))
 
 

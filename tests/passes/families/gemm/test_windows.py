@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from convolutions import convolution
-from programs import Run, check
+from programs import Run, check, random_inputs
 
 from fusec.ir.graph import FusedAttributes
 from fusec.ir.parse import parse
@@ -143,10 +145,10 @@ class Choosing(GpuSelector):
         return super().lower(context)
 
 
-def run(text: str, wanted: str = "") -> Run:
+def run(text: str, wanted: str = "", inputs: Sequence[Any] | None = None) -> Run:
     """The tile IR's interpreter, against the graph."""
     selector = Choosing(SM_90, cuda=True, calls=False, wanted=wanted)
-    return check(text, target="cuda:sm_90", selector=selector, slack=4)
+    return check(text, inputs, target="cuda:sm_90", selector=selector, slack=4)
 
 
 TAIL = ("%b = add(%y, %r) : RESULT", "%z = maximum(%b, bf16(0.0)) : RESULT")
@@ -219,10 +221,22 @@ def windows_behind(text: str) -> Windows:
 
 
 def test_two_rows_are_channels_of_one_and_a_window_s_places_a_run() -> None:
-    """Three channels of two rows: 6, and 8 with zeros; seven places of them; four pairs of rows."""
-    windows = windows_behind(convolution((2, 9, 8, 3), 72, (7, 7), stride=(2, 2), padding=(3, 3), dtype="bf16"))
+    """Three channels of two rows: 6, and 8 with zeros; four places of them; two pairs of rows."""
+    windows = windows_behind(convolution((2, 9, 8, 3), 72, (4, 4), stride=(2, 2), padding=(1, 1), dtype="bf16"))
+    assert windows.channels == 4 * 8
+    assert windows.axes == (WindowAxis(5, 10 * 8, 4, 2, 1, 1, 0), WindowAxis(4, 16, 4, 1, 1, 1, 0))
+
+
+def test_a_row_beside_a_window_is_not_multiplied_by_zeros() -> None:
+    """An infinity there would be NaN: seven rows are no pairs."""
+    text = convolution((2, 9, 8, 3), 72, (7, 7), stride=(2, 2), padding=(3, 3), dtype="bf16")
+    windows = windows_behind(text)
     assert windows.channels == 7 * 8
-    assert windows.axes == (WindowAxis(8, 13 * 8, 5, 4, 1, 1, 0), WindowAxis(4, 16, 4, 1, 1, 1, 0))
+    assert [(a.size, a.stride, a.low) for a in windows.axes] == [(7, 2, 3), (1, 1, 0)]
+    graph = parse(text)
+    x, w = random_inputs(graph, 0)
+    x[:, 6] = np.inf  # the first window along the rows ends at the fourth, the second at the sixth
+    run(text, "rows of windows first", [x, w])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +245,8 @@ def test_two_rows_are_channels_of_one_and_a_window_s_places_a_run() -> None:
         ((2, 9, 8, 3), (3, 3), (1, 1), 8),
         ((2, 9, 8, 4), (3, 3), (1, 2), 8),
         ((2, 9, 8, 4), (3, 4), (1, 2), 4),
-        ((2, 23, 22, 3), (11, 11), (4, 4), 16),
+        ((2, 23, 22, 3), (11, 11), (4, 4), 8),
+        ((2, 23, 22, 3), (12, 12), (4, 4), 12),
         ((2, 9, 8, 1), (5, 5), (2, 2), 8),
     ],
 )
