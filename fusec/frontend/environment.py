@@ -24,6 +24,15 @@ from fusec.errors import UnsupportedOpError
 from fusec.frontend.capture import Conditions
 from fusec.frontend.guards import GuardWriter, Names
 from fusec.frontend.kinds import Kinds
+from fusec.frontend.output import (
+    IN_C,
+    IN_PYTHON,
+    Rearmed,
+    Streams,
+    refuse_output,
+    refuse_output_in_c,
+    refuse_partial_prints,
+)
 from fusec.frontend.plain import is_plain
 from fusec.frontend.raw import is_a
 from fusec.frontend.readings import RUNNING
@@ -81,6 +90,7 @@ class Recorder:
         self._holds_arrays = holds_arrays
         self._before = Snapshots(is_plain, holds_arrays)
         self._kinds = Kinds()
+        self._rearmed = Rearmed()
         self._refusal: UnsupportedOpError | None = None
         self._root_code = _code_of(root)
         self._root_file = self._root_code.co_filename if self._root_code is not None else ""
@@ -97,6 +107,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._rearmed.leave()
         sys.setprofile(None)
         if hasattr(self._previous, "enable"):  # a C profiler such as cProfile.Profile
             self._previous.enable()
@@ -104,8 +115,11 @@ class Recorder:
             sys.setprofile(self._previous)
         self._previous = None
         self._kinds.leave()
-        if error is not None:
+        if error is not None or self._refusal is not None:
             self._before.take_all_back()
+        del traceback  # so that what the run made, such as a progress bar, is gone before the call runs as written
+        if self._refusal is not None and (error is None or isinstance(error, Exception)):
+            raise self._refusal.with_traceback(None) from None
 
     def _make_hook(self) -> Callable[[FrameType, str, object], None]:
         theirs: dict[str, bool] = {self._root_file: True}
@@ -114,9 +128,12 @@ class Recorder:
         seen = self._seen
         before = self._before
         kinds = self._kinds
+        rearmed = self._rearmed
+        streams = Streams()
 
         def see(frame: FrameType, is_first: bool) -> None:
             if is_first:
+                refuse_partial_prints(frame)
                 before.see(frame, is_root=frame.f_code is self._root_code)
             elif frame.f_code.co_freevars:
                 before.see_closure(frame)
@@ -133,24 +150,35 @@ class Recorder:
                     seen[id(value)] = value
                     before.hold(value)
 
-        def hook(frame: FrameType, event: str, arg: object) -> None:
-            if event == "call":
-                code = frame.f_code
-                mine = theirs.get(code.co_filename)
-                if mine is None:
-                    mine = theirs[code.co_filename] = is_user_file(code.co_filename)
-                if mine and not (code.co_filename == "<string>" and _is_generated(frame.f_globals)):
-                    is_first = (id(code), id(frame.f_globals)) not in frames
-                    if is_first:
-                        frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
-                        _refuse_tests_of_kind(code)
-                    try:
-                        if is_first or code.co_freevars:
-                            see(frame, is_first)
-                        meet(frame)
-                    except UnsupportedOpError as error:  # the function may handle it
-                        self._refusal = error
-                        raise
+        def enter(frame: FrameType) -> None:
+            code = frame.f_code
+            if code.co_filename == "<string>" and _is_generated(frame.f_globals):
+                return
+            is_first = (id(code), id(frame.f_globals)) not in frames
+            if is_first:
+                frames[id(code), id(frame.f_globals)] = (code, frame.f_globals)
+                _refuse_tests_of_kind(code)
+            if is_first or code.co_freevars:
+                see(frame, is_first)
+            meet(frame)
+
+        def hook(frame: FrameType, event: str, arg: Any) -> None:
+            try:
+                if event == "call":
+                    code = frame.f_code
+                    mine = theirs.get(code.co_filename)
+                    if mine is None:
+                        mine = theirs[code.co_filename] = is_user_file(code.co_filename)
+                    if code.co_name in IN_PYTHON:
+                        refuse_output(frame)
+                    if mine:
+                        enter(frame)
+                elif event == "c_call" and (arg in IN_C or streams[type(arg.__self__)]):
+                    refuse_output_in_c(frame, arg)
+            except UnsupportedOpError as error:  # the function may handle it, and go on
+                self._refusal = self._refusal or error
+                rearmed.after_error(frame if event == "c_call" else frame.f_back, hook)
+                raise
             if chained is not None:
                 chained(frame, event, arg)
 
@@ -173,8 +201,6 @@ class Recorder:
     ) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead, where
         the function computes with them (``is_input``)."""
-        if self._refusal is not None:
-            raise self._refusal
         self._before.forget_stand_ins()
         loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)

@@ -56,6 +56,12 @@ def is_user_file(filename: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def is_own_file(filename: str) -> bool:
+    """True for a file of fusec's, and for code that fusec makes."""
+    return filename.startswith("<fusec ") or os.path.abspath(filename).startswith(_FUSEC)
+
+
+@lru_cache(maxsize=4096)
 def is_machinery(filename: str) -> bool:
     """Files whose lines never help a user: Python, fusec and the array libraries, but not other packages."""
     if filename.startswith(("<frozen", "<fusec ")):

@@ -585,6 +585,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/frontend/test_environment.py", "tests/frontend/test_side_effects.py", "tests/frontend/test_held.py"),
     ),
     Mutant(
+        "output_is_lost",
+        "fusec.frontend.output",
+        "_refuse",
+        "    if asking is not None and (is_shown or is_user_file(asking.co_filename)):",
+        "    if False:",
+        ("tests/frontend/test_output.py",),
+    ),
+    Mutant(
+        "a_hook_that_refuses_is_gone",
+        "fusec.frontend.output",
+        "Rearmed.after_error",
+        "            sys.setprofile(hook)\n",
+        "            pass\n",
+        ("tests/frontend/test_output.py",),
+    ),
+    Mutant(
         "refused_calls_are_tried_for_ever",
         "fusec.runtime.refusals",
         "Refusals.reason",
