@@ -16,7 +16,7 @@ from oracle import assert_close_to_oracle
 
 from fusec.codegen.tvm.build import compile_kernels
 from fusec.codegen.tvm.module import CompiledModule
-from fusec.ir.attributes import ExternAttributes
+from fusec.ir.attributes import ExternAttributes, ReduceAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
@@ -104,6 +104,15 @@ def dot_program(dot: Dot) -> str:
     """The text of a graph that is one product, ``%z``."""
     left, right, attributes, result = dot
     return f"graph @dot(%x: {left}, %y: {right}) {{\n%z = dot(%x, %y) {attributes} : {result}\nreturn %z\n}}"
+
+
+def reductions(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes that are reduced, and their axes."""
+    found = []
+    for op in graph.ops:
+        if isinstance(op.attributes, ReduceAttributes):
+            found.append((op.operands[0].type.static_shape, op.attributes.axes))
+    return found
 
 
 def random_inputs(graph: Graph, seed: int = 0) -> list[Array]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from oracle import assert_close_to_oracle
+from programs import reductions
 from torch import nn
 
 import fusec
-from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
 from fusec.ir.parse import parse
@@ -20,15 +20,6 @@ from fusec.passes.moments import FEWEST_PLACES, MOST_PLACES, moments_of_parts
 SMS = 4
 LAST = [32 * 144, 1, 12 * 32, 32]
 """Strides of [4, 32, 12, 12] with channels last."""
-
-
-def reductions(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes that are reduced, and their axes."""
-    found = []
-    for op in graph.ops:
-        if isinstance(op.attributes, ReduceAttributes):
-            found.append((op.operands[0].type.static_shape, op.attributes.axes))
-    return found
 
 
 def statistics(

@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from programs import reductions
 from torch import nn
 
 import fusec
-from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.graph import Graph
 from fusec.ir.parse import parse
 from fusec.passes.reduced_axes import FEWEST, LONGEST, SHORTEST, reduce_in_memory_order
-
-
-def reductions(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes that are reduced, and their axes."""
-    found = []
-    for op in graph.ops:
-        if isinstance(op.attributes, ReduceAttributes):
-            found.append((op.operands[0].type.static_shape, op.attributes.axes))
-    return found
 
 
 def image(shape: list[int], strides: list[int], axes: list[int], name: str = "reduce_sum") -> Graph:

@@ -87,7 +87,7 @@ def _is_run(found: Convolution, steps: tuple[int, ...]) -> bool:
     if w.size == 1 or w.dilation != 1 or w.low or w.high > 0 or steps[w.axis] != channels:
         return False
     once = _ROW_BYTES // item
-    fewer = -(-w.size * channels // once) < w.size * -(-channels // once)
+    fewer = round_up(w.size * channels, once) < w.size * round_up(channels, once)
     return fewer and _begins(w, channels * item)
 
 
@@ -118,8 +118,7 @@ def operands_in_order(context: LoweringContext) -> list[Alternative]:
     is no convolution.
 
     Weights are copied with K along memory, images with their channels last. Where there are few channels, no multiple
-    of 16 bytes, the places of a row of each window are put side by side, so that they are the channels of windows that
-    are one axis less.
+    of 16 bytes, the places of a window along a row become one run of a padded copy, or, where they are apart, channels.
     """
     dots = context.anchors("dot")
     found = convolution_of(dots[0], context.producers) if len(dots) == 1 else None
