@@ -24,14 +24,24 @@ from fusec.progress import bar
 from fusec.target.cpu import CpuTarget
 from fusec.tile.kernel import Kernel
 
+_SWITCHES = {
+    "avx512_vnni": "+avx512vnni",
+    "avx512_bf16": "+avx512bf16",
+    "amx_tile": "+amx-tile",
+    "amx_bf16": "+amx-bf16",
+    "amx_int8": "+amx-int8",
+}
+"""LLVM's switches of a target's products: a machine may have more of them than the processor it is told to be."""
+
 
 def llvm_target(target: CpuTarget) -> Any:
     """TVM's target for a CPU."""
     options: dict[str, object] = {"kind": "llvm", "mcpu": target.mcpu, "num-cores": target.cores}
     if target.triple:
         options["mtriple"] = target.triple
-    if target.attributes:
-        options["mattr"] = list(target.attributes)
+    switches = [*target.attributes, *(_SWITCHES[name] for name in target.products)]
+    if switches:
+        options["mattr"] = switches
     return tvm.target.Target(options)
 
 

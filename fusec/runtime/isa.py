@@ -8,43 +8,15 @@ from functools import cache
 from pathlib import Path
 
 from fusec.target.cpu import CpuTarget
+from fusec.target.features import features_of
 from fusec.target.tiles import allow_tiles
-
-_V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
-_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_ICE_LAKE = (
-    *_V4,
-    "avx512_bitalg",
-    "avx512_vbmi2",
-    "avx512_vnni",
-    "avx512_vpopcntdq",
-    "avx512ifma",
-    "avx512vbmi",
-    "gfni",
-)
-_ZEN_4 = (*_ICE_LAKE, "avx512_bf16")
-_FEATURES: dict[str, tuple[str, ...]] = {
-    "x86-64": ("sse2",),
-    "x86-64-v3": _V3,
-    "haswell": _V3,
-    "znver3": _V3,
-    "x86-64-v4": _V4,
-    "skylake-avx512": _V4,
-    "icelake-server": _ICE_LAKE,
-    "znver4": _ZEN_4,
-    "znver5": (*_ZEN_4, "avx_vnni"),
-    "sapphirerapids": (*_ZEN_4, "avx512_fp16", "avx_vnni"),
-}
-"""Flags (as Linux spells them) of instructions that LLVM may choose for each processor it is told to compile for, from
-LLVM's X86.td; without those that only intrinsics give, such as VAES."""
 
 
 def required_features(target: CpuTarget) -> tuple[str, ...]:
     """CPU flags that code for a target may need, sorted."""
     if target.architecture == "aarch64":
         return ("asimd",) if target.mcpu == "neoverse-n1" else ("asimd", "sve")
-    known = _FEATURES.get(target.mcpu, _V4 if target.has_avx512 else _V3)
-    return tuple(sorted({*known, *target.products}))
+    return tuple(sorted({*features_of(target.mcpu), *target.products}))
 
 
 def can_run(target: CpuTarget) -> bool:

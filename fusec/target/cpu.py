@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fusec.errors import TargetError
 from fusec.ir.types import DType
+from fusec.target.features import features_of
 from fusec.target.quota import usable_processors
 from fusec.target.tiles import allow_tiles
 
@@ -114,6 +115,8 @@ class CpuTarget:
 
 
 _INTEL_SERVERS = ("skylake-avx512", "icelake-server", "sapphirerapids")
+_ZENS = {25: ("znver4", "x86-64-v4", "znver3"), 26: ("znver5", "znver4", "x86-64-v4", "znver3")}
+"""LLVM's names of AMD's processors by their family, newest first."""
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -124,7 +127,6 @@ _VECTOR_PRODUCTS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
 _TILE_PRODUCTS = {"bf16": "amx_bf16", "i8": "amx_int8"}
 _VNNI = ("avx512_vnni",)
 _BF16 = ("avx512_bf16", "avx512_vnni")
-_V3 = frozenset({"avx2", "fma", "f16c"})
 _AMX = ("amx_bf16", "amx_int8", "amx_tile", *_BF16)
 
 _GENERIC_V3 = CpuTarget("cpu:x86-64-v3", "x86-64-v3", (), 256, 16, 32 * _KIB, 512 * _KIB, 16 * _MIB, 4, 3.0e9, 2, 30e9)
@@ -201,21 +203,16 @@ def host_cpu() -> CpuTarget:
     flags = frozenset(facts.get("flags", "").split())
     if not flags:
         raise TargetError("/proc/cpuinfo does not tell this CPU's features; name one, such as 'cpu:x86-64-v3'")
-    mcpu = _llvm_name(facts, flags) if flags >= _V3 else "x86-64"
-    base = NAMED.get(mcpu, NAMED["x86-64-v4" if "avx512vl" in flags else "x86-64-v3"])
-    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+    mcpu = _llvm_name(facts, flags)
+    base = NAMED[mcpu]
     return replace(
         base,
         name="cpu",
-        mcpu=mcpu,
-        attributes=_WIDE if wide else (),
-        vector_bits=512 if wide else base.vector_bits,
-        vector_registers=32 if wide else 16,
         l1=_cache_bytes(1, base.l1),
         l2=_cache_bytes(2, base.l2),
         l3=_cache_bytes(3, base.l3),
         cores=usable_processors(),
-        products=_host_products(flags) if wide else (),
+        products=_host_products(flags) if base.has_avx512 else (),
     )
 
 
@@ -249,23 +246,15 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _llvm_name(facts: dict[str, str], flags: frozenset[str]) -> str:
-    """LLVM's processor name, from vendor and family (AMD, Intel manuals' family and model numbers)."""
-    family, model = int(facts.get("cpu family", 0)), int(facts.get("model", 0))
+    """LLVM's processor name, from vendor and family (AMD, Intel manuals' numbers), of the newest whose instructions are
+    all there: a virtual machine may hide some."""
+    names: tuple[str, ...] = ()
     if facts.get("vendor_id") == "AuthenticAMD":
-        if family == 26 and "avx512f" in flags:
-            return "znver5"
-        if family == 25 and "avx512f" in flags:
-            return "znver4"
-        if family == 25:
-            return "znver3"
-    if facts.get("vendor_id") == "GenuineIntel" and family == 6:
-        if "amx_tile" in flags:
-            return "sapphirerapids"
-        if "avx512_vbmi2" in flags and model in (106, 108):
-            return "icelake-server"
-        if "avx512f" in flags and model == 85:
-            return "skylake-avx512"
-    return "x86-64-v4" if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags else "x86-64-v3"
+        names = _ZENS.get(int(facts.get("cpu family", 0)), ())
+    if facts.get("vendor_id") == "GenuineIntel":
+        names = tuple(reversed(_INTEL_SERVERS))
+    found = (name for name in (*names, "x86-64-v4", "x86-64-v3") if flags.issuperset(features_of(name)))
+    return next(found, "x86-64")
 
 
 def _cache_bytes(level: int, default: int) -> int:

@@ -17,7 +17,6 @@ from fusec.target import cpu
 from fusec.target.cpu import CpuTarget
 
 _SOURCE = Path(__file__).parent / "emulator.c"
-_FEATURES = ("+amx-tile", "+amx-bf16", "+amx-int8")
 _PRODUCTS = ("amx_bf16", "amx_int8", "amx_tile")
 
 
@@ -31,7 +30,6 @@ def amx_target() -> CpuTarget:
     _emulate()
     return replace(
         host,
-        attributes=(*host.attributes, *_FEATURES),
         products=(*_PRODUCTS, *host.products),
         l2=2 * 1024 * 1024,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fusec.codegen.tvm.build import llvm_target
 from fusec.errors import TargetError
 from fusec.target.cpu import NAMED, cpu_target, host_cpu
+from fusec.target.features import features_of
 
 
 def test_named_targets():
@@ -25,16 +27,49 @@ def test_host():
     assert host.cores >= 1
 
 
+def machine(monkeypatch, facts):
+    host_cpu.cache_clear()
+    monkeypatch.setattr("fusec.target.cpu._cpuinfo", lambda: facts)
+    monkeypatch.setattr("fusec.target.cpu.allow_tiles", lambda: True)
+    try:
+        return host_cpu()
+    finally:
+        host_cpu.cache_clear()
+
+
+def server(model, *flags, lacks=()):
+    known = {*features_of("x86-64"), *features_of(model), *flags} - {*lacks}
+    return {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "207", "flags": " ".join(known)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "mcpu", "products"),
+    [
+        (server("sapphirerapids", "amx_tile", "amx_bf16", "amx_int8"), "sapphirerapids", 5),
+        (server("sapphirerapids"), "sapphirerapids", 2),
+        (server("sapphirerapids", lacks=["avx512_fp16"]), "icelake-server", 2),
+        (server("sapphirerapids", lacks=["avx512vbmi"]), "skylake-avx512", 2),
+        (server("skylake-avx512", "avx512_vnni"), "skylake-avx512", 1),
+        (server("skylake-avx512", "avx512_vnni", lacks=["avx512vl"]), "x86-64-v3", 0),
+        (server("znver5") | {"vendor_id": "AuthenticAMD", "cpu family": "26"}, "znver5", 2),
+        (server("znver5", lacks=["avx512ifma"]) | {"vendor_id": "AuthenticAMD", "cpu family": "26"}, "x86-64-v4", 2),
+        (server("znver5") | {"vendor_id": "AuthenticAMD", "cpu family": "27"}, "x86-64-v4", 2),
+        (server("znver5") | {"vendor_id": "HygonGenuine"}, "x86-64-v4", 2),
+    ],
+)
+def test_what_a_virtual_machine_hides_is_not_used(monkeypatch, facts, mcpu, products):
+    host = machine(monkeypatch, facts)
+    assert (host.mcpu, len(host.products)) == (mcpu, products)
+    assert {*features_of(mcpu), *host.products} <= {*facts["flags"].split()}
+    switches = set(llvm_target(host).attrs.get("mattr", ()))
+    assert len(switches - {"-prefer-256-bit"}) == products
+
+
 BARE = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "23", "flags": "fpu sse sse2 ssse3 sse4_1"}
 
 
 def test_a_host_without_avx2_gets_portable_code(monkeypatch):
-    host_cpu.cache_clear()
-    monkeypatch.setattr("fusec.target.cpu._cpuinfo", lambda: BARE)
-    try:
-        host = host_cpu()
-    finally:
-        host_cpu.cache_clear()
+    host = machine(monkeypatch, BARE)
     assert (host.mcpu, host.vector_bits, host.has_fma, host.products) == ("x86-64", 128, False, ())
 
 
