@@ -48,7 +48,8 @@ class Convolution:
     """A dot ``[batch, windows..., columns]`` over the windows of an image, whose axes it names.
 
     image: what is padded with zeros, a view of memory. batch, channels: its axes; None for one that it has not.
-    pad: the op that pads, where it is not the image itself.
+    pad: the op that pads, where it is not the image itself. groups: the dot's batch, each of which has its own part of
+    the channels.
     """
 
     dot: Op
@@ -57,6 +58,12 @@ class Convolution:
     channels: int | None
     windowed: tuple[Windowed, ...]
     pad: Op | None
+    groups: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Channels that a column is made of."""
+        return 1 if self.channels is None else self.image.type.static_shape[self.channels] // self.groups
 
     @property
     def taps(self) -> int:
@@ -68,7 +75,9 @@ def convolution_of(dot: Op, producers: Mapping[Value, Op]) -> Convolution | None
     """The dot as a convolution; None where its left operand shows no windows of one image."""
     attributes, left = dot.attributes, dot.operands[0]
     assert isinstance(attributes, DotAttributes)
-    if attributes.lhs_batch or not left.type.is_static or 0 in left.type.shape or not dot.operands[1].type.is_static:
+    if len(attributes.lhs_batch) > 1 or not left.type.is_static or 0 in left.type.shape:
+        return None
+    if not dot.operands[1].type.is_static:
         return None
     symbols = fresh_index("w", left.type.shape)
     found = _base(left, settled(symbols), producers)
@@ -79,9 +88,10 @@ def convolution_of(dot: Op, producers: Mapping[Value, Op]) -> Convolution | None
     if pad is not None:
         assert isinstance(pad.attributes, PadAttributes)
         low = pad.attributes.low
-    free = [symbols[a] for a in free_axes(left.type.rank, (), attributes.lhs_contract)]
+    free = [symbols[a] for a in free_axes(left.type.rank, attributes.lhs_batch, attributes.lhs_contract)]
     inner = [symbols[a] for a in attributes.lhs_contract]
-    return _by_role(dot, image, index, low, free, inner, pad)
+    group = symbols[attributes.lhs_batch[0]] if attributes.lhs_batch else None
+    return _by_role(dot, image, index, low, free, inner, group, pad)
 
 
 def _base(
@@ -109,6 +119,7 @@ def _by_role(
     low: tuple[int, ...],
     free: list[Symbol],
     inner: list[Symbol],
+    group: Symbol | None,
     pad: Op | None,
 ) -> Convolution | None:
     """Each axis of the image goes through the batch, the channels, or windows and the places in them."""
@@ -118,6 +129,12 @@ def _by_role(
     used: list[Symbol] = []
     units: list[int] = []
     for axis, (e, extent, before) in enumerate(zip(index, image.type.static_shape, low, strict=True)):
+        if group is not None and group in symbols_of(e):
+            if before or channels is not None or not _is_of_a_group(e, group, extent, inner):
+                return None
+            channels = axis
+            used += symbols_of(e)
+            continue
         seen = symbols_of(e)
         used += seen
         outer, places = [s for s in seen if s in free], [s for s in seen if s in inner]
@@ -139,7 +156,7 @@ def _by_role(
             dilation, size = (steps[-1] or 1, _extent(places[0])) if places else (1, 1)
             place = inner.index(places[0]) if places else None
             windowed.append(Windowed(axis, extent, count, size, stride, dilation, before - start, place))
-    wide = [s for s in (*free, *inner) if _extent(s) != 1]
+    wide = [s for s in (*free, *inner, *([group] if group is not None else [])) if _extent(s) != 1]
     if not windowed or len(windowed) > 3 or len(used) != len(set(used)) or not set(wide) <= set(used):
         return None
     axes = [w.axis for w in windowed]
@@ -148,7 +165,18 @@ def _by_role(
     order = [s for e in index for s in free if s in symbols_of(e)]
     if order != sorted(order, key=free.index) or all(w.size == 1 and w.stride == 1 for w in windowed):
         return None
-    return Convolution(dot, image, batch, channels, tuple(windowed), pad)
+    return Convolution(dot, image, batch, channels, tuple(windowed), pad, 1 if group is None else _extent(group))
+
+
+def _is_of_a_group(e: Index, group: Symbol, extent: int, inner: list[Symbol]) -> bool:
+    """Whether an index goes through the channels of one group after those of another."""
+    channels = [s for s in symbols_of(e) if s is not group]
+    if len(channels) > 1 or not set(channels) <= set(inner):
+        return False
+    depth = prod(map(_extent, channels))
+    steps = [coefficient(e, s) for s in (group, *channels)]
+    starts = substitute(e, dict.fromkeys((group, *channels), 0)) == 0
+    return starts and steps == [depth, *(1 for _ in channels)] and depth * _extent(group) == extent
 
 
 def _extent(s: Symbol) -> int:

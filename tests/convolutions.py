@@ -16,12 +16,14 @@ def convolution(
     dtype: str = "f32",
     last: bool = True,
     image_last: bool = True,
+    groups: int = 1,
     more: str = "",
     tail: Sequence[str] = (),
 ) -> str:
     """``%y`` of an image ``%x`` ``[n, places..., channels]`` and weights ``%w``, both with their channels ``last`` or
     in PyTorch's order; sums of halves in f32, rounded behind. ``tail``: lines behind ``%y``, whose last makes ``%z``;
-    ``more``: inputs for them."""
+    ``more``: inputs for them. ``groups``: of channels, each with columns of its own; all of them are last
+    in the result."""
     batch, *places, channels = image
     rank = len(size)
     stride, dilation = tuple(stride) or (1,) * rank, tuple(dilation) or (1,) * rank
@@ -53,10 +55,24 @@ def convolution(
             value = f"%d{k}"
     inner = [*range(rank + 2, 2 * rank + 2), rank + 1]
     theirs = [*range(1, rank + 2)] if last else [*range(2, rank + 2), 1]
-    weight = [columns, *size, channels] if last else [columns, channels, *size]
+    deep = channels // groups
+    weight = [columns, *size, deep] if last else [columns, deep, *size]
     result = [*shape[: rank + 1], columns]
-    said = f"contract={inner}x{theirs}" + (", dtype=f32" if wide != dtype else "")
-    lines.append(f"%h = dot({value}, %w) {{{said}}} : {wide}{result}")
+    said = ", dtype=f32" if wide != dtype else ""
+    if groups == 1:
+        lines.append(f"%h = dot({value}, %w) {{contract={inner}x{theirs}{said}}} : {wide}{result}")
+    else:
+        each, weights = [*shape[: rank + 1], groups, deep, *shape[rank + 2 :]], [groups, columns // groups, *weight[1:]]
+        made, turned = [groups, *result[:-1], columns // groups], [*result[:-1], groups, columns // groups]
+        inner, theirs = [a + 1 for a in inner], [a + 1 for a in theirs]
+        said = f"contract={inner}x{theirs}, batch=[{rank + 1}]x[0]{said}"
+        lines += [
+            f"%g = reshape({value}) : {dtype}{each}",
+            f"%e = reshape(%w) : {dtype}{weights}",
+            f"%q = dot(%g, %e) {{{said}}} : {wide}{made}",
+            f"%t = permute(%q) {{permutation={[*range(1, rank + 2), 0, rank + 2]}}} : {wide}{turned}",
+            f"%h = reshape(%t) : {wide}{result}",
+        ]
     lines.append(
         f"%y = cast(%h) : {dtype}{result}" if wide != dtype else f"%y = mul(%h, {dtype}(1.0)) : {dtype}{result}"
     )

@@ -37,6 +37,8 @@ class TensorMap:
 
     Where there are ``low`` and ``high``, it is of windows: ``box`` is windows and channels, ``low`` and ``high`` are
     how far from both ends of each axis but the first and the last the first places of windows lie, ``steps`` apart.
+
+    count: maps in one parameter, of tensors that begin ``shape[-1]`` elements apart.
     """
 
     parameter: int
@@ -48,6 +50,7 @@ class TensorMap:
     low: tuple[int, ...] = ()
     high: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    count: int = 1
 
     def encoded(self) -> Parameter:
         """The launch's parameter: what the driver is asked to encode for an address."""
@@ -63,4 +66,6 @@ class TensorMap:
             low=tuple(reversed(self.low)),
             high=tuple(reversed(self.high)),
             steps=(1, *reversed(self.steps), 1) if self.low else (),
+            count=self.count,
+            apart=item * self.shape[-1],
         )

@@ -47,8 +47,10 @@ def _convolution(
             e, input, weight, bias, LibraryConvolution(None, None, *numbers, (), groups, transposed, beyond), reason
         )
     seen = windowed(e, e.channels_last(input), extents(weight)[2:], stride, padding, dilation)
-    if groups > 1:
+    if groups > 1 and extents(weight)[1] == 1:
         return _depthwise(e, seen, weight, bias, wide)
+    if groups > 1:
+        return _in_groups(e, seen, weight, bias, groups, wide)
     steps = _places(seen, rank)
     attributes = DotAttributes((*steps, rank - 1), (*range(2, rank), 1), dtype=None if wide == e.out.dtype else wide)
     total = e.emit("dot", seen, weight, attributes=attributes)
@@ -90,6 +92,22 @@ def _depthwise(e: Emitter, seen: Value, weight: Value, bias: Value | None, wide:
     rank = len(outer) + 2
     total = e.reduce("reduce_sum", e.emit("mul", image, taps), tuple(range(rank, rank + len(size))))
     total = e.reshape(total, (*outer, channels * times))
+    if bias is not None:
+        total = e.emit("add", total, e.cast(bias, wide))
+    return e.channels_first(e.rounded(total, e.out.dtype))
+
+
+def _in_groups(e: Emitter, seen: Value, weight: Value, bias: Value | None, groups: int, wide: DType) -> Value:
+    """Each group of channels by itself: a product with the groups as its batch."""
+    rank, shape, (results, channels, *size) = len(e.out.shape), extents(seen), extents(weight)
+    image = e.reshape(seen, (*shape[: rank - 1], groups, channels, *size))
+    taps = e.reshape(weight, (groups, results // groups, channels, *size))
+    steps = tuple(range(rank + 1, rank + 1 + len(size)))
+    attributes = DotAttributes(
+        (*steps, rank), (*range(3, 3 + len(size)), 2), (rank - 1,), (0,), None if wide == e.out.dtype else wide
+    )
+    total = e.emit("dot", image, taps, attributes=attributes)
+    total = e.reshape(e.permute(total, (*range(1, rank), 0, rank)), (*shape[: rank - 1], results))
     if bias is not None:
         total = e.emit("add", total, e.cast(bias, wide))
     return e.channels_first(e.rounded(total, e.out.dtype))

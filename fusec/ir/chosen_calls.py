@@ -32,9 +32,9 @@ def why_whole(
     places = prod(weight[2:])
     if transposed:
         return "no kernel of ours is a transposed convolution"
-    if groups not in (1, channels):
+    if groups not in (1, channels) and on_cpu:
         return "no kernel of ours is a convolution in groups"
-    if groups > 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
+    if groups == channels != 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
         return f"of windows of {places} places of one channel"
     if on_cpu and places > 1 and groups == 1 and dtype is bf16:
         return "the library's kernel of bfloat16 is faster"

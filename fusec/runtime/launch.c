@@ -244,6 +244,7 @@ typedef struct {
     uint64_t sizes[RANK], strides[RANK];
     uint32_t box[RANK], steps[RANK];
     int windows, low[RANK], high[RANK]; /* axes with windows; 0 for a map of tiles */
+    int count, offset, apart; /* maps that follow in one parameter, itself too; bytes from the address, and to the next */
     uint64_t addresses[MAPS_KEPT], maps[MAPS_KEPT][16];
 } Map;
 
@@ -332,8 +333,8 @@ static int offsets(PyObject *tuple, int *into) {
 static int read_map(PyObject *record, Map *map) {
     PyObject *sizes, *strides, *box, *low, *high, *steps;
     uint64_t widths[RANK] = {0}, apart[RANK] = {0};
-    if (!PyArg_ParseTuple(record, "iiOOOiiiOOO", &map->argument, &map->element, &sizes, &strides, &box, &map->swizzle,
-                          &map->promotion, &map->fill, &low, &high, &steps))
+    if (!PyArg_ParseTuple(record, "iiOOOiiiOOOii", &map->argument, &map->element, &sizes, &strides, &box, &map->swizzle,
+                          &map->promotion, &map->fill, &low, &high, &steps, &map->count, &map->apart))
         return -1;
     map->rank = numbers(sizes, map->sizes);
     map->windows = offsets(low, map->low);
@@ -359,13 +360,17 @@ static int read_parameter(Row *row, PyObject *record, Parameter *into) {
         if (!(into->bytes = malloc((size_t)size + 1))) return PyErr_NoMemory(), -1;
         memcpy(into->bytes, data, (size_t)size);
     } else {
-        Map *grown = realloc(row->map, sizeof(Map) * (size_t)(row->maps + 1));
+        Map first = {0};
+        if (read_map(record, &first)) return -1;
+        Map *grown = realloc(row->map, sizeof(Map) * (size_t)(row->maps + first.count));
         if (!grown) return PyErr_NoMemory(), -1;
         row->map = grown;
-        memset(&row->map[row->maps], 0, sizeof(Map));
-        if (read_map(record, &row->map[row->maps])) return -1;
         into->kind = MAP;
-        into->index = row->maps++;
+        into->index = row->maps;
+        for (int i = 0; i < first.count; i++) {
+            row->map[row->maps] = first;
+            row->map[row->maps++].offset = i * first.apart;
+        }
     }
     int argument = into->kind == MAP ? row->map[into->index].argument : into->kind == ADDRESS ? into->index : 0;
     if (!PyErr_Occurred() && (argument < 0 || argument >= row->arguments))
@@ -516,7 +521,7 @@ static CUresult find_maps(Row *row, const uint64_t *addresses, CUtensorMap *into
         if (k == MAPS_KEPT) {
             k = map->next;
             map->addresses[k] = 0;
-            void *memory = (void *)(uintptr_t)address;
+            void *memory = (void *)(uintptr_t)(address + (uint64_t)map->offset);
             CUresult result =
                 map->windows
                     ? driver.cuTensorMapEncodeIm2col(&into[m], map->element, (uint32_t)map->rank, memory, map->sizes,

@@ -45,7 +45,8 @@ class TensorMap:
     sizes, box: elements, innermost first. strides: bytes, without the innermost. element, swizzle, promotion and fill
     are cuTensorMapEncodeTiled's enumerations. Where there are ``low`` and ``high``, offsets of a box of windows' first
     places from both ends of each axis but the innermost and the outermost, with ``steps`` between them, the map is
-    cuTensorMapEncodeIm2col's, and ``box`` is channels and windows.
+    cuTensorMapEncodeIm2col's, and ``box`` is channels and windows. count: maps that are one parameter, of memory so
+    many bytes ``apart``.
     """
 
     argument: int
@@ -59,6 +60,8 @@ class TensorMap:
     low: tuple[int, ...] = ()
     high: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    count: int = 1
+    apart: int = 0
 
 
 Parameter = int | bytes | TensorMap
@@ -169,7 +172,8 @@ def _record(parameter: Parameter, numbers: Sequence[int]) -> Any:
         case TensorMap():
             p = parameter
             where = numbers[p.argument]
-            return where, p.element, p.sizes, p.strides, p.box, p.swizzle, p.promotion, p.fill, p.low, p.high, p.steps
+            windows = p.low, p.high, p.steps, p.count, p.apart
+            return where, p.element, p.sizes, p.strides, p.box, p.swizzle, p.promotion, p.fill, *windows
 
 
 @cache

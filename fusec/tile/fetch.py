@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.index import Expr, Index, Mod, add, floordiv, symbols_of
+from fusec.ir.index import Expr, Index, Mod, add, floordiv, mul, symbols_of, terms_of
 from fusec.ir.indexing import coefficient, substitute
 from fusec.ir.types import fixed
 from fusec.tile.nodes import Iter
@@ -45,6 +45,10 @@ def fetch_of(load: Load, domain: tuple[Iter, Iter]) -> Fetch | None:
         if not inside:
             plain.append((axis, axis.index))
             continue
+        parts = _parts(axis, domain[inside[0]]) if len(inside) == 1 else None
+        if parts is not None:
+            outer, axis = parts
+            plain.append((outer, outer.index))
         base = _base(axis, domain[inside[0]]) if len(inside) == 1 else None
         if base is None or inside[0] in found:
             return None
@@ -96,6 +100,21 @@ def _base(axis: _Axis, iterator: Iter) -> Index | None:
     if iterator.limit is not None and add(base, iterator.limit) != axis.size:
         return None
     return base
+
+
+def _parts(axis: _Axis, iterator: Iter) -> tuple[_Axis, _Axis] | None:
+    """An axis as parts of which the iterator walks through one, up to its end: ``v * size + iterator``."""
+    if iterator.limit is None or coefficient(axis.index, iterator.var) != 1:
+        return None
+    end = add(substitute(axis.index, {iterator.var: 0}), iterator.limit)
+    size = terms_of(iterator.limit)[0]
+    if not isinstance(axis.size, int) or size <= 0 or end == axis.size or axis.size % size:
+        return None
+    which = floordiv(add(end, -size), size)
+    if mul(which, size) != add(end, -size):
+        return None
+    whole = _Axis(which, axis.size // size, axis.stride * size)
+    return whole, _Axis(add(axis.index, mul(which, -size)), size, axis.stride)
 
 
 def _encodable(axes: list[_Axis], block: tuple[int, ...], buffer: Buffer) -> bool:

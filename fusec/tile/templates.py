@@ -55,13 +55,15 @@ class WindowAxis:
 @dataclass(frozen=True)
 class Windows:
     """Windows of images ``[batch, axes..., channels]`` as rows: of all windows, the last axis fastest; along K all
-    channels of one place after those of another, the last axis fastest. Channels are side by side in memory."""
+    channels of one place after those of another, the last axis fastest. Channels are side by side in memory, those of
+    the product's next batch (a group) behind these."""
 
     memory: Load
     batch: int
     batch_step: int
     channels: int
     axes: tuple[WindowAxis, ...]
+    groups: int = 1
 
     @property
     def places(self) -> int:

@@ -77,6 +77,11 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "depthwise 7x7": ((4, 96, 28, 28), (96, 1, 7, 7), {"padding": 3, "groups": 96}),
     "depthwise of two each": ((4, 40, 28, 28), (80, 1, 5, 5), {"padding": 2, "stride": 2, "groups": 40}),
     "groups": ((4, 64, 28, 28), (64, 16, 3, 3), {"padding": 1, "groups": 4}),
+    "wide groups": ((4, 168, 28, 30), (168, 56, 3, 3), {"padding": 1, "groups": 3}),
+    "groups with steps": ((4, 192, 29, 28), (96, 48, 3, 3), {"padding": 1, "stride": 2, "groups": 4}),
+    "groups of odd widths": ((4, 100, 20, 20), (60, 25, 3, 3), {"padding": 1, "groups": 4}),
+    "volumes in groups": ((2, 96, 7, 9, 8), (96, 48, 3, 3, 3), {"padding": 1, "groups": 2}),
+    "many groups": ((2, 2240, 7, 7), (2240, 56, 3, 3), {"padding": 1, "groups": 40}),
 }
 
 

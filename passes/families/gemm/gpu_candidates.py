@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.errors import LoweringError
 from fusec.passes.contraction import Contraction, allows_tf32, contraction
 from fusec.passes.convolution import convolution_of
+from fusec.passes.cost.lanes import bytes_read
 from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
@@ -24,7 +27,7 @@ from fusec.passes.schedule.base import GpuSchedule, by_seconds
 def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
     """Schedules for a group, best predicted first. LoweringError where there is none.
 
-    Windows that TMA does not fetch are left to the library, where it is at hand.
+    Windows that TMA does not fetch are left to the library, where it is at hand, but those of groups of channels.
 
     On GPUs with faster instructions those of a warp are never the first (decision 15).
     """
@@ -33,7 +36,8 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
     products = len(context.anchors("dot"))
     if any(o.definition.kind == "reduce" for o in context.body.ops):
         return _of_one_row(context, machine, axes, products)
-    if machine.calls and convolution_of(op, context.producers) is not None:
+    windows = convolution_of(op, context.producers)
+    if machine.calls and windows is not None and windows.groups == 1:
         return machine.some([*_hopper(context, machine, axes, products)], "convolution")
     tiled = _tiled(context, machine, axes, products)
     in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, products), *_mma(context, machine, axes, products)]
@@ -62,7 +66,9 @@ def _problem(context: LoweringContext, machine: GpuMachine, axes: Contraction, p
     extents = (machine.extent(n.batches), machine.extent(n.m), machine.extent(n.n), machine.extent(n.k))
     left, right = (making_of(context, side) for side in (0, 1))
     across, copy = reads_across(context), copy_width(context)
-    return Problem(*extents, dtype.bits, products, persistent, exact, across, left, right, copy=copy)
+    reads = sum(v.type.most >= axes.op.result.type.most for v in read)
+    problem = Problem(*extents, dtype.bits, products, persistent, exact, across, left, right, copy=copy)
+    return replace(problem, reads=reads, vectors=len(read) - reads)
 
 
 def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[GpuSchedule]:
@@ -111,7 +117,8 @@ def _hopper(
     windows = convolution_of(axes.op, context.producers)
     if windows is not None:
         extents = (axes.batches, axes.m, axes.n, fetched_depth(context, windows))
-    problem = HopperProblem(*extents, products, reads, bits, defers, transposed, windows is not None)
+    read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
+    problem = HopperProblem(*extents, products, reads, bits, defers, transposed, windows is not None, read, written)
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 

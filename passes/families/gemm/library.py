@@ -25,11 +25,12 @@ _REASON = "the library's kernel was chosen"
 
 @dataclass(frozen=True)
 class Found:
-    """A product as a call: ``call`` gives ``value``; ``cast`` follows where the group wants the sum's own dtype."""
+    """A product as a call: ``call`` gives ``value``; ``after`` makes of it what the group has, in the sum's
+    dtype."""
 
     call: Op
     value: Value
-    cast: Op | None
+    after: tuple[Op, ...]
     covered: frozenset[Op]
 
 
@@ -76,9 +77,9 @@ def pieces_of(context: LoweringContext, products: Sequence[Found]) -> Pieces:
     """The calls, and one map for what is left."""
     body = context.body
     covered = frozenset[Op]().union(*(p.covered for p in products))
-    casts = [p.cast for p in products if p.cast is not None]
+    after = [op for p in products for op in p.after]
     made = {p.value for p in products}
-    rest = [*casts, *(op for op in body.ops if op not in covered)]
+    rest = [*after, *(op for op in body.ops if op not in covered)]
     wanted = [v for v in body.outputs if v not in made]
     if not wanted:
         return Pieces(tuple(p.call for p in products))
@@ -125,7 +126,7 @@ def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | N
         if added is None:
             bias = None
     covered = frozenset({dot}) | (bias.covered if bias is not None else frozenset())
-    value, cast = in_dtype_of_operands(dot, bias.value if bias is not None else dot.result)
+    value, after = in_dtype_of_operands(dot, bias.value if bias is not None else dot.result)
     shape = value.type.static_shape
     if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None
@@ -133,16 +134,16 @@ def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | N
     call = Op(
         OPS["extern"], tuple(operands), ExternAttributes(PRODUCT, text, (value.type,), _REASON), (value,), dot.location
     )
-    return Found(call, value, cast, covered)
+    return Found(call, value, after, covered)
 
 
-def in_dtype_of_operands(dot: Op, result: Value) -> tuple[Value, Op | None]:
+def in_dtype_of_operands(dot: Op, result: Value) -> tuple[Value, tuple[Op, ...]]:
     """What the library's call gives, and the cast of that to the result where this is of another dtype."""
     dtype = dot.operands[0].type.dtype
     if result.type.dtype == dtype:
-        return result, None
+        return result, ()
     value = Value(replace(result.type, dtype=dtype), f"{result.name}_rounded")
-    return value, Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location)
+    return value, (Op(OPS["cast"], (value,), CastAttributes(result.type.dtype), (result,), dot.location),)
 
 
 def _matrix(
@@ -240,12 +241,12 @@ def _with_activation(body: Graph, found: Found, activation: str) -> Found:
     text = json.dumps({**json.loads(attributes.arguments), "activation": activation})
     (result,) = body.outputs
     call = replace(found.call, attributes=replace(attributes, arguments=text), results=(result,))
-    return Found(call, result, None, frozenset(body.ops))
+    return Found(call, result, (), frozenset(body.ops))
 
 
 def _activation(body: Graph, found: Found) -> str | None:
     """What the group does to product plus bias, told by its values: ``gelu`` (by tanh), ``relu`` or neither."""
-    if len(body.outputs) != 1 or found.cast is not None or body.outputs[0].type != found.value.type:
+    if len(body.outputs) != 1 or found.after or body.outputs[0].type != found.value.type:
         return None
     points = np.concatenate([np.linspace(-12.0, 12.0, 481), [-0.0, 1e-3, -1e-3, 60.0, -60.0]])
     values = _evaluate([op for op in body.ops if op not in found.covered], {found.value: points})

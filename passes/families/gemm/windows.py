@@ -32,6 +32,9 @@ _STEP_BYTES = 16
 _FARTHEST = {1: 32767, 2: 127, 3: 15}
 """By how many elements windows may begin before an image and end behind it, by the number of its axes."""
 
+_MOST_GROUPS = 64
+"""Of a convolution that a kernel has maps for: they are parameters, 128 bytes each."""
+
 _FEW_CHANNELS = 8
 """Channels below which the places of a row of a window are put side by side first."""
 
@@ -46,8 +49,8 @@ def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Window
     if view is None or view.base not in context.body.inputs or fixed([view.offset]) != (0,):
         return None
     shape, steps = found.image.type.static_shape, fixed(view.strides)
-    channels, along = shape[found.channels], found.windowed[-1]
-    if not _steps_fit(found, steps):
+    channels, along = found.depth, found.windowed[-1]
+    if not _steps_fit(found, steps) or found.groups > _MOST_GROUPS:
         return None
     axes = tuple(
         WindowAxis(w.extent, _step(steps[w.axis], shape[w.axis]), w.count, w.size, w.stride, w.dilation, w.low)
@@ -62,7 +65,8 @@ def windows_of(context: LoweringContext, dot: Op, element: ScalarExpr) -> Window
     read = [x for x in loads(element) if x.buffer.space == "parameter"]
     if len(read) != 1:
         return None
-    return Windows(read[0], shape[found.batch], _step(steps[found.batch], shape[found.batch]), channels, axes)
+    step = _step(steps[found.batch], shape[found.batch])
+    return Windows(read[0], shape[found.batch], step, channels, axes, found.groups)
 
 
 def fetched_depth(context: LoweringContext, found: Convolution) -> int:
@@ -70,7 +74,7 @@ def fetched_depth(context: LoweringContext, found: Convolution) -> int:
     if found.channels is None:
         return found.taps
     view = strided_view(found.image, context.producers, context.strides)
-    channels, item = found.image.type.static_shape[found.channels], found.image.type.dtype.itemsize
+    channels, item = found.depth, found.image.type.dtype.itemsize
     places = found.taps
     if view is not None and _is_run(found, fixed(view.strides)):
         along = found.windowed[-1].size
@@ -83,7 +87,7 @@ def _is_run(found: Convolution, steps: tuple[int, ...]) -> bool:
     place by place: the rows of the tensor map are windows then, and overlap."""
     w = found.windowed[-1]
     assert found.channels is not None
-    channels, item = found.image.type.static_shape[found.channels], found.image.type.dtype.itemsize
+    channels, item = found.depth, found.image.type.dtype.itemsize
     if w.size == 1 or w.dilation != 1 or w.low or w.high > 0 or steps[w.axis] != channels:
         return False
     once = _ROW_BYTES // item
@@ -108,7 +112,7 @@ def _in_order(found: Convolution) -> bool:
     wide = [n for n, a in enumerate(attributes.lhs_contract) if shape[a] != 1]
     places = [w.place for w in found.windowed if w.size != 1]
     assert found.channels is not None
-    if found.image.type.static_shape[found.channels] == 1:
+    if found.depth == 1:
         return wide == places
     return [n for n in wide if n in places] == places and len(wide) == len(places) + 1 and wide[-1] not in places
 
@@ -126,6 +130,8 @@ def operands_in_order(context: LoweringContext) -> list[Alternative]:
         return []
     item, channels = found.image.type.dtype.itemsize, found.image.type.static_shape[found.channels]
     fetched = _is_fetched(context, found)
+    if found.groups > 1 and found.depth * item % _STEP_BYTES:
+        return []
     if not fetched and channels * item % _STEP_BYTES:
         return [Alternative("rows of windows first", lambda c: _pieces(c, lambda r: rows_of_windows(r, found)))]
     if not fetched:
@@ -148,6 +154,7 @@ def _steps_fit(found: Convolution, steps: tuple[int, ...]) -> bool:
     assert found.channels is not None
     windowed = found.windowed[:-1] if _is_run(found, steps) else found.windowed
     outer = [steps[a] for a in (found.batch, *(w.axis for w in windowed)) if shape[a] != 1]
+    outer += [found.depth] if found.groups > 1 else []
     return steps[found.channels] == 1 and all(s > 0 and s * item % _STEP_BYTES == 0 for s in outer)
 
 
@@ -211,7 +218,8 @@ def weights_along(r: Rewriter) -> Outcome:
     laid, free = _contracted_last(r, weight, attributes)
     laid = r.emit("copy", laid, hint="laid_out")
     inner = tuple(range(free, laid.type.rank))
-    return r.emit("dot", image, laid, attributes=_contracting(attributes, attributes.lhs_contract, inner))
+    made = _contracting(attributes, attributes.lhs_contract, inner, attributes.lhs_batch)
+    return r.emit("dot", image, laid, attributes=made)
 
 
 def channels_last(r: Rewriter, found: Convolution) -> Outcome:
@@ -223,9 +231,9 @@ def channels_last(r: Rewriter, found: Convolution) -> Outcome:
     found = _channels_behind(r, found)
     laid, free = _contracted_last(r, weight, attributes)
     laid = r.emit("copy", laid, hint="laid_out")
-    sizes = (*(w.size for w in found.windowed), found.image.type.static_shape[-1])
+    sizes = (*(w.size for w in found.windowed), found.depth)
     laid = r.reshape(laid, (*laid.type.static_shape[:free], *sizes))
-    return _product(r, r.emit("copy", found.image, hint="image"), found.windowed, laid, free)
+    return _product(r, r.emit("copy", found.image, hint="image"), found.windowed, laid, free, found.groups)
 
 
 def rows_of_windows(r: Rewriter, found: Convolution) -> Outcome:
@@ -302,23 +310,32 @@ def _rows_apart(r: Rewriter, found: Convolution) -> Outcome:
 
 
 def _contracted_last(r: Rewriter, weight: Value, attributes: DotAttributes) -> tuple[Value, int]:
-    """A view of the weights with their contracted axes last, in the dot's order; and how many axes are before these."""
-    free = free_axes(weight.type.rank, (), attributes.rhs_contract)
+    """A view of the weights with their groups first and their contracted axes last, in the dot's order; and how many
+    axes are before these."""
+    free = (*attributes.rhs_batch, *free_axes(weight.type.rank, attributes.rhs_batch, attributes.rhs_contract))
     return r.permute(weight, (*free, *attributes.rhs_contract)), len(free)
 
 
-def _product(r: Rewriter, x: Value, axes: Sequence[Windowed], weight: Value, free: int) -> Value:
+def _product(r: Rewriter, x: Value, axes: Sequence[Windowed], weight: Value, free: int, groups: int = 1) -> Value:
     """The dot of an image's windows, in the order of the weights' axes from ``free`` on."""
     attributes, rank = r.op.attributes, x.type.rank
     assert isinstance(attributes, DotAttributes)
-    seen = _windowed(r, x, axes)
+    seen, batch = _windowed(r, x, axes), tuple[int, ...]()
+    if groups > 1:
+        shape = seen.type.static_shape
+        channels = groups, shape[rank - 1] // groups
+        seen, batch = r.reshape(seen, (*shape[: rank - 1], *channels, *shape[rank:])), (rank - 1,)
+        rank += 1
     contract = (*range(rank, seen.type.rank), rank - 1), tuple(range(free, weight.type.rank))
-    made = r.emit("dot", seen, weight, attributes=_contracting(attributes, *contract))
+    made = r.emit("dot", seen, weight, attributes=_contracting(attributes, *contract, batch))
     return r.reshape(made, r.op.result.type.shape)
 
 
-def _contracting(attributes: DotAttributes, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> DotAttributes:
-    return DotAttributes(lhs, rhs, dtype=attributes.dtype, tf32=attributes.tf32)
+def _contracting(
+    attributes: DotAttributes, lhs: tuple[int, ...], rhs: tuple[int, ...], batch: tuple[int, ...] = ()
+) -> DotAttributes:
+    """The attributes with other axes; the right operand's batch is in front."""
+    return replace(attributes, lhs_contract=lhs, rhs_contract=rhs, lhs_batch=batch, rhs_batch=tuple(range(len(batch))))
 
 
 def _padded(r: Rewriter, x: Value, around: dict[int, tuple[int, int]]) -> Value:

@@ -54,6 +54,8 @@ def image(channels: int, columns: int = 128, **more: Any) -> str:
         (image(64, dtype="f16"), "wgmma"),
         (image(64, stride=(2, 2)), "wgmma"),
         (image(64, dilation=(2, 2), padding=(2, 2)), "wgmma"),
+        (image(448, 448, groups=8), "wgmma"),
+        (image(256, 256, groups=32), "library convolution"),
         (image(64, last=False), "weights first"),
         (image(30), "rows of windows first"),
         (image(3, last=False), "rows of windows first"),
@@ -151,6 +153,7 @@ def run(text: str, wanted: str = "", inputs: Sequence[Any] | None = None) -> Run
     return check(text, inputs, target="cuda:sm_90", selector=selector, slack=4)
 
 
+F16_TAIL = ("%b = add(%y, %r) : RESULT", "%z = maximum(%b, f16(0.0)) : RESULT")
 TAIL = ("%b = add(%y, %r) : RESULT", "%z = maximum(%b, bf16(0.0)) : RESULT")
 
 
@@ -165,6 +168,8 @@ TAIL = ("%b = add(%y, %r) : RESULT", "%z = maximum(%b, bf16(0.0)) : RESULT")
         convolution((1, 4, 5, 6, 64), 72, (2, 3, 1), padding=(0, 1, 0), dtype="bf16"),
         convolution((2, 7, 6, 64), 72, (1, 1), stride=(2, 2), dtype="bf16"),
         convolution((2, 5, 6, 64), 72, (3, 3), padding=(1, 1), dtype="bf16", more="%r: bf16[72]", tail=TAIL),
+        convolution((2, 5, 6, 96), 48, (3, 3), padding=(1, 1), groups=3, dtype="bf16"),
+        convolution((2, 7, 6, 48), 96, (3, 2), stride=(2, 1), groups=2, dtype="f16", more="%r: f16[96]", tail=F16_TAIL),
     ],
 )
 def test_the_template_s_expansion_is_the_convolution(text: str) -> None:
@@ -183,6 +188,12 @@ def test_the_template_s_expansion_is_the_convolution(text: str) -> None:
             "operands in order first",
             3,
             convolution((2, 5, 6, 64), 72, (3, 3), padding=(1, 1), dtype="bf16", last=False, image_last=False),
+        ),
+        ("weights first", 2, convolution((2, 5, 6, 80), 50, (3, 3), groups=5, dtype="bf16", last=False)),
+        (
+            "operands in order first",
+            3,
+            convolution((2, 5, 6, 80), 50, (3, 3), padding=(1, 1), groups=5, dtype="bf16", image_last=False),
         ),
         ("rows of windows first", 3, convolution((2, 9, 8, 3), 72, (3, 3), padding=(1, 1), dtype="bf16", last=False)),
         (
@@ -209,6 +220,21 @@ def test_operands_put_in_order_first(wanted: str, kernels: int, text: str) -> No
     windows = kernel.template.nest.left.windows
     assert windows is not None
     assert windows.channels * 2 % 16 == 0
+
+
+def test_groups_are_maps_of_parts() -> None:
+    """Channels of one group end where its map does, and read as zeros beyond."""
+    found = windows_in(convolution((2, 5, 6, 96), 48, (3, 3), groups=3, dtype="bf16"))
+    assert found is not None
+    assert (found.groups, found.channels, found.axes[-1].step) == (3, 32, 96)
+
+
+@pytest.mark.parametrize("text", [image(36, 24, groups=3), image(32 * 80, 80 * 8, groups=80)])
+def test_groups_that_no_map_is_of(text: str) -> None:
+    """Of 24 bytes, and more than fit into a kernel's parameters."""
+    found = alternatives(text)
+    assert "wgmma" not in found
+    assert not {"weights first", "operands in order first"} & set(found)
 
 
 def windows_behind(text: str) -> Windows:
