@@ -139,17 +139,24 @@ class Moved:
         return self.made[value]
 
     def _before_view(self, value: Value) -> Op | None:
-        """view(f(x)) ⇒ f(view(x)), where x is f's only array: a cast that others read, too, is not in memory for it."""
-        view = self.producers.get(value)
-        if view is None or view.definition.kind != "view":
-            return None
-        op = self.producers.get(view.operands[0])
-        if op is None or op.definition.kind != "elementwise" or not is_cheap(op):
+        """view(f(x)) ⇒ f(view(x)), where x is f's only array: a cast that others read, too, is not in memory for it.
+        Through several views, too, as of a convolution's result, which is permuted before its channels are grouped."""
+        views: list[Op] = []
+        op = self.producers.get(value)
+        while op is not None and op.definition.kind == "view":
+            views.append(op)
+            op = self.producers.get(op.operands[0])
+        if not views or op is None or op.definition.kind != "elementwise" or not is_cheap(op):
             return None
         if [v.type.shape for v in op.operands if v.type.rank] != [op.result.type.shape]:
             return None
-        shown = (self.r.emit(view.name, v, attributes=view.attributes) if v.type.rank else v for v in op.operands)
-        return replace(op, operands=tuple(shown), results=(value,))
+        return replace(op, operands=tuple(self._shown(v, views) for v in op.operands), results=(value,))
+
+    def _shown(self, value: Value, views: Sequence[Op]) -> Value:
+        """A value under views, the last of which stands first."""
+        for view in reversed(views) if value.type.rank else ():
+            value = self.r.emit(view.name, value, attributes=view.attributes)
+        return value
 
     def _view(self, value: Value) -> Value:
         rank, columns = len(self.shape), self.columns

@@ -140,11 +140,14 @@ def _side_by_side(r: Rewriter) -> Outcome:
 
 
 def chained(graph: Graph) -> set[str]:
-    """Names of the results of reductions over the same axes of values of one shape, one made of the other."""
+    """Names of the results of reductions over the same axes of values of one shape, one made of the other by what a
+    kernel of rows can have: no product lies between them."""
     made_of: dict[Value, frozenset[Op]] = {}
     found: set[str] = set()
     for op in graph.ops:
-        above = frozenset[Op]().union(*(made_of.get(v, frozenset()) for v in op.operands))
+        above = frozenset[Op]()
+        if op.definition.kind in ("elementwise", "view", "reduce"):
+            above = above.union(*(made_of.get(v, frozenset()) for v in op.operands))
         if op.definition.kind == "reduce":
             for other in above:
                 if other.operands[0].type.shape == op.operands[0].type.shape and other.attributes == op.attributes:
@@ -174,8 +177,7 @@ def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
     if not axes or not x.type.is_static:
         return None
     shape = x.type.static_shape
-    cast = r.producer(x, "cast")
-    wish = share(r.op.result.name, shape, axes, (cast.operands[0] if cast else x).type.dtype.bits)
+    wish = share(r.op.result.name, shape, axes, _in_memory(r, x).type.dtype.bits)
     tasks = wish.tasks
     if x.type.size < wish.whole or tasks >= wish.enough:
         return None
@@ -197,6 +199,14 @@ def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
         rest = r.reduce(r.op.name, _cut(r, x, axis, whole, n), axes, "rest", dtype)
         result = r.emit(_COMBINE[r.op.name], result, rest)
     return r.cast(result, r.op.result.type.dtype)
+
+
+def _in_memory(r: Rewriter, x: Value) -> Value:
+    """What is read for a value: what is cast to it, also under views (a channel's places, put in order)."""
+    op = r.producer(x)
+    while op is not None and op.definition.kind == "view":
+        op = r.producer(op.operands[0])
+    return op.operands[0] if op is not None and op.name == "cast" else x
 
 
 def _tasks(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:

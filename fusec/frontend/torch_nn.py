@@ -122,7 +122,7 @@ def _batch_norm(
     result = e.emit("mul", e.emit("sub", e.cast(input, wide), channels(running_mean)), scale)
     if bias is not None:
         result = e.emit("add", result, channels(bias))
-    return e.cast(result, input.type.dtype)
+    return e.rounded(result, input.type.dtype)
 
 
 def _group_norm(
@@ -146,7 +146,7 @@ def _group_norm(
     for op, affine in (("mul", weight), ("add", bias)):
         if affine is not None:
             result = e.emit(op, result, e.reshape(e.cast(affine, wide), (count, *(1 for _ in rest))))
-    return e.cast(result, input.type.dtype)
+    return e.rounded(result, input.type.dtype)
 
 
 def _sdpa(

@@ -238,12 +238,28 @@ def _join_remainders(constant: int, terms: dict[Expr, int]) -> tuple[int, dict[E
         if remainder is None or atom not in terms:
             continue
         whole = mul(mul(floordiv(remainder.value, remainder.divisor), remainder.divisor), others)
+        joined = _quotient_of(remainder, k, terms) if atom is remainder else None
+        if joined is not None:
+            rest = {a: v for a, v in terms.items() if a is not joined and a is not atom}
+            return terms_of(add(_make_sum(constant, rest), mul(joined.value, k)))
         q_constant, q_terms = terms_of(whole)
         if q_terms and all(terms.get(a) == k * qk for a, qk in q_terms.items()):
             rest = {a: v for a, v in terms.items() if a not in q_terms and a is not atom}
             base = _make_sum(constant - k * q_constant, rest)
             return terms_of(add(base, mul(mul(remainder.value, others), k)))
     return constant, terms
+
+
+def _quotient_of(remainder: Mod, k: int, terms: dict[Expr, int]) -> FloorDiv | None:
+    """The quotient that ``k*(x % c)`` completes: of ``x``, or of what differs from it by a multiple of ``c``, as
+    ``y % (c*n)`` does from ``y``."""
+    c = remainder.divisor
+    if not isinstance(c, int):
+        return None
+    for atom, factor in terms.items():
+        if isinstance(atom, FloorDiv) and atom.divisor == c and factor == k * c and mod(atom.value, c) is remainder:
+            return atom
+    return None
 
 
 def _remainder_in(atom: Expr) -> tuple[Mod | None, Index]:

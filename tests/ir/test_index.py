@@ -154,6 +154,18 @@ def test_a_reshape_and_its_inverse_cancel() -> None:
     assert linearize(inner, (3, 4, 64)) is x
 
 
+@pytest.mark.parametrize(("n", "c"), [(128, 4), (640, 20), (96, 3)])
+def test_a_remainder_and_a_quotient_of_it_cancel(n: int, c: int) -> None:
+    """``x % n % c`` is ``x % c``, which still completes ``x % n // c``: channels of groups, taken apart and put
+    together."""
+    x = symbol("x", 0, 10 * n - 1)
+    group, channel = floordiv(mod(x, n), c), mod(mod(x, n), c)
+    assert channel is mod(x, c)
+    assert add(mul(group, c), channel) is mod(x, n)
+    assert add(add(mul(group, 2 * c), 5), mul(channel, 2)) is add(mul(mod(x, n), 2), 5)
+    assert symbols_of(add(mul(group, c + 1), channel)) == {x}
+
+
 def test_equal_expressions_are_one_object() -> None:
     a, b = symbol("a"), symbol("b")
     assert (a + b) * 2 is b * 2 + 2 * a  # type: ignore[operator]

@@ -148,3 +148,39 @@ def test_a_group_norm_for_gpus_has_three_kernels(target: str) -> None:
     x = torch.randn(16, 256, 32, 32, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     text = str(fusec.compile(module, x, target=target).explain())
     assert "in 3 kernels" in text
+
+
+class Block(nn.Module):
+    """A convolution, and the norm behind it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, 1, 1), nn.GroupNorm(32, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(self.norm(self.conv(x)))
+
+
+def test_a_norm_behind_a_convolution_reads_its_result_as_it_is() -> None:
+    """And as one of an input: an image in f32 is twice as large, and its parts' medians were a kernel of their own."""
+    x = torch.randn(2, 128, 64, 64, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    block = Block(128).bfloat16().to(memory_format=torch.channels_last)
+    graph = fusec.trace(block, x, target="cuda:sm_90")
+    kernels = fusec.lower(graph, "cuda:sm_90").kernels
+    after = [k for k in kernels if not k.name.startswith("gemm")]
+    assert sum(k.name.startswith("row") for k in after) == 2
+    for k in after:
+        large = [b for b in k.kernel.parameters if prod(map(int, b.shape)) >= x.numel()]
+        assert all(b.dtype.name == "bf16" for b in large), k.name
+
+
+@pytest.mark.parametrize("channels", [128, 320, 640])
+def test_neighbouring_channels_of_several_groups_lie_side_by_side(channels: int) -> None:
+    """What a block reads of them is one run of memory: no division by a group's channels is left in its address."""
+    module = nn.GroupNorm(32, channels).bfloat16()
+    x = torch.randn(4, channels, 32, 64, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    graph = fusec.trace(module, x, target="cuda:sm_90")
+    first = fusec.lower(graph, "cuda:sm_90").kernels[0]
+    loads = [line for line in first.source.splitlines() if "tl.load(input_ptr" in line]
+    assert loads
+    assert not any(f"% {channels // 32})" in line or f"// {channels // 32})" in line for line in loads)

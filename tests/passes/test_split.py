@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import check
+from programs import check, reductions
 
 from fusec.ir.graph import Graph
 from fusec.ir.interpret import interpret
@@ -163,6 +163,34 @@ def test_reductions_that_need_each_other_stay_whole_longer() -> None:
         graph = canonicalize(parse(text.replace("ROW", str(length))))
         after = split.split_for_blocks(graph, 132)
         assert sum(op.definition.kind == "reduce" for op in after.ops) == count
+
+
+def test_reductions_with_a_product_between_them_do_not_need_each_other() -> None:
+    """Squeeze and excite in one block, and in the next of the same size."""
+    text = """graph @g(%x: bf16[64, 3136, 168], %w: bf16[168, 168]) {
+  %f = cast(%x) : f32[64, 3136, 168]
+  %s = reduce_sum(%f) {axes=[1]} : f32[64, 168]
+  %c = cast(%s) : bf16[64, 168]
+  %g = dot(%c, %w) {contract=[1]x[0]} : bf16[64, 168]
+  %r = reshape(%g) : bf16[64, 1, 168]
+  %y = mul(%x, %r) : bf16[64, 3136, 168]
+  %h = cast(%y) : f32[64, 3136, 168]
+  %u = reduce_sum(%h) {axes=[1]} : f32[64, 168]
+  return %u
+}"""
+    after = split.split_for_blocks(parse(text), 132)
+    assert len(reductions(after)) == 4
+
+
+def test_what_is_cast_under_a_view_is_read_in_its_own_dtype() -> None:
+    """Blocks of 64 columns of 16 bits, not of 32, are too few."""
+    text = """graph @g(%x: bf16[64, 56, 56, 168]) {
+  %f = cast(%x) : f32[64, 56, 56, 168]
+  %r = reshape(%f) : f32[64, 3136, 168]
+  %s = reduce_sum(%r) {axes=[1]} : f32[64, 168]
+  return %s
+}"""
+    assert len(reductions(split.split_for_blocks(parse(text), 132))) == 2
 
 
 def test_shared_reductions_give_the_same() -> None:

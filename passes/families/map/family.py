@@ -9,11 +9,17 @@ from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachi
 from fusec.passes.families.languages import InCuda, in_both, stream_of
 from fusec.passes.families.map.coarsen import shared_loads
 from fusec.passes.families.map.cpu import lower_map, map_domain
+from fusec.passes.families.map.gpu import divisions, transposed_axes
 from fusec.passes.families.map.gpu import lower_map as lower_gpu_map
-from fusec.passes.families.map.gpu import transposed_axes
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.map.schedule.cpu import MapSchedule, map_schedule
-from fusec.passes.families.map.schedule.gpu import GpuMapSchedule, coarse_schedule, map_seconds, transposed_schedule
+from fusec.passes.families.map.schedule.gpu import (
+    GpuMapSchedule,
+    coarse_schedule,
+    map_seconds,
+    transposed_schedule,
+    vector_of,
+)
 from fusec.passes.families.map.schedule.gpu import map_schedule as gpu_map_schedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
@@ -38,7 +44,18 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     of_language = (map_seconds(size, schedule, stream, machine.target, cuda=cuda) for cuda in (False, True))
     triton, cuda = (replace(schedule, seconds=seconds) for seconds in of_language)
     coarse = _coarsened(context, machine.target, stream) if not schedule.transposed else None
+    vector = _vector(context) if coarse is None and not triton.transposed else 1
+    if vector * triton.launch.warps * machine.target.warp_size <= triton.elements:
+        triton = replace(triton, vector=vector)
     return in_both(context, machine, [triton if coarse is None else coarse], [cuda])
+
+
+def _vector(context: LoweringContext) -> int:
+    """Neighbours whose place is computed once, of the widest array that is read or written at each place."""
+    size = max(v.type.most for v in context.body.outputs)
+    bits = max(v.type.dtype.bits for v in (*context.body.inputs, *context.body.outputs) if 4 * v.type.most >= size)
+    innermost, count = divisions(context)
+    return vector_of(innermost, bits, count)
 
 
 def _coarsened(context: LoweringContext, target: GpuTarget, stream: Stream) -> GpuMapSchedule | None:

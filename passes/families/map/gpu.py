@@ -8,15 +8,15 @@ from functools import partial
 from math import prod
 
 from fusec.errors import LoweringError
-from fusec.ir.index import Index, Symbol, add, minimum, mul, product, sub, symbol
-from fusec.ir.indexing import ceildiv, delinearize, last
+from fusec.ir.index import Expr, Index, Symbol, add, minimum, mul, product, sub, symbol
+from fusec.ir.indexing import ceildiv, delinearize, divisions_in, last
 from fusec.ir.types import Dim, fixed
 from fusec.passes.families.map.coarsen import coarsened_axis
 from fusec.passes.families.map.cpu import boxes_of, map_domain, memory_order, outputs_at, scatter, store_at
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.nodes import Grid, Iter, Statement
-from fusec.tile.scalar import Load, loads
+from fusec.tile.scalar import IndexValue, Load, loads, offset_of, walk
 from fusec.tile.views import fresh_index
 
 Shift = Callable[[tuple[Index, ...]], tuple[Index, ...]]
@@ -40,6 +40,8 @@ def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGrou
         extents, shifts = _coarse(context, schedule.results, shape)
     else:
         extents, shifts = _parts(context, shape, order)
+    if schedule.vector > 1:
+        return _vectors(context, schedule, shape, order)
     size, block = product(extents), schedule.elements
     blocks = ceildiv(size, block)
     g, e = symbol("g", 0, last(blocks)), symbol("e", 0, last(size))
@@ -52,6 +54,49 @@ def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGrou
     for shifted in shifts:
         body += [store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, shifted(place))]
     return context.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
+
+
+def _vectors(
+    context: LoweringContext, schedule: GpuMapSchedule, shape: tuple[Dim, ...], order: tuple[int, ...]
+) -> LoweredGroup:
+    """Blocks of rows, each of which is a vector along the innermost axis."""
+    vector = schedule.vector
+    extents = fixed(tuple(shape[a] for a in order))
+    counts = (*extents[:-1], extents[-1] // vector)
+    size, block = prod(counts), schedule.elements // vector
+    blocks = -(-size // block)
+    g, e = symbol("g", 0, blocks - 1), symbol("e", 0, size - 1)
+    row, lane = symbol("i", 0, block - 1), symbol("j", 0, vector - 1)
+    *outer, along = delinearize(e, counts)
+    place = scatter(order, (*outer, add(mul(along, vector), lane)))
+    shift: dict[Symbol, Index] = {e: add(mul(g, block), row)}
+    limit = None if size % block == 0 else sub(size, mul(g, block))
+    domain = (Iter(row, block, limit), Iter(lane, vector))
+    body = tuple(store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, place))
+    return context.finish("map", (Grid((Iter(g, blocks),), body),), schedule.describe())
+
+
+def divisions(context: LoweringContext) -> tuple[int, int]:
+    """The extent of the axis along which the first output lies in memory, and how many divisions and choices say where
+    the elements that one is made of lie; 1 and 0 where an extent is symbolic, or a domain of equal parts is."""
+    domain = map_domain(context)
+    if not domain or not all(isinstance(n, int) for n in domain):
+        return 1, 0
+    shape = fixed(domain)
+    order = memory_order(context, shape)
+    if len(_parts(context, shape, order)[1]) > 1:
+        return 1, 0
+    flat = symbol("e", 0, prod(shape) - 1)
+    place = scatter(order, delinearize(flat, tuple(shape[a] for a in order)))
+    found: set[Expr] = set()
+    for value, at in outputs_at(context, shape, place):
+        for node in walk(context.inliner.at(value, at)):
+            if isinstance(node, Load):
+                offset = offset_of(node.buffer, node.index)
+                found |= divisions_in(offset) if offset is not None else set()
+            elif isinstance(node, IndexValue):
+                found |= divisions_in(node.index)
+    return shape[order[-1]], len(found)
 
 
 def _coarse(context: LoweringContext, most: int, shape: tuple[Dim, ...]) -> tuple[tuple[Dim, ...], list[Shift]]:

@@ -7,10 +7,10 @@ memory lie in different rows, a block takes several rows side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.index import Index, Symbol, add, minimum, sub, symbol
-from fusec.ir.indexing import last
+from fusec.ir.indexing import last, most, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import DType, bool_, f32, i64
 from fusec.passes.families.row.cpu import accumulator_of
@@ -19,9 +19,12 @@ from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.lower.blocks import ROW_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, prefer_index
-from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement
-from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, symbols_in
+from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement, Store
+from fusec.tile.scalar import Apply, Buffer, Const, IndexValue, Load, ScalarExpr, loads, reindex, rewrite, symbols_in
 from fusec.tile.views import broadcast_index, pure
+
+MOST_HELD = 4
+"""Numbers of each row that are held in registers over a loop: a batch norm has three, and a convolution's bias."""
 
 
 def lower_wide_row(context: LoweringContext, schedule: GpuRowSchedule) -> LoweredGroup:
@@ -73,8 +76,22 @@ class _WideRows(Rows):
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
         return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
 
-    def _loop(self, body: list[Statement]) -> Loop:
-        return Loop(self.start, 0, self.length, self.schedule.columns, tuple(body))
+    def _loop(self, body: list[Statement], ahead: int = 1) -> Loop:
+        """Over a row, in steps of ``ahead`` chunks, whose statements stand one chunk after another."""
+        chunk = self.schedule.columns
+        ahead = min(ahead, -(-most(self.length) // chunk))
+        body += [self._later(s, k * chunk, chunk * ahead) for k in range(1, ahead) for s in tuple(body)]
+        return Loop(self.start, 0, self.length, chunk * ahead, tuple(body))
+
+    def _later(self, s: Statement, by: int, step: int) -> Statement:
+        """A sum's or a store's statement for the chunk that lies so many elements further on in a step."""
+        assert isinstance(s, Reduce | Store)
+        shift: dict[Symbol, Index] = {self.start: add(self.start, by)}
+        limit = None if self.length % step == 0 else sub(sub(self.length, self.start), by)
+        own = self.column.var
+        domain = tuple(replace(i, limit=limit) if i.var is own else i for i in s.domain)
+        index = tuple(substitute(i, shift) for i in s.index)
+        return replace(s, domain=domain, index=index, value=reindex(s.value, shift))
 
     def _once_a_row(self) -> list[Statement]:
         """What is computed of a row's arguments, and is the same at all its places: not again for each chunk."""
@@ -163,7 +180,31 @@ class _WideRows(Rows):
         self.settled |= {*step.plain, *(o.anchor for o in step.online)}
         for v in ready:
             waiting.remove(v)
-        return [*parts.before, self._loop([*parts.body, *parts.last, *stores]), *parts.after]
+        body = [*parts.body, *parts.last, *stores]
+        ahead = self.schedule.ahead if all(isinstance(s, Reduce | Store) for s in body) else 1
+        if ahead > 1:  # no chunk needs what is made of the one before
+            body = self._held(body, parts.before)
+        return [*parts.before, self._loop(body, ahead), *parts.after]
+
+    def _held(self, body: list[Statement], before: list[Statement]) -> list[Statement]:
+        """The statements of a loop with what they read and compute of a row's arguments read from registers, where
+        ``before`` puts it: not again for each chunk."""
+        found: dict[ScalarExpr, Buffer] = {}
+
+        def change(node: ScalarExpr) -> ScalarExpr | None:
+            if not isinstance(node, Apply | Load) or not node.dtype.is_float or node.dtype.bits > 32:
+                return None
+            read = any(x.buffer.space == "parameter" for x in loads(node))
+            if not read or not symbols_in(node).isdisjoint((self.column.var, self.start)):
+                return None
+            if node not in found:
+                if len(found) == MOST_HELD:
+                    return None
+                held = found[node] = Buffer(self.context.unique("held"), f32, (self.schedule.rows,), (1,), "tile")
+                before.extend(self._set(held, node))
+            return self._at(found[node])
+
+        return [replace(s, value=rewrite(s.value, change)) for s in body if isinstance(s, Reduce | Store)]
 
     def _in_lanes(self, op: Op, parts: _Parts) -> None:
         """A total for each place of a chunk; they are put together after the last."""

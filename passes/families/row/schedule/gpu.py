@@ -20,7 +20,8 @@ from fusec.tile.kernel import Language
 class GpuRowSchedule:
     """A block holds ``rows`` rows: whole ones padded to ``columns``, or ``columns`` elements of them at a time.
 
-    cluster: blocks that hold the rows together, each a part of them (Hopper and later).
+    cluster: blocks that hold the rows together, each a part of them (Hopper and later). ahead: how many times as many
+    elements are asked for at a time, where what is made of them are sums alone.
     """
 
     language: ClassVar[Language] = "triton"
@@ -29,12 +30,14 @@ class GpuRowSchedule:
     launch: Launch
     whole: bool = True
     cluster: int = 1
+    ahead: int = 1
     seconds: float = field(default=0.0, compare=False)
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         columns = "columns" if self.whole else "chunk"
         sizes = (("rows", self.rows), (columns, self.columns), ("warps", self.launch.warps))
-        return (*sizes, ("cluster", self.cluster)) if self.cluster > 1 else sizes
+        more = (("cluster", self.cluster), ("ahead", self.ahead))
+        return (*sizes, *((name, n) for name, n in more if n > 1))
 
 
 MOST_ELEMENTS = 32768
@@ -67,6 +70,11 @@ FEW_ACROSS = 16
 """The same of 16 bits, by 4 warps, where all sums are made in one pass: while a block adds up what it has read, others
 read. Sums of 64 images of 112² of 64 channels take 38 µs on an H200, with 32 places 39, with 128 and 8 warps 51; of
 16384 by 8192: 75, 87 and 80."""
+
+AHEAD = (4, 5, 3, 7)
+"""Times as many of those are asked for at a time: of 16 alone a thread has 16 bytes under way, which keep memory busy
+where an SM has all the threads that it can have, and are too few for images of few channels. The sums take no more
+registers for it. A number that leaves no rest, best first."""
 
 
 _START = 1.2e-6
@@ -104,7 +112,7 @@ def row_candidates(
     """
     columns = pow2(max(length, 1))
     if across:
-        return [_across(rows, columns, bits, steps, target)]
+        return [_across(rows, length, bits, steps, target)]
     if columns > MOST_ELEMENTS:
         chunk = CHUNK_AGAIN if again else CHUNK
         return [GpuRowSchedule(1, chunk, Launch(chunk // 1024, 1), whole=False)]
@@ -127,12 +135,13 @@ def cluster_candidates(length: int, bits: int, target: GpuTarget) -> list[GpuRow
     return list(found)
 
 
-def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:
+def _across(rows: int, length: int, bits: int, steps: int, target: GpuTarget) -> GpuRowSchedule:
     """Where no sum needs another one the threads keep parts of their own; else a block agrees after each chunk, and is
     smaller.
 
     Where that leaves SMs idle, blocks are narrower, down to two sectors of memory.
     """
+    columns = pow2(max(length, 1))
     side = min(pow2(max(rows, 1)), NEAR_BYTES * 8 // bits if steps == 1 else 64)
     while steps > 1 and side * bits > 64 * 8 and rows < 4 * side * target.sms:
         side //= 2
@@ -140,7 +149,9 @@ def _across(rows: int, columns: int, bits: int, steps: int, target: GpuTarget) -
         side = max(side, min(pow2(max(rows, 1)), TOGETHER // columns))
         return GpuRowSchedule(side, columns, _launch(side * columns, target))
     if steps == 1 and bits <= 16 and side * bits >= NEAR_BYTES * 8:
-        return GpuRowSchedule(side, FEW_ACROSS, Launch(4, 1), whole=False)
+        chunks = -(-length // FEW_ACROSS)
+        ahead = next((n for n in AHEAD if chunks % n == 0), AHEAD[0])
+        return GpuRowSchedule(side, FEW_ACROSS, Launch(4, 1), whole=False, ahead=ahead)
     chunk = max(ACROSS, 8192 // side if steps > 1 else TOGETHER // side)
     return GpuRowSchedule(side, chunk, Launch(8 if steps == 1 or side < 64 else 4, 1), whole=False)
 

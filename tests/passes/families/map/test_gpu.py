@@ -80,6 +80,34 @@ def test_unequal_parts_of_a_join_are_computed_where_they_are() -> None:
     assert tile.count("store") == 1
 
 
+PADDED = """graph @g(%x: DTYPE[2, 300, 20, CHANNELS], %b: f32[CHANNELS]) {
+  %f = cast(%x) : f32[2, 300, 20, CHANNELS]
+  %s = add(%f, %b) : f32[2, 300, 20, CHANNELS]
+  %c = cast(%s) : DTYPE[2, 300, 20, CHANNELS]
+  %y = pad(%c, DTYPE(0.0)) {low=[0, 1, 1, 0], high=[0, 1, 1, 0]} : DTYPE[2, 302, 22, CHANNELS]
+  return %y
+}"""
+
+
+@pytest.mark.parametrize(("dtype", "channels", "vector"), [("bf16", 56, 8), ("f16", 64, 8), ("bf16", 60, 1)])
+def test_the_place_of_a_vector_is_computed_once(dtype: str, channels: int, vector: int) -> None:
+    """Where one is along the channels alone."""
+    text = PADDED.replace("DTYPE", dtype).replace("CHANNELS", str(channels))
+    found = iterators(text)
+    assert found == (["i", "j"] if vector > 1 else ["i"])
+
+
+def test_few_elements_and_few_divisions_have_no_vectors() -> None:
+    text = PADDED.replace("DTYPE", "bf16").replace("CHANNELS", "64")
+    few = text.replace("300", "9").replace("302", "11")
+    assert iterators(few) == ["i"]
+    plain = """graph @g(%x: bf16[12000, 64], %b: bf16[64]) {
+  %y = add(%x, %b) : bf16[12000, 64]
+  return %y
+}"""
+    assert iterators(plain) == ["i"]
+
+
 def test_more_blocks_than_a_launch_has_on_its_second_axis() -> None:
     """One block for each place of the outer axes: in Triton's text they are counted on one axis."""
     from fusec.codegen.triton.source import module_source

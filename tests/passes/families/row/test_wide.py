@@ -181,3 +181,39 @@ def test_exponentials_with_a_factor_are_added_up_in_the_pass_of_their_maximum(fa
     run = in_chunks(graph([3, 100], *lines, inputs=", %w: f32[3, 100]"), slack=8)
     assert run.kernels == ["row"]
     assert loops(run) == 1
+
+
+SCALED = (
+    'graph @g(%x: f32[3, LENGTH, 20], %m: f32[20] argument "m", %w: bf16[20] argument "w") {\n'
+    "  %c = sub(%x, %m) : f32[3, LENGTH, 20]\n"
+    "  %f = cast(%w) : f32[20]\n"
+    "  %e = mul(%f, f32(2.0)) : f32[20]\n"
+    "  %y = mul(%c, %e) : f32[3, LENGTH, 20]\n"
+    "  %s = reduce_sum(%y) {axes=[1]} : f32[3, 20]\n"
+    "  %t = reduce_max(%c) {axes=[1]} : f32[3, 20]\n"
+    "  return %y, %s, %t\n}"
+)
+
+
+@pytest.mark.parametrize("length", [5, 64, 96, 100, 129])
+def test_several_chunks_at_a_time(length: int) -> None:
+    """Also where they leave a rest. What all places of a row read is read before the loop."""
+    schedule = GpuRowSchedule(8, 16, Launch(4, 1), whole=False, ahead=4)
+    run = check(
+        SCALED.replace("LENGTH", str(length)), target=TARGET.name, selector=InChunks(TARGET, schedule=schedule), slack=4
+    )
+    assert run.kernels == ["row"]
+    tile = run.lowered.stages["tile"]
+    chunks = min(4, -(-length // 16))
+    assert f"for c in 0..{length}, step {16 * chunks}" in tile
+    before, loop = tile.split("for c in")
+    assert set(re.findall(r"\b[mw](?=\[)", before)) == {"m", "w"}
+    assert not re.findall(r"\b[mw]\[", loop.split("alloc")[0])
+    assert loop.count("store y") == chunks
+
+
+def test_running_totals_go_chunk_by_chunk() -> None:
+    schedule = GpuRowSchedule(1, 16, Launch(4, 1), whole=False, ahead=4)
+    selector = InChunks(TARGET, schedule=schedule)
+    run = check(graph([3, 100], SOFTMAX), target=TARGET.name, selector=selector, slack=4, atol=1e-6)
+    assert "for c in 0..100, step 16" in run.lowered.stages["tile"]
