@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.codegen.cuda.deferred import deferred_epilogue
-from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter
+from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
+from fusec.ir.index import mul
 from fusec.ir.indexing import round_up
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
-from fusec.tile.fetch import fetch_of
+from fusec.tile.fetch import MAX_RANK, Fetch, fetch_of
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Iter, Store
 from fusec.tile.scalar import Load
 from fusec.tile.templates import HopperGemm, TemplateOperand, Windows
 
 _CONSUMERS = 2
+_SWIZZLED_ROWS = 8
+"""Rows of a box after which the swizzle begins anew."""
 _BODIES = (("gemm.cuh", "gemm"), ("split.cuh", "split_gemm"))
 _THREADS = 384
 _OWN_NAMES = """Plan batch row_tile column_tile to full blocks row column k product output from values staged deferred
-early fusec plan Type Early TensorMap Barrier gemm split_gemm"""
+early of_column of_point fusec plan Type Early Column Point TensorMap Barrier gemm split_gemm"""
 
 
 def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) -> KernelSource:
@@ -105,6 +108,8 @@ class _Emitter(PlanWriter):
         if self.dtype.bits != 16 and not (along_k and self.nest.tf32):
             raise LoweringError(f"{load.buffer} is not what tensor cores multiply")
         box = (part if along_k else self.k.extent, ROW_BYTES // self.dtype.itemsize)
+        if along_k and part % _SWIZZLED_ROWS:
+            raise LoweringError(f"boxes of {part} rows of {load.buffer} do not begin where tensor cores read them")
         if not along_k and part % box[1]:
             raise LoweringError(f"a cluster's blocks can't share copies of {part} places of {load.buffer}")
         place = {domain[side].var: ("row", "column")[side]}
@@ -118,7 +123,26 @@ class _Emitter(PlanWriter):
         fetch = fetch_of(load, (self.m, self.n)) if s.target.dtype.bits == 16 and s.target.dtype.is_float else None
         if fetch is None or fetch.transposed:
             return None
-        return self.add_map(load, fetch, (BOX, BOX), {self.m.var: "row", self.n.var: "column"})
+        box: tuple[int, ...] = (BOX, BOX)
+        if self.n.extent % BOX and self.nest.column_tiles.extent > 1:
+            fetch, box = self._with_tiles(fetch), (BOX, 1, BOX)
+            if fetch is None:
+                return None
+        return self.add_map(load, fetch, box, {self.m.var: "row", self.n.var: "column"})
+
+    def _with_tiles(self, fetch: Fetch) -> Fetch | None:
+        """With an axis for the column tiles, so that boxes end with their tile; None where tiles are not whole."""
+        tiles, wide = self.nest.column_tiles, self.n.extent
+        whole = fetch.shape[-1] == tiles.extent * wide and fetch.coordinates[-1] == mul(tiles.var, wide)
+        if not whole or len(fetch.shape) == MAX_RANK or wide * 2 % 16:
+            return None
+        return replace(
+            fetch,
+            shape=(*fetch.shape[:-1], tiles.extent, wide),
+            strides=(*fetch.strides[:-1], wide, 1),
+            block=(*fetch.block[:-1], 1, wide),
+            coordinates=(*fetch.coordinates[:-1], tiles.var, 0),
+        )
 
     # The plan
 
@@ -177,14 +201,17 @@ class _Emitter(PlanWriter):
     def _weights(self, moved: Moved, windows: Windows) -> Moved:
         """The right operand's map with the channels of each place apart, so that a step along K ends with them."""
         columns, depth = moved.map.shape[-2:]
+        grouped = windows.groups > 1
         if (
             moved.map.strides[-2:] != (depth, 1)
             or depth != windows.places * windows.channels
-            or len(moved.map.shape) > 2
+            or len(moved.map.shape) != 2 + grouped
         ):
             raise LoweringError("weights that are not in the order of windows")
-        shape, box = (columns, windows.places, windows.channels), (moved.map.box[0], 1, moved.map.box[1])
-        made = replace(moved.map, shape=shape, strides=(depth, windows.channels, 1), box=box)
+        *whole, rows, row = moved.map.box
+        shape = (*moved.map.shape[:-2], columns, windows.places, windows.channels)
+        strides = (*moved.map.strides[:-2], depth, windows.channels, 1)
+        made = replace(moved.map, shape=shape, strides=strides, box=(*whole, rows, 1, row))
         self.maps[self.maps.index(moved)] = apart = replace(moved, map=made)
         return apart
 
@@ -194,6 +221,7 @@ class _Emitter(PlanWriter):
         head = "char* to, Barrier& full, u16 blocks, int batch, int column_tile, int column, int k, int product"
         with self.writer.block(f"void load_b({head}) const"):
             at = f"k % {depth}, k / {depth}, column_tile * {self.n.extent} + column"
+            at += ", batch" * (windows.groups > 1)
             line(f"fetch_tile(to, {moved.name}, full, blocks, {at});")
 
     def _fetch_windows(self, moved: Moved, windows: Windows) -> None:
@@ -211,7 +239,8 @@ class _Emitter(PlanWriter):
             back = range(len(axes) - 1, -1, -1)
             at = ", ".join([f"k % {depth}", *(f"start{n}" for n in back), "window"])
             within = ", ".join(f"place{n}" for n in back)
-            line(f"fetch_windows(to, {moved.name}, full, blocks, {at}, {within});")
+            which = f"{moved.name} + batch" if windows.groups > 1 else moved.name
+            line(f"fetch_windows(to, {which}, full, blocks, {at}, {within});")
 
     def _free_axis(self, moved: Moved, free: Iter) -> int:
         """The axis along M or N: the last where the memory's rows run along it."""
@@ -223,7 +252,8 @@ class _Emitter(PlanWriter):
         self.writer.line()
         with self.writer.block(f"void send({head}) const"):
             for number, m in enumerate(staged):
-                where = self.coordinates(m, {-1: "column", -2: "row"})
+                row = -3 if m.map.box[-2] == 1 else -2
+                where = self.coordinates(m, {-1: "column", row: "row"})
                 self.writer.line(f"if (output == {number}) store_tile({m.name}, from, {where});")
 
     def _prepare(self) -> None:
@@ -238,21 +268,26 @@ class _Emitter(PlanWriter):
         count, cut, line = sum(m is not None for m in outputs), self.cut, self.writer.line
         where = "int batch, int row_tile, int column_tile, int row, int column"
         values, staged = f"const float (&values)[{len(self.nest.sums)}][2]", f"u32 (&staged)[{max(count, 1)}]"
+        stores = self.stores if cut is None else cut.rest
+        made = [unrounded(s) for s in stores]
         line()
+        of_column = self.read_ahead("Column", "of_column", made, rows=False, kept=True)
+        of_point = self.read_ahead("Point", "of_point", made, rows=True, kept=True)
+        where_read = f"{where}, const Column& of_column, const Point& of_point"
         if cut is None:
-            with self.writer.block(f"void finish({where}, {values}, {staged}) const"), self.names.scope():
-                self.results(outputs)
+            with self.writer.block(f"void finish({where_read}, {values}, {staged}) const"), self.names.scope():
+                self.results(outputs, known=of_column | of_point)
             return
+        early = self.read_ahead("Early", "early", deferred_values(cut), rows=False, kept=False)
         deferred = f"u32 (&deferred)[{len(cut.values)}]"
-        early = self.read_early(cut)
         with (
             self.writer.block(f"void defer({where}, const Early& early, {values}, {deferred}) const"),
             self.names.scope(),
         ):
             self.defer(cut, early)
         line()
-        with self.writer.block(f"void finish({where}, const {deferred}, {staged}) const"), self.names.scope():
-            self.results(outputs, cut)
+        with self.writer.block(f"void finish({where_read}, const {deferred}, {staged}) const"), self.names.scope():
+            self.results(outputs, cut, of_column | of_point)
 
     # The whole
 

@@ -97,6 +97,7 @@ def _kernel_from(record: dict[str, Any]) -> KernelSource:
             tuple(m["low"]),
             tuple(m["high"]),
             tuple(m["steps"]),
+            m["count"],
         )
         for m in record["tensor_maps"]
     )

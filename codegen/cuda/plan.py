@@ -66,10 +66,11 @@ class PlanWriter:
         self.writer = Writer(1)
 
     def add_map(
-        self, load: Load, fetch: Fetch, box: tuple[int, int], places: dict[Symbol, str], dtype: str = ""
+        self, load: Load, fetch: Fetch, box: tuple[int, ...], places: dict[Symbol, str], dtype: str = ""
     ) -> Moved:
-        """``box``: outer and inner extent of what is moved at a time. ``dtype``: what it is read as, if not its own."""
-        whole = (*(1 for _ in fetch.block[:-2]), *box)
+        """``box``: the last extents of what is moved at a time, 1 of the others. ``dtype``: what it is read as, if not
+        its own."""
+        whole = (*(1 for _ in fetch.block[: -len(box)]), *box)
         parameter = self.kernel.parameters.index(load.buffer)
         made = TensorMap(parameter, dtype or load.dtype.name, fetch.shape, fetch.strides, whole)
         known = next((m for m in self.maps if m.map == made and m.fetch == fetch), None)
@@ -88,7 +89,8 @@ class PlanWriter:
         high = tuple((a.count - 1) * a.stride - a.low + 1 - a.extent for a in axes)
         parameter = self.kernel.parameters.index(windows.memory.buffer)
         steps = tuple(a.stride for a in axes)
-        made = TensorMap(parameter, dtype, shape, strides, (count, channels), low=low, high=high, steps=steps)
+        box = (count, channels)
+        made = TensorMap(parameter, dtype, shape, strides, box, low=low, high=high, steps=steps, count=windows.groups)
         fetch = Fetch(shape, strides, (count, channels), (), False)
         moved = Moved(self.names.unique(f"{windows.memory.buffer.name}_windows"), made, fetch, {})
         self.maps.append(moved)
@@ -140,10 +142,10 @@ class PlanWriter:
                 found.append(load)
         return found
 
-    def _load_pair(self, load: Load) -> str:
+    def _load_pair(self, load: Load, read: str = "load") -> str:
         flat = offset_of(load.buffer, load.index)
         assert flat is not None
-        return f"load<2>({self.address(self.buffers[load.buffer], self.index(flat))})"
+        return f"{read}<2>({self.address(self.buffers[load.buffer], self.index(flat))})"
 
     def _read_pairs(self, values: Iterable[ScalarExpr], known: Collection[Load] = ()) -> dict[Load, str]:
         """Reads two neighbours at once, but those that are ``known``."""
@@ -208,44 +210,67 @@ class PlanWriter:
 
         return read
 
-    def read_early(self, cut: DeferredEpilogue) -> dict[Load, str]:
-        """``struct Early`` and ``read_early``: what ``defer`` reads whatever the row, read under the last products."""
-        line = self.writer.line
-        values = [_argument(v) for v in cut.values]
-        found = [] if self.n.limit is not None else [x for x in self._pairs_of(values) if not self._has_row(x)]
+    def read_ahead(
+        self, name: str, argument: str, values: Sequence[ScalarExpr], *, rows: bool, kept: bool
+    ) -> dict[Load, str]:
+        """``struct Name`` of two neighbours each of what ``values`` are made from, and ``read_name``.
+
+        rows: of what differs from row to row, else of what does not. kept: it is read where the code says.
+        argument: the record's name where it is used.
+        """
+        line, read = self.writer.line, "load_ahead" if kept else "load"
+        found = [x for x in self._pairs_of(values) if self._has_row(x) is rows]
         names = {load: self.names.unique(f"{load.buffer.name}_pair") for load in found}
-        with self.writer.block("struct Early", "};"):
-            for load, name in names.items():
-                line(f"Vec<{memory_type(load.dtype)}, 2> {name};")
+        with self.writer.block(f"struct {name}", "};"):
+            for load, member in names.items():
+                line(f"Vec<{memory_type(load.dtype)}, 2> {member};")
         line()
-        with self.writer.block("Early read_early(int batch, int row_tile, int column_tile, int column) const"):
-            line(f"return {{{', '.join(self._load_pair(load) for load in names)}}};")
+        places = "int batch, int row_tile, int column_tile, int row, int column"
+        places = places if rows else places.replace("int row, ", "")
+        with self.writer.block(f"{name} read_{name.lower()}({places}) const"):
+            if names:
+                self.stay_inside((self.m, self.n) if rows else (self.n,))
+            line(f"return {{{', '.join(self._load_pair(load, read) for load in names)}}};")
         line()
-        return {load: f"early.{name}" for load, name in names.items()}
+        return {load: f"{argument}.{member}" for load, member in names.items()}
 
     def _has_row(self, load: Load) -> bool:
         return self.m.var in load.symbols
 
+    def stay_inside(self, axes: Sequence[Iter]) -> None:
+        """Places beyond the limits become the last ones: what is computed there does not leave."""
+        for i in axes:
+            if i.limit is not None:
+                name, last = self.symbols[i.var], 2 if i is self.n and not self._odd else 1
+                self.writer.line(f"{name} = minimum({name}, {bare(self.index(i.limit))} - {last});")
+
     def defer(self, cut: DeferredEpilogue, early: dict[Load, str]) -> None:
         """Two neighbours of each value that is deferred, packed into ``deferred``."""
-        self.leave_outside(len(cut.values), "deferred")
-        values = [_argument(v) for v in cut.values]
+        self.stay_inside((self.m, self.n))
+        values = deferred_values(cut)
         pairs = early | self._read_pairs(values, early)
         low, high = (self._values(lane, pairs, values) for lane in range(2))
         for number, place in enumerate(cut.places):
             parts = (bare(_as_float(x[number], values[number], place)) for x in (low, high))
             self.writer.line(f"deferred[{number}] = {place.dtype.name}::pack({', '.join(parts)});")
 
-    def results(self, staged: Sequence[object], cut: DeferredEpilogue | None = None) -> None:
+    def results(
+        self, staged: Sequence[object], cut: DeferredEpilogue | None = None, known: Mapping[Load, str] | None = None
+    ) -> None:
         """Two neighbours of each result: packed into ``staged`` where that is true, else stored.
 
-        cut: what the results are computed from, in ``deferred``; else from the products."""
-        self.leave_outside(sum(map(bool, staged)))
+        cut: what the results are computed from, in ``deferred``; else from the products.
+        known: what has been read, where what is packed beyond the limits does not leave."""
+        if known is not None and all(staged):
+            self.stay_inside((self.m, self.n))
+        else:
+            self.leave_outside(sum(map(bool, staged)))
+        known = known or {}
         stores = self.stores if cut is None else cut.rest
         places = {} if cut is None else {b: f"deferred[{k}]" for k, b in enumerate(cut.places)}
         self.products = {**self.products, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in places.items()}}
         roots = [unrounded(s) for s in stores]
-        pairs = self._read_pairs(roots)
+        pairs = {**known, **self._read_pairs(roots, known)}
         found = [self._values(lane, pairs, roots) for lane in range(2)]
         number = 0
         for k, (store, is_packed) in enumerate(zip(stores, staged, strict=True)):
@@ -269,8 +294,8 @@ class PlanWriter:
         for buffer, name in self.buffers.items():
             const = "" if buffer in outputs else "const "
             parameters.append(f"{const}{memory_type(buffer.dtype)}* __restrict__ {name}")
-        parameters += [f"const __grid_constant__ TensorMap {m.name}" for m in self.maps]
-        given = [*self.buffers.values(), *(f"&{m.name}" for m in self.maps)]
+        parameters += [f"const __grid_constant__ {_map_type(m.map)} {m.name}" for m in self.maps]
+        given = [*self.buffers.values(), *(f"{m.name}.map" if m.map.count > 1 else f"&{m.name}" for m in self.maps)]
         clustered = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
         lines = [
             f'#include "{header}"',
@@ -290,6 +315,10 @@ class PlanWriter:
         return "\n".join(lines)
 
 
+def _map_type(made: TensorMap) -> str:
+    return f"TensorMaps<{made.count}>" if made.count > 1 else "TensorMap"
+
+
 def unrounded(s: Store) -> ScalarExpr:
     """What is stored, without the rounding to the target's type that storing does."""
     value = s.value
@@ -297,6 +326,11 @@ def unrounded(s: Store) -> ScalarExpr:
     if is_rounding and isinstance(value, Apply) and value.args[0].dtype.name == "f32":
         return value.args[0]
     return value
+
+
+def deferred_values(cut: DeferredEpilogue) -> list[ScalarExpr]:
+    """What is deferred, without the rounding to 16 bits that packing does."""
+    return [_argument(v) for v in cut.values]
 
 
 def _argument(value: ScalarExpr) -> ScalarExpr:

@@ -12,6 +12,12 @@ struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
+/// Of parts of one tensor.
+template <int kCount>
+struct TensorMaps {
+    TensorMap map[kCount];
+};
+
 constexpr int kWarp = 32;
 constexpr int kWarpgroup = 128;
 

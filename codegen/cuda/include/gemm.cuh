@@ -13,12 +13,16 @@
 //     load_a(to, full, blocks, batch, row_tile, row, k), load_b(to, full, blocks, batch, column_tile, column, k, product)
 //                                            start the copy of a box (`blocks` 0: to this block alone)
 //     prepare()                              fetches the tensor maps themselves
-//     finish(batch, row_tile, column_tile, row, column, values, staged)
+//     Column, read_column(batch, row_tile, column_tile, column)
+//     Point, read_point(batch, row_tile, column_tile, row, column)
+//                                            what `finish` reads: whatever the row, and what differs from row to row
+//     finish(batch, row_tile, column_tile, row, column, of_column, of_point, values, staged)
 //                                            two neighbours in a row: stores what is not staged, packs what is
 //     send(output, from, batch, row_tile, column_tile, row, column)
 //                                            starts the copy of 64 x 64 results out of shared memory
 //     kDeferred                              values of 16 bits that an epilogue can be cut at, or 0. With them `finish`
-//                                            takes what this has made, a pair to a word, and runs under the next tile:
+//                                            takes what this has made, a pair to a word, in place of `values`, and runs
+//                                            under the next tile's products:
 //     defer(batch, row_tile, column_tile, row, column, early, values, deferred)
 //     Early, read_early(batch, row_tile, column_tile, column)
 //                                            what `defer` reads whatever the row, read under a tile's last products
@@ -227,30 +231,99 @@ struct Outlet {
     }
 };
 
-/// One fragment of 64 rows through the epilogue, 64 columns at a time.
+/// A consumer's results in groups of 64 rows by 16 columns, one fragment of 64 rows after another. A tile's last columns
+/// may be half a group.
 template <typename Plan>
-__device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumns / 2], Outlet<Plan>& outlet,
-                            const Tiles<Plan>& tile, int row) {
+struct Groups {
+    using L = Layout<Plan>;
+    static constexpr int kAcross = (Plan::kTileN + 15) / 16, kCount = L::kFragments * kAcross;
+
+    __device__ static constexpr int fragment(int g) { return g / kAcross; }
+    __device__ static constexpr int first_row(int g) { return fragment(g) * 64; }
+    __device__ static constexpr int first_column(int g) { return g % kAcross * 16; }
+
+    /// Whether pair `i` of a thread's four is within the tile.
+    __device__ static constexpr bool has(int g, int i) { return first_column(g) + i / 2 * 8 < Plan::kTileN; }
+    __device__ static constexpr int accumulator(int g, int i) { return g % kAcross * 8 + i * 2; }
+
+    /// Where in a chunk of 64 columns it lies, and whether it is the chunk's last.
+    __device__ static constexpr int place(int g) { return g % kAcross % 4; }
+    __device__ static constexpr bool ends_chunk(int g) { return place(g) == 3 || g % kAcross == kAcross - 1; }
+    __device__ static constexpr int chunk_column(int g) { return g % kAcross / 4 * 64; }
+
+    __device__ static int row(int g, int i) { return first_row(g) + fragment_row() + i % 2 * 8; }
+    __device__ static int column(int g, int i) { return first_column(g) + i / 2 * 8 + fragment_column(); }
+};
+
+/// Registers that a plan's record takes.
+template <typename T>
+constexpr int kWordsOf = sizeof(T) < 2 ? 0 : (sizeof(T) + 3) / 4;
+
+/// What the epilogue reads of memory, ahead of where it is, as memory is far: for columns one group, for points as many
+/// as fit in the registers that are left beside `kTaken`.
+template <typename Plan, int kTaken>
+struct Ahead {
+    using G = Groups<Plan>;
+    static constexpr int kRoom = 190 - kTaken - 2 * kWordsOf<typename Plan::Column>;
+    static constexpr int kFitting = kRoom / (4 * kWordsOf<typename Plan::Point> + 1);
+    static constexpr int kPoints = kFitting < 1 ? 1 : kFitting > 4 ? 4 : kFitting;
+    typename Plan::Column columns[2];
+    typename Plan::Point points[kPoints][4];
+
+    __device__ void read_columns(const Plan& plan, const Tiles<Plan>& tile, int g) {
+        if (g >= G::kCount) return;
 #pragma unroll
-    for (int c = 0; c < Plan::kTileN / 64; ++c) {
-        outlet.open();
+        for (int i = 0; i < 4; i += 2)
+            if (G::has(g, i))
+                columns[i / 2] = plan.read_column(tile.batch, tile.row, tile.column, G::column(g, i));
+    }
+
+    __device__ void read_points(const Plan& plan, const Tiles<Plan>& tile, int first_row, int g) {
+        if (g >= G::kCount) return;
 #pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            u32 staged[4][Outlet<Plan>::kWords];
+        for (int i = 0; i < 4; ++i)
+            if (G::has(g, i))
+                points[g % kPoints][i] = plan.read_point(tile.batch, tile.row, tile.column, first_row + G::row(g, i),
+                                                         G::column(g, i));
+    }
+
+    __device__ void start(const Plan& plan, const Tiles<Plan>& tile, int first_row) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float values[Plan::kProducts][2];
+        for (int g = 0; g < kPoints; ++g) read_points(plan, tile, first_row, g);
+        read_columns(plan, tile, 0);
+    }
+
+    /// After group `g`.
+    __device__ void advance(const Plan& plan, const Tiles<Plan>& tile, int first_row, int g) {
+        read_columns(plan, tile, g + 1);
+        read_points(plan, tile, first_row, g + kPoints);
+    }
+};
+
+/// A consumer's results through the epilogue.
+template <typename Plan, typename Reads>
+__device__ void finish_tile(const Plan& plan, float (&acc)[Layout<Plan>::kFragments][Layout<Plan>::kColumns / 2],
+                            Reads& ahead, Outlet<Plan>& outlet, const Tiles<Plan>& tile, int first_row) {
+    using G = Groups<Plan>;
 #pragma unroll
-                for (int p = 0; p < Plan::kProducts; ++p) {
-                    values[p][0] = acc[p * Plan::kTileN / 2 + c * 32 + q * 8 + i * 2];
-                    values[p][1] = acc[p * Plan::kTileN / 2 + c * 32 + q * 8 + i * 2 + 1];
-                }
-                plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
-                            c * 64 + q * 16 + i / 2 * 8 + fragment_column(), values, staged[i]);
+    for (int g = 0; g < G::kCount; ++g) {
+        if (G::place(g) == 0) outlet.open();
+        u32 staged[4][Outlet<Plan>::kWords] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (!G::has(g, i)) continue;
+            float values[Plan::kProducts][2];
+#pragma unroll
+            for (int p = 0; p < Plan::kProducts; ++p) {
+                values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
+                values[p][1] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i) + 1];
             }
-            outlet.put(q, staged);
+            plan.finish(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
+                        ahead.columns[i / 2], ahead.points[g % Reads::kPoints][i], values, staged[i]);
         }
-        outlet.send(plan, tile, row, c * 64);
+        ahead.advance(plan, tile, first_row, g);
+        outlet.put(G::place(g), staged);
+        if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
     }
 }
 
@@ -259,55 +332,70 @@ __device__ void finish_rows(const Plan& plan, float (&acc)[Layout<Plan>::kColumn
 template <typename Plan>
 struct Deferred {
     using L = Layout<Plan>;
-    static constexpr int kAcross = Plan::kTileN / 16, kGroups = L::kFragments * kAcross;
-    static constexpr int kPortions = kGroups < Plan::kSteps ? kGroups : Plan::kSteps;
-    u32 pairs[kGroups][4][Plan::kDeferred > 0 ? Plan::kDeferred : 1];
-    typename Plan::Early early[kAcross][2];
+    using G = Groups<Plan>;
+    static constexpr int kPortions = G::kCount < Plan::kSteps ? G::kCount : Plan::kSteps;
+    static constexpr int kValues = Plan::kDeferred > 0 ? Plan::kDeferred : 1;
+    static constexpr int kAccumulators = L::kFragments * L::kColumns / 2, kPairs = G::kCount * 4 * kValues;
+    static constexpr bool kReadsEarly = kAccumulators + kWordsOf<typename Plan::Early> * G::kAcross * 2 <= 192;
+    u32 pairs[G::kCount][4][kValues];
+    typename Plan::Early early[kReadsEarly ? G::kAcross : 1][2];
+    Ahead<Plan, kAccumulators + kPairs> ahead;
 
-    __device__ static int column(int g, int i) { return g % kAcross * 16 + i / 2 * 8 + fragment_column(); }
-
+    /// Under a tile's last products, where there are registers for it.
     __device__ void read_early(const Plan& plan, const Tiles<Plan>& tile) {
+        if (!kReadsEarly) return;
 #pragma unroll
-        for (int g = 0; g < kAcross; ++g)
+        for (int g = 0; g < G::kAcross; ++g)
 #pragma unroll
             for (int i = 0; i < 4; i += 2)
-                early[g][i / 2] = plan.read_early(tile.batch, tile.row, tile.column, column(g, i));
+                if (G::has(g, i))
+                    early[kReadsEarly ? g : 0][i / 2] =
+                        plan.read_early(tile.batch, tile.row, tile.column, G::column(g, i));
     }
 
     __device__ void take(const Plan& plan, float (&acc)[L::kFragments][L::kColumns / 2],
                          const Tiles<Plan>& tile, int first_row) {
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g)
+        for (int g = 0; g < G::kCount; ++g) {
+            if (!kReadsEarly) {
+#pragma unroll
+                for (int i = 0; i < 4; i += 2)
+                    if (G::has(g, i))
+                        early[0][i / 2] = plan.read_early(tile.batch, tile.row, tile.column, G::column(g, i));
+            }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int m = g / kAcross, at = g % kAcross * 8 + i * 2;
+                if (!G::has(g, i)) continue;
                 float values[Plan::kProducts][2];
 #pragma unroll
                 for (int p = 0; p < Plan::kProducts; ++p) {
-                    values[p][0] = acc[m][p * Plan::kTileN / 2 + at];
-                    values[p][1] = acc[m][p * Plan::kTileN / 2 + at + 1];
+                    values[p][0] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i)];
+                    values[p][1] = acc[G::fragment(g)][p * Plan::kTileN / 2 + G::accumulator(g, i) + 1];
                 }
-                plan.defer(tile.batch, tile.row, tile.column, first_row + m * 64 + fragment_row() + i % 2 * 8,
-                          column(g, i), early[g % kAcross][i / 2], values, pairs[g][i]);
+                plan.defer(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
+                          early[kReadsEarly ? g % G::kAcross : 0][i / 2], values, pairs[g][i]);
             }
+        }
+        ahead.start(plan, tile, first_row);
     }
 
     /// A kPortions-th of the rest of the epilogue.
     __device__ void finish(const Plan& plan, int portion, Outlet<Plan>& outlet, const Tiles<Plan>& tile, int first_row) {
-        constexpr int kEach = (kGroups + kPortions - 1) / kPortions;
+        constexpr int kEach = (G::kCount + kPortions - 1) / kPortions;
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
             const int g = portion * kEach + e;
-            if (g >= kGroups) return;
-            const int row = first_row + g / kAcross * 64, c = g % kAcross / 4, q = g % 4;
-            if (q == 0) outlet.open();
-            u32 staged[4][Outlet<Plan>::kWords];
+            if (g >= G::kCount) return;
+            if (G::place(g) == 0) outlet.open();
+            u32 staged[4][Outlet<Plan>::kWords] = {};
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                plan.finish(tile.batch, tile.row, tile.column, row + fragment_row() + i % 2 * 8,
-                            column(g, i), pairs[g][i], staged[i]);
-            outlet.put(q, staged);
-            if (q == 3) outlet.send(plan, tile, row, c * 64);
+                if (G::has(g, i))
+                    plan.finish(tile.batch, tile.row, tile.column, first_row + G::row(g, i), G::column(g, i),
+                                ahead.columns[i / 2], ahead.points[g % ahead.kPoints][i], pairs[g][i], staged[i]);
+            ahead.advance(plan, tile, first_row, g);
+            outlet.put(G::place(g), staged);
+            if (G::ends_chunk(g)) outlet.send(plan, tile, first_row + G::first_row(g), G::chunk_column(g));
         }
     }
 };
@@ -366,11 +454,11 @@ __device__ void multiply_tiles(const Plan& plan, char* buffers, char* staging, B
         Tiles<Plan> tile(number, rank);
         float acc[L::kFragments][L::kColumns / 2];
         if (Plan::kPingPong) named_sync(3 + consumer, 2 * kWarpgroup);
+        Ahead<Plan, L::kFragments * L::kColumns / 2> ahead;
         multiply<Plan, 0>(acc, buffers, full, empty, ring, first_row, releases, thread, Plan::kSteps,
-                          [](int) {}, [] {});
+                          [](int) {}, [&] { ahead.start(plan, tile, first_row); });
         if (Plan::kPingPong) named_arrive(4 - consumer, 2 * kWarpgroup);
-#pragma unroll
-        for (int m = 0; m < L::kFragments; ++m) finish_rows<Plan>(plan, acc[m], outlet, tile, first_row + m * 64);
+        finish_tile(plan, acc, ahead, outlet, tile, first_row);
     }
     outlet.close();
 }

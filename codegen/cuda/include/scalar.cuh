@@ -27,6 +27,20 @@ Vec<T, N> load(const T* from) {
     return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 
+/// As `load`, of memory that no one writes, and where the code says: the compiler does not move it to where it is used.
+template <int N, typename T>
+Vec<T, N> load_ahead(const T* from) {
+    Vec<T, N> found;
+    if constexpr (sizeof(found) == 4) {
+        asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(reinterpret_cast<u32&>(found)) : "l"(from));
+    } else if constexpr (sizeof(found) == 8) {
+        asm volatile("ld.global.nc.b64 %0, [%1];" : "=l"(reinterpret_cast<u64&>(found)) : "l"(from));
+    } else {
+        found = load<N>(from);
+    }
+    return found;
+}
+
 template <int N, typename T>
 void store(T* to, const Vec<T, N>& value) {
     *reinterpret_cast<Vec<T, N>*>(to) = value;

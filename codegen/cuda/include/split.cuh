@@ -84,8 +84,10 @@ __device__ void finish_parts(const Plan& plan, char* buffers, const Tiles<Plan>&
                 values[p][0] = sums[j][p][i / 2].at[i % 2 * 2];
                 values[p][1] = sums[j][p][i / 2].at[i % 2 * 2 + 1];
             }
-            plan.finish(tile.batch, tile.row, tile.column, first_row + fragment_row() + i % 2 * 8,
-                        group * 16 + i / 2 * 8 + fragment_column(), values, staged);
+            int row = first_row + fragment_row() + i % 2 * 8, column = group * 16 + i / 2 * 8 + fragment_column();
+            plan.finish(tile.batch, tile.row, tile.column, row, column,
+                        plan.read_column(tile.batch, tile.row, tile.column, column),
+                        plan.read_point(tile.batch, tile.row, tile.column, row, column), values, staged);
         }
     }
 }

@@ -55,6 +55,23 @@ RESIDUAL = """graph @residual(%x: bf16[384, 256], %w: bf16[256, 256], %r: bf16[3
   return %y
 }"""
 
+NORMALIZED = """graph @normalized(%x: bf16[500, 192], %w: bf16[448, 192], %r: bf16[500, 448], %m: bf16[448],
+    %v: f32[448], %g: bf16[448], %b: bf16[448]) {
+  %h = linear(%x, %w) : bf16[500, 448]
+  %f = cast(%h) : f32[500, 448]
+  %mean = cast(%m) : f32[448]
+  %scale = cast(%g) : f32[448]
+  %shift = cast(%b) : f32[448]
+  %whole = mul(%scale, %v) : f32[448]
+  %centred = sub(%f, %mean) : f32[500, 448]
+  %scaled = mul(%centred, %whole) : f32[500, 448]
+  %shifted = add(%scaled, %shift) : f32[500, 448]
+  %half = cast(%shifted) : bf16[500, 448]
+  %sum = add(%half, %r) : bf16[500, 448]
+  %y = relu(%sum) : bf16[500, 448]
+  return %y
+}"""
+
 TWO_OUTPUTS = """graph @two(%x: bf16[384, 256], %w: bf16[256, 256]) {
   %h = linear(%x, %w) : bf16[384, 256]
   %y = silu(%h) : bf16[384, 256]
@@ -114,6 +131,13 @@ CASES: dict[str, tuple[str, HopperGemmSchedule]] = {
     "small_tile": (linear(256, 192, 192), SMALL),
     "wide_tile": (linear(256, 320, 512), schedule(256, 128, 4, (1, 2))),
     "tile_192": (linear(512, 320, 384), schedule(128, 192, 4, (2, 1), ping_pong=True)),
+    "tile_168": (linear(1000, 32, 168), schedule(128, 168, 5)),
+    "tile_224": (linear(1024, 448, 448), schedule(128, 224, 4, (2, 1))),
+    "tile_224_and_a_residual": (NORMALIZED, schedule(128, 224, 4, (1, 2))),
+    "tile_256_and_a_residual": (NORMALIZED, schedule(128, 256, 4)),
+    "in_turns_with_a_residual": (NORMALIZED, schedule(128, 128, 6, ping_pong=True)),
+    "tile_112_in_turns": (linear(640, 448, 448), schedule(128, 112, 6, ping_pong=True)),
+    "tile_40": (linear(640, 72, 200), schedule(128, 40, 8, (1, 1))),
     "clusters_beyond_the_end": (RESIDUAL.replace("256", "128"), TOGETHER),
     "tf32": (linear(512, 512, 512, "f32"), schedule(128, 256, 4, (2, 1), k=32)),
     "tf32_in_turns": (linear(300, 200, 260, "f32"), schedule(128, 128, 6, (2, 1), ping_pong=True, k=32)),

@@ -121,10 +121,11 @@ def test_gates_are_put_off_with_their_biases_added() -> None:
     assert "exp" in second
 
 
-def test_ragged_columns_are_not_read_early() -> None:
+def test_ragged_columns_are_read_within_the_limit() -> None:
     text = text_of(linear(300, 200, 216), TOGETHER)
-    assert "return {};" in text
-    assert "early." not in text
+    assert "column = minimum(column, column_tile * -256 + 216 - 2);" in text
+    assert "row = minimum(row, row_tile * -128 + 300 - 1);" in text
+    assert "early.b_pair" in text
 
 
 def test_rows_are_not_read_early() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from convolutions import convolution
 from fixed import Fixed
 from hopper_cases import CASES, PING_PONG, SMALL, SWIGLU, TOGETHER, UNLIKE, linear, lowered, product, schedule
 
@@ -40,7 +41,7 @@ def test_plan() -> None:
     assert "__cluster_dims__(2, 1, 1)" in source.text
     assert [m.box for m in source.tensor_maps] == [(128, 64), (64, 64), (64, 64)]
     assert "kTransposedA = false, kTransposedB = false" in source.text
-    assert "const Vec<bf16, 2> b_pair = load<2>(b + (column + column_tile * 128));" in source.text
+    assert "return {load_ahead<2>(b + (column + column_tile * 128))};" in source.text
     assert "tanh" in source.text
 
 
@@ -99,6 +100,18 @@ def test_windows_by_im2col() -> None:
     assert "kSteps = 15" in source.text
 
 
+def test_each_group_has_a_map() -> None:
+    text = convolution((8, 28, 28, 168), 168, (3, 3), padding=(1, 1), groups=3, dtype="bf16")
+    source = emit_kernel(lowered(parse(text), SMALL), SM_90)
+    windows, weights, out = source.tensor_maps
+    assert (windows.shape[-1], windows.strides[-2], windows.count) == (56, 168, 3)
+    assert (windows.encoded().count, windows.encoded().apart) == (3, 112)
+    assert (weights.shape, weights.count, out.count) == ((3, 56, 9, 56), 1, 1)
+    assert "const __grid_constant__ TensorMaps<3> x_windows" in source.text
+    assert "fetch_windows(to, x_windows + batch, full, blocks, k % 64," in source.text
+    assert "fetch_tile(to, w_map, full, blocks, k % 64, k / 64, column_tile * 64 + column, batch);" in source.text
+
+
 def test_channels_that_are_no_whole_steps_are_fetched_by_place() -> None:
     source = emit_kernel(lowered(parse(CASES["windows_of_96_channels"][0]), SMALL), SM_90)
     windows, weights, *_ = source.tensor_maps
@@ -106,6 +119,21 @@ def test_channels_that_are_no_whole_steps_are_fetched_by_place() -> None:
     assert (weights.shape, weights.strides, weights.box) == ((128, 15, 96), (15 * 96, 96, 1), (64, 1, 64))
     assert "fetch_tile(to, w_map, full, blocks, k % 128, k / 128, column_tile * 64 + column);" in source.text
     assert "kSteps = 30" in source.text
+
+
+def test_tiles_that_are_no_whole_boxes_end_with_their_columns() -> None:
+    """Boxes of 64 columns are clipped at an axis of a tile's columns, not of the result's."""
+    source = emit_kernel(lowered(parse(linear(512, 128, 448)), schedule(128, 224, 4, (2, 1))), SM_90)
+    result = source.tensor_maps[-1]
+    assert (result.shape, result.strides, result.box) == ((512, 2, 224), (448, 224, 1), (64, 1, 64))
+    assert "store_tile(y_map, from, column, column_tile, row_tile * 128 + row);" in source.text
+    single = emit_kernel(lowered(parse(linear(512, 32, 168)), schedule(128, 168, 5)), SM_90)
+    assert single.tensor_maps[-1].shape == (512, 168)
+
+
+def test_boxes_begin_where_the_swizzle_does() -> None:
+    with pytest.raises(LoweringError, match="boxes of 84 rows of w"):
+        emit_kernel(lowered(parse(linear(512, 64, 168)), schedule(128, 168, 5, (2, 1))), SM_90)
 
 
 def test_two_products() -> None:

@@ -59,6 +59,21 @@ def windows(dtype: str, n: int, h: int, w: int, c: int, size: tuple[int, int], s
 }}"""
 
 
+def normalised(n: int, h: int, w: int, groups: int, each: int) -> str:
+    """An image less the mean of each group of channels, padded."""
+    c = groups * each
+    return f"""graph @m(%x: bf16[{n}, {h}, {w}, {c}], %m: f32[{n}, {groups}]) {{
+  %f = cast(%x) : f32[{n}, {h}, {w}, {c}]
+  %g = reshape(%f) : f32[{n}, {h}, {w}, {groups}, {each}]
+  %k = reshape(%m) : f32[{n}, 1, 1, {groups}, 1]
+  %d = sub(%g, %k) : f32[{n}, {h}, {w}, {groups}, {each}]
+  %r = reshape(%d) : f32[{n}, {h}, {w}, {c}]
+  %b = cast(%r) : bf16[{n}, {h}, {w}, {c}]
+  %p = pad(%b, bf16(0.0)) {{low=[0, 1, 1, 0], high=[0, 1, 1, 0]}} : bf16[{n}, {h + 2}, {w + 2}, {c}]
+  return %p
+}}"""
+
+
 def scored(q: tuple[int, ...], k: tuple[int, ...], dtype: str, *changes: str) -> str:
     """Attention as a user writes it: ``changes`` take %s, in f32, to %t."""
     b, h, n, d = q
@@ -384,6 +399,8 @@ CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule | GpuMapSchedule]] =
     "coarse_windows_odd": (windows("f16", 2, 9, 13, 21, (7, 7), 1, "sum"), GpuMapSchedule(256, _LAUNCH, results=4)),
     "coarse_windows_apart": (windows("f32", 1, 9, 29, 33, (5, 3), 2, "sum"), GpuMapSchedule(128, _LAUNCH, results=7)),
     "coarse_windows_largest": (windows("f32", 3, 12, 11, 8, (3, 3), 2, "max"), GpuMapSchedule(64, _LAUNCH, results=2)),
+    "vectors_of_groups": (normalised(2, 3, 5, 6, 4), GpuMapSchedule(256, _LAUNCH, vector=8)),
+    "vectors_across_groups": (normalised(2, 3, 5, 2, 20), GpuMapSchedule(256, _LAUNCH, vector=8)),
     "cut_vectors_parts": (linear(2, 700, 77, "bf16", "silu(%h)"), GpuGemvSchedule(4, 64, 2, 3, _LAUNCH)),
 }
 """Products and maps with a schedule of their own: few elements are enough to see each way of cutting one up."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
+from fusec.ir.indexing import round_up
 from fusec.passes.schedule.base import by_seconds
 from fusec.passes.schedule.launch import Launch
 from fusec.target.gpu import GpuTarget
@@ -48,24 +49,30 @@ class HopperGemmSchedule:
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block's tile, and the share of the widest tile's rate that it reaches with many tiles (measured on an H200)."""
+    """A block's tile."""
 
     m: int
     n: int
     stages: int
     ping_pong: bool
-    share: float
 
 
-_TILES = (
-    _Tile(128, 256, 4, False, 1.0),
-    _Tile(128, 128, 6, True, 0.942),
-    _Tile(128, 128, 6, False, 0.942),
-    _Tile(128, 64, 8, True, 0.8),
-    _Tile(128, 64, 8, False, 0.8),
-)
-_PAIRED = (_Tile(128, 128, 4, False, 0.963), _Tile(128, 64, 6, True, 0.838))
-"""For two products of one left operand; the columns are those of each."""
+_ROWS, _WIDEST = 128, 256
+_WIDTHS = (256, 128, 64)
+"""Columns of tiles that any result can be cut into."""
+_UNIT = 8
+"""Columns of the narrowest instruction."""
+_RATES: tuple[tuple[int, float], ...] = ((256, 1.0), (128, 0.942), (64, 0.6), (0, 0.3))
+"""The share of the widest tile's rate that products of so many columns reach; between them, in proportion. Narrow ones
+wait for shared memory, which is read for both operands and written: 8192×640 results of K 5760 in tiles of 128×64 took
+138 µs on an H200."""
+_PAIRED_RATES: tuple[tuple[int, float], ...] = ((256, 0.963), (128, 0.838), (0, 0.3))
+"""For two products of one left operand, by the columns of both."""
+_IN_ONE_WAVE = 0.8
+"""The same of 64 columns, where a kernel is short and the clock stays up (128×4096×4096, 512×3072×768)."""
+_BESIDE = 4 * 8192 + 2048
+"""Bytes of shared memory that are not for operands: results on their way out, alignment, barriers."""
+_MOST_STAGES = 8
 
 _FEWEST = 16
 """Columns of a matmul over windows."""
@@ -76,13 +83,15 @@ _LEAST_COPY = 64
 _GROUP = 8
 _START = 1.2e-6
 """Seconds from a launch to the first product, and after the last."""
-_EPILOGUE, _DEFERRED, _READ = 2.2e-6, 0.5e-6, 3e-6
+_EPILOGUE, _DEFERRED, _READ = 2.2e-6, 0.5e-6, 2e-6
 """Seconds in which a warpgroup stores 64 by 256 results, or 128 by 128; in which it puts them aside instead; and what
 each tensor read there adds."""
+_L2 = 1.2
+"""Of L2's rate as Triton's blocks have it: 64 bytes a cycle for each SM."""
 _SPLITS = ((2, 1.0), (3, 0.95))
 """Blocks of a cluster that share a tile, and the share of the SMs that such clusters fill."""
 _ADD_UP = 2.3e-6
-"""Seconds in which they add up their sums (128×4096×4096: 15.8 µs in all)."""
+"""Seconds in which they add up their sums and store them (128×4096×4096: 16.6 µs in all)."""
 _FIRST = 0.05
 """The part of the shorter of multiplying and memory that the other does not hide."""
 _STEPS = 8
@@ -96,7 +105,7 @@ class HopperProblem:
     ``reads``: tensors of the result's size that the epilogue reads. defers: the results are rounded to 16 bits, so that
     epilogues can run under the next tile's products. transposed: neighbours in the right operands' memory are of
     different columns, of which a copy brings 64. windows: the left operand shows windows of an image, which no other
-    kernel of ours fetches as fast, also for few columns.
+    kernel of ours fetches as fast, also for few columns. read, written: bytes of memory, all of the kernel's.
     """
 
     batches: int
@@ -109,6 +118,8 @@ class HopperProblem:
     defers: bool = False
     transposed: bool = False
     windows: bool = False
+    read: float = 0.0
+    written: float = 0.0
 
     def tiles(self, tile: _Tile) -> tuple[int, int]:
         return ceil(self.m / tile.m), ceil(self.n / tile.n)
@@ -121,13 +132,35 @@ def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSch
     if min(p.m, p.n) <= 64 and not (p.windows and min(p.m, p.n) >= _FEWEST):
         return []
     found: dict[HopperGemmSchedule, None] = {}
-    for tile in _TILES if p.products == 1 else _PAIRED:
+    for tile in _tiles(p, target):
         for cluster, split in _clusters(p, tile, target):
             pipeline = Pipeline(*cluster, _GROUP, tile.ping_pong, split=split)
-            seconds = target.rates.launch + _START + _predict(p, tile, split, target)
+            seconds = target.rates.launch + _START + _predict(p, tile, cluster, split, target)
             depth = _ROW_BYTES * 8 // p.bits
             found[HopperGemmSchedule(tile.m, tile.n, depth, tile.stages, pipeline, seconds)] = None
     return sorted(found, key=by_seconds)
+
+
+def _tiles(p: HopperProblem, target: GpuTarget) -> Iterator[_Tile]:
+    """The widest first; consumers with a tile each have registers for 128 columns."""
+    for n in _widths(p):
+        stage = (_ROWS + n * p.products) * _ROW_BYTES
+        stages = min(_MOST_STAGES, (target.shared_memory - _BESIDE) // stage)
+        if n * p.products <= _ROWS:
+            yield _Tile(_ROWS, n, stages, True)
+        yield _Tile(_ROWS, n, stages, False)
+
+
+def _widths(p: HopperProblem) -> list[int]:
+    """Columns of a tile: of any results, and those that cut this one's columns in equal parts."""
+    widest = _WIDEST // p.products
+    found = {n for n in _WIDTHS if n <= widest}
+    if p.products == 1 and not p.transposed:
+        parts = range(ceil(p.n / widest), max(1, p.n // _WIDTHS[-1]) + 1)
+        found |= {p.n // count for count in parts if p.n % (count * _UNIT) == 0}
+        if p.n <= widest:
+            found.add(round_up(p.n, _UNIT))
+    return sorted(found, reverse=True)
 
 
 def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tuple[tuple[int, int], int]]:
@@ -138,32 +171,49 @@ def _clusters(p: HopperProblem, tile: _Tile, target: GpuTarget) -> Iterator[tupl
     if enough <= tiles <= target.sms or (p.windows and tiles < enough):
         yield (1, 1), 1
     elif tiles > target.sms:
-        halved = rows % 2 == 0 and not (p.transposed and tile.n < 2 * _LEAST_COPY)
+        least = 2 * (_LEAST_COPY if p.transposed else _UNIT)
+        halved = rows % 2 == 0 and tile.n % least == 0
         yield (2, 1) if halved else (1, 2) if columns % 2 == 0 else (1, 1), 1
     for split, filled in _SPLITS:
-        fits = enough <= tiles * split <= target.sms * filled
+        fits = enough <= tiles * split <= target.sms * filled and tile.n % (2 * _UNIT) == 0
         if not tile.ping_pong and fits and steps >= split * _STEPS:
             yield (1, 1), split
 
 
-def _predict(p: HopperProblem, tile: _Tile, split: int, target: GpuTarget) -> float:
-    """Seconds: whole waves of tiles; epilogues but the last are covered where consumers ping-pong, or all but covered
-    where results are put aside."""
+def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int, target: GpuTarget) -> float:
+    """Seconds: whole waves of tiles. Epilogues but the last are covered where consumers ping-pong, as far as products
+    last, or all but covered where results are put aside."""
     rows, columns = p.tiles(tile)
+    tiles = p.batches * rows * columns
+    waves = ceil(tiles * split / target.sms)
     area = tile.m * tile.n / (128 * (128 if tile.ping_pong else 256))
-    k = p.k * p.bits // 16 / split
-    multiply = 2.0 * tile.m * tile.n * p.products * k * target.sms / (target.rates.tensor * tile.share)
+    depth = _ROW_BYTES * 8 // p.bits
+    k = round_up(p.k, depth) * p.bits // 16 / split
+    multiply = 2.0 * tile.m * tile.n * p.products * k * target.sms / (target.rates.tensor * _rate(p, tile, waves))
+    fetched = (tile.m / cluster[1] + tile.n * p.products / cluster[0]) * p.k * p.bits / 8 / split
+    multiply = max(multiply, fetched * min(tiles * split, target.sms) / (target.rates.l2 * _L2))
     epilogue = (_EPILOGUE + p.reads * _READ) * area
-    waves = ceil(p.batches * rows * columns / target.sms)
-    moved = p.batches * (p.m * p.k + p.k * p.n * p.products) * p.bits // 8
-    traffic = moved / target.rates.read
+    operands = p.batches * (p.m * p.k + p.k * p.n * p.products) * p.bits // 8
+    reading = (p.read or operands) / target.rates.read
     if split > 1:
-        return _together(multiply, traffic) + epilogue / split + _ADD_UP
+        return _together(multiply, reading) + epilogue / split + _ADD_UP
+    traffic = reading + p.written / target.rates.copy
     if tile.ping_pong:
-        return _together(waves * multiply, traffic) + epilogue
+        return _together(waves * max(multiply, (multiply + epilogue) / 2), traffic) + epilogue
     if p.defers:
-        return _together(waves * (multiply + _DEFERRED * area), traffic) + epilogue
+        return _together(waves * (max(multiply, epilogue) + _DEFERRED * area), traffic) + epilogue
     return _together(waves * (multiply + epilogue), traffic)
+
+
+def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
+    """The share of the GPU's rate of products that such tiles reach."""
+    columns = tile.n * p.products
+    rates = _RATES if p.products == 1 else _PAIRED_RATES
+    if waves == 1:
+        rates = tuple((n, _IN_ONE_WAVE if n == 64 else rate) for n, rate in rates)
+    narrower = next(k for k, (n, _) in enumerate(rates) if n < columns)
+    (wide, most), (narrow, least) = rates[narrower - 1], rates[narrower]
+    return least + (most - least) * (columns - narrow) / (wide - narrow)
 
 
 def _together(multiply: float, traffic: float) -> float:

@@ -35,6 +35,35 @@ def test_best(shape: tuple[int, int, int], block: str) -> None:
     assert dict(first(*shape).describe())["block"] == block
 
 
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((802816, 168, 32), "128x168x64"),
+        ((200704, 448, 168), "128x224x64"),
+        ((50176, 448, 448), "128x224x64"),
+        ((12544, 896, 896), "128x224x64"),
+        ((8192, 640, 5760), "128x160x64"),
+    ],
+)
+def test_tiles_cut_columns_in_equal_parts(shape: tuple[int, int, int], block: str) -> None:
+    assert dict(first(*shape, defers=True).describe())["block"] == block
+
+
+def test_tiles_that_boxes_can_bring() -> None:
+    """Of columns that lie side by side a copy brings 64; results leave in boxes that end with a tile, or the result."""
+    for n in (168, 200, 448, 1000, 1032):
+        for s in found(4096, n, 512):
+            assert s.n % 64 == 0 or n % s.n == 0
+            assert s.n // s.pipeline.cluster_m % 8 == 0
+        assert all(s.n % 64 == 0 for s in found(4096, n, 512, transposed=True))
+
+
+def test_results_and_residuals_take_time() -> None:
+    plain, read = (first(200704, 448, 168, defers=True, written=n << 30, reads=0).seconds for n in (0, 1))
+    assert read > max(plain, (1 << 30) / SM_90.rates.copy)
+    assert first(4096, 4096, 512, defers=True, reads=1).seconds > first(4096, 4096, 512, defers=True).seconds
+
+
 def test_a_single_tile_is_stored_by_both_consumers() -> None:
     assert dict(first(512, 3072, 768).describe())["consumers"] == "cooperative"
 
