@@ -8,7 +8,7 @@ from fusec.codegen.cuda.deferred import deferred_epilogue
 from fusec.codegen.cuda.plan import ALIGNMENT, BOX, ROW_BYTES, Moved, PlanWriter, deferred_values, unrounded
 from fusec.codegen.cuda.source import KernelSource
 from fusec.errors import LoweringError
-from fusec.ir.index import mul
+from fusec.ir.index import floordiv, mul
 from fusec.ir.indexing import round_up
 from fusec.target.gpu import GpuTarget
 from fusec.tile.expand import operand_of, tile_stores
@@ -124,7 +124,7 @@ class _Emitter(PlanWriter):
         if fetch is None or fetch.transposed:
             return None
         box: tuple[int, ...] = (BOX, BOX)
-        if self.n.extent % BOX and self.nest.column_tiles.extent > 1:
+        if self.n.extent % BOX and fetch.shape[-1] > self.n.extent:
             fetch, box = self._with_tiles(fetch), (BOX, 1, BOX)
             if fetch is None:
                 return None
@@ -132,16 +132,17 @@ class _Emitter(PlanWriter):
 
     def _with_tiles(self, fetch: Fetch) -> Fetch | None:
         """With an axis for the column tiles, so that boxes end with their tile; None where tiles are not whole."""
-        tiles, wide = self.nest.column_tiles, self.n.extent
-        whole = fetch.shape[-1] == tiles.extent * wide and fetch.coordinates[-1] == mul(tiles.var, wide)
+        wide, along = self.n.extent, fetch.coordinates[-1]
+        tile = floordiv(along, wide)
+        whole = fetch.shape[-1] % wide == 0 and along == mul(tile, wide)
         if not whole or len(fetch.shape) == MAX_RANK or wide * 2 % 16:
             return None
         return replace(
             fetch,
-            shape=(*fetch.shape[:-1], tiles.extent, wide),
+            shape=(*fetch.shape[:-1], fetch.shape[-1] // wide, wide),
             strides=(*fetch.strides[:-1], wide, 1),
             block=(*fetch.block[:-1], 1, wide),
-            coordinates=(*fetch.coordinates[:-1], tiles.var, 0),
+            coordinates=(*fetch.coordinates[:-1], tile, 0),
         )
 
     # The plan
@@ -202,11 +203,8 @@ class _Emitter(PlanWriter):
         """The right operand's map with the channels of each place apart, so that a step along K ends with them."""
         columns, depth = moved.map.shape[-2:]
         grouped = windows.groups > 1
-        if (
-            moved.map.strides[-2:] != (depth, 1)
-            or depth != windows.places * windows.channels
-            or len(moved.map.shape) != 2 + grouped
-        ):
+        known = len(moved.map.shape) in (2, 2 + grouped)
+        if moved.map.strides[-2:] != (depth, 1) or depth != windows.places * windows.channels or not known:
             raise LoweringError("weights that are not in the order of windows")
         *whole, rows, row = moved.map.box
         shape = (*moved.map.shape[:-2], columns, windows.places, windows.channels)
@@ -220,8 +218,12 @@ class _Emitter(PlanWriter):
         line()
         head = "char* to, Barrier& full, u16 blocks, int batch, int column_tile, int column, int k, int product"
         with self.writer.block(f"void load_b({head}) const"):
-            at = f"k % {depth}, k / {depth}, column_tile * {self.n.extent} + column"
-            at += ", batch" * (windows.groups > 1)
+            column = f"column_tile * {self.n.extent} + column"
+            if len(moved.map.shape) == 4:
+                column += ", batch"
+            elif windows.groups > 1:
+                column = f"batch * {moved.map.shape[0] // windows.groups} + {column}"
+            at = f"k % {depth}, k / {depth}, {column}"
             line(f"fetch_tile(to, {moved.name}, full, blocks, {at});")
 
     def _fetch_windows(self, moved: Moved, windows: Windows) -> None:

@@ -37,13 +37,17 @@ def bind_convolution(text: str) -> Callable[..., Sequence[Any]]:
             image = image_of(operands)
             weight = operands[1] if c.weight is None else see(c.weight, operands)
             bias = operands[2] if len(operands) > 2 else None
+            dtype = image.dtype
             if image.device.type == "cpu" and _fails_with_channels_last(c, tuple(image.shape), tuple(weight.shape)):
                 image, weight = _plain(image), _plain(weight)
+                if dtype is torch.float16:  # where there is AVX-512 FP16, it fails in this order, too
+                    image, weight, bias = image.float(), weight.float(), None if bias is None else bias.float()
             elif places in formats:
                 weight = weight.contiguous(memory_format=formats[places])
             made = torch.convolution(
                 image, weight, bias, c.stride, c.padding, c.dilation, c.transposed, c.beyond or (0,) * places, c.groups
             )
+            made = made.to(dtype)
             for axis, count in enumerate(c.shape[1:-1]):
                 made = made.narrow(2 + axis, 0, count)
             return [made.permute(last).contiguous()]

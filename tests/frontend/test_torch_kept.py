@@ -16,6 +16,8 @@ import fusec
 
 
 class Holder(nn.Module):
+    """Of weights whose products and sums are exact in any order, as those of :func:`eighths` are."""
+
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(3, 3)
@@ -23,6 +25,12 @@ class Holder(nn.Module):
         self.p = nn.Parameter(torch.ones(4, 3))
         self.q = nn.Parameter(torch.full((4, 3), 2.0))
         self.register_buffer("b", torch.ones(2, 3))
+        for parameter in self.parameters():
+            parameter.data = (parameter.data * 8).round() / 8
+
+
+def eighths(*shape: int) -> torch.Tensor:
+    return torch.randint(-16, 16, shape) / 8
 
 
 def double_data(m: Any, x: Any) -> Any:
@@ -123,7 +131,7 @@ def test_what_a_function_does_to_tensors_is_done(function):
     torch.manual_seed(0)
     ours = Holder()
     theirs = copy.deepcopy(ours)
-    x = torch.randn(4, 3)
+    x = eighths(4, 3)
     a, b = x.clone(), x.clone()
     jitted = fusec.jit(lambda x: function(ours, x))
     for _ in range(3):

@@ -112,6 +112,21 @@ def test_each_group_has_a_map() -> None:
     assert "fetch_tile(to, w_map, full, blocks, k % 64, k / 64, column_tile * 64 + column, batch);" in source.text
 
 
+def test_boxes_end_with_their_group() -> None:
+    """A tile that is as wide as a group: the weights' rows and the result's columns go on in the next one's."""
+    text = convolution((8, 28, 28, 336), 336, (3, 3), padding=(1, 1), groups=3, dtype="bf16")
+    for wide in (56, 112):
+        source = emit_kernel(lowered(parse(text), schedule(128, wide, 4)), SM_90)
+        _, weights, out = source.tensor_maps
+        assert (weights.shape, weights.box) == ((336, 9, 112), (wide, 1, 64))
+        assert (out.shape, out.box) == ((8 * 28 * 28, 336 // wide, wide), (64, 1, 64))
+        each = 112 // wide
+        begin = f"batch * 112 + column_tile * {wide} + column"
+        assert f"fetch_tile(to, w_map, full, blocks, k % 128, k / 128, {begin});" in source.text
+        tile = "batch + column_tile" if each == 1 else f"batch * {each} + column_tile"
+        assert f"store_tile(y_map, from, column, {tile}, row_tile * 128 + row);" in source.text
+
+
 def test_channels_that_are_no_whole_steps_are_fetched_by_place() -> None:
     source = emit_kernel(lowered(parse(CASES["windows_of_96_channels"][0]), SMALL), SM_90)
     windows, weights, *_ = source.tensor_maps
