@@ -33,6 +33,7 @@ from fusec.passes.precision import precision
 from fusec.passes.reduced_axes import FEWEST_FOR_BLOCKS, reduce_in_memory_order
 from fusec.passes.select import Selector
 from fusec.passes.select_gpu import GpuSelector
+from fusec.passes.share_rows import share_rows
 from fusec.passes.sink_gathers import sink_gathers
 from fusec.passes.split import split_for_blocks, split_reductions
 from fusec.passes.vectors import open_vectors
@@ -186,7 +187,7 @@ def _split(graph: Graph, target: str, threads: int | None) -> Graph:
     if is_gpu(target):
         sms = gpu_target(target).sms
         ordered = reduce_in_memory_order(moments_of_parts(graph, sms), FEWEST_FOR_BLOCKS)
-        return split_for_blocks(ordered, sms)
+        return split_for_blocks(share_rows(ordered, sms), sms)
     return split_reductions(reduce_in_memory_order(graph), threads or cpu_target(target).cores)
 
 

@@ -86,10 +86,10 @@ def split_reductions(graph: Graph, threads: int) -> Graph:
 
 def split_for_blocks(graph: Graph, sms: int) -> Graph:
     """The same for a GPU of so many multiprocessors: too few blocks would each read too much."""
-    chains, attended = chained(graph), _attended(graph)
+    chains, in_attention = chained(graph), attended(graph)
 
     def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
-        if name in attended:
+        if name in in_attention:
             return _Share(1, 1, 1, prod(shape) + 1, UNEVEN_BLOCK)
         kept = prod(n for a, n in enumerate(shape) if a not in axes)
         # Blocks of columns of 16 bits are half as large (`_across` in families/row/schedule/gpu.py).
@@ -111,7 +111,7 @@ def split_for_blocks(graph: Graph, sms: int) -> Graph:
     return _split(rewrite(graph, (side_by_side,)), share)
 
 
-def _attended(graph: Graph) -> set[str]:
+def attended(graph: Graph) -> set[str]:
     """Names of the results of reductions that are part of an attention, which shares its keys out by itself."""
     partition = Partition(graph)
     found = (match_attention(partition, op) for op in graph.ops if op.name == "dot")

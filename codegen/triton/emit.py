@@ -235,6 +235,8 @@ class _Emitter(Scalars):
         flat = any(sum(isinstance(s, Dot) for s in x.body) == 1 for x in inner)
         spelled = "tl.range" if flat else "range"
         options = ", flatten=True" if flat else ""
+        if self.kernel.traits.pipelined and self.kernel.stages > 1:
+            spelled, options = "tl.range", f"{options}, num_stages={self.kernel.stages}"
         self.line(f"for {name} in {spelled}({start}, {stop}, {loop.step}{options}):")
         with self.indented():
             if self.kernel.traits.prefetch:

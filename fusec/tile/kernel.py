@@ -31,6 +31,7 @@ class BlockTraits:
     prefetch: the loads before a block's first reduction are issued first, as none would cross its barrier.
     first_fastest: neighbouring CTAs differ in the grid's first iterator, else in its last.
     tma_stores, tma_tiles: results, and what maps read, may go through tensor descriptors, as operands of dots do.
+    pipelined: loops without dots run the launch's stages of loads ahead, too.
     pairs: neighbours along a row may be widened two at a time; not where dots lay out the block.
     nan_maximum: a maximum is NaN where an element is; not where a sum of the same elements says so.
     """
@@ -39,6 +40,7 @@ class BlockTraits:
     first_fastest: bool = False
     tma_stores: bool = False
     tma_tiles: bool = False
+    pipelined: bool = False
     pairs: bool = True
     nan_maximum: bool = True
 

@@ -56,7 +56,8 @@ class Group:
 
     ``domain`` is the shape of the anchor's iteration space and ``identity`` a symbol for each of its axes.
     ``position[v]`` is the index of ``v`` that belongs to a domain point, for values computed in the group
-    and for views of them. ``first`` and ``last`` are the places in the graph of its outermost ops.
+    and for views of them. ``beside`` are ops of sums over other axes, which lie at no
+    points of the domain. ``first`` and ``last`` are the places in the graph of its outermost ops.
     """
 
     kind: FusedKind
@@ -65,6 +66,7 @@ class Group:
     position: dict[Value, Position] = field(default_factory=dict)
     reduced: tuple[int, ...] | None = None
     anchors: list[Op] = field(default_factory=list)
+    beside: set[Op] = field(default_factory=set)
     attention: AttentionGroup | None = None
     first: int = maxsize
     last: int = -1
@@ -122,7 +124,7 @@ class Partition:
         """True when the group reads the op's result at other points than that result's position."""
         wanted = group.position[op.result]
         for consumer in self.compute_consumers(op):
-            if consumer not in group.ops:
+            if consumer not in group.ops or consumer in group.beside:
                 continue
             reduces = consumer.definition.kind == "reduce"
             position = group.identity if reduces else group.position.get(consumer.result)

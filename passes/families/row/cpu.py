@@ -118,12 +118,13 @@ def row_group(context: LoweringContext, anchors: list[Op]) -> Group:
         group.position[op.operands[0]] = group.identity
         group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in axes)
     for op in anchors:
-        place_upstream(group, op.operands[0], context.producers, _is_map)
+        place_upstream(group, op.operands[0], context.producers, is_map)
     positions_of(context.body, group)
     return group
 
 
-def _is_map(op: Op) -> bool:
+def is_map(op: Op) -> bool:
+    """Whether an op has an element for each of its operands'."""
     return op.definition.kind in ("view", "elementwise")
 
 

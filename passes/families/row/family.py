@@ -11,19 +11,22 @@ from fusec.ir.indexing import most
 from fusec.ir.nodes import Op, Value
 from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMachine, GpuMember, foreign
 from fusec.passes.families.languages import InCuda, in_both, stream_of
+from fusec.passes.families.row.columns import lower_rows_and_columns
 from fusec.passes.families.row.cpu import lower_row, reduced_is_innermost
 from fusec.passes.families.row.gpu import lower_row as lower_gpu_row
 from fusec.passes.families.row.match import match_rows
+from fusec.passes.families.row.schedule.columns import column_candidates, walk_seconds
 from fusec.passes.families.row.schedule.cpu import RowSchedule, row_schedule
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule, cluster_candidates, row_candidates, row_seconds
 from fusec.passes.families.row.wide import lower_wide_row
+from fusec.passes.groups.columns import rows_and_columns
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.passes.schedule.base import CpuSchedule, GpuSchedule
 from fusec.target.gpu import GpuTarget
 
 
 def _anchors(context: LoweringContext) -> list[Op]:
-    return [o for o in context.body.ops if o.definition.kind == "reduce"]
+    return rows_and_columns(context.body.ops, context.producers)[0]
 
 
 def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> list[RowSchedule]:
@@ -43,6 +46,9 @@ def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:
 
 def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSchedule]:
     """Rows that a cluster of blocks holds are read once, where one block would read them again."""
+    sums = rows_and_columns(context.body.ops, context.producers)[1]
+    if sums:
+        return _column_candidates(context, machine, sums[0].parts)
     found = _row_candidates(context, machine.target)
     length, across = _row_length(context)
     elements = max(v.type.most for o in _anchors(context) for v in o.operands)
@@ -59,6 +65,20 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     if machine.writes_cuda(context) and not across:
         held = cluster_candidates(length, sum(v.type.dtype.bits for v in large), machine.target)
     return in_both(context, machine, timed(found, cuda=False), timed((*found, *held), cuda=True))
+
+
+def _column_candidates(context: LoweringContext, machine: GpuMachine, parts: int) -> list[GpuSchedule]:
+    """Of rows whose columns are added up on the way."""
+    length, _ = _row_length(context)
+    whole = max(o.operands[0].type.most for o in _anchors(context))
+    bits = sum(v.type.dtype.bits for v in context.body.inputs if v.type.most >= whole)
+    stream = stream_of(context.body)
+
+    def timed(triton: bool) -> list[GpuRowSchedule]:
+        found = column_candidates(length, bits, machine.target, triton=triton)
+        return [replace(s, seconds=walk_seconds(parts, stream, machine.target, cuda=not triton)) for s in found]
+
+    return in_both(context, machine, timed(True), timed(False))
 
 
 def _row_length(context: LoweringContext) -> tuple[int, bool]:
@@ -95,7 +115,10 @@ def _gpu_lower(context: LoweringContext, schedule: GpuSchedule) -> LoweredGroup:
         case InCuda():
             return _gpu_lower(context, schedule.schedule)
         case GpuRowSchedule():
-            lowered = lower_gpu_row(context, schedule) if schedule.whole else lower_wide_row(context, schedule)
+            lower = lower_gpu_row if schedule.whole else lower_wide_row
+            if rows_and_columns(context.body.ops, context.producers)[1]:
+                lower = lower_rows_and_columns
+            lowered = lower(context, schedule)
             return replace(lowered, kernel=replace(lowered.kernel, cluster=schedule.cluster))
         case _:
             raise foreign("row", schedule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusec.ir.nodes import Op, Value
+from fusec.ir.types import DType
 from fusec.passes.families.row.cpu import accumulator_of
 from fusec.passes.families.row.rows import Rows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
@@ -14,18 +15,33 @@ from fusec.tile.scalar import Buffer, Load
 
 def lower_row(context: LoweringContext, schedule: GpuRowSchedule) -> LoweredGroup:
     """Rows are read once, padded to a power of two."""
-    return _WholeRows(context, schedule).lower()
+    return WholeRows(context, schedule).lower()
 
 
-class _WholeRows(Rows):
-    def lower(self) -> LoweredGroup:
+class WholeRows(Rows):
+    """The statements of a block's rows, in ``code``."""
+
+    def __init__(self, context: LoweringContext, schedule: GpuRowSchedule) -> None:
+        super().__init__(context, schedule)
         self.code: list[Statement] = []
-        for op in self.anchors:
-            self._keep(op.operands[0])
-            self._reduce(op)
+
+    def lower(self) -> LoweredGroup:
+        """The kernel."""
+        self.reduce_rows()
         self.code += [self.store(value) for value in self.context.body.outputs]
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(self.code))
         return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
+
+    def reduce_rows(self) -> None:
+        """All reductions of the rows, in order."""
+        for op in self.anchors:
+            self._keep(op.operands[0])
+            self._reduce(op)
+
+    def tile_of(self, name: str, dtype: DType) -> Buffer:
+        """Scratch with an element for each of the block's."""
+        shape = (self.schedule.rows, self.schedule.columns)
+        return Buffer(name, dtype, shape, (shape[1], 1), "tile")
 
     def _keep(self, value: Value) -> None:
         """A reduction's operand stays in registers when something else reads it, too."""
@@ -35,8 +51,7 @@ class _WholeRows(Rows):
             return
         if len(users) < 2 and value not in self.context.body.outputs:
             return
-        shape = (self.schedule.rows, self.schedule.columns)
-        tile = Buffer(self.context.name_of(value), accumulator_of(value.type.dtype), shape, (shape[1], 1), "tile")
+        tile = self.tile_of(self.context.name_of(value), accumulator_of(value.type.dtype))
         element = self.element(value)
         self.code += [Alloc(tile), Map(self.tile, tile, self.place, element)]
         at = position_at(self.group.position.get(value, self.group.identity), self.group, self.point)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from fusec.ir.attributes import ReduceAttributes
 from fusec.ir.index import product
 from fusec.ir.indexing import most
 from fusec.ir.nodes import Op
+from fusec.passes.families.row.join import column_sums, join_alike, join_column_sums
+from fusec.passes.groups.columns import ColumnSum
 from fusec.passes.groups.grow import (
     Log,
     absorb_upstream,
@@ -24,11 +26,13 @@ from fusec.passes.groups.windows import made_of_windows
 def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
     """Reductions over the same rows, and the maps before, between and after them: each row is read once.
 
-    Where the target is ``blocked``, sums of windows are kernels of their own.
+    Where the target is ``blocked``, sums of windows are kernels of their own, and sums over columns of the same rows
+    are made in parts beside the reductions.
     """
     apart = made_of_windows(partition) if blocked else set[Op]()
-    for op in partition.graph.ops:
-        if op.definition.kind != "reduce" or op in partition.owner:
+    sums = column_sums(partition) if blocked else {}
+    for op in _anchors(partition, sums):
+        if op in partition.owner:
             continue
         assert isinstance(op.attributes, ReduceAttributes)
         group = Group("row", op.operands[0].type.shape)
@@ -36,8 +40,19 @@ def match_rows(partition: Partition, log: Log, blocked: bool = False) -> None:
         absorb_upstream(partition, group, op.operands[0], apart)
         grow_consumers(partition, group, log)
         _join_siblings(partition, group)
+        if blocked:
+            join_column_sums(partition, group, sums)
+            if join_alike(partition, group):
+                grow_consumers(partition, group, log)
         _drop_bystanders(partition, group)
         grow_producers(partition, group, _but(apart, at_least(most(product(group.domain)) // 2, is_cheap)))
+
+
+def _anchors(partition: Partition, sums: Mapping[Op, ColumnSum]) -> list[Op]:
+    """The reductions in order, but sums of columns and what is made of them last: the others may take them in."""
+    late = {r for op in sums for r in (op, *partition.compute_consumers(op))}
+    anchors = [op for op in partition.graph.ops if op.definition.kind == "reduce"]
+    return sorted(anchors, key=late.__contains__)
 
 
 def _but(apart: Set[Op], allowed: Callable[[Op], bool]) -> Callable[[Op], bool]:
@@ -46,7 +61,7 @@ def _but(apart: Set[Op], allowed: Callable[[Op], bool]) -> Callable[[Op], bool]:
 
 def _drop_bystanders(partition: Partition, group: Group) -> None:
     """Lets go of maps beside the rows that serve no reduction of them and are no output: their readers take them in."""
-    depends = set(group.anchors)
+    depends = {*group.anchors, *group.beside}
     for op in sorted(group.ops, key=partition.order.__getitem__):
         if any(partition.producers.get(v) in depends for v in partition.sources(op)):
             depends.add(op)

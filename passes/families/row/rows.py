@@ -9,6 +9,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last, substitute
 from fusec.ir.nodes import Op, Value
 from fusec.passes.families.row.cpu import merge_axes, row_group
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
+from fusec.passes.groups.columns import rows_and_columns
 from fusec.passes.lower.context import LoweringContext, expect_index, position_at
 from fusec.tile.nodes import Iter, Statement, Store
 from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
@@ -17,13 +18,14 @@ from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
 class Rows:
     """Rows are the kept axes taken flat; a row is the reduced axes taken flat.
 
-    A block takes ``schedule.rows`` rows. ``row`` and ``column`` are the iterators of its tile; ``point`` is the place
-    in the reductions' domain, whose tight symbols ``shift`` turns into block and iterators.
+    ``anchors`` are the reductions of rows, ``sums`` those of columns beside them. A block takes ``schedule.rows`` rows.
+    ``row`` and ``column`` are the iterators of its tile; ``point`` is the place in the reductions' domain, whose tight
+    symbols ``shift`` turns into block and iterators.
     """
 
     def __init__(self, context: LoweringContext, schedule: GpuRowSchedule) -> None:
         self.context, self.schedule = context, schedule
-        self.anchors = [op for op in context.body.ops if op.definition.kind == "reduce"]
+        self.anchors, self.sums = rows_and_columns(context.body.ops, context.producers)
         shape = self.anchors[0].operands[0].type.shape
         assert isinstance(self.anchors[0].attributes, ReduceAttributes)
         axes = self.anchors[0].attributes.axes
@@ -31,13 +33,13 @@ class Rows:
         kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
         kept = tuple(shape[a] for a in kept_axes)
         self.rows, self.length = product(kept), product(shape[a] for a in axes)
-        r, self.j = symbol("r", 0, last(self.rows)), symbol("j", 0, last(self.length))
+        self.r, self.j = symbol("r", 0, last(self.rows)), symbol("j", 0, last(self.length))
         reduced = delinearize(self.j, tuple(shape[a] for a in axes))
-        self.point = merge_axes(len(shape), kept_axes, delinearize(r, kept) if kept else (), axes, reduced)
+        self.point = merge_axes(len(shape), kept_axes, delinearize(self.r, kept) if kept else (), axes, reduced)
         self.blocks = ceildiv(self.rows, schedule.rows)
         self.g = symbol("g", 0, last(self.blocks))
         ri, ji = symbol("row", 0, schedule.rows - 1), symbol("col", 0, schedule.columns - 1)
-        self.shift: dict[Symbol, Index] = {r: add(mul(self.g, schedule.rows), ri), self.j: ji}
+        self.shift: dict[Symbol, Index] = {self.r: add(mul(self.g, schedule.rows), ri), self.j: ji}
         row_limit = None if self.rows % schedule.rows == 0 else sub(self.rows, mul(self.g, schedule.rows))
         self.row = Iter(ri, schedule.rows, row_limit)
         self.column = Iter(ji, schedule.columns, None if schedule.columns == self.length else self.length)

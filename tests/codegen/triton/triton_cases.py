@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from column_cases import CASES as COLUMNS
+
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule, GpuGemvSchedule
 from fusec.passes.families.map.schedule.gpu import GpuMapSchedule
 from fusec.passes.schedule.launch import Launch
@@ -381,6 +383,8 @@ CASES: dict[str, str] = {
         "%t = select(%m, %e, f32(-inf)) : SCORE",
     ),
 }
+
+CASES |= COLUMNS
 
 _LAUNCH = Launch(4, 2)
 CUT: dict[str, tuple[str, GpuGemmSchedule | GpuGemvSchedule | GpuMapSchedule]] = {

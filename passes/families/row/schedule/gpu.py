@@ -36,7 +36,7 @@ class GpuRowSchedule:
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         columns = "columns" if self.whole else "chunk"
         sizes = (("rows", self.rows), (columns, self.columns), ("warps", self.launch.warps))
-        more = (("cluster", self.cluster), ("ahead", self.ahead))
+        more = (("cluster", self.cluster), ("ahead", self.ahead), ("stages", self.launch.stages))
         return (*sizes, *((name, n) for name, n in more if n > 1))
 
 
@@ -77,7 +77,7 @@ where an SM has all the threads that it can have, and are too few for images of 
 registers for it. A number that leaves no rest, best first."""
 
 
-_START = 1.2e-6
+START = 1.2e-6
 """Seconds that a row's barriers take, where no other row's loads hide them: a norm of 16 rows of 4096 between other
 kernels takes 2.8 µs (decision 18)."""
 _HELD = 0.8
@@ -92,7 +92,7 @@ def row_seconds(
     blocks = ceil(max(rows, 1) / s.rows) * s.cluster
     twice = again if not s.whole else 0.0
     rate = _HELD if s.cluster > 1 else 1.0
-    return _START + stream.seconds(blocks, target, again=twice, rate=rate, chunks=not s.whole, cuda=cuda)
+    return START + stream.seconds(blocks, target, again=twice, rate=rate, chunks=not s.whole, cuda=cuda)
 
 
 def row_candidates(

@@ -1,0 +1,96 @@
+"""What joins a row kernel on a GPU beside its own reductions: sums over columns, and what adds up their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusec.ir.index import product
+from fusec.ir.indexing import most
+from fusec.ir.nodes import Op, Value
+from fusec.passes.families.row.schedule.columns import FEWEST, holds
+from fusec.passes.groups.columns import ColumnSum, column_sum, made_of
+from fusec.passes.groups.grow import absorb_upstream
+from fusec.passes.groups.partition import Group, Partition
+
+MOST_JOINED = 1 << 22
+"""Elements of an operand up to which two reductions that can start at the same time are one kernel."""
+
+
+def column_sums(partition: Partition) -> dict[Op, ColumnSum]:
+    """All sums of parts of rows that may be made beside reductions of these rows."""
+    found = (column_sum(op, partition.producers) for op in partition.graph.ops)
+    return {s.op: s for s in found if s is not None and s.parts >= FEWEST}
+
+
+def join_column_sums(partition: Partition, group: Group, sums: Mapping[Op, ColumnSum]) -> None:
+    """Sums of columns over the group's rows join it where they read what it reads, and registers hold all of it."""
+    joined: list[ColumnSum] = []
+    read = _read_by(partition, group)
+    for s in sums.values():
+        value = s.over(group.domain, group.reduced)
+        if value is None or any(op in partition.owner for op in s.ops):
+            continue
+        if joined and (s.parts, s.height) != (joined[0].parts, joined[0].height):
+            continue
+        leaves = made_of(value, partition.producers)
+        if leaves.isdisjoint(read) or not _held(group, len(joined) + 1, leaves | read):
+            continue
+        if _join(partition, group, s, value):
+            joined.append(s)
+            read |= leaves
+
+
+def _read_by(partition: Partition, group: Group) -> frozenset[Value]:
+    """The large values that a group's reductions are made of."""
+    return frozenset[Value]().union(*(made_of(op.operands[0], partition.producers) for op in group.anchors))
+
+
+def _held(group: Group, sums: int, leaves: frozenset[Value]) -> bool:
+    assert group.reduced is not None
+    return holds(most(product(group.domain[a] for a in group.reduced)), sums + len(leaves))
+
+
+def _join(partition: Partition, group: Group, s: ColumnSum, value: Value) -> bool:
+    if group.position.get(value, group.identity) != group.identity:
+        return False
+    members = set(group.ops)
+    for op in s.ops:
+        if partition.would_cycle(members, op):
+            return False
+        members.add(op)
+    if partition.reads_stored(s.ops[0], group.ops) is not None:
+        return False
+    group.position[value] = group.identity
+    group.beside.update(s.ops)
+    partition.add(group, s.ops)
+    absorb_upstream(partition, group, value)
+    return True
+
+
+def join_alike(partition: Partition, group: Group) -> bool:
+    """Another reduction over the same axes of a value of the same shape joins, where one kernel makes both values."""
+    makers = {_maker(partition, op) for op in group.anchors}
+    joined = False
+    if len(makers) != 1 or None in makers or most(product(group.domain)) > MOST_JOINED:
+        return False
+    for op in partition.graph.ops:
+        if op in partition.owner or op.definition.kind != "reduce" or op.attributes != group.anchors[0].attributes:
+            continue
+        if op.operands[0].type.shape != group.domain or _maker(partition, op) not in makers:
+            continue
+        if op.operands[0] in group.position or partition.would_cycle(group.ops, op):
+            continue
+        group.position[op.operands[0]] = group.identity
+        group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in (group.reduced or ()))
+        group.anchors.append(op)
+        partition.add(group, [op])
+        joined = True
+    return joined
+
+
+def _maker(partition: Partition, op: Op) -> Group | None:
+    """The kernel that makes what a reduction reads as it is; None for what is in memory before, or made of several."""
+    sources = list(partition.sources_of(op.operands[0]))
+    made = partition.producers.get(sources[0]) if len(sources) == 1 else None
+    owner = partition.owner.get(made) if made is not None else None
+    return owner if owner is not None and made in owner.beside else None
