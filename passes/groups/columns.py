@@ -13,6 +13,8 @@ from fusec.ir.attributes import ConstantAttributes, PadAttributes, ReduceAttribu
 from fusec.ir.index import product
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim, f32
+from fusec.passes.groups.partition import Group, Position
+from fusec.tile.views import pure, reshape_index
 
 Shape = tuple[Dim, ...]
 Producers = Mapping[Value, Op]
@@ -21,7 +23,7 @@ Producers = Mapping[Value, Op]
 @dataclass(frozen=True)
 class ColumnSum:
     """``op`` adds up, for each of ``parts``, ``height`` rows. ``pad`` puts zeros behind the last row. ``seen`` are the
-    values that show the same elements as what is added up, each with one element for each row and column."""
+    values that show the same elements, without these zeros, each a view of the next."""
 
     op: Op
     pad: Op | None
@@ -44,14 +46,21 @@ class ColumnSum:
     def ops(self) -> tuple[Op, ...]:
         return (self.op,) if self.pad is None else (self.pad, self.op)
 
-    def over(self, domain: Shape, reduced: tuple[int, ...] | None) -> Value | None:
-        """What is added up as a value over a domain whose rows are its ``reduced`` axes, the last ones; None where it
-        is none."""
+    @property
+    def added(self) -> Value:
+        """What is added up: the value below all views."""
+        return self.seen[-1]
+
+    def position(self, group: Group) -> Position | None:
+        """Where :attr:`added` lies over the rows of a group, which are the last axes; None where it does not."""
+        domain, reduced = group.domain, group.reduced
         if not reduced or reduced != tuple(range(len(domain) - len(reduced), len(domain))):
             return None
-        if product(self.rest) != product(domain[a] for a in reduced):
+        if product(self.rest) != product(domain[a] for a in reduced) or product(domain) != self.added.type.count:
             return None
-        return next((v for v in self.seen if v.type.shape == domain), None)
+        if self.added.type.shape == domain:
+            return group.identity
+        return pure(reshape_index(group.identity, domain, self.added.type.shape))
 
 
 def column_sum(op: Op, producers: Producers) -> ColumnSum | None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from fusec.errors import LoweringError
 from fusec.ir.index import Index, add, minimum, mul, sub, symbol
 from fusec.ir.indexing import delinearize, last, substitute
-from fusec.ir.nodes import Value
 from fusec.ir.types import f32
 from fusec.passes.families.row.cpu import is_map
 from fusec.passes.families.row.gpu import WholeRows
@@ -49,9 +48,11 @@ class _RowsAndColumns(WholeRows):
         self.row = Iter(self.row.var, schedule.rows, limit)
         self.held: dict[ScalarExpr, Buffer] = {}
         for s in self.sums:
-            added = self._added(s)
-            self.group.position.setdefault(added, self.group.identity)
-            place_upstream(self.group, added, context.producers, is_map)
+            position = s.position(self.group)
+            if position is None:
+                raise LoweringError(f"{s.op.result} does not add up columns of the rows of its kernel")
+            self.group.position.setdefault(s.added, position)
+            place_upstream(self.group, s.added, context.producers, is_map)
         positions_of(context.body, self.group)
 
     def lower(self) -> LoweredGroup:
@@ -60,7 +61,8 @@ class _RowsAndColumns(WholeRows):
         self.reduce_rows()
         self.code += [self.store(value) for value in self.context.body.outputs if value not in made]
         for s, buffer in lanes.items():
-            self.code.append(Reduce(self.tile, buffer, self.place, "sum", self.element(self._added(s)), fresh=False))
+            element = self.element(s.added, self.position(s.added))
+            self.code.append(Reduce(self.tile, buffer, self.place, "sum", element, fresh=False))
         body = tuple(self._from_held(statement) for statement in self.code)
         before = [x for e, held in self.held.items() for x in (Alloc(held), Map(self._whole, held, self.place, e))]
         for buffer in lanes.values():
@@ -74,13 +76,6 @@ class _RowsAndColumns(WholeRows):
     def _whole(self) -> tuple[Iter, ...]:
         """A tile, the same for all rows."""
         return (Iter(self.row.var, self.schedule.rows), self.column)
-
-    def _added(self, s: ColumnSum) -> Value:
-        """What a sum adds up, at the rows' points."""
-        found = s.over(self.group.domain, self.group.reduced)
-        if found is None:
-            raise LoweringError(f"{s.op.result} does not add up columns of the rows of its kernel")
-        return found
 
     def _from_held(self, s: Statement) -> Statement:
         """The statement with what all rows read alike read from registers."""

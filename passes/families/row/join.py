@@ -10,7 +10,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.passes.families.row.schedule.columns import FEWEST, holds
 from fusec.passes.groups.columns import ColumnSum, column_sum, made_of
 from fusec.passes.groups.grow import absorb_upstream
-from fusec.passes.groups.partition import Group, Partition
+from fusec.passes.groups.partition import Group, Partition, Position
 
 MOST_JOINED = 1 << 22
 """Elements of an operand up to which two reductions that can start at the same time are one kernel."""
@@ -27,15 +27,15 @@ def join_column_sums(partition: Partition, group: Group, sums: Mapping[Op, Colum
     joined: list[ColumnSum] = []
     read = _read_by(partition, group)
     for s in sums.values():
-        value = s.over(group.domain, group.reduced)
-        if value is None or any(op in partition.owner for op in s.ops):
+        position = s.position(group)
+        if position is None or any(op in partition.owner for op in s.ops):
             continue
         if joined and (s.parts, s.height) != (joined[0].parts, joined[0].height):
             continue
-        leaves = made_of(value, partition.producers)
+        leaves = made_of(s.added, partition.producers)
         if leaves.isdisjoint(read) or not _held(group, len(joined) + 1, leaves | read):
             continue
-        if _join(partition, group, s, value):
+        if _join(partition, group, s, position):
             joined.append(s)
             read |= leaves
 
@@ -50,8 +50,8 @@ def _held(group: Group, sums: int, leaves: frozenset[Value]) -> bool:
     return holds(most(product(group.domain[a] for a in group.reduced)), sums + len(leaves))
 
 
-def _join(partition: Partition, group: Group, s: ColumnSum, value: Value) -> bool:
-    if group.position.get(value, group.identity) != group.identity:
+def _join(partition: Partition, group: Group, s: ColumnSum, position: Position) -> bool:
+    if group.position.get(s.added, position) != position:
         return False
     members = set(group.ops)
     for op in s.ops:
@@ -60,10 +60,10 @@ def _join(partition: Partition, group: Group, s: ColumnSum, value: Value) -> boo
         members.add(op)
     if partition.reads_stored(s.ops[0], group.ops) is not None:
         return False
-    group.position[value] = group.identity
+    group.position[s.added] = position
     group.beside.update(s.ops)
     partition.add(group, s.ops)
-    absorb_upstream(partition, group, value)
+    absorb_upstream(partition, group, s.added)
     return True
 
 

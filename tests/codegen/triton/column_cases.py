@@ -22,8 +22,13 @@ def _parts(name: str, rows: int, columns: int, parts: int, height: int, of: str,
 """
 
 
-def layer_norm(dtype: str, shape: tuple[int, ...], parts: int, height: int, strides: str = "") -> str:
-    """Backward: the gradient of what is normalised, and parts of those of weight and bias."""
+def layer_norm(
+    dtype: str, shape: tuple[int, ...], parts: int, height: int, strides: str = "", *, more: bool = False
+) -> str:
+    """Backward: the gradient of what is normalised, and parts of those of weight and bias.
+
+    more: and of what is made of the result, rounded, taken as a matrix.
+    """
     *outer, c = shape
     n, kept = prod(outer), [*outer, 1]
     x, wide = f"{dtype}{list(shape)}", f"f32{list(shape)}"
@@ -47,7 +52,11 @@ def layer_norm(dtype: str, shape: tuple[int, ...], parts: int, height: int, stri
   %o = mul(%q, %e) : {wide}
   %dx = cast(%o) : {x}
   %f = mul(%g, %h) : {wide}
-{_parts("dw", n, c, parts, height, "f", x)}{_parts("db", n, c, parts, height, "g", x)}  return %dx, %dw, %db
+  %dxm = reshape(%dx) : {dtype}[{n}, {c}]
+  %dxw = cast(%dxm) : f32[{n}, {c}]
+{_parts("dw", n, c, parts, height, "f", x)}{_parts("db", n, c, parts, height, "g", x)}{
+        _parts("dz", n, c, parts, height, "dxw", x) if more else ""
+    }  return %dx, %dw, %db{", %dz" if more else ""}
 }}"""
 
 
@@ -75,6 +84,8 @@ CASES: dict[str, str] = {
     "columns_of_one_row": layer_norm("f32", (1, 40), 64, 1),
     "columns_of_parts_without_rows": layer_norm("bf16", (70, 24), 64, 9),
     "columns_of_images": layer_norm("bf16", (4, 50, 96), 100, 2),
+    "columns_of_results": layer_norm("bf16", (4, 50, 96), 100, 2, more=True),
+    "columns_of_results_uneven": layer_norm("f16", (3, 47, 96), 71, 2, more=True),
     "columns_strided": layer_norm("f32", (128, 48), 64, 2, " strides=[1, 128]"),
     "columns_not_finite": softmax("f32", 200, 33, 100, 2, infinite=True),
     "columns_of_softmax": softmax("bf16", 200, 333, 100, 2),
