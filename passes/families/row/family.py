@@ -53,7 +53,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
     length, across = _row_length(context)
     elements = max(v.type.most for o in _anchors(context) for v in o.operands)
     large = [v for v in context.body.inputs if v.type.most >= elements]
-    again = any(v.type.most >= elements for v in context.body.outputs)
+    again = any(v.type.most >= elements for v in _late_outputs(context))
     twice = float(sum(v.type.most_bytes for v in large)) if again else 0.0
     stream, rows = stream_of(context.body), elements // max(length, 1)
 
@@ -97,8 +97,17 @@ def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowS
     rows = most(op.operands[0].type.count) // max(length, 1)
     largest = max(context.body.inputs, key=lambda v: v.type.most, default=op.operands[0])
     bits = max(8, largest.type.dtype.bits)
-    again = any(v.type.most > rows for v in context.body.outputs)
+    again = any(v.type.most > rows for v in _late_outputs(context))
     return row_candidates(rows, length, target, bits=bits, across=across, steps=_steps(context), again=again)
+
+
+def _late_outputs(context: LoweringContext) -> list[Value]:
+    """Outputs that need a reduction's result: those of a chunk can't be stored while the row is reduced."""
+    late: set[Value] = set()
+    for op in context.body.ops:
+        if op.definition.kind == "reduce" or not late.isdisjoint(op.operands):
+            late.update(op.results)
+    return [v for v in context.body.outputs if v in late]
 
 
 def _steps(context: LoweringContext) -> int:

@@ -84,3 +84,16 @@ def test_tiles_under_way_fit_shared_memory() -> None:
     assert [s.launch.stages for s in column_candidates(8192, 32, TARGET, triton=True)] == [3, 2]
     assert [s.launch.stages for s in column_candidates(8192, 96, TARGET, triton=True)] == [2, 1]
     assert column_candidates(4096, 96, TARGET, triton=True)[0].launch.stages == 2
+
+
+def test_a_bias_gradient_beside_a_map_is_read_once() -> None:
+    n, c = 8192, 4096
+    text = f"""graph @g(%dy: bf16[{n}, {c}], %x: bf16[{n}, {c}]) {{
+      %y = mul(%dy, %x) : bf16[{n}, {c}]
+      %b = reduce_sum(%dy) {{axes=[0]}} : bf16[{c}]
+      return %y, %b
+    }}"""
+    program = lower(parse(text), TARGET.name).program
+    first, _ = program.reports
+    assert [r.kind for r in program.reports] == ["row", "row"]
+    assert first.predicted < 1.3 * first.limit
