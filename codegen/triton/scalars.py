@@ -283,9 +283,14 @@ class Scalars(Text):
         if key not in self.descriptors:
             self.descriptors[key] = self.unique(f"{load.buffer.name}_desc")
         self.domain = ()
-        where = ", ".join(map(self.index, fetch.coordinates))
+        where = ", ".join(self._coordinate(c) for c in fetch.coordinates)
         self.domain = domain
         return self.descriptors[key], where, fetch
+
+    def _coordinate(self, coordinate: Index) -> str:
+        """A descriptor's axes are of 32 bits, however many bytes it describes."""
+        text = self.index(coordinate)
+        return text if not self.wide or isinstance(coordinate, int) else f"({text}).to(tl.int32)"
 
     def _is_block(self, load: Load) -> bool:
         """Whether a load reads more than one place."""

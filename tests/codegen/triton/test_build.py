@@ -16,6 +16,7 @@ from fusec.codegen.triton.module import TritonModule
 from fusec.errors import ArtifactError, TargetError
 from fusec.ir.parse import parse
 from fusec.passes.pipeline import lower
+from fusec.passes.select_gpu import GpuSelector
 from fusec.target.gpu import gpu_target
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "hip:gfx942"]
@@ -52,6 +53,17 @@ def test_lanes_with_several_results_load_what_they_share_once() -> None:
     assert "mask=logical_and" in text
     assert "tl.where" not in text
     assert "_start + 64" in text
+
+
+def test_descriptors_of_more_than_2_31_elements_take_coordinates_of_32_bits() -> None:
+    """Offsets of pointers need 64 there; the compiler refuses them where a descriptor's block is named."""
+    target = gpu_target("cuda:sm_90")
+    graph = parse(linear(65536, 64, 65536, "bf16"))
+    kernels = lower(graph, "cuda:sm_90", selector=GpuSelector(target, cuda=False, triton=True)).program.kernels
+    text = module_source(kernels, target).text
+    assert "_desc.load([(" in text
+    assert ".to(tl.int32)" in text
+    assert compile_kernels(kernels, target).binaries
 
 
 def test_a_saved_module_is_the_same() -> None:
