@@ -300,10 +300,14 @@ def _is_forbidden(path: list[str]) -> bool:
 
 
 def _results(result: Any, kind: str) -> list[Any]:
-    """The tensors in a result, in order; None is a gradient that was not asked for."""
+    """The tensors in a result, in order.
+
+    None is a gradient that was not asked for; numbers beside tensors, as the longest lengths that attention's
+    backward is given, are constants of the call.
+    """
     if result is None:
         return []
     if isinstance(result, tuple | list):
-        return [r for part in result for r in _results(part, kind)]
+        return [r for part in result if type(part) not in (int, float, bool) for r in _results(part, kind)]
     is_host = kind == "numpy" and not hasattr(result, "__cuda_array_interface__")
     return [np.asarray(result)] if is_host else [result]

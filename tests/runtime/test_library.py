@@ -16,7 +16,7 @@ from fusec.errors import FusecError, UnsupportedOpError
 from fusec.frontend.capture import format_arguments
 from fusec.ir.attributes import ExternAttributes
 from fusec.ir.types import TensorType, f32, i64
-from fusec.runtime.library import Operand, ResultsDifferError, parse_arguments, prepare, run_extern
+from fusec.runtime.library import Operand, ResultsDifferError, _results, parse_arguments, prepare, run_extern
 
 T = TensorType(f32, (3,))
 
@@ -95,6 +95,12 @@ def test_results_with_their_channels_last():
     wrong = replace(attributes, types=(TensorType(f32, (2, 8, 3, 3)),))
     with pytest.raises(ResultsDifferError):
         run_extern(wrong, [x])
+
+
+def test_numbers_beside_tensors_are_no_results() -> None:
+    """As the longest lengths among the results of attention, which a capture does not count."""
+    x = torch.randn(3)
+    assert [id(t) for t in _results((x, None, 7, (2.5, x)), "torch")] == [id(x), id(x)]
 
 
 CALLS = {
