@@ -2,7 +2,9 @@
 against eager, torch.compile's own backend and the library.
 
 ``python -m benchmarks.training [--only NAME,...] [--rounds N] [--profile] [--out FILE]``. Peers are called in turn in
-one process, the L2 cache holds other memory before each call, and the median of the times on the device is shown.
+one process, the L2 cache holds other memory before each call, and the median of the times on the device is shown, which
+is busy before each call, so that the host runs ahead as it does in a loop of steps. What a call costs the host (Python,
+autograd, launches) stands in a column of its own.
 ``--profile`` prints the kernels of fusec's call by time.
 """
 
@@ -23,6 +25,9 @@ from torch import nn
 
 from .gpu import Clock, copy_bandwidth
 from .workloads.training import Step, steps
+
+AHEAD = 40_000_000
+"""Cycles, some 20 ms: longer than the host takes for the longest step."""
 
 NAMES = ("fusec", "eager", "torch.compile", "library")
 
@@ -77,7 +82,8 @@ def measure(step: Step, rounds: int, clock: Clock, profile: bool) -> dict[str, A
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            times[name].append(clock.once(call))
+            times[name].append(clock.once(call, AHEAD))
+    row |= {f"host {name}": clock.host(call, 5) * 1e3 for name, call in calls.items()}
     row |= {name: statistics.median(values) * 1e3 for name, values in times.items()}
     if {"fusec", "eager"} <= first.keys():
         row["apart"] = max(map(apart, first["fusec"], first["eager"]))
@@ -119,8 +125,9 @@ def line(step: Step, row: dict[str, Any], copied: float) -> str:
         reached = f"{100 * step.nbytes / mine * 1e3 / copied:.0f} % of copy"
     cells = [f"{row[n]:.3f}" if n in row else "–" for n in NAMES]
     memory = ", ".join(f"{row[f'peak {n}']:.0f}" if f"peak {n}" in row else "–" for n in ("fusec", "torch.compile"))
+    host = ", ".join(f"{row[f'host {n}']:.2f}" if f"host {n}" in row else "–" for n in NAMES[:3])
     return (
-        f"| {step.name} | {' | '.join(cells)} | {best / mine:.2f} | {reached} | {memory} "
+        f"| {step.name} | {' | '.join(cells)} | {best / mine:.2f} | {reached} | {host} | {memory} "
         f"| {row.get('apart', float('nan')):.1e} |"
     )
 
@@ -135,8 +142,9 @@ def main() -> None:
     names = set(filter(None, given.only.split(",")))
     clock = Clock()
     copied = copy_bandwidth(clock)
-    columns = (*(f"{n}, ms" for n in NAMES), "best ÷ fusec", "fusec reaches", "peak MiB, fusec and compile", "apart")
-    lines = [f"| {' | '.join(('forward and backward', *columns))} |", "|" + "---|" * (len(columns) + 1)]
+    others = ("best ÷ fusec", "fusec reaches", "host ms: fusec, eager, compile", "peak MiB: fusec, compile", "apart")
+    columns = ("forward and backward", *(f"{n}, ms" for n in NAMES), *others)
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     notes: list[str] = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {copied / 1e9:.0f} GB/s", file=sys.stderr)
     for name, make in steps():
