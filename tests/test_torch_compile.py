@@ -18,7 +18,8 @@ import tomllib  # noqa: E402
 import fusec  # noqa: E402
 from fusec import torch_compile  # noqa: E402
 from fusec.errors import FusecError  # noqa: E402
-from fusec.torch_compile import CompiledGraph, gathering  # noqa: E402
+from fusec.torch_compile import gathering  # noqa: E402
+from fusec.torch_graphs import CompiledGraph  # noqa: E402
 
 Made = list[CompiledGraph]
 

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from fusec import torch_compile  # noqa: E402
 from fusec.errors import DimensionError  # noqa: E402
-from fusec.torch_compile import CompiledGraph, gathering  # noqa: E402
+from fusec.torch_compile import gathering  # noqa: E402
+from fusec.torch_graphs import CompiledGraph  # noqa: E402
 from fusec.torch_symbols import SizedGraph, sizes_of  # noqa: E402
 
 Made = list[CompiledGraph]

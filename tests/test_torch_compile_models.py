@@ -14,7 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from fusec import torch_compile  # noqa: E402
 from fusec.runtime.program import Call, KernelReport  # noqa: E402
-from fusec.torch_compile import CompiledGraph, gathering  # noqa: E402
+from fusec.torch_compile import gathering  # noqa: E402
+from fusec.torch_graphs import CompiledGraph  # noqa: E402
 
 TOKENS = 200
 _BLOCK = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}

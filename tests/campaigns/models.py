@@ -26,7 +26,8 @@ import torch
 
 import fusec
 from fusec.notices import InternalErrorWarning
-from fusec.torch_compile import CompiledGraph, gathering
+from fusec.torch_compile import gathering
+from fusec.torch_graphs import CompiledGraph
 
 from .model_results import differences, in_float64, tensors
 from .zoo import Model, Table

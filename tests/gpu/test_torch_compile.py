@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fusec import torch_compile  # noqa: E402
-from fusec.torch_compile import CompiledGraph, gathering  # noqa: E402
+from fusec.torch_compile import gathering  # noqa: E402
+from fusec.torch_graphs import CompiledGraph  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,226 @@
+"""FX graphs of PyTorch's own compilers (Dynamo's, and AOTAutograd's forwards and backwards), compiled one by one.
+
+A graph is compiled at its first call, for the shapes and strides of that call, and again for others. A node that
+can't be captured is run by PyTorch between compiled parts; what can't be cut runs whole as written. All is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from fusec import config
+from fusec.ahead import for_range
+from fusec.build import Options, build
+from fusec.checks import require_target
+from fusec.errors import DimensionError
+from fusec.frontend.capture import Capture, Fallback
+from fusec.frontend.torch_fx import UnfitNodeError, capture_graph
+from fusec.frontend.torch_modes import without_onlookers
+from fusec.report import explain_program
+from fusec.runtime.dispatch import Dispatcher
+from fusec.runtime.dynamic import Generality
+from fusec.runtime.executable import Executable
+from fusec.runtime.faults import fault_reason, is_capture_fault
+from fusec.runtime.telling import Telling
+from fusec.torch_symbols import SizedGraph, sizes_of
+
+Kind = Literal["inference", "forward", "backward"]
+log = config.logger("compile")
+_CUTS = 16
+"""Nodes of one graph that may be run by PyTorch between compiled parts; beyond, the whole graph runs so."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The options of one compilation."""
+
+    build: Options
+    warn: bool = True
+
+
+_require = partial(require_target, None)
+
+
+@dataclass(eq=False)
+class CompiledGraph:
+    """One FX graph, compiled at its first call for each layout of its inputs. Safe to call from many threads.
+
+    ``cuts`` are the nodes that PyTorch runs between compiled parts, each with the reason.
+    """
+
+    module: fx.GraphModule
+    kind: Kind
+    name: str
+    options: Chosen
+    cuts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.parts: list[Dispatcher] = []
+        self.telling = Telling(warn=self.options.warn)
+        self._run: Callable[..., Any] = self._first_call
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
+
+    def _first_call(self, *args: Any) -> Any:
+        with self._lock:
+            if self._run == self._first_call:
+                self._run = self._cut(self.module, args)
+        with without_onlookers():  # AOTAutograd's first call is under one
+            return self._run(*args)
+
+    def _cut(self, module: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+        """The graph as one compiled part, or as parts around nodes that can't be captured."""
+        try:
+            capture_graph(module, args, {})
+        except UnfitNodeError as error:
+            if len(self.cuts) < _CUTS:
+                return self._around(module, error)
+            self.cuts.append(f"whole graph: {error}")
+        except Exception as error:  # whatever a capture ends with, the graph still has to run
+            tell_fault(self.name, "the graph runs as written", error)
+            self.cuts.append(f"whole graph: {error}")
+        return self._part(module)
+
+    def _around(self, module: fx.GraphModule, error: UnfitNodeError) -> Callable[..., Any]:
+        from torch.fx.passes.split_module import split_module
+
+        self.cuts.append(f"{error}")
+        tell_fault(self.name, f"{error.node} runs through PyTorch", error)
+        log.info("%s: %s runs through PyTorch: %s", self.name, error.node, error)
+        names = [node.name for node in module.graph.nodes]
+        place = names.index(error.node)
+        order = {name: (number > place) - (number < place) + 1 for number, name in enumerate(names)}
+        whole: Any = split_module(module, module, lambda node: order[node.name], keep_original_order=True)
+        for number in (0, 2):
+            part = getattr(whole, f"submod_{number}", None)
+            if part is not None:
+                setattr(whole, f"submod_{number}", _Later(self, part))
+        return partial(_call_module, whole)
+
+    def _part(self, module: fx.GraphModule) -> Callable[..., Any]:
+        module.meta["fusec_name"] = self.name if not self.parts else f"{self.name}_{len(self.parts)}"
+        compile_capture = partial(_compile, options=self.options.build)
+        try:
+            sizes = sizes_of(module)
+        except DimensionError as error:
+            log.info("%s: each size is compiled by itself: %s", self.name, error)
+            sizes = None
+        if sizes is not None:
+            return self._sized_part(SizedGraph(module, sizes), compile_capture)
+        capture: Any = capture_graph
+        part = Dispatcher(
+            module, compile_capture, name=self.name, capture=capture, require=_require, telling=self.telling
+        )
+        self.parts.append(part)
+        return lambda *args: part(args, {})
+
+    def _sized_part(self, graph: SizedGraph, compile_capture: Callable[[Capture], Executable]) -> Callable[..., Any]:
+        """A graph with symbolic sizes, compiled for ranges of them where that can be, else for each size."""
+        sizes, together = graph.sizes, graph.together
+        part = Dispatcher(
+            graph,
+            compile_capture,
+            name=self.name,
+            capture=_capture_sized,
+            general=Generality(lambda capture_at, symbols, _: for_range(capture_at, symbols), True, False),
+            openings=sizes.openings,
+            require=_require,
+            telling=self.telling,
+        )
+        self.parts.append(part)
+        kept = sizes.kept
+
+        def call(*args: Any) -> Any:
+            given = tuple([args[k] for k in kept])
+            result = part(given, {})
+            return result if together is None else together(result, *given)
+
+        return call
+
+    @property
+    def captures(self) -> list[Capture]:
+        """What has been captured, one for each part and layout."""
+        return [plan.capture for part in self.parts for plan in part.plans if plan.capture is not None]
+
+    @property
+    def executables(self) -> list[Executable]:
+        """What has been compiled, one for each part and layout."""
+        return [plan.executable for part in self.parts for plan in part.plans if plan.executable is not None]
+
+    @property
+    def eager_calls(self) -> dict[str, int]:
+        """Calls that ran as written, by reason."""
+        return {reason: n for part in self.parts for reason, n in part.eager_calls.items()}
+
+    def report(self) -> str:
+        """What was fused into which kernels, what ran through PyTorch and why."""
+        plans = [plan for part in self.parts for plan in part.plans]
+        if not plans:
+            return f"{self.name}: not called yet\n"
+        texts = []
+        for plan in plans:
+            if plan.executable is not None and plan.capture is not None:
+                texts.append(explain_program(plan.executable.program, [*plan.capture.notes, *self._cut_notes()]))
+            else:
+                texts.append(f"{self.name} runs as written: {plan.reason}\n")
+        closed = dict.fromkeys(reason for part in self.parts for reason in part.closed)
+        texts += [f"not compiled for a range of sizes: {reason}\n" for reason in closed]
+        eager = "".join(f"    {n} × {reason}\n" for reason, n in self.eager_calls.items())
+        return "\n".join(texts) + (f"calls that ran as written\n{eager}" if eager else "")
+
+    def _cut_notes(self) -> list[str]:
+        return [f"runs through torch between compiled parts: {cut}" for cut in self.cuts]
+
+
+class _Later(torch.nn.Module):
+    """A part of a graph that is compiled, or cut again, at its first call."""
+
+    def __init__(self, owner: CompiledGraph, module: fx.GraphModule) -> None:
+        super().__init__()
+        self._owner = owner
+        self._graph = [module]  # not a submodule: it is no part of what is called
+        self._run: Callable[..., Any] | None = None
+
+    def forward(self, *args: Any) -> Any:
+        if self._run is None:
+            self._run = self._owner._cut(self._graph[0], args)
+        return self._run(*args)
+
+
+def _call_module(module: torch.nn.Module, *args: Any) -> Any:
+    return module(*args)
+
+
+def _capture_sized(
+    graph: SizedGraph, args: Sequence[Any], kwargs: dict[str, Any], *, fallback: Fallback = "eager"
+) -> Capture:
+    capture = capture_graph(graph.module, graph.arguments(*args), kwargs, fallback=fallback)
+    rebuild = capture.rebuild
+    return replace(capture, rebuild=lambda outputs: graph.without(rebuild(outputs)))
+
+
+def _compile(capture: Capture, options: Options) -> Executable:
+    return build(capture.graph, "torch", options).executable
+
+
+# Telling
+
+_telling = Telling()
+
+
+def tell_fault(name: str, so: str, error: Exception) -> None:
+    """Tells what ended a capture where it is a bug of ours: Dynamo has run the graph on fake tensors before."""
+    own = error.__cause__ if isinstance(error, UnfitNodeError) else error
+    if isinstance(own, Exception) and is_capture_fault(own):
+        if config.verifies():
+            raise own
+        _telling.internal_error(name, so, fault_reason(own))
