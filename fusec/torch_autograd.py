@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.torch_attention import with_library_attention
 from fusec.torch_graphs import CompiledGraph, Kind
 
 Add = Callable[[fx.GraphModule, Kind], CompiledGraph]
@@ -38,11 +39,28 @@ def through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], add: Add)
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         partition_fn=min_cut_rematerialization_partition,
+        decompositions=_opened(),
     )
     settings: Any = config
     with settings.patch(donated_buffer=False):  # a backward writes into no saved tensor, so it may run again
-        compiled: Callable[..., Any] = made(module, example_inputs)
+        compiled: Callable[..., Any] = made(with_library_attention(module), example_inputs)
     return compiled
+
+
+def _opened() -> dict[Any, Callable[..., Any]]:
+    """Calls that are opened before the graph is cut, so that a backward computes their results again.
+
+    Of a loss over a log-softmax the scores and two numbers a row are saved, and not the result too, which is of float32
+    where the scores are of 16 bits. A backward reads results behind ``detach``, which the cut takes for more
+    than a view.
+    """
+    from torch._decomp import get_decompositions
+
+    aten = torch.ops.aten
+    losses = (aten._log_softmax, aten.nll_loss_forward, aten.nll_loss2d_forward)
+    backwards = (aten._log_softmax_backward_data, aten.nll_loss_backward, aten.nll_loss2d_backward)
+    opened = get_decompositions([*losses, *backwards])
+    return {**opened, aten.detach.default: aten.alias.default}
 
 
 def _mark_static(module: fx.GraphModule) -> None:

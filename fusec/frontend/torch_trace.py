@@ -192,7 +192,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         outs = tensors_in(result)
         self._check_strided(outs)
         if outs:
-            self._lower(func, name, args, kwargs, outs)
+            self._lower(func, name, args, kwargs, outs, _places(result))
         elif not func._schema.returns and name not in _OF_TYPES and tensors_in((args, list(kwargs.values()))):
             self._extern(func, args, kwargs, [], "it looks at what a tensor holds", None)
         return result
@@ -255,8 +255,16 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # Results
 
-    def _lower(self, func: OpOverload, name: str, args: Arguments, kwargs: Keywords, outs: list[torch.Tensor]) -> None:
-        """Finds a value or a place in memory for each result."""
+    def _lower(
+        self,
+        func: OpOverload,
+        name: str,
+        args: Arguments,
+        kwargs: Keywords,
+        outs: list[torch.Tensor],
+        places: tuple[int, ...],
+    ) -> None:
+        """Finds a value or a place in memory for each result. ``places``: see :class:`ExternAttributes`."""
         if func.namespace == "prims" and self._depth > 1:
             raise Declined("it is made of a primitive of PyTorch's own")  # the call that it is part of goes whole
         if any(out.is_conj() or out.is_neg() for out in outs):
@@ -290,7 +298,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             reason = f"{reason if random else 'it draws random numbers'} (call {self._random_calls})"
         elif shared is None and not final and self._decomposed(func, name, args, kwargs, outs):
             return
-        self._extern(func, args, kwargs, outs, reason, shared)
+        self._extern(func, args, kwargs, outs, reason, shared, places)
 
     def _check_dtypes(
         self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: Sequence[torch.Tensor] = ()
@@ -360,6 +368,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         outs: list[torch.Tensor],
         reason: str,
         shared: Handle | None,
+        places: tuple[int, ...] = (),
     ) -> None:
         """Keeps the call as a library call."""
         target = f"{func.namespace}.{func.overloadpacket.__name__}.{func._overloadname}"
@@ -384,7 +393,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             "extern",
             *operands,
             attributes=ExternAttributes(
-                target, arguments, types, reason, tuple(sorted(strided)), last, shared is not None
+                target, arguments, types, reason, tuple(sorted(strided)), last, shared is not None, places
             ),
             names=["."] * len(types),
             location=self.emitter.location,
@@ -533,3 +542,11 @@ def tracing(trace: Trace) -> Iterator[None]:
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+def _places(result: Any) -> tuple[int, ...]:
+    """Where tensors stand in a tuple that holds something else too, as None or a number; else none."""
+    if not isinstance(result, tuple) or any(isinstance(part, tuple | list) for part in result):
+        return ()
+    found = tuple(k for k, part in enumerate(result) if isinstance(part, torch.Tensor))
+    return found if len(found) < len(result) else ()

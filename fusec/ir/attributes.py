@@ -203,7 +203,8 @@ class ExternAttributes(Attributes):
     ``strided``: operands of PyTorch's calls (their numbers) that may lie in memory in any way; the others are
     contiguous, as the function gave them, and what it calls may count on that. ``channels_last``: results (their
     numbers) whose second axis in the library is the last one here, as it is in memory. ``shows``: the results may lie
-    in an operand's memory (views of another dtype), so that a copy of one is a copy.
+    in an operand's memory (views of another dtype), so that a copy of one is a copy. ``places``: where the results
+    stand in the tuple that the library gives, which may hold more; none where they are all of it.
     """
 
     target: str
@@ -213,6 +214,7 @@ class ExternAttributes(Attributes):
     strided: tuple[int, ...] = ()
     channels_last: tuple[int, ...] = ()
     shows: bool = False
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,10 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     shapes = [t.shape for t in attributes.types]
     fixed = all(t.is_static for t in attributes.types)
 
+    places = attributes.places
+
     def results(result: Any) -> list[Any]:
-        found = _results(result, kind)
+        found = _results([result[k] for k in places] if places else result, kind)
         if len(found) != count:
             raise ResultsDifferError(f"{attributes.target} gave {len(found)} results, {count} were captured")
         if fixed and count == 1 and found[0].shape != shapes[0]:  # of several some may be read by nothing
@@ -300,14 +302,10 @@ def _is_forbidden(path: list[str]) -> bool:
 
 
 def _results(result: Any, kind: str) -> list[Any]:
-    """The tensors in a result, in order.
-
-    None is a gradient that was not asked for; numbers beside tensors, as the longest lengths that attention's
-    backward is given, are constants of the call.
-    """
+    """The tensors in a result, in order; None is a gradient that was not asked for."""
     if result is None:
         return []
     if isinstance(result, tuple | list):
-        return [r for part in result if type(part) not in (int, float, bool) for r in _results(part, kind)]
+        return [r for part in result for r in _results(part, kind)]
     is_host = kind == "numpy" and not hasattr(result, "__cuda_array_interface__")
     return [np.asarray(result)] if is_host else [result]

@@ -288,7 +288,7 @@ def _step_to(step: Step, places: dict[Location, int]) -> Json:
         case Call(attributes, arguments, results, location):
             types = [type_to_json(t) for t in attributes.types]
             record = [attributes.target, attributes.arguments, types, attributes.reason]
-            more = [list(attributes.strided), list(attributes.channels_last)]
+            more = [list(attributes.strided), list(attributes.channels_last), list(attributes.places)]
             record += more if any(more) else []
             return ["call", record, list(arguments), list(results), _place(location, places)]
 
@@ -301,8 +301,9 @@ def _step_from(data: Json, places: Sequence[Location], symbols: Symbols) -> Step
             return Pack(kernel, _numbers(arguments), cacheable)
         case ["call", [target, text, types, reason, *more], arguments, results, place]:
             made = tuple(type_from_json(t, symbols) for t in types)
-            strided, channels_last = map(_numbers, [*more, [], []][:2])
-            record = ExternAttributes(str(target), str(text), made, str(reason), strided, channels_last)
+            strided, channels_last, standing = map(_numbers, [*more, [], [], []][:3])
+            named = (str(target), str(text), made, str(reason))
+            record = ExternAttributes(*named, strided, channels_last, places=standing)
             return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
 

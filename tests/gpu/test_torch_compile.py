@@ -88,6 +88,32 @@ def test_gradients_of_attention() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 256, 64), (1, 3, 77, 128), (2, 2, 1, 32)])
+def test_gradients_of_attention_that_is_written_out(shape: tuple[int, ...], causal: bool) -> None:
+    """The library's kernels, with no probabilities in memory."""
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.mT * 0.2
+        if causal:
+            n = q.shape[-2]
+            scores = scores.masked_fill(~torch.ones(n, n, dtype=torch.bool, device=q.device).tril(), -torch.inf)
+        return scores.softmax(-1) @ v
+
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    sent = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    eager = torch.autograd.grad(attend(*inputs), inputs, sent)
+    right = torch.autograd.grad(attend(*exact), exact, sent.double())
+    with gathering() as graphs:
+        found = torch.autograd.grad(compiled(attend)(*inputs), inputs, sent)
+    assert ran_compiled(graphs)
+    assert all("_attention" in graph.report() for graph in graphs)
+    for mine, written, wanted in zip(found, eager, right, strict=True):
+        allowed = 2 * float((written - wanted).abs().max()) + 2**-8 * float(wanted.abs().max())
+        assert float((mine - wanted).abs().max()) <= allowed
+
+
 def test_random_numbers_are_the_librarys() -> None:
     def f(x: Any) -> Any:
         return torch.nn.functional.dropout(x, 0.5, training=True) * 2 + torch.rand_like(x)
