@@ -128,8 +128,8 @@ def _fitting(first: fx.Node, second: fx.Node, chain: _Chain, rank: int) -> _Atte
     if given != {result.dtype} or result.dtype not in (torch.float16, torch.bfloat16):
         return None  # the library's kernels are of these types
     width = widths.pop()
-    if width % 8 or width > 256 or not rows or not columns:
-        return None
+    if width % 8 or width > 256 or rows < 1 or columns < 2:
+        return None  # of one place alone the gradient is 0, which the library's is but nearly
     causal = chain.visible is not None
     if chain.visible is not None and not _is_causal(chain.visible, rows, columns):
         return None
@@ -272,7 +272,7 @@ def _values_product(node: fx.Node, rank: int) -> tuple[_Operand, tuple[int, ...]
         a, ta, b, tb = b, tb, a, ta
     if len(ta) != rank or not _comes_from_softmax(a):
         return None
-    *batch, row, column = ta
+    batch, row, column = ta[:-2], ta[-2], ta[-1]
     last = [c for c in tb if c not in ta]
     if len(last) != 1 or row in tb or {*batch, column, *last} != {*tb} or {*batch, row, *last} != {*out}:
         return None
