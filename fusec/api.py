@@ -15,6 +15,7 @@ from fusec.ahead import for_range, ranges_of
 from fusec.arguments import called, capturing, devices_in, examples, is_argument, plain
 from fusec.build import Options, Precision, Tune, checked, compile_with, kernel_source, run_passes, target_of
 from fusec.checks import check_captured_for, check_target, require_target
+from fusec.differentiating import differentiate_with
 from fusec.errors import OptionError
 from fusec.explaining import explain_function
 from fusec.exporting import Compiled
@@ -162,6 +163,7 @@ def _jit(
         static=_parameters(function.forward if module else function, static),
         require=functools.partial(require_target, options.target),
         telling=Telling(warn=warn),
+        differentiate=differentiate_with(options, warn=warn),
     )
     return JitModule(function, make) if module else JitFunction(function, make)
 

@@ -10,7 +10,7 @@ from typing import Any
 from fusec.errors import FusecError, OptionError
 from fusec.frontend.capture import Capture, Fallback, Library
 from fusec.frontend.structures import flatten
-from fusec.runtime.dispatch import Compile, Dispatcher, Require, nothing_required
+from fusec.runtime.dispatch import Compile, Differentiate, Dispatcher, Require, nothing_required
 from fusec.runtime.jit import JitFunction, JitModule
 from fusec.runtime.libraries import library_of
 from fusec.specs import TensorSpec, example
@@ -47,10 +47,19 @@ def capturing(
     compile: Compile = _refuse,
     require: Require = nothing_required,
     device: str | None = None,
+    differentiate: Differentiate | None = None,
 ) -> Dispatcher:
     """A dispatcher that is asked for captures, and not called. ``device``: a GPU that tensors on the CPU are meant
     for."""
-    return Dispatcher(function, compile, fallback=fallback, static=static, require=require, device=device)
+    return Dispatcher(
+        function,
+        compile,
+        fallback=fallback,
+        static=static,
+        require=require,
+        device=device,
+        differentiate=differentiate,
+    )
 
 
 def is_argument(value: object) -> bool:

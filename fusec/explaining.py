@@ -11,13 +11,14 @@ from fusec.arguments import capturing, examples, is_argument, plain
 from fusec.build import Options, compile_with
 from fusec.checks import check_environment
 from fusec.compiled import argument_of
-from fusec.errors import FusecError, SetupError
+from fusec.differentiating import differentiate_with
+from fusec.errors import CaptureError, FusecError, SetupError
 from fusec.exporting import Compiled
 from fusec.frontend.capture import AsWritten, Capture, IntegerSource
 from fusec.frontend.structures import flatten
 from fusec.report import explain_program
 from fusec.runtime.arrays import Arrays
-from fusec.runtime.dispatch import GRADIENT, Dispatcher, Plan
+from fusec.runtime.dispatch import Dispatcher, GradientProgram, Plan
 from fusec.runtime.executable import Executable
 from fusec.runtime.faults import described, fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.jit import JitFunction, JitModule
@@ -65,7 +66,8 @@ def _explained(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
 
 
 def _explain_plain(function: Any, args: Args, kwargs: Kwargs, measure: bool) -> str:
-    dispatcher = capturing(function, compile=compile_with(Options()))
+    options = Options()
+    dispatcher = capturing(function, compile=compile_with(options), differentiate=differentiate_with(options))
     head = f"{dispatcher.name} is not compiled: it is no function of fusec.jit"
     return _Asked(dispatcher, head, measure=measure).report(args, kwargs)
 
@@ -76,7 +78,12 @@ def _explain_jitted(dispatcher: Dispatcher, args: Args, kwargs: Kwargs, measure:
     so_far = _so_far(dispatcher)
     head = f"{dispatcher.name} is not called " + (f"like this yet ({so_far})" if so_far else "yet")
     fresh = capturing(
-        dispatcher.function, dispatcher.fallback, dispatcher.static, dispatcher.compile, dispatcher.requires
+        dispatcher.function,
+        dispatcher.fallback,
+        dispatcher.static,
+        dispatcher.compile,
+        dispatcher.requires,
+        differentiate=dispatcher.differentiate,
     )
     return _Asked(fresh, head, dispatcher, measure).report(args, kwargs)
 
@@ -91,7 +98,7 @@ def _takes(function: Any, args: Args, kwargs: Kwargs) -> bool:
 
 def _so_far(dispatcher: Dispatcher) -> str:
     """What the calls up to now were; empty where there were none."""
-    compiled = sum(plan.executable is not None for plan in dispatcher.plans)
+    compiled = sum(plan.is_compiled for plan in dispatcher.plans)
     eager = sum(dispatcher.eager_calls.values())
     if not compiled and not eager:
         return ""
@@ -105,6 +112,8 @@ def _every_plan(dispatcher: Dispatcher) -> str:
     for plan in dispatcher.plans:
         if plan.executable is not None and plan.capture is not None:
             texts.append(explain_program(plan.executable.program, plan.capture.notes))
+        if plan.gradient is not None:
+            texts.append(plan.gradient.report())
     return "\n".join(texts) + _eager_lines(dispatcher)
 
 
@@ -155,13 +164,15 @@ class _Asked:
         gradient = needs_autograd(arrays.library, leaves, plan.capture if plan is not None else None)
         if plan is not None and plan.executable is not None and plan.capture is not None:
             return self._program(f"{name} is compiled for such calls", plan.capture, plan.executable, leaves)
+        if plan is not None and plan.gradient is not None:
+            return self._both(f"{name} is compiled for such calls", plan.gradient)
         if plan is not None and not gradient:
             return self._said(f"{name} runs as written for such calls: {plan.reason}")
         return self._anew(args, kwargs, arrays, leaves, plan)
 
     def _anew(self, args: Args, kwargs: Kwargs, arrays: Arrays, leaves: list[Any], plan: Plan | None) -> str:
         """The report on a call without a plan, or with one that runs it as written for a gradient's sake."""
-        name = self.dispatcher.name
+        name, head = self.dispatcher.name, f"{self.head}; it would be compiled so"
         try:
             self.dispatcher.require(arrays, leaves)
             capture = self.dispatcher.capture(args, kwargs, counting=True)
@@ -169,17 +180,23 @@ class _Asked:
             return self._said(f"{name} can't be compiled here: {error}")
         except Exception as error:
             return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_capture_fault(error))}")
+        if needs_autograd(capture.library, leaves, capture):
+            try:
+                return self._both(head, self.dispatcher.gradient_program(capture, leaves))
+            except CaptureError as error:
+                state = "runs" if plan is not None else "would run"
+                head = f"{name} {state} as written for such calls: {error}; without one it is compiled so"
         try:
             executable = self.dispatcher.compile(capture)
         except SetupError as error:
             return self._said(f"{name} can't be compiled here: {error}")
         except Exception as error:
             return self._said(f"{self.head}; it {self._declined}: {_reason(error, is_compile_fault(error))}")
-        head = f"{self.head}; it would be compiled so"
-        if needs_autograd(capture.library, leaves, capture):
-            state = "runs" if plan is not None else "would run"
-            head = f"{name} {state} as written for such calls: {GRADIENT}; then it is compiled so"
         return self._program(head, capture, executable, leaves)
+
+    def _both(self, head: str, program: GradientProgram) -> str:
+        measured = "a forward and its backward are not measured\n" if self.measure else ""
+        return self._said(f"{head}, forward and backward\n\n{program.report()}{measured}")
 
     def _program(self, head: str, capture: Capture, executable: Executable, leaves: Sequence[Any]) -> str:
         measured, notes = None, list(capture.notes)

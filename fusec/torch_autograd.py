@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusec.frontend.torch_attention import with_library_attention
-from fusec.torch_graphs import CompiledGraph, Kind
+from fusec.torch_graphs import Kind
 
-Add = Callable[[fx.GraphModule, Kind], CompiledGraph]
-"""Makes the compiled graph of a functional one."""
+Add = Callable[[fx.GraphModule, Kind], Callable[..., Any]]
+"""From a functional graph to the function that runs it compiled."""
 
 
-def through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], add: Add) -> Callable[..., Any]:
+def through_aot(
+    module: fx.GraphModule, example_inputs: Sequence[Any], add: Add, *, at_once: bool = False
+) -> Callable[..., Any]:
     """The function of a graph's inputs that runs its forward, and whose results lead to its backward.
 
     The graph is made functional for inputs like these, real or fake. ``add`` gets the forward and the backward, or
-    where no result needs a gradient the graph itself. Raises what PyTorch raises for a graph that it can't trace.
+    where no result needs a gradient the graph itself; the backward when it first runs, or ``at_once`` where PyTorch
+    can. Raises what PyTorch raises for a graph that it can't trace.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
@@ -29,7 +33,7 @@ def through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], add: Add)
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_graph(functional: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             if kind != "backward":
-                _mark_static(functional)
+                _note_metadata(functional)
             return make_boxed_func(add(functional, kind))
 
         return compile_graph
@@ -42,7 +46,8 @@ def through_aot(module: fx.GraphModule, example_inputs: Sequence[Any], add: Add)
         decompositions=_opened(),
     )
     settings: Any = config
-    with settings.patch(donated_buffer=False):  # a backward writes into no saved tensor, so it may run again
+    can = hasattr(settings, "force_non_lazy_backward_lowering")
+    with settings.patch(force_non_lazy_backward_lowering=True) if at_once and can else nullcontext():
         compiled: Callable[..., Any] = made(with_library_attention(module), example_inputs)
     return compiled
 
@@ -63,11 +68,13 @@ def _opened() -> dict[Any, Callable[..., Any]]:
     return {**opened, aten.detach.default: aten.alias.default}
 
 
-def _mark_static(module: fx.GraphModule) -> None:
-    """Notes which inputs of AOTAutograd's graph are a module's own tensors."""
+def _note_metadata(module: fx.GraphModule) -> None:
+    """Notes which inputs of AOTAutograd's graph are a module's own tensors, and that its backward may run again."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     static = set(metadata.static_input_indices) if metadata is not None else set[int]()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []  # the backward writes into no saved tensor
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     for number, node in enumerate(placeholders):
         node.meta["fusec_static"] = number in static

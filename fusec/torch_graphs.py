@@ -177,6 +177,20 @@ class CompiledGraph:
         eager = "".join(f"    {n} × {reason}\n" for reason, n in self.eager_calls.items())
         return "\n".join(texts) + (f"calls that ran as written\n{eager}" if eager else "")
 
+    def foreseen(self) -> str:
+        """The report, before the first call on a program for inputs like the ones that PyTorch noted in the graph."""
+        if any(part.plans for part in self.parts):
+            return self.report()
+        self.module.meta["fusec_name"] = self.name
+        noted = [node.meta["val"] for node in self.module.graph.nodes if node.op == "placeholder"]
+        try:
+            examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in noted]
+            capture = capture_graph(self.module, examples, {})
+            program = _compile(capture, self.options.build).program
+        except Exception as error:  # its first call compiles it in parts
+            return f"{self.name} is not compiled in one piece: {error}\n"
+        return explain_program(program, capture.notes)
+
     def _cut_notes(self) -> list[str]:
         return [f"runs through torch between compiled parts: {cut}" for cut in self.cuts]
 

@@ -49,6 +49,18 @@ def test_a_module_and_everything_that_changes_in_it() -> None:
             same(jitted(x), model(x))
 
 
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_module_whose_first_call_makes_its_parameters(graded: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.ReLU())
+    jitted = fusec.jit(model, warn=False)
+    x = torch.randn(2, 4)
+    with torch.set_grad_enabled(graded):
+        jitted(x)
+        assert not plans(jitted)
+        same(jitted(x), model(x))
+    assert [plan.is_compiled for plan in plans(jitted)] == [True]
+
+
 @torch.no_grad()
 def test_a_jitted_module_is_still_the_module() -> None:
     model = small_model()

@@ -68,10 +68,25 @@ class TestHowCallsRunNow:
 
     def test_a_gradient(self) -> None:
         f, x = fusec.jit(torch.nn.Linear(4, 4)), torch.ones(4, 4)
+        assert head(f, x) == "Linear is not called yet; it would be compiled so, forward and backward"
+        f(x)
+        text = fusec.explain(f, x, measure=True)
+        assert text.startswith("Linear is compiled for such calls, forward and backward")
+        assert "Linear_forward on cpu: 2 ops in 1 kernel" in text
+        assert "Linear_backward on cpu" in text
+        assert "not measured" in text
+        with torch.no_grad():
+            assert head(f, x).endswith("(compiled for 1 signature); it would be compiled so")
+
+    def test_a_gradient_without_a_backward(self) -> None:
+        layer, x = torch.nn.Linear(4, 4), torch.ones(4, 4)
+        layer.register_full_backward_hook(lambda *given: None)
+        f = fusec.jit(layer)
         assert head(f, x).startswith("Linear would run as written for such calls: a gradient is needed")
         f(x)
         text = fusec.explain(f, x)
         assert text.startswith("Linear runs as written for such calls: a gradient is needed")
+        assert "self has backward hooks" in text
         assert "Linear on cpu: 2 ops in 1 kernel" in text
         assert "1 × a gradient is needed" in text
         with torch.no_grad():

@@ -127,13 +127,32 @@ SAMPLING: ContextVar[bool] = ContextVar("SAMPLING", default=False)
 """Whether a capture is one of several that differ in extents alone, and must differ in numbers alone."""
 
 
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A captured function as a graph of the library's own calls, of which autograd makes a backward.
+
+    module: gives the tensors of the result, in order; rebuild: the user's result from these. sources: one for each
+    input, changed: the numbers of those that it writes to. random: whether it draws random numbers. asked: after which
+    node the function asked whether another requires a gradient, and what it was told. unfit: why the graph does not do
+    what the function does; empty where it does.
+    """
+
+    module: Any
+    sources: tuple[Source, ...]
+    rebuild: Rebuild
+    changed: tuple[int, ...] = ()
+    random: bool = False
+    asked: tuple[tuple[str, str, bool], ...] = ()
+    unfit: str = ""
+
+
 @dataclass(frozen=True)
 class Capture:
     """One function, captured for one signature.
 
     sources: one for each graph input. rebuild: makes the user's result from the output tensors; outputs
     whose port has ``mutates`` stand among them and are the mutated inputs themselves. notes: what runs
-    through the library, and why.
+    through the library, and why. recorded: where it was asked for and a gradient may be needed.
     """
 
     graph: Graph
@@ -142,6 +161,17 @@ class Capture:
     rebuild: Rebuild
     library: Library
     notes: tuple[str, ...] = ()
+    recorded: Recorded | None = None
+
+
+def inputs_of(sources: Sequence[Source], leaves: Sequence[Any]) -> list[Any]:
+    """The arrays that these sources give in a call with these leaves."""
+    assert not any(isinstance(source, IntegerSource) for source in sources), "integers are no arrays"
+    return [
+        leaves[source.index] if isinstance(source, ArgumentSource) else source.fetch()
+        for source in sources
+        if not isinstance(source, IntegerSource)
+    ]
 
 
 def with_static(capture: Capture, leaves: frozenset[int]) -> Capture:

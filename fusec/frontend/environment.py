@@ -197,10 +197,14 @@ class Recorder:
         return self._before.outlasting() | set(map(id, self._args))
 
     def finish(
-        self, *, is_tensor: Callable[[object], bool], is_input: Callable[[object], bool] = lambda value: True
+        self,
+        *,
+        is_tensor: Callable[[object], bool],
+        is_input: Callable[[object], bool] = lambda value: True,
+        graded: bool = False,
     ) -> Environment:
         """The guards of what was read. ``is_tensor`` says which values the frontend lifts by reference instead, where
-        the function computes with them (``is_input``)."""
+        the function computes with them (``is_input``). ``graded``: a backward is made of it."""
         self._before.forget_stand_ins()
         loads = {key: _Loads(code) for key, (code, _) in self._frames.items()}
         root_function = unwrap(self._root)
@@ -209,7 +213,7 @@ class Recorder:
             self._frames.setdefault((id(code), id(root_function.__globals__)), (code, root_function.__globals__))
             loads.setdefault((id(code), id(root_function.__globals__)), _Loads(code))
         names = _names_read(loads.values(), {key[0] for key in self._frames})
-        writer = GuardWriter(names, is_tensor, is_input)
+        writer = GuardWriter(names, is_tensor, is_input, graded)
         for path, read, value in self._pins:
             writer.pin(path, read, value)
         for path, read, value in self._layouts:

@@ -28,6 +28,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _LISTED = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"}
 _LISTED |= {"children", "named_children", "modules", "named_modules", *_TABLES}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _CELL_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -61,12 +62,13 @@ class GuardWriter:
     A value is checked after the one it was reached through, so each check starts from the live parent. Objects
     are kept by weak reference where they can be; a cycle ends at an object already visited. ``paths`` has the values
     met, by id, ``cells`` the ids of the cells of functions met. ``is_input``: a tensor is an input of the graph, whose
-    layout calls test.
+    layout calls test. ``graded``: modules' backward hooks count.
     """
 
     names: Names
     is_tensor: Callable[[object], bool]
     is_input: Callable[[object], bool] = lambda value: True
+    graded: bool = False
     functions_visited: set[int] = field(default_factory=set)
     paths: dict[int, str] = field(default_factory=dict)
     cells: set[int] = field(default_factory=set)
@@ -411,7 +413,7 @@ class GuardWriter:
     def _module(self, v: str, module: Any, path: str) -> None:
         """A torch module: its mode, its hooks, its children, and plain attributes (all, where the code is torch's)."""
         self._check(f"{v}.training", f"{{v}} is not {module.training}", f"{path}.training", module.training)
-        for hooks in _HOOKS:
+        for hooks in (*_HOOKS, *_BACKWARD_HOOKS) if self.graded else _HOOKS:
             held = list(module.__dict__[hooks].values())
             test = f"list({{v}}.values()) != {self._bind(held)}" if held else "{v}"
             self._check(f"{v}.{hooks}", test, f"{path}.{hooks}", len(held))

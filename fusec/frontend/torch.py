@@ -5,20 +5,25 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.nn.modules.module as _all_modules
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import (
+    SAMPLING,
     Capture,
     Conditions,
     Environment,
     Fallback,
     Rebuild,
+    Recorded,
     ReferenceSource,
     Source,
     run_user,
@@ -26,7 +31,7 @@ from fusec.frontend.capture import (
 from fusec.frontend.environment import record_environment
 from fusec.frontend.raw import in_class
 from fusec.frontend.results import MadeObjects, check_result
-from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
+from fusec.frontend.side_effects import ArgumentContainers, StateChangedError, refuse_late_errors
 from fusec.frontend.source import code_location, is_user_file
 from fusec.frontend.steps import Step
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Opens, Static, Structure, names_in, opens_none
@@ -35,6 +40,7 @@ from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_kept import KeptTensors
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
+from fusec.frontend.torch_recording import Recording
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_symbolic_int import reading_tensors
@@ -88,12 +94,14 @@ def capture(
     dynamic: object = None,
     opens: Opens = opens_none,
     device: str | None = None,
+    record: bool = False,
 ) -> Capture:
     """Captures ``f(*args, **kwargs)`` for the shapes, dtypes, strides and static values of this call.
 
     ``f`` is a function, a bound method or an ``nn.Module``. ``opens`` says which objects among the arguments are told
     by what is in them. No tensor's data is read and none is changed. With a GPU as ``device``, tensors on the CPU stand
     for such on the GPU, which need not be here: the graph is on it, and has what a call of tensors there would have.
+    With ``record`` the calls are recorded where a gradient may be needed, for a backward to be made of them.
     Raises DataDependentError for Python control flow on a tensor's value, UnsupportedOpError for what can't be
     captured (with ``fallback='error'`` also for each call that only the library can run), and what eager raises
     for a mistake such as shapes that do not fit. All name the user's file and line.
@@ -103,16 +111,20 @@ def capture(
     names = _argument_names(f, args, kwargs)
     references = References(f, names)
     _refuse_hooks(references)
+    _refuse_lazy(references)
     trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None)
     leaves, spec = flatten(args, kwargs, opens)
+    trace.recording = recording = _recording(references, leaves) if record else None
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
     recorder = record_environment(f, _statics(spec), holds_arrays=True)
     ambient = _ambient()
     given = ArgumentContainers(*fakes, is_tensor, opens)
     with recorder:
-        result = _run(f, trace, fakes, KeptTensors((*references.tensors, *leaves)))
-        kept = Result(trace, result, recorder.outlasting())
+        with nullcontext() if recording is None else recording.running():
+            result = _run(f, trace, fakes, KeptTensors((*references.tensors, *leaves)))
+        kept = _result(trace, result, recorder.outlasting(), recording)
+        recorded = kept.recorded(recording) if recording is not None else None
         given.check()
         _refuse_changes(before, f)
         refuse_late_errors(trace.builder, _location(f))
@@ -120,23 +132,54 @@ def capture(
     graph, sources = kept.finish()
     graph = graph if device is None else place(graph, device)
     inputs = trace.found_inputs(sources)
-    guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs)
+    graded = recorded is not None
+    guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs, graded=graded)
     kept.settle()
-    environment = _Guards(guards, ambient, tuple(trace.ties), tuple(trace.asked.found))
-    return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes))
+    environment = _Guards(guards, ambient, tuple(trace.ties), tuple(trace.asked.found), graded)
+    finished = recorded(kept.rebuild_leaves) if recorded is not None else None
+    return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes), finished)
+
+
+def _result(trace: Trace, result: Any, outlasting: Set[int], recording: Recording | None) -> Result:
+    """UnsupportedOpError for a result that no program gives; for what autograd made of it first."""
+    try:
+        return Result(trace, result, outlasting)
+    except UnsupportedOpError as error:
+        if recording is not None and recording.unfit:
+            raise UnsupportedOpError(recording.unfit, error.location) from error
+        raise
+
+
+def _recording(references: References, leaves: Sequence[torch.Tensor]) -> Recording | None:
+    """What keeps the calls of a run of which some may need a gradient; None where none can."""
+    if not torch.is_grad_enabled() or SAMPLING.get():
+        return None
+    if not any(tensor.requires_grad for tensor in (*leaves, *references.tensors)):
+        return None
+    recording = Recording()
+    hooked = [path for path, module in references.modules if module._backward_hooks or module._backward_pre_hooks]
+    if hooked or _hooked_everywhere():
+        recording.refuse(f"{hooked[0] if hooked else 'every module'} has backward hooks")
+    return recording
+
+
+def _hooked_everywhere() -> bool:
+    """Whether a backward hook is registered for all modules."""
+    return bool(_all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks)
 
 
 @dataclass(frozen=True, eq=False)
 class _Guards:
     """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and places that share a tensor.
 
-    ``bare``: attributes that the arguments did not have, which calls test.
+    ``bare``: attributes that the arguments did not have, which calls test. ``graded``: a backward is made of it.
     """
 
     guards: Environment
     ambient: Ambient
     ties: tuple[tuple[Fetch, Fetch], ...]
     bare: tuple[tuple[int, str | None], ...]
+    graded: bool = False
 
     @cached_property
     def holds(self) -> Callable[[], bool]:
@@ -144,7 +187,7 @@ class _Guards:
         graded, dtype, *autocast = self.ambient
         is_graded, default_dtype, own = torch.is_grad_enabled, torch.get_default_dtype, self.guards.holds
         autocasts = torch._C._is_any_autocast_enabled
-        if self.ties or any(autocast):
+        if self.ties or any(autocast) or self.graded:
             return self._holds
 
         def holds() -> bool:
@@ -161,10 +204,12 @@ class _Guards:
         if self.ties or any(autocast):
             return Conditions((), self._holds, bare=self.bare)
         own = self.guards.conditions
-        return Conditions(((torch.get_default_dtype, dtype),), own.rest, own.guards, self.bare)
+        values = [(torch.get_default_dtype, dtype), *([(_hooked_everywhere, False)] if self.graded else [])]
+        return Conditions(tuple(values), own.rest, own.guards, self.bare)
 
     def _holds(self) -> bool:
-        return _ambient() == self.ambient and self.guards.holds() and self._tied()
+        hooked = self.graded and _hooked_everywhere()
+        return not hooked and _ambient() == self.ambient and self.guards.holds() and self._tied()
 
     def _tied(self) -> bool:
         try:
@@ -176,6 +221,8 @@ class _Guards:
         """The first thing found changed; empty when nothing is."""
         if _ambient() != self.ambient:
             return f"torch's modes: were {self.ambient}, now {_ambient()}"
+        if self.graded and _hooked_everywhere():
+            return "every module has backward hooks"
         if not self._tied():
             return "two places that held one tensor no longer do"
         explain = getattr(self.guards, "why_changed", None)
@@ -280,6 +327,14 @@ def _refuse_hooks(references: References) -> None:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             if is_user_file(_file_of(hook)):
                 raise UnsupportedOpError(f"{path} ({type(module).__name__}) has forward hooks; remove them first")
+
+
+def _refuse_lazy(references: References) -> None:
+    """The first call of a module gives some parameters their shapes; the next may be compiled."""
+    for path, module in references.modules:
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
+            raise StateChangedError(f"parameters of {path} ({type(module).__name__}) that have no shape yet")
 
 
 def _file_of(hook: Any) -> str:
@@ -391,6 +446,7 @@ class Result:
         self._by_memory: dict[Value, Memory] = {}
         changed = [m for m in trace.memories if m.source is not None and m.version]
         _check_changed([m.tensor for m in changed], trace)
+        self._leaves, self._changed = leaves, [m.tensor for m in changed]
         self._inference = torch.is_inference_mode_enabled()
         self._other_mode: set[int] = set()
         with tracing(trace):
@@ -405,6 +461,19 @@ class Result:
                 check_returned(leaf, is_made)
                 if is_made and leaf.is_inference() != self._inference:
                     self._other_mode.add(known[id(leaf)])
+
+    def recorded(self, recording: Recording) -> Callable[[Rebuild], Recorded]:
+        """The recording of the function that gave this result."""
+        leaves, self._leaves = [self._trace.fake(leaf) for leaf in self._leaves], []
+        if self._other_mode:
+            recording.refuse("the function enters or leaves inference mode")
+        return recording.finish(leaves, self._changed)
+
+    @property
+    def rebuild_leaves(self) -> Rebuild:
+        """Makes the user's result from the tensors in it, in order."""
+        structure = self._structure
+        return lambda tensors: _rebuild(structure, iter(tensors))
 
     def settle(self) -> None:
         """Once nothing of the run is left: what is still there was not made by it, and is returned itself."""

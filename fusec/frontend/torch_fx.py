@@ -10,7 +10,8 @@ import copy
 import operator
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType
 from typing import Any
@@ -159,6 +160,10 @@ class _Nodes(fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self.extra_traceback = False
         self._namer = namer
+
+    @contextmanager
+    def _set_current_node(self, node: fx.Node) -> Iterator[None]:
+        yield  # FX would note it for the whole process, where another thread may make a backward
 
     def run_node(self, n: fx.Node) -> Any:
         self._namer.at(n)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +21,10 @@ _OF_FAKES = ("torch._", "torch.utils.", "fusec.")
 
 _NOTES = ("_is_", "_dynamo_")
 """How names begin that PyTorch gives to its own marks: parameters and buffers, hints for ``torch.compile``."""
+
+
+GRADED: ContextVar[Callable[[torch.Tensor], bool] | None] = ContextVar("GRADED", default=None)
+"""Whether a tensor that the function made requires a gradient; None where nothing does."""
 
 
 class Asked:
@@ -59,6 +65,37 @@ class TracedTensor(FakeTensor, StandIn):
         raise _refused("sets the gradient of a tensor")
 
     @property
+    def requires_grad(self) -> bool:
+        own = bool(super().requires_grad)
+        graded = GRADED.get()
+        return own if own or graded is None or self._place is not None or _by_library(1) else graded(self)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        torch.Tensor.requires_grad.__set__(self, value)  # type: ignore[attr-defined]
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        if GRADED.get() is not None and not _by_library(1):
+            raise _refused("reads how a tensor was computed (grad_fn)")
+        return super().grad_fn
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        if GRADED.get() is not None and not _by_library(1):
+            raise _refused("asks whether a tensor was computed (is_leaf)")
+        return bool(super().is_leaf)
+
+    def register_hook(self, hook: Any) -> Any:
+        raise _refused("registers a hook on a tensor")
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        raise _refused("registers a hook on a tensor")
+
+    def retain_grad(self) -> None:
+        raise _refused("keeps the gradient of a tensor")
+
+    @property
     def _version(self) -> int:  # type: ignore[override]
         raise _refused("counts the writes to a tensor")
 
@@ -70,7 +107,7 @@ class TracedTensor(FakeTensor, StandIn):
         return {}
 
     def __getattr__(self, name: str) -> Any:
-        if not str(sys._getframe(1).f_globals.get("__name__", "")).startswith(_OF_FAKES):
+        if not _by_library(1):
             self._look(name)
         raise AttributeError(f"{self._kind.__name__!r} object has no attribute {name!r}")
 
@@ -100,6 +137,11 @@ class TracedTensor(FakeTensor, StandIn):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<traced {self.dtype}{list(self.shape)}>"
+
+
+def _by_library(depth: int) -> bool:
+    """Whether code of PyTorch's own machinery asks, so many frames above the caller."""
+    return str(sys._getframe(depth + 1).f_globals.get("__name__", "")).startswith(_OF_FAKES)
 
 
 def standing_for(fake: torch.Tensor) -> None:

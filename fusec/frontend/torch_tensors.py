@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,7 +19,18 @@ from fusec.ir.builder import Builder
 from fusec.ir.nodes import InputRole, Port, Value
 from fusec.ir.types import contiguous_strides
 
+Fake = Callable[[torch.Tensor], torch.Tensor]
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...], Any]
+
+
+class Recorder(Protocol):
+    """What keeps the calls of a run for autograd."""
+
+    def input(self, fake: torch.Tensor, real: torch.Tensor, source: Source, name: str) -> None:
+        """A tensor that comes from outside."""
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, fake: Fake) -> None:
+        """A call of the library's, and what it gave. ``fake``: what stands for a tensor."""
 
 
 class TracedTensors:
@@ -35,6 +46,7 @@ class TracedTensors:
         self.sources: list[Source] = []
         self.memories: list[Memory] = []
         self.ties: list[tuple[Fetch, Fetch]] = []
+        self.recording: Recorder | None = None
         self._references = references
         self._for_code = for_code
         self.asked = Asked()
@@ -85,6 +97,8 @@ class TracedTensors:
         self._owned.add(value)
         self._inputs.add(value)
         self._hold(fake, Handle(memory))
+        if self.recording is not None:
+            self.recording.input(fake, real, source, value.name)
         if isinstance(source, ArgumentSource):
             as_argument(fake, real, source.index, self.asked)
         return fake

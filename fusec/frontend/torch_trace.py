@@ -125,7 +125,10 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth += 1
         try:
             if self._depth == 1:
-                return self._outermost(func, args, kwargs or {}, caller_frame())
+                result = self._outermost(func, args, kwargs or {}, caller_frame())
+                if self.recording is not None:
+                    self.recording.call(func, args, kwargs or {}, result, self._as_fake)
+                return result
             return self._dispatch(func, args, kwargs or {})
         finally:
             self._depth -= 1

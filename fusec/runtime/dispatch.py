@@ -6,14 +6,23 @@ import functools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from fusec import tracing
 from fusec.config import logger, verifies
 from fusec.errors import CaptureError, CodegenError, DataDependentError, FusecError, LoweringError, SetupError
-from fusec.frontend.capture import AsWritten, Capture, Fallback, Library, leaves_of_parameters, with_static
+from fusec.frontend.capture import (
+    AsWritten,
+    Capture,
+    Fallback,
+    Library,
+    Recorded,
+    inputs_of,
+    leaves_of_parameters,
+    with_static,
+)
 from fusec.frontend.counters import Counting, IntegerAttribute
 from fusec.frontend.side_effects import StateChangedError
 from fusec.frontend.structures import CallSpec, flatten
@@ -24,7 +33,7 @@ from fusec.runtime.arrays import Arrays, Layout
 from fusec.runtime.captures import captures, is_capturing
 from fusec.runtime.code import Scope
 from fusec.runtime.dynamic import Generality, Opening, Openings, is_open, openings, symbols_in
-from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry
+from fusec.runtime.entry import MISS, Entry, compiled_entry, eager_entry, recorded_entry
 from fusec.runtime.executable import Executable
 from fusec.runtime.faults import fault_reason, is_capture_fault, is_compile_fault
 from fusec.runtime.integers import IntegersSeen, OpenIntegers, SampledIntegers
@@ -46,13 +55,27 @@ MOST_ALONE = 4
 """Values of integer attributes that a function is compiled for one by one until, with no range, it runs as written."""
 
 GRADIENT = "a gradient is needed and only the forward is compiled; call it under torch.no_grad() if it is not"
-"""Why a call runs as written that the library records for a gradient."""
+"""Why a call runs as written that the library records for a gradient, where no backward is made."""
 
 log = logger("recompile")
 
 
 Compile = Callable[[Capture], Executable]
 """From a capture to an executable, with the options of the function that is being compiled."""
+
+
+class GradientProgram(Protocol):
+    """What runs a recorded function for calls that need a gradient: forward, and backward where that is asked for."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The function's result."""
+
+    def report(self) -> str:
+        """What was fused into which kernels, forward and backward."""
+
+
+Differentiate = Callable[[Recorded, Sequence[Any], str], GradientProgram]
+"""From a recorded function, examples of its inputs and its name. FusecError where no backward is made."""
 
 Require = Callable[[Library, Collection[str]], None]
 """SetupError where nothing can be compiled for arrays of a library on these devices, whatever the function."""
@@ -75,7 +98,7 @@ class Plan:
     """What calls of one signature do. ``executable`` is None where they run as written; then ``reason`` says why.
 
     ``in_code``: its code asks for a tensor's value. ``opening`` and ``structure``: what calls beside the first may have
-    in place of its extents, or of its integers.
+    in place of its extents, or of its integers. ``gradient`` runs calls that need one.
     """
 
     entry: Entry
@@ -86,6 +109,11 @@ class Plan:
     signature: Signature | None = None
     opening: Opening | None = None
     structure: CallSpec | None = None
+    gradient: GradientProgram | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.executable is not None or self.gradient is not None
 
 
 class Dispatcher:
@@ -105,9 +133,12 @@ class Dispatcher:
         require: Require = nothing_required,
         telling: Telling | None = None,
         device: str | None = None,
+        differentiate: Differentiate | None = None,
     ) -> None:
-        """``device``: the GPU that the function is captured for, where its tensors are not there."""
+        """``device``: the GPU that the function is captured for, where its tensors are not there. ``differentiate``
+        makes what serves calls that need a gradient; without, they run as written."""
         self.function = function
+        self.differentiate = differentiate
         self.device = device
         self.requires = require
         self.telling = telling or Telling()
@@ -134,6 +165,7 @@ class Dispatcher:
         self._count = 0
         self._restless = False
         self._refusals = Refusals()
+        self._without_backward = Refusals()
         self._written = WrittenEntries()
         self._objects = ObjectsSeen()
         self._counting: _Counting | None = None
@@ -231,6 +263,9 @@ class Dispatcher:
             reason = self._refusals.reason(kind)
             if reason:
                 return self._refused(reason, args, kwargs)
+            reason = self._without_backward.reason(kind)
+            if reason:
+                return self._as_written(reason, args, kwargs)
             if self.fallback == "eager":  # else whatever stands against it first is raised
                 self.require(arrays, leaves)
             self._log_recompile(key, known)
@@ -249,8 +284,10 @@ class Dispatcher:
                         raise
                     self._refusals.failed(kind, f"{error}", time.monotonic() - start, may_settle=True)
                     return self._as_written(f"{error}", args, kwargs, "settling")
-                if plan.executable is None and plan.capture is None:
+                if plan.capture is None:
                     failure = time.monotonic() - start
+                elif not plan.is_compiled:
+                    self._without_backward.failed(kind, plan.reason, time.monotonic() - start)
                 self._plans.setdefault(key, []).append(plan)
             self._count += 1
             self._keys.append(key)
@@ -281,7 +318,7 @@ class Dispatcher:
 
     def _refused(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call like others that can't be captured. Where none was compiled, those to come are not looked into."""
-        if self._refusals.is_usual() and all(plan.executable is None for plan in self.plans):
+        if self._refusals.is_usual() and not any(plan.is_compiled for plan in self.plans):
             entry = self._written.make(args, kwargs, functools.partial(self._as_written, reason), MISS)
             if entry is not None:
                 self._promote(Plan(entry, reason=reason))
@@ -346,7 +383,8 @@ class Dispatcher:
         capture = self._capture_function or load_capture(library)
         with captures.run(), tracing.span(f"capture {self.name}", "compile", library=library):
             is_own = library == "torch" and self._capture_function is None
-            own = {"opens": self._objects.opens, "device": self.device} if is_own else {}
+            record = self.differentiate is not None
+            own = {"opens": self._objects.opens, "device": self.device, "record": record} if is_own else {}
             made = capture(self.function, args, kwargs, fallback=self.fallback, **own)
         if not self.static:
             return made
@@ -363,7 +401,7 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Plan:
-        if needs_autograd(arrays.library, leaves):
+        if self.differentiate is None and needs_autograd(arrays.library, leaves):
             return self._eager_plan(arrays, spec, leaves, GRADIENT)
         stage: Stage = "call"
         try:
@@ -372,7 +410,7 @@ class Dispatcher:
             capture = self._capture(arrays.library, args, kwargs)
             stage = "compile"
             if needs_autograd(arrays.library, leaves, capture):
-                return self._eager_plan(arrays, spec, leaves, GRADIENT, capture)
+                return self._gradient_plan(arrays, spec, leaves, capture)
             executable = self.compile(capture)
             self.require(arrays, leaves)
             eager = functools.partial(self._as_written, "a changed input shares memory with another input")
@@ -392,6 +430,28 @@ class Dispatcher:
             if cause == "fault" and verifies():
                 raise
             return self._declined_plan(arrays, spec, leaves, error, cause)
+
+    def _gradient_plan(self, arrays: Arrays, spec: CallSpec, leaves: list[Any], capture: Capture) -> Plan:
+        """A plan for calls that need a gradient: forward and backward compiled, or as written with the reason."""
+        try:
+            program = self.gradient_program(capture, leaves)
+        except FusecError as error:
+            log.debug("%s", error, exc_info=error)
+            return self._eager_plan(arrays, spec, leaves, f"{error}", capture)
+        self.require(arrays, leaves)
+        eager = functools.partial(self._as_written, "a changed input shares memory with another input")
+        entry = recorded_entry(program, capture, spec, arrays, leaves, eager)
+        return Plan(entry, capture, gradient=program)
+
+    def gradient_program(self, capture: Capture, leaves: Sequence[Any]) -> GradientProgram:
+        """What runs calls like the one with these leaves that need a gradient. CaptureError where nothing does."""
+        recorded = capture.recorded
+        if self.differentiate is None or recorded is None:
+            raise CaptureError(GRADIENT)
+        try:
+            return self.differentiate(recorded, inputs_of(recorded.sources, leaves), self.name)
+        except FusecError as error:
+            raise CaptureError(f"a gradient is needed, and {error}") from error
 
     def _make_open(self, arrays: Arrays, leaves: list[Any], spec: CallSpec) -> Plan | None:
         """A plan for ranges of extents, where calls differ in extents alone and one graph serves them; else None."""
@@ -597,6 +657,7 @@ class _Counting(Dispatcher):
             static=outer.static,
             telling=outer.telling,
             device=outer.device,
+            differentiate=outer.differentiate,
         )
         self.counters = counters
         self.eager_calls = outer.eager_calls
@@ -636,8 +697,11 @@ class _Counting(Dispatcher):
         with Counting(self.counters, given) as counting:
             made = super()._capture(library, own, kwargs)
             steps = counting.steps()
-        rebuild = made.rebuild
-        return replace(made, rebuild=lambda outputs: (rebuild(outputs), steps))
+        rebuild, recorded = made.rebuild, made.recorded
+        if recorded is not None:
+            inner = recorded.rebuild
+            recorded = replace(recorded, rebuild=lambda outputs: (inner(outputs), steps))
+        return replace(made, rebuild=lambda outputs: (rebuild(outputs), steps), recorded=recorded)
 
     def _may_count(self, counters: tuple[IntegerAttribute, ...]) -> bool:
         """Where a call counts in further attributes, it runs as written."""

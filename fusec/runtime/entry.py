@@ -16,6 +16,7 @@ from fusec.frontend.capture import (
     ReferenceSource,
     Source,
     TableEntry,
+    inputs_of,
 )
 from fusec.frontend.raw import has_slots, items_of, looks_up_plainly
 from fusec.frontend.structures import Again, CallSpec, Integer, Node, Static, Structure, own_attributes
@@ -176,10 +177,12 @@ def compiled_entry(
     writer.call(spec)
     _check_conditions(writer, conditions)
     inputs = _check_arrays(writer, arrays, leaves, capture.sources, opening)
-    for number, name in conditions.bare:
-        own = f"{writer.leaves[number]}.__dict__"
-        writer.unless(f"not {own}" if name is None else f"{name!r} not in {own}")
-    writer.lines += _clashes(executable, scope, inputs, eager, fixed=opening is None)
+    _check_bare(writer, conditions)
+    ports = executable.program.input_ports
+    among = [k for k, port in enumerate(ports) if port.role != "integer"]
+    mutated = [port.mutates for port in executable.program.output_ports if port.mutates is not None]
+    given = [inputs[k] for k in among]
+    writer.lines += _clashes(arrays, scope, given, [among.index(k) for k in mutated], eager, fixed=opening is None)
     written = executable.write(scope, [inputs[k] for k in executable.free_inputs])
     result = _plain_result(capture.rebuild, written.results)
     if result is None:
@@ -207,6 +210,32 @@ def _attempted(
         *indented(rest),
         f"return {scope.bind(again, 'again')}(args, kwargs, _error)",
     ]
+
+
+def recorded_entry(
+    run: Callable[..., Any],
+    capture: Capture,
+    spec: CallSpec,
+    arrays: Arrays,
+    leaves: Sequence[Any],
+    eager: Callable[..., Any],
+) -> Entry:
+    """The entry that gives the inputs of what was recorded to ``run``, for calls like the one of ``spec`` and
+    ``leaves``; ``eager`` as in :func:`compiled_entry`."""
+    recorded = capture.recorded
+    assert recorded is not None, "the function was recorded"
+    conditions = capture.environment.conditions
+    scope = Scope({} if conditions.guards is None else conditions.guards.objects)
+    writer = _EntryWriter(scope)
+    writer.call(spec)
+    _check_conditions(writer, conditions)
+    inputs = _check_arrays(writer, arrays, leaves, recorded.sources)
+    _check_bare(writer, conditions)
+    for number, example in zip(recorded.changed, inputs_of([recorded.sources[k] for k in recorded.changed], leaves)):
+        writer.unless(f"{inputs[number]}.is_leaf is {example.is_leaf}")  # autograd refuses changes of some leaves
+    writer.lines += _clashes(arrays, scope, inputs, recorded.changed, eager, fixed=True)
+    lines = [*writer.lines, f"return {scope.bind(run, 'run')}({', '.join(inputs)})"]
+    return make_function("call_recorded", ["args", "kwargs"], lines, scope)
 
 
 class _Paths:
@@ -246,6 +275,12 @@ def _check_conditions(writer: _EntryWriter, conditions: Conditions) -> None:
         writer.unless(f"{writer.scope.bind(conditions.rest, 'holds')}()")
     if conditions.guards is not None:
         writer.attempt([line.replace(FAILED, writer.miss) for line in conditions.guards.lines])
+
+
+def _check_bare(writer: _EntryWriter, conditions: Conditions) -> None:
+    for number, name in conditions.bare:
+        own = f"{writer.leaves[number]}.__dict__"
+        writer.unless(f"not {own}" if name is None else f"{name!r} not in {own}")
 
 
 def variant_entry(
@@ -356,14 +391,17 @@ def _check_arrays(
 
 
 def _clashes(
-    executable: Executable, scope: Scope, inputs: Sequence[str], eager: Callable[..., Any], *, fixed: bool
+    arrays: Arrays,
+    scope: Scope,
+    inputs: Sequence[str],
+    mutated: Sequence[int],
+    eager: Callable[..., Any],
+    *,
+    fixed: bool,
 ) -> list[str]:
-    """Lines that give way to eager where a mutated input shares memory with another input."""
-    program = executable.program
-    mutated = {port.mutates for port in program.output_ports if port.mutates is not None}
-    arrays = [k for k, port in enumerate(program.input_ports) if port.role != "integer"]
-    if not mutated or len(arrays) == 1:
+    """Lines that give way to eager where a mutated input, by its number, shares memory with another input."""
+    if not mutated or len(inputs) == 1:
         return []
-    shares = Sharing(executable.arrays, [arrays.index(k) for k in sorted(mutated)], fixed=fixed)
-    given = ", ".join(inputs[k] for k in arrays)
+    shares = Sharing(arrays, sorted(set(mutated)), fixed=fixed)
+    given = ", ".join(inputs)
     return [f"if {scope.bind(shares, 'shares')}({given}): return {scope.bind(eager, 'eager')}(args, kwargs)"]

@@ -52,8 +52,10 @@ def test_a_module_names_the_line_of_its_call() -> None:
     assert one.filename == __file__
 
 
-def test_a_gradient_is_told_once_a_function() -> None:
-    model = fusec.jit(torch.nn.Linear(4, 4))
+def test_a_gradient_without_a_backward_is_told_once_a_function() -> None:
+    layer = torch.nn.Linear(4, 4)
+    layer.register_full_backward_hook(lambda *given: None)
+    model = fusec.jit(layer)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step() -> None:

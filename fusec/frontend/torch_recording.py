@@ -1,0 +1,248 @@
+"""The library's calls of a traced run as a graph of PyTorch's own, of which autograd can make a backward.
+
+A capture runs below autograd, so its own graph has no derivatives. The recording keeps each call whole, with the
+gradient mode under which it was made. Run under autograd it gives what the function gives, gradients included; what
+would not show in it (a custom backward, a hook) makes it unfit, with the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusec.frontend.capture import Rebuild, Recorded, ReferenceSource, Source
+from fusec.frontend.torch_fake import map_tensors, tensors_in, value_name
+from fusec.frontend.torch_stand_in import GRADED
+from fusec.frontend.torch_tensors import Fake, holding
+
+_FRESH = frozenset({"lift_fresh", "lift", "lift_fresh_copy"})
+_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+
+
+class Recording:
+    """The calls of one run. ``unfit`` says why they make no function that autograd could run; empty where they do."""
+
+    def __init__(self) -> None:
+        self.unfit = ""
+        self._graph = fx.Graph()
+        self._sources: list[Source] = []
+        self._random: list[fx.Node] = []
+        self._nodes: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+        self._numbers: dict[int, int] = {}
+        self._given: set[int] = set()
+        self._detached: set[int] = set()
+        self._last: fx.Node | None = None
+        self._graded = True
+        self._needs: dict[fx.Node, bool] = {}
+        self._asked: list[tuple[str, str, bool]] = []
+        self._saving = _saving_hooks()
+
+    def refuse(self, reason: str) -> None:
+        """Notes why the calls are not all that the function is to autograd; the first reason is kept."""
+        self.unfit = self.unfit or reason
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While entered, the function runs: what it asks of gradients is answered as autograd would."""
+        token = GRADED.set(self._requires_grad)
+        try:
+            with _noting_functions(self):
+                yield
+        finally:
+            GRADED.reset(token)
+            self._switch(torch.is_grad_enabled())
+            if not self._graded:
+                self.refuse("the function turns gradients off and leaves them so")
+
+    def input(self, fake: torch.Tensor, real: torch.Tensor, source: Source, name: str) -> None:
+        """A tensor that comes from outside."""
+        if real.is_inference():
+            self.refuse("a tensor of inference mode is among those that it reads")
+        self._numbers[id(fake)] = len(self._sources)
+        self._given |= {id(t) for t in (fake, fake._base, real, real._base) if t is not None}
+        self._hold(fake, self._placeholder(source, name), real.requires_grad)
+
+    def _placeholder(self, source: Source, name: str) -> fx.Node:
+        with self._graph.inserting_after(self._last):
+            node = self._last = self._graph.placeholder(f"{value_name(name).replace('.', '_')}_{len(self._sources)}")
+        self._sources.append(source)
+        return node
+
+    def call(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, fake: Fake) -> None:
+        """A call as it was made, and what it gave. ``fake``: what stands for a tensor."""
+        self.refuse(self._why_unfit(func))
+        if self.unfit:
+            return
+        self._switch(torch.is_grad_enabled())
+        name = func.overloadpacket.__name__
+        if name in _FRESH and id(args[0]) not in self._nodes:
+            constant = self._placeholder(ReferenceSource("constant", holding(args[0])), "constant")
+            node = self._graph.call_function(torch.ops.aten.clone.default, (constant,))
+            self._note(node, result, False)
+            return
+        taken = [fake(t) for t in tensors_in((list(args), list(kwargs.values())))]
+        self._refuse_leaves(taken)
+        if self.unfit:
+            return
+        if name == "requires_grad_":
+            self._requires(taken[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+            return
+        needs = self._graded and name != "detach" and any(self._needs[self._nodes[id(t)][1]] for t in taken)
+        listed = map_tensors(lambda t: self._nodes[id(fake(t))][1], tuple(args))
+        named = {key: map_tensors(lambda t: self._nodes[id(fake(t))][1], value) for key, value in kwargs.items()}
+        node = self._graph.call_function(func, listed, named)
+        if torch.Tag.nondeterministic_seeded in func.tags or "dropout" in name:
+            self._random.append(node)
+        self._note(node, result, needs)
+        if name == "detach":
+            self._detached.add(id(result))
+
+    def _refuse_leaves(self, tensors: Sequence[torch.Tensor]) -> None:
+        """That no tensor besides the inputs and views of them was told to require a gradient, which is no call."""
+        own = [
+            t for t in tensors if id(t) in self._detached or id(t if t._base is None else t._base) not in self._given
+        ]
+        if any(map(_requires_grad, own)):
+            self.refuse("the function makes a tensor that requires a gradient, as torch.utils.checkpoint does")
+
+    def _switch(self, graded: bool) -> None:
+        if graded != self._graded:
+            self._graph.call_function(torch._C._set_grad_enabled, (graded,))
+            self._graded = graded
+
+    def _note(self, node: fx.Node, result: Any, needs: bool) -> None:
+        if isinstance(result, torch.Tensor):
+            self._hold(result, node, needs and (result.is_floating_point() or result.is_complex()))
+        elif isinstance(result, tuple | list):
+            for number, part in enumerate(result):
+                if tensors_in(part):
+                    self._note(self._graph.call_function(_item, (node, number)), part, needs)
+
+    def _hold(self, tensor: torch.Tensor, node: fx.Node, needs: bool) -> None:
+        known = self._nodes.get(id(tensor))
+        self._needs[node] = needs or (known is not None and self._needs[known[1]])
+        self._nodes[id(tensor)] = tensor, node
+
+    # What the function asks
+
+    def _requires_grad(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that the function made requires a gradient. The answer is checked once there is autograd."""
+        known = self._nodes.get(id(tensor))
+        if known is None:
+            return False
+        node = known[1]
+        self._asked.append((next(reversed(self._graph.nodes)).name, node.name, self._needs[node]))
+        return self._needs[node]
+
+    def _requires(self, tensor: torch.Tensor, wanted: bool) -> None:
+        if self._requires_grad(tensor) != wanted:
+            self.refuse("the function itself makes a tensor require a gradient, or no longer do so")
+
+    def _why_unfit(self, func: OpOverload) -> str:
+        if func.namespace in _COLLECTIVES:
+            return "the function calls a collective"
+        if torch.is_inference_mode_enabled():
+            return "the function enters inference mode"
+        if _saving_hooks() != self._saving:
+            return "the function saves tensors for the backward with hooks of its own"
+        return ""
+
+    # The end
+
+    def finish(self, leaves: Sequence[torch.Tensor], changed: Sequence[torch.Tensor]) -> Callable[[Rebuild], Recorded]:
+        """The recording of a function that gives these tensors, and writes to these inputs; ``rebuild`` makes the
+        function's result of the tensors. Nothing of the run is kept."""
+        distinct = {id(leaf): leaf for leaf in leaves}
+        slots = [list(distinct).index(id(leaf)) for leaf in leaves]
+        missing = any(key not in self._nodes for key in distinct)
+        if missing:
+            self.refuse("a result comes from a call that is not recorded")
+        self._refuse_leaves(list(distinct.values()))
+        self._graph.output(() if missing else tuple(self._nodes[key][1] for key in distinct))
+        if not all(map(_is_read, self._random)):
+            self.refuse("it draws random numbers of which nothing comes")
+        numbers = tuple(self._numbers[id(tensor)] for tensor in changed)
+        self._nodes.clear()
+        module = fx.GraphModule(torch.nn.Module(), self._graph)
+        sources, asked, is_random = tuple(self._sources), tuple(self._asked), bool(self._random)
+
+        def recorded(rebuild: Rebuild) -> Recorded:
+            def rebuilt(outputs: Sequence[Any]) -> Any:
+                return rebuild([outputs[slot] for slot in slots])
+
+            return Recorded(module, sources, rebuilt, numbers, is_random, asked, self.unfit)
+
+        return recorded
+
+
+def _is_read(node: fx.Node) -> bool:
+    """Whether a result depends on a node."""
+    seen, ahead = {node}, [node]
+    while ahead:
+        at = ahead.pop()
+        if at.op == "output":
+            return True
+        ahead += [user for user in at.users if user not in seen]
+        seen.update(at.users)
+    return False
+
+
+def _item(parts: Sequence[Any], number: int) -> Any:
+    return parts[number]
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    """What PyTorch itself notes on a fake tensor."""
+    return bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
+
+
+def _saving_hooks() -> Any:
+    """What tensors that autograd saves are given to; None where nothing is."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+# Backwards of the function's own
+
+_lock = threading.Lock()
+_noting = 0
+_applied: Any = None
+_RECORDING: ContextVar[Recording | None] = ContextVar("_RECORDING", default=None)
+
+
+@contextmanager
+def _noting_functions(recording: Recording) -> Iterator[None]:
+    """Runs a body in which a ``torch.autograd.Function`` is noted where it is applied: some make no call at all."""
+    global _noting, _applied
+    function: Any = torch.autograd.Function
+    with _lock:
+        if not _noting:
+            _applied = function.__dict__["apply"]
+            function.apply = classmethod(_apply)
+        _noting += 1
+    token = _RECORDING.set(recording)
+    try:
+        yield
+    finally:
+        _RECORDING.reset(token)
+        with _lock:
+            _noting -= 1
+            if not _noting:
+                function.apply, _applied = _applied, None
+
+
+def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+    recording = _RECORDING.get()
+    if recording is not None:
+        recording.refuse(f"the function has a backward of its own ({function.__name__})")
+    with _lock:
+        applied = _applied
+    if applied is None:  # the last recording ended meanwhile
+        return function.apply(*args, **kwargs)
+    return applied.__get__(None, function)(*args, **kwargs)
