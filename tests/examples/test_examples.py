@@ -31,6 +31,13 @@ def test_mlp(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mlp.py:" in capsys.readouterr().out, "explain names the user's lines"
 
 
+def test_training() -> None:
+    found = load("training").main()
+    assert found["last"] < found["first"] / 10
+    assert found["right"] > 0.9
+    assert found["difference"] < 1e-5
+
+
 def test_windows(capsys: pytest.CaptureFixture[str]) -> None:
     found = load("windows").main()
     assert found["shape"] == (981, 10, 20)
