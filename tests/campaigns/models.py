@@ -1,7 +1,7 @@
 """Models in their default call, as written and through fusec: ``python -m tests.campaigns.models [NAME ...]``.
 
-Each model runs in a process of its own, in up to three ways: through ``fusec.jit`` and through ``torch.compile``, both
-in ``eval`` mode under ``no_grad``, and, for some, the gradients of one training step through ``torch.compile``. Results
+Each model runs in a process of its own, in up to four ways: through ``fusec.jit`` and through ``torch.compile``, both
+in ``eval`` mode under ``no_grad``, and, for some, the gradients of one training step through each. Results
 are compared in structure, in classes and in values; calls that run as written, graph breaks and nodes that PyTorch runs
 between compiled parts are counted; times of warm calls are medians of interleaved calls.
 """
@@ -38,7 +38,7 @@ SECONDS = 400
 SLOWER = 1.1
 """Times eager's that a warm call may take before it is marked: a shared machine's medians differ by so much."""
 
-WAYS = ("jit", "compile", "train")
+WAYS = ("jit", "compile", "train", "fit")
 
 
 @dataclass
@@ -93,9 +93,9 @@ def try_model(name: str, model: Model, ways: tuple[str, ...], seconds: float) ->
         except Exception:  # a model that makes float32 by itself
             exact = None
     for way in ways:
-        if way == "train":
+        if way in ("train", "fit"):
             if model.trains:
-                made.append(_train(name, module, args, kwargs))
+                made.append(_train(Outcome(name, way), module, args, kwargs))
             continue
         out = Outcome(name, way)
         made.append(out)
@@ -156,9 +156,8 @@ def _count(out: Outcome, graphs: list[CompiledGraph]) -> None:
             out.written[f"{graph.kind}: {reason}"] = n
 
 
-def _train(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+def _train(out: Outcome, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
     """The gradients of a step, without dropout, so that they can be compared."""
-    out = Outcome(name, "train")
     weights = [p for p in module.parameters() if p.requires_grad]
     wide = in_float64(module)
     exact: Any
@@ -174,13 +173,17 @@ def _train(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", InternalErrorWarning)
         try:
-            called = torch.compile(module, backend="fusec")
+            called: Any = fusec.jit(module) if out.way == "fit" else torch.compile(module, backend="fusec")
             start = time.perf_counter()
             found = _gradients(called, weights, args, kwargs)
             out.first = time.perf_counter() - start
             out.wrong += differences(found, eager, exact)
         except Exception as error:
             out.wrong.append(f"raises {type(error).__name__}: {error}")
+    if out.way == "fit":
+        dispatcher = called._fusec.dispatcher
+        out.written = dict(dispatcher.eager_calls)
+        graphs = [graph for plan in dispatcher.plans if plan.gradient is not None for graph in plan.gradient.graphs]
     _count(out, graphs)
     out.kernels = sum(len(exe.program.reports) for graph in graphs for exe in graph.executables)
     return out
@@ -241,7 +244,7 @@ def in_child(name: str, model: Model, ways: tuple[str, ...], seconds: float) -> 
 def unlisted(model: Model, outcome: Outcome) -> list[str]:
     """What is not as the table says: calls that run as written, graph breaks, nodes left to PyTorch."""
     lines = []
-    wanted = model.as_written if outcome.way == "jit" else ""
+    wanted = model.as_written if outcome.way in ("jit", "fit") else ""
     reasons = list(outcome.written)
     if wanted and not any(wanted in reason for reason in reasons):
         lines.append(f"is listed as running as written ({wanted}), and no longer does")
@@ -276,7 +279,7 @@ HEAD = f"{'model':24} {'way':8} {'':11} kern call brk cut first s  eager µs  ra
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="models; all without a name. A name may end in * ")
-    parser.add_argument("--ways", default=",".join(WAYS), help="jit, compile, train")
+    parser.add_argument("--ways", default=",".join(WAYS), help="jit, compile, train, fit")
     parser.add_argument("--seconds", type=float, default=1.0, help="for the times of warm calls; 0: none")
     parser.add_argument("--count", type=int, default=0, help="no more than so many models")
     chosen = parser.parse_args(arguments)

@@ -1,4 +1,5 @@
-"""Models that NNSmith generates, in eager, through ``fusec.jit`` and ``torch.compile(backend="fusec")``, and trained.
+"""Models that NNSmith generates, in eager, through ``fusec.jit`` and ``torch.compile(backend="fusec")``, and trained
+through both.
 
     python -m tests.campaigns.nnsmith_models --count 1000 --seed 0
 
@@ -34,7 +35,10 @@ Tensor = torch.Tensor
 Each = Callable[[str, Any, Tensor], Tensor]
 Reader = Callable[["Net", Sequence[Tensor]], list[Tensor]]
 
-WAYS = ("jit", "compile", "train")
+WAYS = ("jit", "compile", "train", "fit")
+"""The last two are trained: through ``torch.compile``, and through ``fusec.jit``."""
+
+TRAINED = WAYS[2:]
 
 SUMS = frozenset(
     [
@@ -302,14 +306,14 @@ def difference(program: Program, ways: Sequence[str] = WAYS) -> str:
 
 
 def _through(net: Net, way: str) -> Callable[..., Any]:
-    return fusec.jit(net) if way == "jit" else torch.compile(net, backend="fusec")
+    return fusec.jit(net) if way in ("jit", "fit") else torch.compile(net, backend="fusec")
 
 
 def _differs(program: Program, way: str) -> Iterator[tuple[str, str]]:
     """Where, and what."""
     net, arguments = make(program)
     eager, fast = copy.deepcopy(net), _through(net, way)
-    gradients = way == "train"
+    gradients = way in TRAINED
     for call in ("first call", "second call"):
         theirs, ours = ([_prepared(x, gradients) for x in arguments] for _ in range(2))
         before = copy.deepcopy(eager)
@@ -374,7 +378,7 @@ def _steady(ours: Tensor, theirs: Tensor, exact: Tensor, noisy: Sequence[Tensor]
 def _layouts(net: Net, arguments: Sequence[Tensor], way: str, expected: Any) -> Iterator[Any]:
     """What results may be like: as written, and in training as AOTAutograd makes them, to which equal calls are one."""
     yield expected
-    if way == "train":
+    if way in TRAINED:
         torch._dynamo.reset()
         given = [_prepared(x, True) for x in arguments]
         yield describe(torch.compile(copy.deepcopy(net), backend="aot_eager")(*given), given)
