@@ -195,6 +195,20 @@ class TestWhatRequiresAGradient:
         check(f, leaf(4))
         assert [y.requires_grad for y in compiled(f)(leaf(4))] == [True, False, True]
 
+    def test_gradients_turned_on_inside(self) -> None:
+        def f(x: Any) -> Any:
+            with torch.enable_grad():
+                return x * 2
+
+        jitted = fusec.jit(f)
+        x = leaf(3)
+        with torch.no_grad():
+            found = quietly(jitted, x)
+            assert not compiled(f)(x.detach()).requires_grad
+        found.sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
+        assert "turns gradients on" in reasons(jitted)[0]
+
     def test_without_gradients_the_forward_alone_is_compiled(self) -> None:
         jitted = compiled(lambda x, w: (x @ w).relu())
         x, w = torch.randn(3, 4), leaf(4, 5)

@@ -40,7 +40,7 @@ from fusec.frontend.structures import rebuild as _rebuild
 from fusec.frontend.torch_kept import KeptTensors
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
-from fusec.frontend.torch_recording import Recording
+from fusec.frontend.torch_recording import GradientsOff, Recording
 from fusec.frontend.torch_references import Fetch, References
 from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_symbolic_int import reading_tensors
@@ -114,7 +114,9 @@ def capture(
     _refuse_lazy(references)
     trace = Trace(_graph_name(f), references, fallback, for_gpu=device is not None)
     leaves, spec = flatten(args, kwargs, opens)
-    trace.recording = recording = _recording(references, leaves) if record else None
+    recording = _recording(references, leaves) if record else None
+    off = GradientsOff() if record and not torch.is_grad_enabled() else None
+    trace.recording = recording or off
     fakes = spec.restore(_fakes(trace, leaves, names, spec))
     before = _attributes(f, references)
     recorder = record_environment(f, _statics(spec), holds_arrays=True)
@@ -123,6 +125,8 @@ def capture(
     with recorder:
         with nullcontext() if recording is None else recording.running():
             result = _run(f, trace, fakes, KeptTensors((*references.tensors, *leaves)))
+        if off is not None and off.turned_on:
+            raise UnsupportedOpError("the function turns gradients on where they are off", trace.emitter.location)
         kept = _result(trace, result, recorder.outlasting(), recording)
         recorded = kept.recorded(recording) if recording is not None else None
         given.check()

@@ -182,6 +182,22 @@ class Recording:
         return recorded
 
 
+class GradientsOff:
+    """What stands for a recording of a call under ``torch.no_grad()``, whose results require no gradient."""
+
+    def __init__(self) -> None:
+        self.turned_on = False
+
+    def input(self, fake: torch.Tensor, real: torch.Tensor, source: Source, name: str) -> None:
+        pass
+
+    def call(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, fake: Fake) -> None:
+        """Notes where the function turns gradients on, and what it computes from an input requires one."""
+        if torch.is_grad_enabled():
+            taken = tensors_in((list(args), list(kwargs.values())))
+            self.turned_on = self.turned_on or any(_requires_grad(fake(t)) for t in taken)
+
+
 def _is_read(node: fx.Node) -> bool:
     """Whether a result depends on a node."""
     seen, ahead = {node}, [node]
