@@ -17,7 +17,7 @@ Add = Callable[[fx.GraphModule, Kind], Callable[..., Any]]
 
 
 def through_aot(
-    module: fx.GraphModule, example_inputs: Sequence[Any], add: Add, *, at_once: bool = False
+    module: torch.nn.Module, example_inputs: Sequence[Any], add: Add, *, at_once: bool = False
 ) -> Callable[..., Any]:
     """The function of a graph's inputs that runs its forward, and whose results lead to its backward.
 
@@ -38,7 +38,7 @@ def through_aot(
 
         return compile_graph
 
-    made = aot_autograd(
+    made: Any = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),

@@ -21,6 +21,7 @@ from fusec import config
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import Recorded
 from fusec.frontend.torch_fake import fake_like, fake_mode
+from fusec.frontend.torch_fx import NodeByNode
 from fusec.frontend.torch_modes import dispatch_modes
 from fusec.torch_autograd import through_aot
 from fusec.torch_graphs import Chosen, CompiledGraph, Kind
@@ -52,7 +53,7 @@ class GradientFunction:
                 mode = fake_mode()
                 made = _stand_ins(mode, recorded, inputs)
                 with torch._guards.tracing(torch._guards.TracingContext(mode)):
-                    self._run = through_aot(recorded.module, made, self._add, at_once=True)
+                    self._run = through_aot(_Calls(recorded), made, self._add, at_once=True)
         except UnsupportedOpError:
             raise
         except Exception as error:
@@ -221,7 +222,18 @@ def _leaves_behind(node: Any) -> set[int]:
     return found
 
 
-class _Answers(fx.Interpreter):
+class _Calls(torch.nn.Module):
+    """A recording as a module that runs its own code: graphs PyTorch interprets (see :class:`NodeByNode`)."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self._run = recorded.module.forward
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self._run(*inputs)
+
+
+class _Answers(NodeByNode):
     """Runs a recording under autograd, and compares what the function was told."""
 
     def __init__(self, recorded: Recorded) -> None:

@@ -153,7 +153,21 @@ def _role(node: fx.Node, value: torch.Tensor) -> InputRole:
     return "parameter" if static or isinstance(value, torch.nn.Parameter) else "argument"
 
 
-class _Nodes(fx.Interpreter):
+class NodeByNode(fx.Interpreter):
+    """An interpreter that keeps all results, and takes no lock of the process: PyTorch's counts its progress in tqdm,
+    whose lock is shared with forked children, and stays taken where one ends in it."""
+
+    def run(self, *args: Any, **_: Any) -> Any:
+        assert isinstance(self.module, fx.GraphModule), "it has a graph"
+        self.env, self.args_iter = {}, iter(args)
+        for node in self.module.graph.nodes:
+            self.env[node] = self.run_node(node)
+            if node.op == "output":
+                return self.env[node]
+        return None
+
+
+class _Nodes(NodeByNode):
     """Runs a graph and tells the namer which node is at hand."""
 
     def __init__(self, module: fx.GraphModule, namer: _NodeNamer) -> None:
