@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.torch_attention import with_library_attention
 from fusec.torch_graphs import Kind
 
 Add = Callable[[fx.GraphModule, Kind], Callable[..., Any]]
@@ -48,7 +47,7 @@ def through_aot(
     settings: Any = config
     can = hasattr(settings, "force_non_lazy_backward_lowering")
     with settings.patch(force_non_lazy_backward_lowering=True) if at_once and can else nullcontext():
-        compiled: Callable[..., Any] = made(with_library_attention(module), example_inputs)
+        compiled: Callable[..., Any] = made(module, example_inputs)
     return compiled
 
 

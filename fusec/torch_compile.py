@@ -23,6 +23,7 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from fusec import config, tracing
 from fusec.build import Options, checked
 from fusec.errors import FusecError
+from fusec.frontend.torch_attention import with_library_attention
 from fusec.frontend.torch_fx import capture_graph
 from fusec.options import check_switch
 from fusec.torch_autograd import through_aot
@@ -60,7 +61,8 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
             return _add(module, kind, chosen)
         log.info("graph is made functional first: %s", reason)
     try:
-        return through_aot(module, example_inputs, lambda graph, kind: _add(graph, kind, chosen))
+        written = with_library_attention(module)
+        return through_aot(written, example_inputs, lambda graph, kind: _add(graph, kind, chosen))
     except TensorifyScalarRestartAnalysis:
         raise
     except Exception as error:  # what PyTorch can't make functional may still be captured in parts

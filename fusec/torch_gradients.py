@@ -7,6 +7,7 @@ gradient. Where gradients are differentiated again (``create_graph=True``), they
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fusec import config
 from fusec.errors import CaptureError, UnsupportedOpError
 from fusec.frontend.capture import Recorded
+from fusec.frontend.torch_attention import with_library_attention
 from fusec.frontend.torch_fake import fake_like, fake_mode
 from fusec.frontend.torch_fx import NodeByNode
 from fusec.frontend.torch_modes import dispatch_modes
@@ -53,7 +55,9 @@ class GradientFunction:
                 mode = fake_mode()
                 made = _stand_ins(mode, recorded, inputs)
                 with torch._guards.tracing(torch._guards.TracingContext(mode)):
-                    self._run = through_aot(_Calls(recorded), made, self._add, at_once=True)
+                    self._run = through_aot(
+                        _Calls(_with_library_attention(recorded, inputs)), made, self._add, at_once=True
+                    )
         except UnsupportedOpError:
             raise
         except Exception as error:
@@ -225,12 +229,33 @@ def _leaves_behind(node: Any) -> set[int]:
 class _Calls(torch.nn.Module):
     """A recording as a module that runs its own code: graphs PyTorch interprets (see :class:`NodeByNode`)."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: fx.GraphModule) -> None:
         super().__init__()
-        self._run = recorded.module.forward
+        self._run = recorded.forward
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         return self._run(*inputs)
+
+
+def _with_library_attention(recorded: Recorded, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The recorded calls with attention that is written out as the library's."""
+    given: fx.GraphModule = recorded.module
+    if not any("softmax" in node.name for node in given.graph.nodes):
+        return given
+    module = fx.GraphModule(torch.nn.Module(), copy.deepcopy(given.graph))
+    mode = fake_mode()
+    made = _stand_ins(mode, recorded, inputs)
+    with mode, torch.enable_grad():
+        _Examples(module, garbage_collect_values=False).run(*made)
+    return with_library_attention(module)
+
+
+class _Examples(NodeByNode):
+    """Runs a recording, and notes on each node what it gave."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = n.meta["example_value"] = super().run_node(n)
+        return result
 
 
 class _Answers(NodeByNode):

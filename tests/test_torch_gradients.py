@@ -19,6 +19,7 @@ from jitted import plans  # noqa: E402
 
 import fusec  # noqa: E402
 from fusec.errors import FusecError  # noqa: E402
+from fusec.frontend.torch_attention import with_library_attention  # noqa: E402
 
 
 def leaf(*shape: int, **named: Any) -> Any:
@@ -47,6 +48,25 @@ class TestAsNearAsEager:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
         check(attend, *(leaf(2, 3, 16, 8) for _ in range(3)))
+
+    def test_attention_that_is_written_out_becomes_the_library_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        taken = []
+
+        def on_cpus(module: Any) -> Any:
+            made = with_library_attention(module, ("cpu",))
+            taken.append(made is not module)
+            return made
+
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            scores = q @ k.transpose(-2, -1)
+            scores *= 0.25
+            hidden = torch.ones(20, 20, dtype=torch.bool, device=q.device).triu(1)
+            return torch.softmax(scores.masked_fill(hidden, float("-inf")).float(), -1).to(q.dtype) @ v
+
+        monkeypatch.setattr("fusec.torch_gradients.with_library_attention", on_cpus)
+        check(attend, *(leaf(2, 3, 20, 16, dtype=torch.bfloat16) for _ in range(3)))
+        assert taken
+        assert all(taken)
 
     def test_an_encoder_layer(self) -> None:
         layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)

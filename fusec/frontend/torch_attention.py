@@ -44,7 +44,8 @@ _HIDDEN = -1e9
 def with_library_attention(module: fx.GraphModule, devices: Sequence[str] = ("cuda",)) -> fx.GraphModule:
     """The graph with written attention as calls of the library's; the same graph where there is none.
 
-    Nodes carry what they gave, as Dynamo notes it. ``devices``: kinds of device on which attention is looked for.
+    Nodes carry what they gave, as ``example_value`` or ``val``. ``devices``: the kinds of
+    device on which attention is looked for.
     """
     found = [each for node in module.graph.nodes if (each := _attention(node, devices)) is not None]
     if not found:
