@@ -16,6 +16,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar, Token
 from functools import cached_property
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
@@ -48,6 +49,11 @@ _MISSING_ATTRIBUTE = {"AttributeError", "Exception", "BaseException"}
 _KINDS = {"int", "__name__", "__qualname__"}
 _CELL_LOADS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
+Hook = Callable[[FrameType, str, object], None]
+
+_HOOK: ContextVar[Hook | None] = ContextVar("fusec_hook", default=None)
+"""The profile hook of the capture that runs, where nobody else's is called along."""
+
 
 class Environment:
     """The guards of one capture.
@@ -76,6 +82,26 @@ class Environment:
         return self._writer.explain()
 
 
+class Unwatched:
+    """A context for a library's own code, in which none of the user's runs: the hook would see each call in it.
+
+    An operation on fake tensors is some 2,000 calls, and the hook takes longer than they do.
+    """
+
+    __slots__ = ("_hook",)
+
+    def __enter__(self) -> None:
+        self._hook = _HOOK.get()
+        if self._hook is not None and sys.getprofile() is self._hook:
+            sys.setprofile(None)
+        else:
+            self._hook = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            sys.setprofile(self._hook)
+
+
 class Recorder:
     """Notes the user's code that runs in this thread while it is entered as a context."""
 
@@ -87,6 +113,7 @@ class Recorder:
         self._pins: list[tuple[str, Callable[[], object], object]] = []
         self._layouts: list[tuple[str, Callable[[], object], object]] = []
         self._previous: Any = None
+        self._token: Token[Hook | None]
         self._holds_arrays = holds_arrays
         self._before = Snapshots(is_plain, holds_arrays)
         self._kinds = Kinds()
@@ -101,13 +128,16 @@ class Recorder:
         owner = getattr(self._root, "__self__", None if isinstance(self._root, FunctionType) else self._root)
         self._before.hold(owner, "self")
         self._previous = sys.getprofile()
-        sys.setprofile(self._make_hook())
+        hook = self._make_hook()
+        self._token = _HOOK.set(None if callable(self._previous) else hook)
+        sys.setprofile(hook)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._rearmed.leave()
+        _HOOK.reset(self._token)
         sys.setprofile(None)
         if hasattr(self._previous, "enable"):  # a C profiler such as cProfile.Profile
             self._previous.enable()
@@ -121,7 +151,7 @@ class Recorder:
         if self._refusal is not None and (error is None or isinstance(error, Exception)):
             raise self._refusal.with_traceback(None) from None
 
-    def _make_hook(self) -> Callable[[FrameType, str, object], None]:
+    def _make_hook(self) -> Hook:
         theirs: dict[str, bool] = {self._root_file: True}
         chained = self._previous if callable(self._previous) else None
         frames = self._frames

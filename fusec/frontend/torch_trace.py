@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from inspect import Signature, signature
 from types import FrameType
@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusec.errors import DataDependentError, DeviceError, TypeRuleError, UnsupportedOpError
 from fusec.frontend.capture import ReferenceSource, format_arguments
 from fusec.frontend.counters import COUNTING
+from fusec.frontend.environment import Unwatched
 from fusec.frontend.steps import Step
 from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
 from fusec.frontend.torch_emit import Declined, has_channels_last, tensor_type
@@ -76,6 +77,9 @@ _RELABELS = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_"
 """In-place calls that change how a tensor looks at its memory, not the memory."""
 
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional", "requires_grad_": "alias", "detach_": "alias"}
+
+_WATCHED = nullcontext()
+"""For calls other than PyTorch's own: what they run may be the user's code."""
 
 _ADVICE = (
     "use torch.where or masks instead of `if`, keep the number as a tensor, "
@@ -125,7 +129,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth += 1
         try:
             if self._depth == 1:
-                result = self._outermost(func, args, kwargs or {}, caller_frame())
+                frame = caller_frame()
+                with Unwatched() if func.namespace == "aten" else _WATCHED:
+                    result = self._outermost(func, args, kwargs or {}, frame)
                 if self.recording is not None:
                     self.recording.call(func, args, kwargs or {}, result, self._as_fake)
                 return result
