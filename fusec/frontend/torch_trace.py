@@ -132,9 +132,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 frame = caller_frame()
                 with Unwatched() if func.namespace == "aten" else _WATCHED:
                     result = self._outermost(func, args, kwargs or {}, frame)
-                if self.recording is not None:
-                    self.recording.call(func, args, kwargs or {}, result, self._as_fake)
-                return result
+                    if self.recording is not None:
+                        self.recording.call(func, args, kwargs or {}, result, self._as_fake)
+                    return result
             return self._dispatch(func, args, kwargs or {})
         finally:
             self._depth -= 1
