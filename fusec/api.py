@@ -317,8 +317,8 @@ def compile(
     ahead = Variants(function, capture, library, call, specs, options, device, freeze, graph)
     ranges = ranges_of(specs, dims)
     if ranges:
-        return Compiled(name, library, ahead.placed, call, {}, None, ahead.over(ranges))
-    compiled = Compiled(name, library, ahead.placed, call, {}, ahead.at)
+        return Compiled(name, library, ahead.inputs, call, {}, None, ahead.over(ranges))
+    compiled = Compiled(name, library, ahead.inputs, call, {}, ahead.at)
     if not any(spec.names for spec in specs):
         compiled.specialised({})
     return compiled

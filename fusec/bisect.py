@@ -174,7 +174,7 @@ class _Search:
             wrong = self.run(alone, given, self.interpret(alone, given))
             if wrong:
                 lines.append(f"kernel {op.attributes.body.name} ({op.attributes.kind}) is wrong: {wrong}")
-                lines += [f"    {place}" for place in _places(op)]
+                lines += [f"    {location}" for location in _locations(op)]
         return lines or ["each kernel is right by itself: the fault is in how they follow one another or share memory"]
 
     def difference(self, found: Sequence[Array], expected: Sequence[Array], graph: Graph) -> str:
@@ -208,10 +208,10 @@ class _Search:
         )
 
 
-def _places(op: Op) -> list[str]:
+def _locations(op: Op) -> list[str]:
     assert isinstance(op.attributes, FusedAttributes)
     found: dict[str, list[str]] = {}
     for inner in op.attributes.body.ops:
         if inner.location is not None:
             found.setdefault(inner.location.short, []).append(inner.name)
-    return [f"{place}: {', '.join(names)}" for place, names in found.items()]
+    return [f"{location}: {', '.join(names)}" for location, names in found.items()]

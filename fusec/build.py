@@ -130,12 +130,12 @@ def build(graph: Graph, library: Library, options: Options) -> Built:
         lock = _locks.get(key)
         if lock is None:
             lock = _locks[key] = threading.Lock()
-    if known is not None and _same_places(known, locations):
+    if known is not None and _same_locations(known, locations):
         tracing.instant("built before in this process", "cache", key=key[:12])
         return known
     with lock:
         known = _built.get(key)
-        if known is None or not _same_places(known, locations):
+        if known is None or not _same_locations(known, locations):
             with tracing.span(f"compile {graph.name}", "compile", target=target, key=key[:12]) as span:
                 known = _built[key] = _build(graph, library, target, options, key, locations, made_from)
                 span.note(from_cache=known.from_cache)
@@ -211,7 +211,7 @@ def _gpu_machine(name: str) -> GpuTarget:
     return found if rates is None else replace(found, rates=rates)
 
 
-def _same_places(built: Built, locations: list[Location]) -> bool:
+def _same_locations(built: Built, locations: list[Location]) -> bool:
     """Whether an executable names these lines of the user's source; another function may have the same graph."""
     fused = (place for report in built.executable.program.reports for _, place in report.fused)
     return {place for place in fused if place is not None} <= set(locations)
@@ -480,15 +480,15 @@ def _to_disk(disk: DiskCache, key: str, built: Built, locations: list[Location],
 
 def without_locations(graph: Graph) -> tuple[Graph, list[Location]]:
     """The graph with each line of source replaced by its number, and the lines. A moved function stays the same."""
-    places: dict[Location, int] = {}
+    numbers: dict[Location, int] = {}
     ops = []
     for op in graph.ops:
         if op.location is None:
             ops.append(op)
         else:
-            number = places.setdefault(op.location, len(places))
+            number = numbers.setdefault(op.location, len(numbers))
             ops.append(replace(op, location=Location("source", number)))
-    return graph.with_ops(ops), list(places)
+    return graph.with_ops(ops), list(numbers)
 
 
 @cache

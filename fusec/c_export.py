@@ -98,7 +98,7 @@ class _Piece:
         self.name = name
         self._compiled = compiled
         self._weights = weights
-        self._places: dict[int, str] = {}
+        self._pointers: dict[int, str] = {}
         self.kernels = list(dict.fromkeys(s.kernel for s in self.program.steps if not isinstance(s, Call)))
         self._refuse_calls()
         self.code = _shared_object(compiled, variant)
@@ -109,24 +109,24 @@ class _Piece:
 
     def _memory(self) -> Iterator[str]:
         program, executable = self.program, self.variant.executable
-        for place, slot in enumerate(executable.free_inputs):
-            argument = self.variant.arguments[place]
+        for position, slot in enumerate(executable.free_inputs):
+            argument = self.variant.arguments[position]
             if not isinstance(argument, int):
                 raise self.refuse("it fetches tensors at each call; compile it with freeze=True")
-            self._places[program.inputs[slot]] = f"(const char *)inputs[{argument}]"
+            self._pointers[program.inputs[slot]] = f"(const char *)inputs[{argument}]"
         for slot, array in executable.weights.items():
             dtype, shape, data = executable.arrays.to_bytes(array)
             laid = _laid_out(np.frombuffer(data, dtype.numpy).reshape(shape), program.slots[slot])
-            self._places[slot] = f"model->weights + {self._weights.add(laid)}"
+            self._pointers[slot] = f"model->weights + {self._weights.add(laid)}"
         for slot, block in executable.packed.items():
-            self._places[slot] = f"model->weights + {self._weights.add(block.tobytes())}"
+            self._pointers[slot] = f"model->weights + {self._weights.add(block.tobytes())}"
         if any(port.mutates is not None for port in program.output_ports):
             raise self.refuse("it changes its arguments")
         for k, slot in enumerate(program.outputs):
             root, offset = root_of(program, slot)
-            if program.slots[root].kind != "output" or root in self._places or offset != 0:
+            if program.slots[root].kind != "output" or root in self._pointers or offset != 0:
                 raise self.refuse(f"result {k} lies in the memory of an argument or of another result; return a copy")
-            self._places[root] = f"(char *)outputs[{k}]"
+            self._pointers[root] = f"(char *)outputs[{k}]"
         yield from self._scratch()
 
     def _scratch(self) -> Iterator[str]:
@@ -137,7 +137,7 @@ class _Piece:
             reads, writes = reads_and_writes(program, step)
             for slot in (*reads, *writes):
                 root, _ = root_of(program, slot)
-                if root not in self._places and program.slots[root].kind in ("workspace", "packed"):
+                if root not in self._pointers and program.slots[root].kind in ("workspace", "packed"):
                     lives[root] = (lives.get(root, (number, number))[0], number)
         shelves: list[list[int]] = []
         for root in sorted(lives, key=lambda r: -most(_bytes(program.slots[r]))):
@@ -152,7 +152,7 @@ class _Piece:
             size = "0"
             for root in shelf:
                 size = f"fusec_max({size}, {spell_c(_bytes(program.slots[root]))})"
-                self._places[root] = f"scratch + at{k}"
+                self._pointers[root] = f"scratch + at{k}"
             yield f"const int64_t at{k} = scratch_bytes;"
             yield f"scratch_bytes += ({size} + {_ALIGNMENT - 1}) / {_ALIGNMENT} * {_ALIGNMENT};"
         yield f"char *scratch = (char *)aligned_alloc({_ALIGNMENT}, scratch_bytes + {_ALIGNMENT});"
@@ -161,11 +161,11 @@ class _Piece:
     def _address(self, slot: int) -> str:
         root, offset = root_of(self.program, slot)
         record = self.program.slots[root]
-        if record.kind == "constant" and root not in self._places:
+        if record.kind == "constant" and root not in self._pointers:
             data = np.full(record.type.static_shape, record.value, record.type.dtype.numpy).tobytes()
-            self._places[root] = f"model->weights + {self._weights.add(data)}"
+            self._pointers[root] = f"model->weights + {self._weights.add(data)}"
         nbytes = offset * self.program.slots[slot].type.dtype.itemsize
-        return f"(int64_t)({self._places[root]} + {spell_c(nbytes)})"
+        return f"(int64_t)({self._pointers[root]} + {spell_c(nbytes)})"
 
     def _steps(self) -> Iterator[str]:
         sizes = {kernel.name: kernel.sizes for kernel in self.program.kernels}

@@ -23,8 +23,8 @@ def dump(folder: Path, lowered: Lowered, module: Module, executable: Executable)
     assembly, the program as JSON, and, where this machine can run it, the Python of a call."""
     program = lowered.program
     target = _new_folder(folder, program.name)
-    for place, (stage, text) in enumerate(lowered.stages.items()):
-        (target / f"{place:02d}_{stage}.ir").write_text(text + "\n")
+    for number, (stage, text) in enumerate(lowered.stages.items()):
+        (target / f"{number:02d}_{stage}.ir").write_text(text + "\n")
     texts: Callable[[str], dict[str, str]] = getattr(module, "texts", lambda name: {})
     for kernel in program.kernels:
         (target / f"{kernel.name}.tile").write_text(print_kernel(kernel) + "\n")

@@ -231,8 +231,8 @@ def texts_of(variant: Variant, program: Program, digests: Mapping[str, str]) -> 
 
 def _with_short_paths(program: Json) -> Json:
     """Folders of the author's machine stay there."""
-    places = [Location(file, line) for file, line in program["locations"]]
-    program["locations"] = [[place.short.rpartition(":")[0], place.line] for place in places]
+    locations = [Location(file, line) for file, line in program["locations"]]
+    program["locations"] = [[location.short.rpartition(":")[0], location.line] for location in locations]
     return program
 
 

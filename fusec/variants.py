@@ -42,7 +42,7 @@ class Variants:
     _weights: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     @cached_property
-    def placed(self) -> list[TensorSpec]:
+    def inputs(self) -> list[TensorSpec]:
         """The specs, on the device."""
         return self.specs if self.device is None else [replace(spec, device=self.device) for spec in self.specs]
 
@@ -54,7 +54,7 @@ class Variants:
 
     def over(self, ranges: Ranges) -> list[Variant]:
         """For all extents in these ranges. TargetError where the device takes none."""
-        if self.library != "torch" and any(spec.device != "cpu" for spec in self.placed):
+        if self.library != "torch" and any(spec.device != "cpu" for spec in self.inputs):
             raise TargetError("ranges of extents on GPUs are there for PyTorch alone; give integers, or no ranges")
         found = pieces(self._capture_at, ranges, self._conditions())
         if self.device is not None:
@@ -83,7 +83,7 @@ class Variants:
         graph = frozen(piece.graph) if self.freeze else piece.graph
         executable = build(graph, self.library, replace(self.options, usual=usual)).executable
         executable = replace(executable, graph=self.graph)
-        made = _variant(piece, executable, self.placed, self._weights if self.freeze else None)
+        made = _variant(piece, executable, self.inputs, self._weights if self.freeze else None)
         return replace(made, names=_weight_names(self.function, piece.capture)) if self.freeze else made
 
 

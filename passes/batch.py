@@ -26,7 +26,7 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Port, Value
 from fusec.ir.types import TensorType
 
-Place = tuple[Value, int]
+Axis = tuple[Value, int]
 """An axis of a value."""
 Link = tuple[int, int, int, int]
 """Operand, its axis, result, its axis: element ``i`` along one makes element ``i`` along the other, and no other."""
@@ -42,8 +42,8 @@ def batch_axes(graph: Graph) -> dict[Value, int]:
     """
     if not graph.outputs or not graph.outputs[0].type.shape:
         raise LoweringError("the first result has no axis to go along")
-    links: dict[Place, list[Place]] = {}
-    free: set[Place] = {(v, a) for v in graph.inputs for a in range(v.type.rank)}
+    links: dict[Axis, list[Axis]] = {}
+    free: set[Axis] = {(v, a) for v in graph.inputs for a in range(v.type.rank)}
     for op in graph.ops:
         for operand, a, result, b in _links(op):
             one, other = (op.operands[operand], a), (op.results[result], b)
@@ -61,18 +61,18 @@ def batch_axes(graph: Graph) -> dict[Value, int]:
     return axes
 
 
-def _reached(graph: Graph, links: dict[Place, list[Place]]) -> set[Place]:
+def _reached(graph: Graph, links: dict[Axis, list[Axis]]) -> set[Axis]:
     start = (graph.outputs[0], 0)
     found, waiting = {start}, [start]
     while waiting:
-        for place in links.get(waiting.pop(), ()):
-            if place not in found:
-                found.add(place)
-                waiting.append(place)
+        for axis in links.get(waiting.pop(), ()):
+            if axis not in found:
+                found.add(axis)
+                waiting.append(axis)
     return found
 
 
-def _check(graph: Graph, axes: dict[Value, int], free: set[Place]) -> None:
+def _check(graph: Graph, axes: dict[Value, int], free: set[Axis]) -> None:
     producers = graph.producers()
     for value, axis in axes.items():
         if (value, axis) not in free:

@@ -15,7 +15,7 @@ from fusec.ir.ops import OPS
 from fusec.ir.raising import is_lookup
 from fusec.ir.types import DType, bool_
 from fusec.passes.float_ranges import Interval, float_range
-from fusec.passes.places import places, raises_beside_other_writes
+from fusec.passes.places import raises_beside_other_writes, written_indices
 from fusec.runtime.library import CHECK_INDEX, parse_arguments
 
 Range = tuple[int, int]
@@ -40,7 +40,7 @@ def note_indices(graph: Graph) -> Graph:
     wanted: dict[Value, dict[tuple[int, int], Op]] = {}
     if raises_beside_other_writes(graph):
         for op in graph.ops:
-            for value, low, high in places(op):
+            for value, low, high in written_indices(op):
                 for check in facts.checks(value, low, high):
                     wanted.setdefault(check.value, {}).setdefault((check.low, check.high), op)
     for op in graph.ops:

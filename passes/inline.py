@@ -157,28 +157,28 @@ class Inliner:
         source, indices = op.operands
         count = indices.type.rank
         picked = self.at(indices, index[axis : axis + count])
-        place = _index_of(picked)
-        if place is not None and is_at_least(place, 0) and is_below(place, source.type.shape[axis]):
-            return self.at(source, (*index[:axis], place, *index[axis + count :]))
+        position = _index_of(picked)
+        if position is not None and is_at_least(position, 0) and is_below(position, source.type.shape[axis]):
+            return self.at(source, (*index[:axis], position, *index[axis + count :]))
         return self.at(source, (*index[:axis], picked, *index[axis + count :]))
 
     def _concat(self, op: Op, index: Subscripts, axis: int) -> ScalarExpr:
         """The piece that the index falls into, as far as its bounds tell, else a choice of the pieces it may."""
-        place = pure((index[axis],))[0]
+        position = pure((index[axis],))[0]
         result: ScalarExpr | None = None
         stop: Index = op.result.type.shape[axis]
         for piece in reversed(op.operands):
             extent = piece.type.shape[axis]
             start = sub(stop, extent)
             stop = start
-            if extent == 0 or is_below(place, start) or is_at_least(place, add(start, extent)):
+            if extent == 0 or is_below(position, start) or is_at_least(position, add(start, extent)):
                 continue
-            inside = minimum(maximum(sub(place, start), 0), last(extent))
+            inside = minimum(maximum(sub(position, start), 0), last(extent))
             element = self.at(piece, (*index[:axis], inside, *index[axis + 1 :]))
             result = (
                 element
                 if result is None
-                else Apply("select", (_less(place, add(start, extent)), element, result), element.dtype)
+                else Apply("select", (_less(position, add(start, extent)), element, result), element.dtype)
             )
         if result is None:
             raise LoweringError("a concatenation of nothing", op.location)
@@ -189,14 +189,14 @@ class Inliner:
         inside: list[Index] = []
         conditions: list[ScalarExpr] = []
         for i, low, n in zip(index, attributes.low, source.type.shape):
-            place = sub(i, low)
-            if is_below(place, 0) or is_at_least(place, n):
+            position = sub(i, low)
+            if is_below(position, 0) or is_at_least(position, n):
                 return self.at(fill, ())
-            inside.append(minimum(maximum(place, 0), last(n)))
-            if not is_at_least(place, 0):
-                conditions.append(Apply("ge", (IndexValue(place), Const(0, i64)), bool_))
-            if not is_below(place, n):
-                conditions.append(_less(place, n))
+            inside.append(minimum(maximum(position, 0), last(n)))
+            if not is_at_least(position, 0):
+                conditions.append(Apply("ge", (IndexValue(position), Const(0, i64)), bool_))
+            if not is_below(position, n):
+                conditions.append(_less(position, n))
         value = self.at(source, tuple(inside))
         if not conditions:
             return value
@@ -225,8 +225,8 @@ def _index_of(e: ScalarExpr) -> Index | None:
         return None
     found: Index | None = None
     match e:
-        case IndexValue(index=place):
-            found = place
+        case IndexValue(index=position):
+            found = position
         case Const(value=int() as number):
             found = number
         case Apply("cast", (part,)):
@@ -257,14 +257,14 @@ def _decided(e: Apply) -> ScalarExpr | None:
                 return Const(e.op == "ge", bool_)
             return Const(e.op == "lt", bool_) if is_below(sub(first, second), 0) else None
         case Apply(name) if name in _ARITHMETIC:
-            place = _index_of(e)
-            return Const(place, e.dtype) if isinstance(place, int) else None
+            position = _index_of(e)
+            return Const(position, e.dtype) if isinstance(position, int) else None
     return None
 
 
-def _less(place: Index, bound: Index) -> ScalarExpr:
+def _less(position: Index, bound: Index) -> ScalarExpr:
     end = Const(bound, i64) if isinstance(bound, int) else IndexValue(bound)
-    return Apply("lt", (IndexValue(place), end), bool_)
+    return Apply("lt", (IndexValue(position), end), bool_)
 
 
 def _index_number(i: Subscript, dtype: DType) -> ScalarExpr:

@@ -30,13 +30,13 @@ def search_as_minimum(r: Rewriter) -> Outcome:
     found = r.emit("eq", x, r.keep(extreme, x, [axis]), hint="found")
     if x.type.dtype.is_float:
         found = r.emit("logical_or", found, r.emit("isnan", x))
-    places = _places(r, x, axis)
-    past = r.constant(most(x.type.shape[axis]), places)
-    first = r.reduce("reduce_min", r.emit("select", found, places, past, hint="places"), [axis], hint="first")
+    positions = _positions(r, x, axis)
+    past = r.constant(most(x.type.shape[axis]), positions)
+    first = r.reduce("reduce_min", r.emit("select", found, positions, past, hint="places"), [axis], hint="first")
     return r.cast(first, i64)
 
 
-def _places(r: Rewriter, x: Value, axis: int) -> Value:
+def _positions(r: Rewriter, x: Value, axis: int) -> Value:
     """The index along the axis, in as few bits as hold it."""
     dtype = i32 if most(x.type.shape[axis]) < 2**31 else i64
     shape = tuple(n if a == axis else 1 for a, n in enumerate(x.type.shape))

@@ -9,14 +9,14 @@ from fusec.ir.graph import Graph
 from fusec.ir.nodes import Op, Value
 from fusec.runtime.library import Operand, parse_arguments
 
-Place = tuple[Value, int, int]
+WrittenIndex = tuple[Value, int, int]
 """An index, and the inclusive bounds of its elements."""
 
 _ALONG = frozenset(("index_copy", "index_add", "scatter", "scatter_add", "scatter_reduce"))
 """Calls of an array, an axis and an index, which is not negative."""
 
 
-def writes_places(op: Op) -> bool:
+def writes_at_indices(op: Op) -> bool:
     """True for a call that gives its first operand with some elements written."""
     return _name(op) in (*_ALONG, "index_fill", "index_put")
 
@@ -26,13 +26,13 @@ def raises_beside_other_writes(graph: Graph) -> bool:
     producers = graph.producers()
     ports = zip(graph.outputs, graph.output_ports, strict=True)
     made = [producers.get(value) for value, port in ports if port.mutates is not None]
-    by_call = [op is not None and writes_places(op) for op in made]
+    by_call = [op is not None and writes_at_indices(op) for op in made]
     return any(by_call) and not all(by_call)
 
 
-def places(op: Op) -> Iterator[Place]:
+def written_indices(op: Op) -> Iterator[WrittenIndex]:
     """The places that a call writes to, of axes whose extents are known."""
-    if not writes_places(op):
+    if not writes_at_indices(op):
         return
     assert isinstance(op.attributes, ExternAttributes)
     shape = op.operands[0].type.shape

@@ -135,8 +135,8 @@ def _side_by_side(r: Rewriter) -> Outcome:
         return None
     apart = r.reshape(x, (*shape[:axis], shape[axis] // parts, parts, *shape[axis + 1 :]), hint="apart")
     partial = r.reduce(r.op.name, apart, axes, "partial", r.op.attributes.dtype)
-    place = sum(a < axis for a in range(len(shape)) if a not in axes)
-    return r.reduce(r.op.name, partial, [place], hint="of_parts")
+    parts_axis = sum(a < axis for a in range(len(shape)) if a not in axes)
+    return r.reduce(r.op.name, partial, [parts_axis], hint="of_parts")
 
 
 def chained(graph: Graph) -> set[str]:
@@ -231,5 +231,5 @@ def _of_parts(r: Rewriter, x: Value, axis: int, parts: int, dtype: DType | None)
     apart = r.reshape(x, (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]), hint="apart")
     inner = [a + (a >= axis) for a in r.op.attributes.axes]
     partial = r.reduce(r.op.name, apart, inner, "partial", dtype)
-    place = sum(a < axis for a in range(len(shape)) if a not in r.op.attributes.axes)
-    return r.reduce(r.op.name, partial, [place], hint="of_parts")
+    parts_axis = sum(a < axis for a in range(len(shape)) if a not in r.op.attributes.axes)
+    return r.reduce(r.op.name, partial, [parts_axis], hint="of_parts")

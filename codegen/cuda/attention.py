@@ -88,8 +88,8 @@ class _Emitter(AttentionPlan):
             if fetch is None or fetch.transposed:
                 found.append(None)
                 continue
-            places = {self.m.var: "row", self.n.var: "column"}
-            found.append(self.add_map(load, fetch, (_GROUP_ROWS, BOX), places))
+            coordinates = {self.m.var: "row", self.n.var: "column"}
+            found.append(self.add_map(load, fetch, (_GROUP_ROWS, BOX), coordinates))
         return found
 
     def _fetches(self, head: str, moved: Moved) -> None:

@@ -223,8 +223,8 @@ class BlockEmitter:
         part = name if s.fresh else self.names.unique(f"{name}_part")
         if not s.fresh:
             self.writer.line(f"{kind} {part}{''.join(f'[{n}]' for n in self._tile_sizes(kept))};")
-        with self._registers(kept) as place:
-            self.writer.line(f"{part}{place} = {literal(MONOIDS[s.op].identity(s.target.dtype), s.target.dtype)};")
+        with self._registers(kept) as slot:
+            self.writer.line(f"{part}{slot} = {literal(MONOIDS[s.op].identity(s.target.dtype), s.target.dtype)};")
         self._add_up(s, part)
         self._across_threads(s, part, kept)
 
@@ -254,8 +254,8 @@ class BlockEmitter:
             self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {scratch}[{elements}];")
         repeats = self.in_loop or bool(self._tile_sizes(kept))
         slots = self.slots(s, repeats)
-        with self._registers(kept) as place:
-            value = part + place
+        with self._registers(kept) as slot:
+            value = part + slot
             if scratch:
                 if repeats:
                     self.writer.line("__syncthreads();")
@@ -266,9 +266,9 @@ class BlockEmitter:
             if slots:
                 value = f"reduce_cluster<CLUSTER>({value}, {functor}, {slots})"
             if not s.fresh:
-                self.writer.line(f"{name}{place} = {_COMBINE[s.op].format(name + place, value)};")
-            elif value != name + place:
-                self.writer.line(f"{name}{place} = {value};")
+                self.writer.line(f"{name}{slot} = {_COMBINE[s.op].format(name + slot, value)};")
+            elif value != name + slot:
+                self.writer.line(f"{name}{slot} = {value};")
 
     def slots(self, s: Reduce, repeats: bool) -> str:
         """The shared memory where the blocks of a cluster leave their parts of a reduction; "" for a single block."""
@@ -350,20 +350,20 @@ class BlockEmitter:
         """Loops over a thread's part of a tile; gives the subscripts."""
         with ExitStack() as stack:
             stack.enter_context(self.names.scope())
-            place = ""
+            slot = ""
             for size in self._tile_sizes(iters):
                 name = self.names.unique("k")
                 self.writer.line("#pragma unroll")
                 stack.enter_context(self.writer.block(f"for (int {name} = 0; {name} < {size}; ++{name})"))
-                place += f"[{name}]"
-            yield place
+                slot += f"[{name}]"
+            yield slot
 
     def _subscripts(self, iters: tuple[Iter, ...], point: Point) -> str:
         """The subscripts of a tile's element at a point."""
-        place = "".join(f"[{point.chunks[i.var]}]" for i in iters if point.chunks[i.var])
+        slot = "".join(f"[{point.chunks[i.var]}]" for i in iters if point.chunks[i.var])
         if self.layout.vector > 1 and any(self.layout.is_row(i) == self.layout.fast_rows for i in iters):
-            place += f"[{point.lane}]"
-        return place
+            slot += f"[{point.lane}]"
+        return slot
 
     # Values
 

@@ -16,7 +16,7 @@ class DeferredEpilogue:
     what is computed from there, under the next tile's products."""
 
     values: tuple[ScalarExpr, ...]
-    places: tuple[Buffer, ...]
+    slots: tuple[Buffer, ...]
     rest: tuple[Store, ...]
 
 
@@ -27,7 +27,7 @@ def deferred_epilogue(stores: Sequence[Store], products: Collection[Buffer]) -> 
     for store in stores:
         value = cut.rest_of(store.value)
         if value is None and _is_half(store.target.dtype.is_float, store.target.dtype.bits):
-            value = cut.place(Apply("cast", (store.value,), store.target.dtype))
+            value = cut.put(Apply("cast", (store.value,), store.target.dtype))
         if value is None:
             return None
         rest.append(replace(store, value=value))
@@ -53,7 +53,7 @@ class _Cut:
         """The value with what is deferred read instead; None where it reads a product that nothing rounds."""
         return rewrite(e, self._change) if self._can_be_cut(e) else None
 
-    def place(self, value: Apply) -> Load:
+    def put(self, value: Apply) -> Load:
         number = self.number(value)
         if number not in self.values:
             self.values[number] = value
@@ -62,7 +62,7 @@ class _Cut:
         return self.loads[number]
 
     def _change(self, e: ScalarExpr) -> ScalarExpr | None:
-        return self.place(e) if isinstance(e, Apply) and self._is_place(e) else None
+        return self.put(e) if isinstance(e, Apply) and self._is_stored(e) else None
 
     def _reads_products(self, e: ScalarExpr) -> bool:
         number = self.number(e)
@@ -82,6 +82,6 @@ class _Cut:
         """A rounding, or one that may be left out: a ``copy`` where a library's call would round (``inline.py``)."""
         return isinstance(e, Apply) and e.op in ("cast", "copy") and _is_half(e.dtype.is_float, e.dtype.bits)
 
-    def _is_place(self, e: Apply) -> bool:
+    def _is_stored(self, e: Apply) -> bool:
         """Whether it is rounded here and what it is made of can't be cut before."""
         return self._rounds(e) and self._reads_products(e) and not all(map(self._can_be_cut, e.args))

@@ -112,8 +112,8 @@ class _Emitter(PlanWriter):
             raise LoweringError(f"boxes of {part} rows of {load.buffer} do not begin where tensor cores read them")
         if not along_k and part % box[1]:
             raise LoweringError(f"a cluster's blocks can't share copies of {part} places of {load.buffer}")
-        place = {domain[side].var: ("row", "column")[side]}
-        return self.add_map(load, fetch, box, place, dtype=self._kind)
+        coordinates = {domain[side].var: ("row", "column")[side]}
+        return self.add_map(load, fetch, box, coordinates, dtype=self._kind)
 
     def _output(self, s: Store) -> Moved | None:
         """How a result of 16 bits leaves through shared memory; None where it is stored from registers."""
@@ -192,7 +192,7 @@ class _Emitter(PlanWriter):
                         if last
                         else f"else if (product == {number})"
                     )
-                where = self.coordinates(m, {self._free_axis(m, free): m.places[free.var]})
+                where = self.coordinates(m, {self._free_axis(m, free): m.coordinates[free.var]})
                 line(f"{'    ' if len(moved) > 1 else ''}fetch_tile(to, {m.name}, full, blocks, {where});")
 
     def _depth_of(self, windows: Windows) -> int:

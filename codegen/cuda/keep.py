@@ -32,19 +32,19 @@ class _Keeper:
         self.readers: dict[tuple[tuple[Iter, ...], int], set[int]] = {}
         self.made: dict[tuple[tuple[Iter, ...], int], Load] = {}
         self.taken: set[str] = set()
-        for place, s in enumerate(body):
+        for position, s in enumerate(body):
             if isinstance(s, Map | Store | Reduce) and len(s.domain) == 2:
-                self._count(s.value, s.domain, place, set())
+                self._count(s.value, s.domain, position, set())
 
-    def _count(self, e: ScalarExpr, domain: tuple[Iter, ...], place: int, seen: set[int]) -> None:
+    def _count(self, e: ScalarExpr, domain: tuple[Iter, ...], position: int, seen: set[int]) -> None:
         number = self.numbering.number(e)
         if number in seen:
             return
         seen.add(number)
-        self.readers.setdefault((domain, number), set()).add(place)
+        self.readers.setdefault((domain, number), set()).add(position)
         chosen = isinstance(e, Apply) and e.op == "select"  # what only one side reads may lie outside its buffer
         for part in e.args[:1] if chosen and isinstance(e, Apply) else children(e):
-            self._count(part, domain, place, seen)
+            self._count(part, domain, position, seen)
 
     def block(self) -> Block:
         loads: list[Statement] = []

@@ -49,7 +49,12 @@ class _Emitter(PlanWriter):
             nest.column_tiles.var: "column_tile",
         }
         self.row, self.column, self.k = nest.row.whole, nest.column.whole, nest.depth.whole
-        self.places = {nest.batch.var: "batch", self.row.var: "row", self.column.var: "column", self.k.var: "k"}
+        self.named = {
+            nest.batch.var: "batch",
+            self.row.var: "row",
+            self.column.var: "column",
+            self.k.var: "k",
+        }
 
     def emit(self) -> KernelSource:
         kernel = self.kernel
@@ -139,7 +144,7 @@ class _Emitter(PlanWriter):
 
     def _index(self, e: Index) -> str:
         """An index in the whole product's row, column and k, not those of a tile."""
-        return spell_index(e, self.places)
+        return spell_index(e, self.named)
 
     # The epilogue
 

@@ -75,7 +75,7 @@ def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
 @cache
 def load_nvrtc() -> ctypes.CDLL:
     """The library, the newest that is found. TargetError where there is none."""
-    for path in _places():
+    for path in _candidates():
         try:
             for builtins in Path(path).parent.glob("libnvrtc-builtins.so*"):  # NVRTC opens it by name, without a path
                 ctypes.CDLL(str(builtins))
@@ -104,7 +104,7 @@ def nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def _places() -> Iterator[str]:
+def _candidates() -> Iterator[str]:
     for package in _PACKAGES:
         try:
             found = files_of(package) or ()
@@ -151,7 +151,7 @@ def _with_lines(log: str, text: str, name: str) -> str:
     told = []
     for line in log.splitlines():
         told.append(line)
-        place = re.match(rf"{re.escape(name)}\.cu\((\d+)\): (?:catastrophic )?error", line)
-        if place and 0 < int(place[1]) <= len(lines):
-            told.append(f"  {int(place[1])} | {lines[int(place[1]) - 1].strip()}")
+        line_number = re.match(rf"{re.escape(name)}\.cu\((\d+)\): (?:catastrophic )?error", line)
+        if line_number and 0 < int(line_number[1]) <= len(lines):
+            told.append(f"  {int(line_number[1])} | {lines[int(line_number[1]) - 1].strip()}")
     return "\n".join(told)

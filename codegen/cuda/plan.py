@@ -29,12 +29,12 @@ ALIGNMENT = 1024
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor map and where its boxes lie. ``places``: what is added to the coordinate along M or N within a tile."""
+    """A tensor map, and the ``coordinates`` of its boxes: what is added along M or N within a tile."""
 
     name: str
     map: TensorMap
     fetch: Fetch
-    places: dict[Symbol, str]
+    coordinates: dict[Symbol, str]
 
 
 class PlanWriter:
@@ -66,7 +66,7 @@ class PlanWriter:
         self.writer = Writer(1)
 
     def add_map(
-        self, load: Load, fetch: Fetch, box: tuple[int, ...], places: dict[Symbol, str], dtype: str = ""
+        self, load: Load, fetch: Fetch, box: tuple[int, ...], coordinates: dict[Symbol, str], dtype: str = ""
     ) -> Moved:
         """``box``: the last extents of what is moved at a time, 1 of the others. ``dtype``: what it is read as, if not
         its own."""
@@ -76,7 +76,7 @@ class PlanWriter:
         known = next((m for m in self.maps if m.map == made and m.fetch == fetch), None)
         if known is not None:
             return known
-        moved = Moved(self.names.unique(f"{load.buffer.name}_map"), made, fetch, places)
+        moved = Moved(self.names.unique(f"{load.buffer.name}_map"), made, fetch, coordinates)
         self.maps.append(moved)
         return moved
 
@@ -99,8 +99,8 @@ class PlanWriter:
     def coordinates(self, moved: Moved, along: dict[int, str]) -> str:
         """Fastest axis first. ``along``: what is added to the last axis (-1) and the one before (-2)."""
         texts = [self.index(c) for c in moved.fetch.coordinates]
-        for axis, place in along.items():
-            texts[axis] = place if texts[axis] == "0" else f"{bare(texts[axis])} + {place}"
+        for axis, offset in along.items():
+            texts[axis] = offset if texts[axis] == "0" else f"{bare(texts[axis])} + {offset}"
         return ", ".join(map(bare, reversed(texts)))
 
     def members(self) -> None:
@@ -225,9 +225,9 @@ class PlanWriter:
             for load, member in names.items():
                 line(f"Vec<{memory_type(load.dtype)}, 2> {member};")
         line()
-        places = "int batch, int row_tile, int column_tile, int row, int column"
-        places = places if rows else places.replace("int row, ", "")
-        with self.writer.block(f"{name} read_{name.lower()}({places}) const"):
+        parameters = "int batch, int row_tile, int column_tile, int row, int column"
+        parameters = parameters if rows else parameters.replace("int row, ", "")
+        with self.writer.block(f"{name} read_{name.lower()}({parameters}) const"):
             if names:
                 self.stay_inside((self.m, self.n) if rows else (self.n,))
             line(f"return {{{', '.join(self._load_pair(load, read) for load in names)}}};")
@@ -250,9 +250,9 @@ class PlanWriter:
         values = deferred_values(cut)
         pairs = early | self._read_pairs(values, early)
         low, high = (self._values(lane, pairs, values) for lane in range(2))
-        for number, place in enumerate(cut.places):
-            parts = (bare(_as_float(x[number], values[number], place)) for x in (low, high))
-            self.writer.line(f"deferred[{number}] = {place.dtype.name}::pack({', '.join(parts)});")
+        for number, slot in enumerate(cut.slots):
+            parts = (bare(_as_float(x[number], values[number], slot)) for x in (low, high))
+            self.writer.line(f"deferred[{number}] = {slot.dtype.name}::pack({', '.join(parts)});")
 
     def results(
         self, staged: Sequence[object], cut: DeferredEpilogue | None = None, known: Mapping[Load, str] | None = None
@@ -267,8 +267,8 @@ class PlanWriter:
             self.leave_outside(sum(map(bool, staged)))
         known = known or {}
         stores = self.stores if cut is None else cut.rest
-        places = {} if cut is None else {b: f"deferred[{k}]" for k, b in enumerate(cut.places)}
-        self.products = {**self.products, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in places.items()}}
+        slots = {} if cut is None else {b: f"deferred[{k}]" for k, b in enumerate(cut.slots)}
+        self.products = {**self.products, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in slots.items()}}
         roots = [unrounded(s) for s in stores]
         pairs = {**known, **self._read_pairs(roots, known)}
         found = [self._values(lane, pairs, roots) for lane in range(2)]
@@ -280,7 +280,7 @@ class PlanWriter:
                 continue
             packed = f"{store.target.dtype.name}::pack({low}, {high})"
             if isinstance(store.value, Load) and store.value.dtype is store.target.dtype:
-                packed = places.get(store.value.buffer, packed)
+                packed = slots.get(store.value.buffer, packed)
             self.writer.line(f"staged[{number}] = {packed};")
             number += 1
 

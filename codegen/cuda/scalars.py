@@ -187,10 +187,10 @@ def bare(text: str) -> str:
     if not text.startswith("("):
         return text
     depth = 0
-    for place, c in enumerate(text):
+    for end, c in enumerate(text):
         depth += (c == "(") - (c == ")")
         if not depth:
-            return text[1:-1] if place == len(text) - 1 else text
+            return text[1:-1] if end == len(text) - 1 else text
     return text
 
 

@@ -213,20 +213,20 @@ class Scalars(Text):
         name = self._slice(load) or self.names[load.buffer]
         if not load.index:
             return name
-        places = []
+        axes = []
         for i in load.index:
-            place = next(
+            axis = next(
                 (k for k, it in enumerate(self.domain) if isinstance(i, Expr) and it.var in symbols_of(i)), None
             )
-            if place is None or not (load.index[-1] is i or self.domain[place].var is i):
+            if axis is None or not (load.index[-1] is i or self.domain[axis].var is i):
                 raise LoweringError(f"a tile read at {i}, which is no iterator of its statement")
-            places.append(place)
-        if places != sorted(places):
+            axes.append(axis)
+        if axes != sorted(axes):
             raise LoweringError("a tile read in another order of axes")
         rank = len(self.domain)
-        if len(places) == rank:
+        if len(axes) == rank:
             return name
-        selector = ", ".join(":" if k in places else "None" for k in range(rank))
+        selector = ", ".join(":" if k in axes else "None" for k in range(rank))
         return f"{name}[{selector}]"
 
     def _slice(self, load: Load) -> str | None:

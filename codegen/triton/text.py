@@ -76,16 +76,16 @@ class Text(IndexSpeller):
 
     def axis(self, s: Symbol) -> str:
         """A domain iterator as a block along its own axis; a loop or grid variable as a scalar."""
-        place = next((k for k, i in enumerate(self.domain) if i.var is s), None)
-        if place is None:
+        axis = next((k for k, i in enumerate(self.domain) if i.var is s), None)
+        if axis is None:
             return self.symbols[s]
-        extent = self.domain[place].extent
+        extent = self.domain[axis].extent
         wide = ".to(tl.int64)" if self.wide else ""
         arange = self.once(f"tl.arange(0, {extent}){wide}", s.name)
         rank = len(self.domain)
         if rank == 1:
             return arange
-        selector = ", ".join(":" if k == place else "None" for k in range(rank))
+        selector = ", ".join(":" if k == axis else "None" for k in range(rank))
         return f"{arange}[{selector}]"
 
     def symbol(self, s: Symbol) -> str:

@@ -101,13 +101,15 @@ class AlongWriter(DotWriter):
             at: Index = ix.add(column, j)
             if last is not None and j:
                 at = ix.minimum(at, last)
-            columns.append(self._read(code, "b", self.dot.b, {**self._places(block, 0, k), self.dot.n.var: at}, mask))
+            columns.append(
+                self._read(code, "b", self.dot.b, {**self._coordinates(block, 0, k), self.dot.n.var: at}, mask)
+            )
         if mask is None:
             self._fetch_columns(code, block, column, k)
         zero = tir.integer(0)
         for i, row in enumerate(sums):
             if i < block.rows:
-                left = self._read(code, "a", self.dot.a, self._places(block, i, k), mask)
+                left = self._read(code, "a", self.dot.a, self._coordinates(block, i, k), mask)
                 if self.signed:
                     left = self._bound(code, "s", tirx.bitwise_xor(left, tir.constant(SIGNS, "int32", self.lanes).node))
             else:
@@ -116,18 +118,18 @@ class AlongWriter(DotWriter):
                 old = tirx.BufferLoad(total, [zero])
                 code.append(tirx.BufferStore(total, self._product(code, old, left, right), [zero]))
 
-    def _places(self, block: RowBlock, i: int, k: Index) -> Mapping[Symbol, Index]:
+    def _coordinates(self, block: RowBlock, i: int, k: Index) -> Mapping[Symbol, Index]:
         return self._at(block, i, 0, 0, k)
 
     def _read(self, code: Code, name: str, load: Load, at: Mapping[Symbol, Index], mask: Node | None) -> Node:
         """A vector along k; narrow elements as groups of 32 bits."""
         memory = self.context.memory[load.buffer]
-        place = tir.ramp(self.context.index(self._flat_at(load, at)), self.span, 1, self.context.index_type)
+        offset = tir.ramp(self.context.index(self._flat_at(load, at)), self.span, 1, self.context.index_type)
         if mask is None:
-            node = tirx.BufferLoad(memory, [place])
+            node = tirx.BufferLoad(memory, [offset])
         else:
             element = memory_type(load.dtype)
-            node = tirx.op.masked_load(tir.vector_type(element, self.span), memory, place, mask)
+            node = tirx.op.masked_load(tir.vector_type(element, self.span), memory, offset, mask)
             node = tirx.Select(mask, node, tir.constant(0, element, self.span).node)  # else they may be anything
         if self.group > 1:
             node = tirx.reinterpret(f"int32x{self.lanes}", node)
@@ -154,7 +156,7 @@ class AlongWriter(DotWriter):
         ahead = registers.ahead // self.dot.b.dtype.itemsize
         fetches = []
         for j in range(self.vectors):
-            flat = self._flat_at(self.dot.b, {**self._places(block, 0, k), self.dot.n.var: ix.add(column, j)})
+            flat = self._flat_at(self.dot.b, {**self._coordinates(block, 0, k), self.dot.n.var: ix.add(column, j)})
             fetches.append(tir.fetch(memory, self.context.index(ix.add(flat, ahead)), 2))
         code.append(*fetches)
 
@@ -171,12 +173,12 @@ class AlongWriter(DotWriter):
             total = added_up(code, [code.let(x) for x in row])
             inner = code.nested()
             at = self._at(block, i, column, 0)
-            place = tir.ramp(self.context.index(self._flat_at(acc, at)), self.vectors, 1, self.context.index_type)
+            offset = tir.ramp(self.context.index(self._flat_at(acc, at)), self.vectors, 1, self.context.index_type)
             memory = self.context.memory[acc.buffer]
             if not self.dot.fresh:
-                before = Value(tirx.BufferLoad(memory, [place]), self.type, self.vectors)
+                before = Value(tirx.BufferLoad(memory, [offset]), self.type, self.vectors)
                 total = inner.add(before, total)
-            inner.append(tirx.BufferStore(memory, total.node, [place]))
+            inner.append(tirx.BufferStore(memory, total.node, [offset]))
             if block.last is None or i == 0:
                 code.append(*inner.statements)
             else:

@@ -149,9 +149,9 @@ def _whole_blocks(
 ) -> Node:
     counter = tir.variable(code.fresh(it.var.name), context.index_type)
 
-    def block(place: Node) -> list[Node]:
+    def block(offset: Node) -> list[Node]:
         inner = code.nested()
-        start = inner.let_index(tirx.Mul(place, context.integer(lanes)), context.index_type, it.var.name)
+        start = inner.let_index(tirx.Mul(offset, context.integer(lanes)), context.index_type, it.var.name)
         if lanes == 1:
             context.loops[it.var] = start
             body(Points(context, inner, numbers, None, None))

@@ -240,11 +240,11 @@ class DotWriter:
         memory = self.context.memory[self.dot.a.buffer]
         for i in range(block.rows):
             if self.rows:
-                place = ix.add(self.rows[i], k)
+                offset = ix.add(self.rows[i], k)
             else:
-                place = self._flat_at(self.dot.a, self._at(block, i, column, 0, k))
+                offset = self._flat_at(self.dot.a, self._at(block, i, column, 0, k))
             variable = tir.variable(code.fresh("a"), vector_type)
-            element = tirx.BufferLoad(memory, [self.context.index(place)])
+            element = tirx.BufferLoad(memory, [self.context.index(offset)])
             code.append(tir.bind(variable, tir.widen(Value(element, self.type), self.lanes).node))
             for j, vector in enumerate(vectors):
                 old = tirx.BufferLoad(sums[i][j], [zero])
@@ -316,7 +316,7 @@ class DotWriter:
     def _flat_at(self, load: Load, values: Mapping[Symbol, Index]) -> Index:
         return indexing.substitute(self.flat[id(load)], values)
 
-    def _place(self, load: Load, values: Mapping[Symbol, Index]) -> tuple[Node, int | None]:
+    def _offset(self, load: Load, values: Mapping[Symbol, Index]) -> tuple[Node, int | None]:
         """The flat index of the lanes from ``values`` on, and their stride (None: each its own)."""
         lane = symbol("lane", 0, self.lanes - 1)
         shifted = {**values, self.dot.n.var: ix.add(values[self.dot.n.var], lane)}
@@ -332,21 +332,21 @@ class DotWriter:
         return tir.ramp(first, self.lanes, stride, dtype), stride
 
     def _vector(self, load: Load, values: Mapping[Symbol, Index], mask: Node | None) -> Node:
-        place, stride = self._place(load, values)
+        offset, stride = self._offset(load, values)
         memory = self.context.memory[load.buffer]
         if mask is None or load.buffer.space == "tile":
-            return tirx.BufferLoad(memory, [place])
+            return tirx.BufferLoad(memory, [offset])
         if stride == 1 and self.lanes > 1:
-            return tirx.op.masked_load(tir.vector_type(self.type, self.lanes), memory, place, mask)
+            return tirx.op.masked_load(tir.vector_type(self.type, self.lanes), memory, offset, mask)
         raise LoweringError(f"dot: the last columns of {load.buffer} are not adjacent in memory; pack it first")
 
     def _store(self, code: Code, values: Mapping[Symbol, Index], value: Node, mask: Node | None) -> None:
-        place, stride = self._place(self.dot.accumulator, values)
+        offset, stride = self._offset(self.dot.accumulator, values)
         memory = self.context.memory[self.dot.accumulator.buffer]
         if mask is None or self.dot.accumulator.buffer.space == "tile":
-            code.append(tirx.BufferStore(memory, value, [place]))
+            code.append(tirx.BufferStore(memory, value, [offset]))
         elif stride == 1 and self.lanes > 1:
-            code.append(tirx.Evaluate(tirx.op.masked_store(memory, value, place, mask)))
+            code.append(tirx.Evaluate(tirx.op.masked_store(memory, value, offset, mask)))
         else:
             raise LoweringError(f"dot: columns of {self.dot.accumulator.buffer} are not adjacent in memory")
 

@@ -45,8 +45,8 @@ def _erfc_far(code: Code, x: Value) -> Value:
     """erfc of 1/2 up to the limit."""
     polynomials = POLYNOMIALS[x.type]
     pole, one = code.constant(x, polynomials.erfc_pole), code.constant(x, 1.0)
-    place = code.div(code.sub(x, pole), code.add(x, pole))
-    smooth = ordered_sum(code, one, code.polynomial(place, polynomials.erfc))
+    scaled = code.div(code.sub(x, pole), code.add(x, pole))
+    smooth = ordered_sum(code, one, code.polynomial(scaled, polynomials.erfc))
     quotient = divide(code, smooth, ordered_sum(code, code.add(x, x), one))
     square, lost = two_product(code, x, x)
     n, r = reduce_exp_pair(code, code.neg(square), code.neg(lost))

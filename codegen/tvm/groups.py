@@ -81,14 +81,14 @@ class GroupWriter(DotWriter):
     def _right(self, code: Code, flat: Index) -> Node:
         """A group of each of the vector's columns."""
         memory = self.context.memory[self.dot.b.buffer]
-        place = tir.ramp(self.context.index(flat), LANES * self.group, 1, self.context.index_type)
-        return self._bound(code, "b", tirx.reinterpret(f"int32x{LANES}", tirx.BufferLoad(memory, [place])))
+        offset = tir.ramp(self.context.index(flat), LANES * self.group, 1, self.context.index_type)
+        return self._bound(code, "b", tirx.reinterpret(f"int32x{LANES}", tirx.BufferLoad(memory, [offset])))
 
     def _left(self, code: Code, flat: Index) -> Node:
         """A group of a row, on every lane."""
         memory = self.context.memory[self.dot.a.buffer]
-        place = tir.ramp(self.context.index(flat), self.group, 1, self.context.index_type)
-        pair = tirx.reinterpret("int32", tirx.BufferLoad(memory, [place]))
+        offset = tir.ramp(self.context.index(flat), self.group, 1, self.context.index_type)
+        pair = tirx.reinterpret("int32", tirx.BufferLoad(memory, [offset]))
         if self.signed:  # before it is broadcast: LLVM 21 does not end on the same with vectors
             pair = tirx.bitwise_xor(pair, tir.integer(SIGNS))
         return self._bound(code, "a", tirx.Broadcast(pair, LANES))

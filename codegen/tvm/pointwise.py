@@ -196,8 +196,8 @@ class _Squares:
         self._loop(inner, count * self.size, row)
         code.append(tir.when(tirx.GT(rest, self._number(0)), inner.statements))
 
-    def _bind_row(self, code: Code, place: Node) -> None:
-        self.context.loops[self.along.var] = code.let_index(place, self.context.index_type, self.along.var.name)
+    def _bind_row(self, code: Code, offset: Node) -> None:
+        self.context.loops[self.along.var] = code.let_index(offset, self.context.index_type, self.along.var.name)
 
     def _points(self, code: Code, start: Node, valid: Node | None = None) -> Points:
         block = LaneBlock(self.last.var, self.size, start, valid)
@@ -217,9 +217,9 @@ class _Squares:
         def row(inner: Code, number: Node) -> None:
             self._bind_row(inner, tirx.Add(base, number))
             points = self._points(inner, start)
-            place = tir.ramp(tirx.Mul(number, self._number(self.size)), self.size, 1, self.context.index_type)
+            offset = tir.ramp(tirx.Mul(number, self._number(self.size)), self.size, 1, self.context.index_type)
             for key, (scratch, element) in blocks.items():
-                points.staged[key] = Value(tirx.BufferLoad(scratch, [place]), element, self.size)
+                points.staged[key] = Value(tirx.BufferLoad(scratch, [offset]), element, self.size)
             self.writer.body(points)
 
         self._loop(code, self.size, row)
@@ -234,11 +234,11 @@ class _Squares:
         rows = []
         for lane in range(self.size):
             at = {self.last.var: tirx.Add(start, self._number(lane)), self.along.var: base}
-            place = tir.ramp(self.context.index(flat, at), self.size, 1, self.context.index_type)
-            rows.append(code.let(Value(tirx.BufferLoad(memory, [place]), element, self.size), load.buffer.name))
+            offset = tir.ramp(self.context.index(flat, at), self.size, 1, self.context.index_type)
+            rows.append(code.let(Value(tirx.BufferLoad(memory, [offset]), element, self.size), load.buffer.name))
         for number, row in enumerate(transposed(code, rows)):
-            place = tir.ramp(self._number(number * self.size), self.size, 1, self.context.index_type)
-            code.append(tirx.BufferStore(scratch, row.node, [place]))
+            offset = tir.ramp(self._number(number * self.size), self.size, 1, self.context.index_type)
+            code.append(tirx.BufferStore(scratch, row.node, [offset]))
         return scratch, element
 
     def _rest(self, code: Code, rows: LaneLoop) -> None:

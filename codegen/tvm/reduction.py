@@ -241,9 +241,9 @@ class Reduction:
         ways = STRIP // len(starts) if inside and inside[-1].extent >= STRIP else 1
         totals = Registers(code, self.monoid, lanes, len(starts) * ways)
         onto = self._adds_on(inside) and ways == 1
-        places = [self._points(code, last, lanes, start, valid, None) for start in starts]
+        offsets = [self._points(code, last, lanes, start, valid, None) for start in starts]
         if onto:
-            for i, points in enumerate(places):
+            for i, points in enumerate(offsets):
                 totals.write(code, i, points.value(Load(self.statement.target, self.statement.index)))
         else:
             totals.clear(code)
@@ -317,7 +317,7 @@ class Reduction:
         step = tir.variable(code.fresh("row"), dtype)
         inner = code.nested()
         for way in range(ways):
-            place = tirx.Add(first, tirx.Add(tirx.Mul(step, self._number(ways)), self._number(way)))
-            self.context.loops[rows.var] = inner.let_index(place, dtype, rows.var.name)
+            offset = tirx.Add(first, tirx.Add(tirx.Mul(step, self._number(ways)), self._number(way)))
+            self.context.loops[rows.var] = inner.let_index(offset, dtype, rows.var.name)
             self._add_row(inner, into, strip, way)
         code.append(tir.loop(step, count, inner.statements, dtype=dtype))

@@ -274,10 +274,10 @@ class Points:
 
     def fetch(self, load: Load) -> None:
         """Has the first lane's cache line brought to the cache, if the lanes are adjacent there."""
-        place = self.place(load.buffer, load.index)
-        if place.unit:
+        offset = self.offset(load.buffer, load.index)
+        if offset.unit:
             level = 2 if self.context.target.fetches_to_l2 else 1
-            self.code.append(tir.fetch(self.context.memory[load.buffer], place.node.base, level))
+            self.code.append(tir.fetch(self.context.memory[load.buffer], offset.node.base, level))
 
     def move(self, source: Load, target: Buffer, subscripts: tuple[Index, ...]) -> None:
         """Copies elements of one type as they are."""
@@ -289,12 +289,12 @@ class Points:
         memory, element = self.context.memory[e.buffer], memory_type(e.dtype)
         if 0 in e.buffer.shape:
             return tir.constant(0, element)
-        place = self.place(e.buffer, e.index, guarded=bool(self._guard[0]))
-        if place.unit and self.block is not None and self.block.valid is not None:
-            node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, place.node, self._mask())
+        offset = self.offset(e.buffer, e.index, guarded=bool(self._guard[0]))
+        if offset.unit and self.block is not None and self.block.valid is not None:
+            node = tirx.op.masked_load(tir.vector_type(element, self.lanes), memory, offset.node, self._mask())
         else:
-            node = tirx.BufferLoad(memory, [place.node])
-        return Value(node, element, place.lanes)
+            node = tirx.BufferLoad(memory, [offset.node])
+        return Value(node, element, offset.lanes)
 
     def _same_everywhere(self, i: Index, like: Value) -> Value:
         """An integer or an expression of the kernel's sizes, on the lanes and of the type of an index."""
@@ -307,7 +307,7 @@ class Points:
             return self._index(i)
         return self.code.convert(self.value(i), self.context.index_type)
 
-    def place(self, buffer: Buffer, subscripts: tuple[Subscript, ...], *, guarded: bool = False) -> Place:
+    def offset(self, buffer: Buffer, subscripts: tuple[Subscript, ...], *, guarded: bool = False) -> LaneOffset:
         """Where in the flat buffer the lanes lie.
 
         ``guarded``: subscripts that may be outside of the buffer are moved into it. Those that are inside anyway stay
@@ -328,28 +328,28 @@ class Points:
             part = self.code.mul(loaded, self._same_everywhere(stride, loaded))
             gathered = part if gathered is None else self.code.add(gathered, part)
         if gathered is None:
-            return self._affine_place(affine)
+            return self._affine_offset(affine)
         block = self.block
         if gathered.lanes == 1 and block is not None and indexing.coefficient(affine, block.symbol) == 1:
             first = tirx.Add(gathered.node, self.context.index(affine, {block.symbol: block.start}))
-            return Place(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
+            return LaneOffset(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
         total = self.code.add(gathered, self._index(affine))
-        return Place(total.node, total.lanes, False)
+        return LaneOffset(total.node, total.lanes, False)
 
-    def _affine_place(self, flat: Index) -> Place:
+    def _affine_offset(self, flat: Index) -> LaneOffset:
         block = self.block
         if block is None or block.symbol not in ix.symbols_of(flat):
-            return Place(self.context.index(flat), 1, False)
+            return LaneOffset(self.context.index(flat), 1, False)
         step = indexing.coefficient(flat, block.symbol)
         if step is None:
-            return Place(self._index(flat).node, block.lanes, False)
+            return LaneOffset(self._index(flat).node, block.lanes, False)
         first = self.context.index(flat, {block.symbol: block.start})
         if step == 1:
-            return Place(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
+            return LaneOffset(tir.ramp(first, block.lanes, 1, self.context.index_type), block.lanes, block.lanes > 1)
         if block.valid is None:
             first = self.code.let_index(first, self.context.index_type)
-            return Place(tir.ramp(first, block.lanes, step, self.context.index_type), block.lanes, False)
-        return Place(self._index(flat).node, block.lanes, False)
+            return LaneOffset(tir.ramp(first, block.lanes, step, self.context.index_type), block.lanes, False)
+        return LaneOffset(self._index(flat).node, block.lanes, False)
 
     def store(self, buffer: Buffer, subscripts: tuple[Index, ...], value: Value) -> None:
         """Writes the lanes inside the domain; the value is rounded to the buffer's dtype."""
@@ -361,27 +361,27 @@ class Points:
     def _store_bits(self, buffer: Buffer, flat: Index, value: Value) -> None:
         memory = self.context.memory[buffer]
         raw = tir.widen(value, self.lanes)
-        place = self._affine_place(flat)
+        offset = self._affine_offset(flat)
         block = self.block
-        if block is None or place.lanes == 1 or block.valid is None:
-            assert place.lanes == raw.lanes, "a store whose index does not use the lanes"
-            stream = stream_store(self.context, memory, place, raw) if self.streams and place.unit else None
-            self.code.append(stream or tirx.BufferStore(memory, raw.node, [place.node]))
-        elif place.unit:
-            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, place.node, self._mask(raw.type))))
+        if block is None or offset.lanes == 1 or block.valid is None:
+            assert offset.lanes == raw.lanes, "a store whose index does not use the lanes"
+            stream = stream_store(self.context, memory, offset, raw) if self.streams and offset.unit else None
+            self.code.append(stream or tirx.BufferStore(memory, raw.node, [offset.node]))
+        elif offset.unit:
+            self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, offset.node, self._mask(raw.type))))
         else:
-            self._store_lanes(memory, raw, Value(place.node, self.context.index_type, self.lanes))
+            self._store_lanes(memory, raw, Value(offset.node, self.context.index_type, self.lanes))
 
-    def _store_lanes(self, memory: Node, raw: Value, place: Value) -> None:
+    def _store_lanes(self, memory: Node, raw: Value, offset: Value) -> None:
         assert self.block is not None
         raw = self.code.let(raw)
         for i in range(self.lanes):
-            store = tirx.BufferStore(memory, tir.lane(raw, i).node, [tir.lane(place, i).node])
+            store = tirx.BufferStore(memory, tir.lane(raw, i).node, [tir.lane(offset, i).node])
             self.code.append(tir.when(tirx.LT(self.context.integer(i), self.block.valid), [store]))
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class LaneOffset:
     """A flat index on ``lanes`` lanes; ``unit`` when the lanes are adjacent in memory."""
 
     node: Node
@@ -389,7 +389,7 @@ class Place:
     unit: bool
 
 
-def stream_store(context: Context, memory: Node, place: Place, value: Value) -> Node | None:
+def stream_store(context: Context, memory: Node, offset: LaneOffset, value: Value) -> Node | None:
     """A store of adjacent lanes past the caches, if the address is a multiple of their size; None where the target
     has no such store for them."""
     name = _LLVM_TYPES.get(value.type)
@@ -397,7 +397,7 @@ def stream_store(context: Context, memory: Node, place: Place, value: Value) -> 
     if name is None or nbytes not in (16, 32, 64) or context.target.architecture != "x86_64":
         return None
     context.imports.add(_stream_ir(name, value.lanes, nbytes))
-    address = tir.address_of(memory, place.node.base)
+    address = tir.address_of(memory, offset.node.base)
     return tirx.Evaluate(tirx.call_extern("int32", f"fusec_stream_{name}_{value.lanes}", address, value.node))
 
 

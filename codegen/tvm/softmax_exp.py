@@ -60,8 +60,8 @@ class _Writer:
         keys = static_count(w.keys)
         pair = symbol("pair", 0, max(0, w.keys.extent // 2 - 1))
         unit = symbol("unit", 0, 1)
-        place = indexing.substitute(self.flat, {w.keys.var: ix.add(ix.mul(pair, 2), unit)})
-        if keys is None or keys % 2 or indexing.coefficient(place, unit) != 1 or not self.context.target.has_avx512:
+        offset = indexing.substitute(self.flat, {w.keys.var: ix.add(ix.mul(pair, 2), unit)})
+        if keys is None or keys % 2 or indexing.coefficient(offset, unit) != 1 or not self.context.target.has_avx512:
             raise LoweringError("weights of bf16 that are no pairs of keys")
 
     def write(self, code: Code) -> None:
@@ -126,8 +126,8 @@ class _Writer:
         statement, dtype = self.statement, self.context.index_type
         powers: list[list[Value]] = []
         for way, registers in enumerate(sums):
-            place = tirx.Add(tirx.Mul(step, self._number(self.ways)), self._number(way))
-            self.context.loops[statement.keys.var] = code.let_index(place, dtype, statement.keys.var.name)
+            offset = tirx.Add(tirx.Mul(step, self._number(self.ways)), self._number(way))
+            self.context.loops[statement.keys.var] = code.let_index(offset, dtype, statement.keys.var.name)
             powers.append([self._power(code, start, shift) for start, shift in zip(starts, shifts, strict=True)])
             for register, power in zip(registers, powers[-1], strict=True):
                 code.append(tirx.BufferStore(register, code.add(self._read(register), power).node, [_ZERO]))
@@ -164,9 +164,9 @@ class _Writer:
         high = code.bitwise("bitwise_and", code.reinterpret(second, "uint32"), tir.constant(_UPPER, "uint32"))
         pairs = code.reinterpret(code.bitwise("bitwise_or", low, high), "int32")
         at = self.context.index(indexing.substitute(self.flat, {self.statement.queries.var: start}))
-        place = tir.ramp(at, 2 * self.lanes, 1, self.context.index_type)
+        offset = tir.ramp(at, 2 * self.lanes, 1, self.context.index_type)
         node = tirx.reinterpret(f"uint16x{2 * self.lanes}", pairs.node)
-        code.append(tirx.BufferStore(self.context.memory[self.statement.weights.buffer], node, [place]))
+        code.append(tirx.BufferStore(self.context.memory[self.statement.weights.buffer], node, [offset]))
 
 
 _ZERO = tir.integer(0)

@@ -184,18 +184,18 @@ class Sum(Reduction):
     def _few_rows(self, code: Code, inside: Sequence[Iter], strip: Strip, lanes: int, rows: int) -> list[Value]:
         if not inside:
             uniform = self._single(code)
-            places = [self._points(code, strip.last, lanes, start, strip.valid, uniform) for start in strip.starts]
-            return [self.operand(points) for points in places]
+            offsets = [self._points(code, strip.last, lanes, start, strip.valid, uniform) for start in strip.starts]
+            return [self.operand(points) for points in offsets]
         return self._rows_tree(code, inside[-1], self._number(0), range(rows), strip, lanes)
 
     def _rows_tree(self, code: Code, rows: Iter, first: Node, which: range, strip: Strip, lanes: int) -> list[Value]:
         """For each block of lanes the sum of some rows."""
         if len(which) == 1:
-            place = tirx.Add(first, self._number(which.start))
-            self.context.loops[rows.var] = code.let_index(place, self.context.index_type, rows.var.name)
+            offset = tirx.Add(first, self._number(which.start))
+            self.context.loops[rows.var] = code.let_index(offset, self.context.index_type, rows.var.name)
             uniform = self._single(code)
-            places = [self._points(code, strip.last, lanes, start, strip.valid, uniform) for start in strip.starts]
-            return [tir.widen(self.operand(points), lanes) for points in places]
+            offsets = [self._points(code, strip.last, lanes, start, strip.valid, uniform) for start in strip.starts]
+            return [tir.widen(self.operand(points), lanes) for points in offsets]
         middle = len(which) // 2
         low, high = (
             self._rows_tree(code, rows, first, part, strip, lanes) for part in (which[:middle], which[middle:])

@@ -146,27 +146,27 @@ class _TileWriter:
 
     def _sums(self, code: Code, row: Index, column: Index, sums: Sequence[tuple[int, int, int]]) -> None:
         """Tiles of sums by row and column of tiles, and the register of each."""
-        place = {self.dot.m.var: row, self.dot.n.var: column, self.dot.k.var: 0}
+        point = {self.dot.m.var: row, self.dot.n.var: column, self.dot.k.var: 0}
         for i, j, number in sums:
             if self.dot.fresh:
                 self._instruction(code, "tilezero", number)
             else:
-                self._move(code, "tileloadd", number, self.dot.accumulator, self._at(place, i, j))
+                self._move(code, "tileloadd", number, self.dot.accumulator, self._at(point, i, j))
         steps = self.dot.k.extent // self.step
         first = 0
         if self.dot.beside:
             most = max(store.domain[0].extent for store in self.dot.beside)
             each = pow2(-(-most // max(steps, 1)))
             first = -(-most // each)
-            self._steps(code, place, sums, 0, first, each)
-        self._steps(code, place, sums, first, steps, 0)
+            self._steps(code, point, sums, 0, first, each)
+        self._steps(code, point, sums, first, steps, 0)
         for i, j, number in sums:
-            self._move(code, "tilestored", number, self.dot.accumulator, self._at(place, i, j))
+            self._move(code, "tilestored", number, self.dot.accumulator, self._at(point, i, j))
 
     def _steps(
         self,
         code: Code,
-        place: Mapping[Symbol, Index],
+        point: Mapping[Symbol, Index],
         sums: Sequence[tuple[int, int, int]],
         first: int,
         end: int,
@@ -178,13 +178,13 @@ class _TileWriter:
         step = symbol(code.fresh("kb"), 0, end - first - 1)
         variable = self.context.bind(step)
         inner = code.nested()
-        self._step(inner, {**place, self.dot.k.var: ix.mul(ix.add(step, first), self.step)}, sums, step, beside)
+        self._step(inner, {**point, self.dot.k.var: ix.mul(ix.add(step, first), self.step)}, sums, step, beside)
         code.append(tir.loop(variable, self._number(end - first), inner.statements, dtype=self.context.index_type))
 
     def _step(
         self,
         code: Code,
-        place: Mapping[Symbol, Index],
+        point: Mapping[Symbol, Index],
         sums: Sequence[tuple[int, int, int]],
         step: Index,
         beside: int,
@@ -194,22 +194,22 @@ class _TileWriter:
         for i, j, total in sums:
             for number, operand in ((_LEFT + i, self.dot.a), (_RIGHT + j, self.dot.b)):
                 if number not in loaded:
-                    self._move(code, self._load_of(operand), number, operand, self._at(place, i, j))
+                    self._move(code, self._load_of(operand), number, operand, self._at(point, i, j))
                     if operand is self.dot.b:
-                        self._fetch(code, self._at(place, i, j))
+                        self._fetch(code, self._at(point, i, j))
                     loaded.add(number)
             self._instruction(code, _PRODUCT[self.dot.a.dtype.name], total, _LEFT + i, _RIGHT + j)
             if beside and (i, j) == (0, 0):
                 for store in self.dot.beside:
                     emit_pointwise(self.context, code, self.numbers, _rows_of(store, step, beside))
 
-    def _fetch(self, code: Code, place: Mapping[Symbol, Index]) -> None:
+    def _fetch(self, code: Code, point: Mapping[Symbol, Index]) -> None:
         """Has the rows of a later tile of ``b`` brought to the cache, where the schedule asks for it."""
         load = self.dot.b
         ahead = self.dot.registers.ahead // load.dtype.itemsize
         if not ahead:
             return
-        first = indexing.substitute(self.flat[id(load)], place)
+        first = indexing.substitute(self.flat[id(load)], point)
         for row in range(SIDE):
             flat = self.context.index(ix.add(first, ix.mul(self._row_stride(load), row)))
             code.append(tir.fetch(self.context.memory[load.buffer], tirx.Add(flat, self._number(ahead))))
@@ -218,19 +218,19 @@ class _TileWriter:
         streamed = {"": None, "a": self.dot.a, "b": self.dot.b}[self.dot.registers.streams]
         return "tileloaddt1" if operand is streamed else "tileloadd"
 
-    def _at(self, place: Mapping[Symbol, Index], i: int, j: int) -> Mapping[Symbol, Index]:
+    def _at(self, point: Mapping[Symbol, Index], i: int, j: int) -> Mapping[Symbol, Index]:
         m, n = self.dot.m.var, self.dot.n.var
-        return {**place, m: ix.add(place[m], i * SIDE), n: ix.add(place[n], j * SIDE)}
+        return {**point, m: ix.add(point[m], i * SIDE), n: ix.add(point[n], j * SIDE)}
 
-    def _move(self, code: Code, name: str, number: int, load: Load, place: Mapping[Symbol, Index]) -> None:
+    def _move(self, code: Code, name: str, number: int, load: Load, point: Mapping[Symbol, Index]) -> None:
         """Loads or stores the tile whose first element is at ``place``."""
-        flat = indexing.substitute(self.flat[id(load)], place)
+        flat = indexing.substitute(self.flat[id(load)], point)
         memory = self.context.memory[load.buffer]
         pointer = tir.address_of(memory, self.context.index(flat))
         stride = tirx.Cast("int64", self.context.index(ix.mul(self._row_stride(load), load.dtype.itemsize)))
-        self._instruction(code, name, number, place=(pointer, stride))
+        self._instruction(code, name, number, point=(pointer, stride))
 
-    def _instruction(self, code: Code, name: str, *tiles: int, place: tuple[Node, Node] | None = None) -> None:
+    def _instruction(self, code: Code, name: str, *tiles: int, point: tuple[Node, Node] | None = None) -> None:
         """A tile instruction, the result's number first, and address and stride where it moves a tile.
 
         It is written as assembly: LLVM does not know where tiles of its intrinsics are still in use behind a jump,
@@ -240,15 +240,15 @@ class _TileWriter:
         registers = ", ".join(f"%tmm{number}" for number in reversed(tiles))
         at = "($0,$1,1)"
         operands = (
-            registers if place is None else f"{registers}, {at}" if name == "tilestored" else f"{at}, {registers}"
+            registers if point is None else f"{registers}, {at}" if name == "tilestored" else f"{at}, {registers}"
         )
-        takes, constraints = ("ptr %p, i64 %s", "r,r,~{memory}") if place is not None else ("", "~{memory}")
+        takes, constraints = ("ptr %p, i64 %s", "r,r,~{memory}") if point is not None else ("", "~{memory}")
         self.context.imports.add(
             f"define linkonce_odr i32 @{function}({takes}) alwaysinline {{\n"
             f'  call void asm sideeffect "{name} {operands}", "{constraints}"({takes})\n'
             "  ret i32 0\n}\n"
         )
-        code.append(tirx.Evaluate(tirx.call_extern("int32", function, *(place or ()))))
+        code.append(tirx.Evaluate(tirx.call_extern("int32", function, *(point or ()))))
 
     def _row_stride(self, load: Load) -> Index:
         """Elements from one row of a tile to the next: along m, and for ``b`` along groups of k."""

@@ -91,10 +91,10 @@ def _rest(transpose: Transpose, it: Iter, start: Index, extent: int, limit: Inde
     if isinstance(limit, int):
         extent, limit = min(extent, limit), None
     var = symbol(code.fresh(it.var.name), 0, extent - 1)
-    place = {it.var: ix.add(var, start)}
+    offset = {it.var: ix.add(var, start)}
     domain = tuple(Iter(var, extent, limit) if other is it else other for other in statement.domain)
-    index = tuple(indexing.substitute(i, place) for i in statement.index)
-    return replace(statement, domain=domain, index=index, value=reindex(statement.value, place))
+    index = tuple(indexing.substitute(i, offset) for i in statement.index)
+    return replace(statement, domain=domain, index=index, value=reindex(statement.value, offset))
 
 
 def _blocks(context: Context, code: Code, transpose: Transpose, blocks: Index) -> None:
@@ -110,7 +110,7 @@ def _blocks(context: Context, code: Code, transpose: Transpose, blocks: Index) -
 
 
 def _block(context: Context, code: Code, transpose: Transpose, first: Node, start: Node) -> None:
-    def place(flat: Index, across: int, along: int, count: int) -> Node:
+    def offset(flat: Index, across: int, along: int, count: int) -> Node:
         at = {
             transpose.across.var: tirx.Add(first, context.integer(across)),
             transpose.along.var: tirx.Add(start, context.integer(along)),
@@ -122,14 +122,14 @@ def _block(context: Context, code: Code, transpose: Transpose, first: Node, star
     rows = []
     for pair in range(SIDE):
         low, high = (
-            _lower_halves(code, Value(tirx.BufferLoad(memory, [place(transpose.source, 0, i, SIDE)]), element, SIDE))
+            _lower_halves(code, Value(tirx.BufferLoad(memory, [offset(transpose.source, 0, i, SIDE)]), element, SIDE))
             for i in (2 * pair, 2 * pair + 1)
         )
         shifted = code.bitwise("shift_left", high, code.constant(high, 16))
         rows.append(code.reinterpret(code.bitwise("bitwise_or", low, shifted), "float32"))
     for j, row in enumerate(transposed(code, rows)):
         node = tirx.reinterpret(f"{element}x{2 * SIDE}", row.node)
-        code.append(tirx.BufferStore(target, node, [place(transpose.target, j, 0, 2 * SIDE)]))
+        code.append(tirx.BufferStore(target, node, [offset(transpose.target, j, 0, 2 * SIDE)]))
 
 
 def _lower_halves(code: Code, row: Value) -> Value:

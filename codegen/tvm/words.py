@@ -38,13 +38,13 @@ def in_words(context: Context, code: Code, statement: Map | Store) -> Map | Stor
     *outer, last = statement.domain
     if indexing.coefficient(source, last.var) != 1:
         return None
-    places = [indexing.substitute(flat, {last.var: 0}) for flat in (target, source)]
-    if any(ix.mod(place, last.extent) != 0 for place in places):
+    offsets = [indexing.substitute(flat, {last.var: 0}) for flat in (target, source)]
+    if any(ix.mod(offset, last.extent) != 0 for offset in offsets):
         return None
     load = statement.value
     assert isinstance(load, Load)
     to, of = (_words(context, code, b, last.extent) for b in (statement.target, load.buffer))
-    at, start = (ix.floordiv(place, last.extent) for place in places)
+    at, start = (ix.floordiv(offset, last.extent) for offset in offsets)
     return replace(statement, domain=tuple(outer), target=to, index=(at,), value=Load(of, (start,)))
 
 
@@ -86,12 +86,12 @@ def _interleave(context: Context, code: Code, statement: Map | Store, target: In
     context.loops[columns.var] = inner.let_index(tirx.Mul(counter, context.integer(LANES)), context.index_type)
     rows = []
     for number in range(last.extent):
-        place = context.index(indexing.substitute(source, {last.var: number}))
-        at = tir.ramp(place, LANES, 1, context.index_type)
+        offset = context.index(indexing.substitute(source, {last.var: number}))
+        at = tir.ramp(offset, LANES, 1, context.index_type)
         row = Value(tirx.BufferLoad(context.memory[load.buffer], [at]), memory_type(load.dtype), LANES)
         rows.append(inner.let(row))
-    place = context.index(indexing.substitute(target, {last.var: 0}))
-    at = tir.ramp(place, LANES * last.extent, 1, context.index_type)
+    offset = context.index(indexing.substitute(target, {last.var: 0}))
+    at = tir.ramp(offset, LANES * last.extent, 1, context.index_type)
     inner.append(tirx.BufferStore(context.memory[statement.target], _interleaved(inner, rows).node, [at]))
     whole = context.integer(columns.extent // LANES)
     code.append(tir.loop(counter, whole, inner.statements, dtype=context.index_type))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import ArtifactError
-from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_of, place_of, report_of
+from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_of, report_of, source_of
 from fusec.ir.attributes import ConstantAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op, Value
@@ -42,7 +42,7 @@ def graph_of(name: str, graph: Graph, program: Program | None = None) -> Json:
     groups: dict[str, dict[str, str]] = {}
     for op in graph.ops:
         if isinstance(op.attributes, FusedAttributes):
-            facts = {"kind": op.attributes.kind, **place_of(op), **kernel_facts(report_of(op, program))}
+            facts = {"kind": op.attributes.kind, **source_of(op), **kernel_facts(report_of(op, program))}
             groups[names[op]] = facts
             w.kernel(op, names[op])
         else:
@@ -64,7 +64,7 @@ class _Writer:
         label = name_of(op)
         if isinstance(op.attributes, ConstantAttributes):
             label = f"{op.attributes.dtype}({op.attributes.value})"
-        self.node(label, namespace, {**place_of(op), **facts}, op.operands, op.results)
+        self.node(label, namespace, {**source_of(op), **facts}, op.operands, op.results)
 
     def kernel(self, op: Op, namespace: str) -> None:
         """The ops of a kernel. Its body's inputs and outputs are the values around it."""
@@ -80,10 +80,10 @@ class _Writer:
     ) -> None:
         number = str(len(self.nodes))
         edges = []
-        for place, value in enumerate(operands):
+        for port, value in enumerate(operands):
             source, output = self.made[value]
-            edges.append({"sourceNodeId": source, "sourceNodeOutputId": str(output), "targetNodeInputId": str(place)})
-        self.made.update({value: (number, place) for place, value in enumerate(results)})
+            edges.append({"sourceNodeId": source, "sourceNodeOutputId": str(output), "targetNodeInputId": str(port)})
+        self.made.update({value: (number, port) for port, value in enumerate(results)})
         self.nodes.append(
             {
                 "id": number,
@@ -91,12 +91,12 @@ class _Writer:
                 "namespace": namespace,
                 "attrs": [{"key": key, "value": text} for key, text in facts.items() if text],
                 "incomingEdges": edges,
-                "outputsMetadata": [_metadata(place, value) for place, value in enumerate(results)],
+                "outputsMetadata": [_metadata(port, value) for port, value in enumerate(results)],
             }
         )
 
 
-def _metadata(place: int, value: Value) -> Json:
+def _metadata(port: int, value: Value) -> Json:
     shape = f"{value.type.dtype}[{', '.join(map(str, value.type.shape))}]"
     attrs = [{"key": "__tensor_tag", "value": value.name}, {"key": "tensor_shape", "value": shape}]
-    return {"id": str(place), "attrs": attrs}
+    return {"id": str(port), "attrs": attrs}

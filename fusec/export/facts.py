@@ -66,8 +66,8 @@ def kernel_facts(report: KernelReport | None) -> dict[str, str]:
     }
 
 
-def place_of(op: Op) -> Mapping[str, str]:
+def source_of(op: Op) -> Mapping[str, str]:
     """The user's file and line; of a fused op those of all its ops."""
     ops = op.attributes.body.ops if isinstance(op.attributes, FusedAttributes) else (op,)
-    places = dict.fromkeys(o.location.short for o in ops if o.location is not None)
-    return {"source": ", ".join(places)} if places else {}
+    lines = dict.fromkeys(o.location.short for o in ops if o.location is not None)
+    return {"source": ", ".join(lines)} if lines else {}

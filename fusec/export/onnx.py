@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ArtifactError, TargetError
-from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_of, place_of, report_of
+from fusec.export.facts import attributes_of, kernel_facts, kernel_names, name_of, report_of, source_of
 from fusec.ir.attributes import ConstantAttributes, ExternAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.nodes import Op, Value
@@ -90,7 +90,7 @@ def _function(name: str, op: Op) -> Any:
         [value.name for value in body.outputs],
         [_node(inner, {}, None) for inner in body.ops],
         [helper.make_opsetid("", _OPSET), helper.make_opsetid(OPS, 1)],
-        doc_string=", ".join(place_of(op).values()),
+        doc_string=", ".join(source_of(op).values()),
         value_info=[_value(result, result.name) for inner in body.ops for result in inner.results],
     )
     _set_properties(made, {"kind": op.attributes.kind})
@@ -100,13 +100,13 @@ def _function(name: str, op: Op) -> Any:
 def _node(op: Op, names: Mapping[Op, str], program: Program | None) -> Any:
     helper = _helper()
     operands, results = [v.name for v in op.operands], [v.name for v in op.results]
-    place = place_of(op)
+    facts = source_of(op)
     match op.attributes:
         case ConstantAttributes(value=value, dtype=dtype):
             node = helper.make_node("Constant", [], results, value=_tensor(value, dtype))
         case FusedAttributes(kind=kind):
             node = helper.make_node(names[op], operands, results, name=names[op], domain=KERNELS)
-            place = {**place, "kind": kind, **kernel_facts(report_of(op, program))}
+            facts = {**facts, "kind": kind, **kernel_facts(report_of(op, program))}
         case ExternAttributes():
             found = {
                 "target": op.attributes.target,
@@ -121,8 +121,8 @@ def _node(op: Op, names: Mapping[Op, str], program: Program | None) -> Any:
             node.attribute.extend(helper.make_attribute(k, v) for k, v in given.items() if v is not None and v != [])
     if not node.name:
         node.name = results[0] if results else op.name
-    node.doc_string = place.get("source", "")
-    _set_properties(node, place)
+    node.doc_string = facts.get("source", "")
+    _set_properties(node, facts)
     return node
 
 

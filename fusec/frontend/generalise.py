@@ -91,8 +91,8 @@ def _pairs(symbols: Sequence[Symbol]) -> list[tuple[int, int]]:
         pairs.append((free[0], free[1]))
         taken.update(free[:2])
     order = sorted(range(len(symbols)), key=lambda k: _generic_range(symbols[k])[1] - _generic_range(symbols[k])[0])
-    placed = dict(zip(order, pairs, strict=True))
-    return [placed[k] for k in range(len(symbols))]
+    pair_of = dict(zip(order, pairs, strict=True))
+    return [pair_of[k] for k in range(len(symbols))]
 
 
 class Fit:
@@ -169,7 +169,7 @@ class _Generaliser:
         self.symbols = symbols
         self.fit = Fit([s.extents for s in samples], symbols)
         self.first = samples[0].graph
-        self.places = [_places(s.graph) for s in samples]
+        self.positions = [_positions(s.graph) for s in samples]
         self.values: dict[Value, Value] = {}
         self.ops: list[Op] = []
         self.location: Location | None = None
@@ -185,8 +185,8 @@ class _Generaliser:
             self.op(row)
         inputs = self.ports([g.input_ports for g in graphs])
         outputs = self.ports([g.output_ports for g in graphs])
-        places = [[where[v] for v in s.graph.outputs] for s, where in zip(self.samples, self.places, strict=True)]
-        if any(place != places[0] for place in places):
+        positions = [[where[v] for v in s.graph.outputs] for s, where in zip(self.samples, self.positions, strict=True)]
+        if any(position != positions[0] for position in positions):
             raise self.fails("which values are returned differs", 0)
         return Graph(
             self.first.name,
@@ -218,8 +218,8 @@ class _Generaliser:
             if first is None or op is None or op.name != first.name or len(op.operands) != len(first.operands):
                 one, other = (o.name if o is not None else "nothing more" for o in (first, op))
                 raise self.fails(f"the function does {one} or, by the extent, {other}", k)
-            operands = [self.places[k][v] for v in op.operands]
-            if operands != [self.places[0][v] for v in first.operands]:
+            operands = [self.positions[k][v] for v in op.operands]
+            if operands != [self.positions[0][v] for v in first.operands]:
                 raise self.fails(f"what {op.name} reads differs", k)
             ops.append(op)
         assert first is not None
@@ -238,11 +238,11 @@ class _Generaliser:
         self.ops.append(replace(first, operands=operands_now, attributes=attributes, results=results))
 
     def check_type(self, first: Op, result: Value, type: TensorType, ops: Sequence[Op]) -> None:
-        place = first.results.index(result)
+        position = first.results.index(result)
         for k, op in enumerate(ops):
             shape = tuple(evaluate(d, self.samples[k].extents) for d in type.shape)
-            if shape != op.results[place].type.shape or type.dtype != op.results[place].type.dtype:
-                raise self.fails(f"{first.name} gives {type} and {op.results[place].type}", k)
+            if shape != op.results[position].type.shape or type.dtype != op.results[position].type.dtype:
+                raise self.fails(f"{first.name} gives {type} and {op.results[position].type}", k)
 
     def attributes(self, op: Op, found: Sequence[Attributes]) -> Attributes:
         changed: dict[str, object] = {}
@@ -378,10 +378,10 @@ def _inverted(value: Scalar, formula: Callable[[float], float]) -> int | None:
     return None
 
 
-def _places(graph: Graph) -> dict[Value, int]:
+def _positions(graph: Graph) -> dict[Value, int]:
     """A number for each value: its place in the order of definition."""
     made = (*graph.inputs, *(r for op in graph.ops for r in op.results))
-    return {value: place for place, value in enumerate(made)}
+    return {value: position for position, value in enumerate(made)}
 
 
 # a graph over other symbols

@@ -306,8 +306,8 @@ class GuardWriter:
             return
         shown = f"without {', '.join(sorted(missing))}"
         if own is not None:
-            places = ["{v}", *(f"{{v}}[{name!r}]" for name, table in inner.items() if name != "_modules" or not table)]
-            test = " or ".join(self._holds_some(missing, place) for place in places)
+            owners = ["{v}", *(f"{{v}}[{name!r}]" for name, table in inner.items() if name != "_modules" or not table)]
+            test = " or ".join(self._holds_some(missing, owner) for owner in owners)
             self._check(self._table(v, value), test, f"{path}.__dict__", shown)
         for holder in classes:
             if (id(holder), missing) not in self._lacking:

@@ -73,11 +73,11 @@ def true_value(namespace: Mapping[str, Any], name: str, default: Any = None) -> 
     if found is not KindOf:
         return found
     with _lock:
-        placed = _placed.get((id(namespace), name))
-        return found if placed is None else default if placed.before is _MISSING else placed.before
+        stand_in = _stand_ins.get((id(namespace), name))
+        return found if stand_in is None else default if stand_in.before is _MISSING else stand_in.before
 
 
-class _Placed:
+class _StandIn:
     """A name that means :class:`KindOf` now. ``users``: how many captures need it; ``before``: what it meant."""
 
     __slots__ = ("before", "namespace", "users")
@@ -89,7 +89,7 @@ class _Placed:
 
 
 _lock = threading.RLock()
-_placed: dict[tuple[int, str], _Placed] = {}
+_stand_ins: dict[tuple[int, str], _StandIn] = {}
 
 
 class Kinds:
@@ -107,7 +107,7 @@ class Kinds:
         for name in reads.globals:
             found = true_value(namespace, name, _MISSING)
             if found is type or (found is _MISSING and name == "type"):
-                self._place(namespace, name)
+                self._install(namespace, name)
             elif reads.asks_builtins and found is builtins:
                 raise UnsupportedOpError(
                     f"the function may ask for an array's type by {name}.type; write type(x)", code_location(code)
@@ -121,33 +121,33 @@ class Kinds:
             message = f"the function may ask for an array's type by the name {name}; write type(x)"
             raise UnsupportedOpError(message, code_location(code))
 
-    def _place(self, namespace: dict[str, Any], name: str) -> None:
+    def _install(self, namespace: dict[str, Any], name: str) -> None:
         key = (id(namespace), name)
         if key in self._mine:
             return
         with _lock:
-            placed = _placed.get(key)
-            if placed is None:
-                placed = _placed[key] = _Placed(namespace, namespace.get(name, _MISSING))
+            stand_in = _stand_ins.get(key)
+            if stand_in is None:
+                stand_in = _stand_ins[key] = _StandIn(namespace, namespace.get(name, _MISSING))
                 namespace[name] = KindOf
-            placed.users += 1
+            stand_in.users += 1
             self._mine.add(key)
 
     def leave(self) -> None:
         """Gives the names back that no other capture needs."""
         with _lock:
             for key in self._mine:
-                placed = _placed[key]
-                placed.users -= 1
-                if placed.users:
+                stand_in = _stand_ins[key]
+                stand_in.users -= 1
+                if stand_in.users:
                     continue
-                del _placed[key]
-                if placed.namespace.get(key[1]) is not KindOf:  # the code has assigned it
+                del _stand_ins[key]
+                if stand_in.namespace.get(key[1]) is not KindOf:  # the code has assigned it
                     continue
-                if placed.before is _MISSING:
-                    del placed.namespace[key[1]]
+                if stand_in.before is _MISSING:
+                    del stand_in.namespace[key[1]]
                 else:
-                    placed.namespace[key[1]] = placed.before
+                    stand_in.namespace[key[1]] = stand_in.before
             self._mine.clear()
 
 

@@ -315,25 +315,25 @@ def _flip(trace: Inputs, value: Value, flips: list[bool]) -> Value:
 
 def _spread(trace: Inputs, new: Value, axis: int, start: int, step: int, extent: int) -> Value:
     """``new`` along an axis at places ``start + k*step`` of ``extent``; what lies between is not used."""
-    place = trace.iota(extent, i64)
-    place = trace.binary("floordiv", trace.binary("sub", place, start), step)
-    place = trace.binary("minimum", trace.binary("maximum", place, 0), new.type.static_shape[axis] - 1)
-    return trace.emit("gather", new, place, attributes=GatherAttributes(axis))
+    position = trace.iota(extent, i64)
+    position = trace.binary("floordiv", trace.binary("sub", position, start), step)
+    position = trace.binary("minimum", trace.binary("maximum", position, 0), new.type.static_shape[axis] - 1)
+    return trace.emit("gather", new, position, attributes=GatherAttributes(axis))
 
 
 def _inside(trace: Inputs, shape: tuple[int, ...], ranges: dict[int, tuple[int, int, int]]) -> Value:
     """True at the places ``start + k*step``, ``0 <= k < count``, of each of the axes."""
     mask: Value | None = None
     for axis, (start, step, count) in ranges.items():
-        place = trace.iota(shape[axis], i64, len(shape), axis)
+        position = trace.iota(shape[axis], i64, len(shape), axis)
         tests: list[Value] = []
         if start > 0:
-            tests.append(trace.binary("ge", place, start))
+            tests.append(trace.binary("ge", position, start))
         last = start + (count - 1) * step
         if last + 1 < shape[axis]:
-            tests.append(trace.binary("le", place, last))
+            tests.append(trace.binary("le", position, last))
         if step > 1:
-            offset = trace.binary("remainder", trace.binary("sub", place, start), step)
+            offset = trace.binary("remainder", trace.binary("sub", position, start), step)
             tests.append(trace.binary("eq", offset, 0))
         for test in tests:
             mask = test if mask is None else trace.emit("logical_and", mask, test)

@@ -205,10 +205,10 @@ def _index_shape(trace: Trace, arrays: dict[int, Item]) -> tuple[int, ...]:
 
 def _adjacent(plan: _Plan) -> bool:
     """Whether nothing stands between arrays and ints; a ``...`` does, even one for no axis."""
-    places = [i for i, item in enumerate(plan.items) if item is not None and not isinstance(item, slice)]
-    if plan.ellipsis is not None and places[0] < plan.ellipsis <= places[-1]:
+    positions = [i for i, item in enumerate(plan.items) if item is not None and not isinstance(item, slice)]
+    if plan.ellipsis is not None and positions[0] < plan.ellipsis <= positions[-1]:
         return False
-    return places[-1] - places[0] + 1 == len(places)
+    return positions[-1] - positions[0] + 1 == len(positions)
 
 
 def _as_slice(arrays: dict[int, Item], shape: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -218,11 +218,11 @@ def _as_slice(arrays: dict[int, Item], shape: tuple[int, ...]) -> tuple[int, int
     ((axis, index),) = arrays.items()
     if isinstance(index, Traced) or not isinstance(index, np.ndarray) or index.ndim != 1 or len(index) < 2:
         return None
-    places = np.where(index < 0, index + shape[axis], index).astype(np.int64)
-    step = int(places[1] - places[0])
-    if step == 0 or not (np.diff(places) == step).all() or places.min() < 0 or places.max() >= shape[axis]:
+    positions = np.where(index < 0, index + shape[axis], index).astype(np.int64)
+    step = int(positions[1] - positions[0])
+    if step == 0 or not (np.diff(positions) == step).all() or positions.min() < 0 or positions.max() >= shape[axis]:
         return None
-    return int(places[0]), int(places[-1]) + (1 if step > 0 else -1), step
+    return int(positions[0]), int(positions[-1]) + (1 if step > 0 else -1), step
 
 
 def _flat_index(
@@ -235,11 +235,11 @@ def _flat_index(
         constant = constant * extent
         traced = trace.binary("mul", traced, extent) if traced is not None else None
         if isinstance(index, Traced):
-            place = trace.operand(index, i64)
+            position = trace.operand(index, i64)
             if index.meta.dtype.kind == "i":
-                below = trace.binary("lt", place, 0)
-                place = trace.emit("select", below, trace.binary("add", place, extent), place)
-            traced = place if traced is None else trace.emit("add", traced, place)
+                below = trace.binary("lt", position, 0)
+                position = trace.emit("select", below, trace.binary("add", position, extent), position)
+            traced = position if traced is None else trace.emit("add", traced, position)
             continue
         array = np.asarray(index, dtype=np.int64)
         if array.size:
@@ -261,7 +261,7 @@ def _result_shape(
     adjacent: bool,
 ) -> list[int]:
     result: list[int] = [] if adjacent else list(index_shape)
-    placed = not adjacent
+    inserted = not adjacent
     axis = 0
     for item in items:
         if item is None:
@@ -269,9 +269,9 @@ def _result_shape(
             continue
         if axis not in arrays:
             result.append(shape[axis])
-        elif not placed:
+        elif not inserted:
             result.extend(index_shape)
-            placed = True
+            inserted = True
         axis += 1
     return result
 
@@ -304,7 +304,7 @@ def set_item(trace: Trace, x: Traced, index: Any, new: Any) -> None:
         return
     plan = _plan(trace, x, index)
     if not plan.is_basic:
-        _set_places(trace, x, plan, new)
+        _set_positions(trace, x, plan, new)
         return
     target = _basic(trace, x, _Plan(plan.items, 0))
     write(trace, target, new)
@@ -387,7 +387,7 @@ def _set_masked(trace: Trace, x: Traced, mask: Traced, new: Any) -> None:
     x.buffer.write(x.steps, chosen)
 
 
-def _set_places(trace: Trace, x: Traced, plan: _Plan, new: Any) -> None:
+def _set_positions(trace: Trace, x: Traced, plan: _Plan, new: Any) -> None:
     """``x[:, places] = new`` with constant places on one axis: each place looks up what is stored there last."""
     axes = [item for item in plan.items if item is not None]
     arrays = {axis: item for axis, item in enumerate(axes) if not isinstance(item, slice)}
@@ -401,13 +401,13 @@ def _set_places(trace: Trace, x: Traced, plan: _Plan, new: Any) -> None:
         raise trace.unsupported("storing at places given by arrays is compiled only for constant places along one axis")
     ((axis, index),) = arrays.items()
     shape = x.meta.shape
-    places = np.asarray(index).reshape(-1)
-    if np.ndim(index) != 1 or not len(places):
+    positions = np.asarray(index).reshape(-1)
+    if np.ndim(index) != 1 or not len(positions):
         raise trace.unsupported("storing at places given by an array that is not 1-d is not compiled")
     source = np.full(shape[axis], -1, np.int64)
-    for k, place in enumerate(places):
-        source[_check_int(trace, int(place), shape[axis], axis)] = k
-    wanted = (*shape[:axis], len(places), *shape[axis + 1 :])
+    for k, position in enumerate(positions):
+        source[_check_int(trace, int(position), shape[axis], axis)] = k
+    wanted = (*shape[:axis], len(positions), *shape[axis + 1 :])
     value = trace.broadcast(trace.operand(new, ir_dtype(x.meta.dtype)), wanted)
     picked = trace.operand(np.maximum(source, 0), i64)
     moved = trace.emit("gather", value, picked, attributes=GatherAttributes(axis))

@@ -166,10 +166,10 @@ class Returns:
 
     def _of_input(self, x: Traced, base: Meta) -> _Leaf:
         """A view of an argument, or of an array that the function found; that array itself where it is the root."""
-        place = (id(x.buffer), x.meta.shape, x.meta.strides, address_of(x.meta))
+        region = (id(x.buffer), x.meta.shape, x.meta.strides, address_of(x.meta))
         itself = (id(x.buffer), base.shape, base.strides, address_of(base))
-        is_view = place == itself or place in self._seen  # equal views are one array to the program
-        self._seen.add(place)
+        is_view = region == itself or region in self._seen  # equal views are one array to the program
+        self._seen.add(region)
         start = _distance(x.meta, base) if x.steps else 0
         repeats = any(s == 0 and n != 1 for n, s in zip(x.meta.shape, x.meta.strides))
         writeable = x.meta.flags.writeable
@@ -252,14 +252,14 @@ def _copy_of(constant: Meta, owners: dict[int, Any]) -> Meta:
     """An array of the same elements and strides, in a copy of its memory that ``owners`` keeps by the memory's id."""
     owner = _owner_of(constant)
     if id(owner) not in owners:
-        owners[id(owner)] = _placed_copy(owner)
+        owners[id(owner)] = _copy_at_layout(owner)
     copy = owners[id(owner)]
     if constant is owner:
         return copy  # type: ignore[no-any-return]
     return view(copy, constant.dtype, constant.shape, constant.strides, _distance(constant, owner))
 
 
-def _placed_copy(owner: Meta) -> Meta:
+def _copy_at_layout(owner: Meta) -> Meta:
     """A copy of the same strides."""
     made = owner.copy(order="K")
     if made.strides == owner.strides:

@@ -159,13 +159,13 @@ def _recognise(base: _Memory, offset: int, wanted: list[tuple[int, int]]) -> lis
         if starts[axis] + span > base.shape[axis]:
             return None
         if len(moves) == 2:
-            (small, size, place), (large, _, number) = sorted(moves, key=lambda m: (m[0], -m[2]))
+            (small, size, number_of_small), (large, _, number) = sorted(moves, key=lambda m: (m[0], -m[2]))
             if small != 1:
                 return None
             bounds.append((starts[axis], starts[axis] + span, 1))
             slots[axis] = number
             windows.append(WindowsAttributes(axis, size, large))
-            inner.append((axis, place))
+            inner.append((axis, number_of_small))
         elif moves:
             step, _, slots[axis] = moves[0]
             bounds.append((starts[axis], starts[axis] + span, step))
@@ -174,9 +174,9 @@ def _recognise(base: _Memory, offset: int, wanted: list[tuple[int, int]]) -> lis
     if any(b != (0, n, 1) for b, n in zip(bounds, base.shape)):
         first, last, by = zip(*bounds) if bounds else ((), (), ())
         steps.append(Step("slice", SliceAttributes(first, last, by)))
-    for attributes, (_, place) in zip(windows, inner):
+    for attributes, (_, number_of_small) in zip(windows, inner):
         steps.append(Step("windows", attributes))
-        slots.append(place)
+        slots.append(number_of_small)
     return [*steps, *_arrange(slots, wanted)]
 
 

@@ -89,8 +89,8 @@ def twin(meta: Meta, dtype: np.dtype[Any] | None = None) -> Meta:
     order = memory_order(meta)
     extents = [1 if meta.strides[a] == 0 else min(meta.shape[a], 2) for a in order]
     gap = 1 if meta.flags.c_contiguous or meta.flags.f_contiguous else 2
-    placed = np.zeros([*extents, gap], dtype or meta.dtype)[..., 0].transpose(np.argsort(order))
-    signed = placed[tuple(slice(None, None, -1 if s < 0 else 1) for s in meta.strides)]
+    laid_out = np.zeros([*extents, gap], dtype or meta.dtype)[..., 0].transpose(np.argsort(order))
+    signed = laid_out[tuple(slice(None, None, -1 if s < 0 else 1) for s in meta.strides)]
     strides = [0 if wanted == 0 else own for wanted, own in zip(meta.strides, signed.strides)]
     return as_strided(signed, [min(n, 2) for n in meta.shape], strides)
 

@@ -67,9 +67,9 @@ def _scatter(e: Emitter, x: Value, dim: int, index: Value, src: Operand, *, redu
         for a, n in enumerate(once):
             src = e.narrow(src, a, 0, n)
     size = extents(x)[axis]
-    places = e.iota((size,), 0, i64)
+    positions = e.iota((size,), 0, i64)
     flat = e.reshape(e.cast(index, i64), (index.type.size,))
-    checked = e.reshape(e.emit("gather", places, flat, attributes=GatherAttributes(0)), once)  # out of range: an error
+    checked = e.reshape(e.emit("gather", positions, flat, attributes=GatherAttributes(0)), once)
     here = e.emit("eq", e.iota(extents(x), axis, i64), checked)
     return e.emit("select", here, e.broadcast(e.value(src, x.type.dtype), extents(x)), x)
 
@@ -136,10 +136,10 @@ def _diagonal_scatter(e: Emitter, x: Value, src: Value, offset: int = 0, dim1: i
     rows = e.emit("pad", src, e.constant(0, src.type.dtype), attributes=padding)
     rest = [a for a in range(len(shape)) if a not in (row_axis, column_axis)]
     column = e.reshape(rows, (*rows.type.shape, 1))
-    placed = e.permute(column, [[*rest, row_axis, column_axis].index(a) for a in range(len(shape))])
+    spread = e.permute(column, [[*rest, row_axis, column_axis].index(a) for a in range(len(shape))])
     row = e.emit("add", e.iota(shape, row_axis, i64), e.constant(offset, i64))
     on = e.emit("eq", row, e.iota(shape, column_axis, i64))
-    return e.emit("select", on, e.broadcast(placed, shape), x)
+    return e.emit("select", on, e.broadcast(spread, shape), x)
 
 
 def _flip(e: Emitter, x: Value, dims: Sequence[int]) -> Value:

@@ -37,5 +37,5 @@ class KeptTensors:
 
 
 def _layout(tensor: torch.Tensor) -> _Layout:
-    place = tensor.untyped_storage()._cdata
-    return place, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.requires_grad
+    address = tensor.untyped_storage()._cdata
+    return address, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.requires_grad

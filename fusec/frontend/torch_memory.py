@@ -110,7 +110,7 @@ def _write_back(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: V
             inverse = sorted(range(len(permutation)), key=lambda axis: permutation[axis])
             return emitter.permute(updated, inverse)
         case SliceAttributes():
-            return place(emitter, base, first.attributes, updated)
+            return update_region(emitter, base, first.attributes, updated)
     raise UnsupportedOpError(
         f"{emitter.call} writes in place through overlapping memory ({first.name} of {base.type}); "
         "clone() the view before writing to it",
@@ -118,7 +118,7 @@ def _write_back(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: V
     )
 
 
-def place(emitter: Emitter, base: Value, where: SliceAttributes, value: Value) -> Value:
+def update_region(emitter: Emitter, base: Value, where: SliceAttributes, value: Value) -> Value:
     """``base`` with ``value`` in the place that the slice ``where`` shows."""
     shape = extents(base)
     starts = tuple(s for s in where.starts if isinstance(s, int))
@@ -148,8 +148,8 @@ def _inside(emitter: Emitter, shape: tuple[int, ...], axis: int, start: int, sto
     if stop < shape[axis]:
         found.append(emitter.emit("lt", index, emitter.constant(stop, i64, device)))
     if step > 1:
-        place_in = emitter.emit("sub", index, emitter.constant(start, i64, device))
-        rest = emitter.emit("remainder", place_in, emitter.constant(step, i64, device))
+        position = emitter.emit("sub", index, emitter.constant(start, i64, device))
+        rest = emitter.emit("remainder", position, emitter.constant(step, i64, device))
         found.append(emitter.emit("eq", rest, emitter.constant(0, i64, device)))
     return found
 

@@ -67,7 +67,7 @@ def mode() -> Hashable:
 
 def default_devices() -> tuple[str, ...] | None:
     """The devices of ``torch.device`` contexts and ``torch.set_default_device``; None where another mode is on."""
-    modes = [torch._C._get_function_stack_at(place) for place in range(function_modes())]
+    modes = [torch._C._get_function_stack_at(level) for level in range(function_modes())]
     if any(type(mode) is not DeviceContext for mode in modes):
         return None
     return tuple(str(mode.device) for mode in modes) if not modes or torch._C._is_torch_function_enabled() else None

@@ -130,8 +130,8 @@ def _written(
     """The tensors of a call that it writes, and those that it reads."""
     written: list[torch.Tensor] = []
     read: list[torch.Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+    for position, argument in enumerate(func._schema.arguments):
+        value = kwargs.get(argument.name, args[position] if position < len(args) else None)
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         (written if is_written else read).extend(tensors_in(value))
     return written, read

@@ -42,16 +42,16 @@ def _along(e: Emitter, image: Value, axis: int, size: int, align_corners: bool, 
     number = e.cast(e.iota((size,), 0, i32), f32)
     if align_corners:
         step = (extent - 1) / (size - 1) if size > 1 else 0.0
-        place = e.emit("mul", number, e.constant(step, f32))
+        position = e.emit("mul", number, e.constant(step, f32))
     else:
         step = 1.0 / scale if scale is not None and scale > 0 else extent / size
         half = e.constant(0.5, f32)
-        place = e.emit("sub", e.emit("mul", e.emit("add", number, half), e.constant(step, f32)), half)
-        place = e.emit("maximum", place, e.constant(0.0, f32))
+        position = e.emit("sub", e.emit("mul", e.emit("add", number, half), e.constant(step, f32)), half)
+        position = e.emit("maximum", position, e.constant(0.0, f32))
     last = e.constant(extent - 1, i32)
-    below = e.emit("minimum", e.cast(place, i32), last)
+    below = e.emit("minimum", e.cast(position, i32), last)
     above = e.emit("minimum", e.emit("add", below, e.constant(1, i32)), last)
-    share = e.emit("sub", place, e.cast(below, f32))
+    share = e.emit("sub", position, e.cast(below, f32))
     share = e.emit("minimum", e.emit("maximum", share, e.constant(0.0, f32)), e.constant(1.0, f32))
     return _between(e, image, axis, below, above, share)
 
@@ -75,9 +75,9 @@ def _phases(e: Emitter, extent: int, times: int) -> tuple[Value, Value, Value]:
     """Below, above and share where there are ``times`` results for each element: ``p = (2 * o + 1 - times) / (2 *
     times)``, in integers, and a share for each of the ``times``."""
     number = e.iota((extent * times,), 0, i32)
-    place = e.emit("add", e.emit("mul", number, e.constant(2, i32)), e.constant(1 - times, i32))
-    place = e.emit("maximum", place, e.constant(0, i32))
-    below = e.emit("floordiv", place, e.constant(2 * times, i32))
+    position = e.emit("add", e.emit("mul", number, e.constant(2, i32)), e.constant(1 - times, i32))
+    position = e.emit("maximum", position, e.constant(0, i32))
+    below = e.emit("floordiv", position, e.constant(2 * times, i32))
     above = e.emit("minimum", e.emit("add", below, e.constant(1, i32)), e.constant(extent - 1, i32))
     phase = e.emit("mul", e.iota((1, times), 1, i32), e.constant(2, i32))
     part = e.emit("remainder", e.emit("add", phase, e.constant(1 + times, i32)), e.constant(2 * times, i32))

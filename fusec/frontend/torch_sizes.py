@@ -61,13 +61,13 @@ def check_conditions(
     except Exception:  # not every function runs on symbolic sizes; the samples stand for it
         return
     for guard in environment.guards:
-        place = _place(guard)
-        if place is not None:
+        location = _location(guard)
+        if location is not None:
             named = guard.expr.xreplace({s: sympy.Symbol(n, integer=True, positive=True) for s, n in names.items()})
-            _check(named, ranges, place)
+            _check(named, ranges, location)
 
 
-def _place(guard: Any) -> Location | None:
+def _location(guard: Any) -> Location | None:
     """Where the user's code asked; None for PyTorch's own questions, whose answers show in the graphs of samples."""
     frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     file, line = getattr(frame, "filename", None), getattr(frame, "lineno", None)
@@ -76,7 +76,7 @@ def _place(guard: Any) -> Location | None:
     return Location(file, line)
 
 
-def _check(condition: Any, ranges: Mapping[str, tuple[int, int]], place: Location) -> None:
+def _check(condition: Any, ranges: Mapping[str, tuple[int, int]], location: Location) -> None:
     symbols = sorted(condition.free_symbols, key=str)
     if any(str(s) not in ranges for s in symbols):
         return
@@ -87,7 +87,7 @@ def _check(condition: Any, ranges: Mapping[str, tuple[int, int]], place: Locatio
             raise DimensionError(
                 f"{', '.join(map(str, symbols))} can't be symbolic: the function does something else unless "
                 f"{condition}, and with {found} it is not so",
-                place,
+                location,
             )
 
 

@@ -42,7 +42,7 @@ class TracedTensor(FakeTensor, StandIn):
     the argument itself; None for what the function made.
     """
 
-    _place: tuple[int, Asked, weakref.ref[torch.Tensor]] | None = None
+    _origin: tuple[int, Asked, weakref.ref[torch.Tensor]] | None = None
     _kind: type = torch.Tensor
     _given: str = ""
 
@@ -56,7 +56,7 @@ class TracedTensor(FakeTensor, StandIn):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        if self._place is not None:
+        if self._origin is not None:
             raise _refused("reads the gradient of an argument")
         return super().grad
 
@@ -68,7 +68,7 @@ class TracedTensor(FakeTensor, StandIn):
     def requires_grad(self) -> bool:
         own = bool(super().requires_grad)
         graded = GRADED.get()
-        return own if own or graded is None or self._place is not None or _by_library(1) else graded(self)
+        return own if own or graded is None or self._origin is not None or _by_library(1) else graded(self)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -113,9 +113,9 @@ class TracedTensor(FakeTensor, StandIn):
 
     def _look(self, name: str | None) -> None:
         """Looks for an attribute that only this argument may have, or for any."""
-        if self._place is None:
+        if self._origin is None:
             return
-        number, asked, real = self._place
+        number, asked, real = self._origin
         tensor = real()
         own = vars(tensor) if tensor is not None else {}
         if name in own or (own and name is None):
@@ -124,7 +124,7 @@ class TracedTensor(FakeTensor, StandIn):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if in_class(type(self), name) is None and not name.startswith(_NOTES):
-            if self._place is not None:
+            if self._origin is not None:
                 raise _refused(f"sets the attribute {name} of an argument, which outlives the call")
             object.__setattr__(self, "_given", name)
         object.__setattr__(self, name, value)
@@ -160,7 +160,7 @@ def as_argument(fake: torch.Tensor, real: torch.Tensor, number: int, asked: Aske
 def check_returned(tensor: torch.Tensor, is_made: bool) -> None:
     """UnsupportedOpError for a tensor that the function returns with more than its elements. ``is_made``: its memory,
     too, is the function's."""
-    if type(tensor) is TracedTensor and tensor._place is None:
+    if type(tensor) is TracedTensor and tensor._origin is None:
         if tensor._kind is not torch.Tensor:
             raise _refused("returns a parameter that it makes")
         if tensor._given:
@@ -171,8 +171,8 @@ def check_returned(tensor: torch.Tensor, is_made: bool) -> None:
 
 def check_argument(fake: torch.Tensor) -> None:
     """UnsupportedOpError where the function made an argument require a gradient, or no longer do so."""
-    if type(fake) is TracedTensor and fake._place is not None:
-        real = fake._place[2]()
+    if type(fake) is TracedTensor and fake._origin is not None:
+        real = fake._origin[2]()
         if real is not None and real.requires_grad != fake.requires_grad:
             raise _refused("changes whether an argument requires a gradient")
 

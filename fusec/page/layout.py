@@ -86,11 +86,11 @@ def _order(layers: _Layers) -> None:
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         near = layers.above if down else layers.below
-        places: dict[int, float] = {}
+        positions: dict[int, float] = {}
         for row in layers.rows if down else layers.rows[::-1]:
-            wanted = {n: _mean([places[m] for m in near.get(n, ()) if m in places], k) for k, n in enumerate(row)}
+            wanted = {n: _mean([positions[m] for m in near.get(n, ()) if m in positions], k) for k, n in enumerate(row)}
             row.sort(key=wanted.__getitem__)
-            places |= {n: float(k) for k, n in enumerate(row)}
+            positions |= {n: float(k) for k, n in enumerate(row)}
 
 
 def _mean(values: Sequence[float], default: float) -> float:
@@ -146,10 +146,10 @@ def _points(
     path: list[int], layers: _Layers, lefts: dict[int, float], tops: dict[int, float], bottoms: dict[int, float]
 ) -> list[tuple[float, float]]:
     points = []
-    for place, n in enumerate(path):
+    for number, n in enumerate(path):
         middle = lefts[n] + layers.sizes[n][0] / 2
-        if place > 0:
+        if number > 0:
             points.append((middle, tops[n]))
-        if place < len(path) - 1:
+        if number < len(path) - 1:
             points.append((middle, bottoms[n]))
     return points

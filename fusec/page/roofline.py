@@ -40,10 +40,10 @@ def roofline(target: str, reports: Sequence[KernelReport], seconds: Mapping[str,
         return ""
     known = {kernel: time for kernel, time in (seconds or {}).items() if time > 0}
     rate_of = {r.kernel: r.flops / known.get(r.kernel, r.predicted) for r in shown}
-    places = [(r.flops / r.bytes, rate_of[r.kernel], r.flops / r.limit if r.limit else 0.0) for r in shown]
+    shown_points = [(r.flops / r.bytes, rate_of[r.kernel], r.flops / r.limit if r.limit else 0.0) for r in shown]
     plot = _Plot(
-        [x for x, _, _ in places] + [rate / bandwidth for _, rate in rates],
-        [y for _, *ys in places for y in ys if y > 0] + [rate for _, rate in rates],
+        [x for x, _, _ in shown_points] + [rate / bandwidth for _, rate in rates],
+        [y for _, *ys in shown_points for y in ys if y > 0] + [rate for _, rate in rates],
     )
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="roofline" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}">']
     lines += plot.axes()
@@ -55,7 +55,7 @@ def roofline(target: str, reports: Sequence[KernelReport], seconds: Mapping[str,
         lines.append(f'<polyline class="roof" points="{path}"/>')
         lines.append(_text(plot.x(plot.high[0]) - 4, plot.y(rate) - 5, f"{name} {amount(rate)}FLOP/s", "end"))
     lines.append(_text(_LEFT + 6, _TOP + 12, f"memory {amount(bandwidth)}B/s", "start"))
-    for report, (x, y, limit) in zip(shown, places, strict=True):
+    for report, (x, y, limit) in zip(shown, shown_points, strict=True):
         told = "measured" if report.kernel in known else "predicted"
         hint = f"{report.kernel}: {x:.3g} FLOP/B, {told} {amount(y)}FLOP/s, limit {amount(limit)}FLOP/s"
         lines.append(f'<g class="kernel {escape(report.kind)}"><title>{escape(hint)}</title>')

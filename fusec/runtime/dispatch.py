@@ -717,8 +717,8 @@ class _Counting(Dispatcher):
         return super()._again(self._split(args)[0], kwargs, error), ()
 
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        place = len(args) - len(self.counters)
-        return args[:place], args[place:]
+        count = len(args) - len(self.counters)
+        return args[:count], args[count:]
 
 
 def _changes_inputs(plan: Plan) -> bool:

@@ -116,18 +116,18 @@ def is_open(shape: Sequence[Dim]) -> bool:
 def opening_tests(opening: Opening, variables: Sequence[str]) -> list[str]:
     """Tests in generated code that arrays fit: ranges, after which each symbol has its variable, numbers, strides."""
     given = list(zip(opening.shapes, variables, strict=True))
-    places = [
+    extents = [
         (extent, f"{variable}.shape[{axis}]")
         for shape, variable in given
         if is_open(shape)
         for axis, extent in enumerate(shape)
     ]
     first: dict[Symbol, str] = {}
-    for extent, place in places:
+    for extent, text in extents:
         if isinstance(extent, Symbol):
-            first.setdefault(extent, place)
-    tests = [f"{s.lo} <= ({variable_of(s)} := {place}) <= {s.hi}" for s, place in first.items()]
-    tests += [f"{place} == {spell(extent)}" for extent, place in places if place not in first.values()]
+            first.setdefault(extent, text)
+    tests = [f"{s.lo} <= ({variable_of(s)} := {text}) <= {s.hi}" for s, text in first.items()]
+    tests += [f"{text} == {spell(extent)}" for extent, text in extents if text not in first.values()]
     for number, strides in opening.steps.items():
         if is_open(opening.shapes[number]):
             tests.append(f"{variables[number]}.stride() == {spell_tuple(strides)}")

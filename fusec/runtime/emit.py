@@ -62,7 +62,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """An address in generated code: what the expression ``base`` gives (nothing, where it is empty) and ``offset``
     bytes. ``field``: the address lies in memory, so many bytes after what ``base`` gives."""
 
@@ -76,11 +76,11 @@ class Place:
         sign = "+" if self.offset > 0 else "-"
         return f"{self.base} {sign} {abs(self.offset)}" if self.offset else self.base
 
-    def after(self, nbytes: Dim) -> Place:
+    def after(self, nbytes: Dim) -> Address:
         """The address so many bytes on."""
         if isinstance(nbytes, int):
-            return Place(self.base, self.offset + nbytes)
-        return Place(f"{self} + {spell(nbytes)}")
+            return Address(self.base, self.offset + nbytes)
+        return Address(f"{self} + {spell(nbytes)}")
 
 
 def reads_and_writes(program: Program, step: Step) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -122,7 +122,7 @@ class ProgramWriter:
         self._scope = scope
         self._mark = mark
         self._variables: dict[int, str] = {}
-        self._addresses: dict[int, Place] = {}
+        self._addresses: dict[int, Address] = {}
         for slot, variable in zip(program.inputs, inputs, strict=True):
             self._variables[slot] = variable
         for slot, weight in parts.weights.items():
@@ -199,8 +199,8 @@ class ProgramWriter:
             for axis, extent in enumerate(program.slots[slot].type.shape):
                 if isinstance(extent, Symbol) and extent not in read and self._variables[slot] != "None":
                     read.add(extent)
-                    place = "" if port.role == "integer" else f".shape[{axis}]"
-                    self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}{place}")
+                    suffix = "" if port.role == "integer" else f".shape[{axis}]"
+                    self.lines.append(f"{variable_of(extent)} = {self._variables[slot]}{suffix}")
 
     def _note_writes(self) -> None:
         """Before any kernel, so that what was packed from an array that one of them writes is packed anew."""
@@ -241,7 +241,7 @@ class ProgramWriter:
         offsets, total = plan_arena(fixed(sizes), [lives[root] for root in roots], alignment)
         address = self._take(max(total, 1))[1] if device == "cpu" else self._take_on(device, max(total, 1))
         for root, offset in zip(roots, offsets, strict=True):
-            self._addresses[root] = Place(address, offset)
+            self._addresses[root] = Address(address, offset)
 
     def _write_arena(
         self, roots: Sequence[int], sizes: Sequence[Dim], lives: Sequence[tuple[int, int]], device: str
@@ -254,10 +254,10 @@ class ProgramWriter:
             self.lines.append(f"scratch, scratch_at = {take}({variable_of(whole)})")
         else:
             self.lines.append(f"scratch_at = {self._take_on(device, whole)}")
-        for place, root in enumerate(roots):
+        for position, root in enumerate(roots):
             name = self._name(root)
-            self.lines.append(f"{name}_at = scratch_at + offsets[{place}]")
-            self._addresses[root] = Place(f"{name}_at")
+            self.lines.append(f"{name}_at = scratch_at + offsets[{position}]")
+            self._addresses[root] = Address(f"{name}_at")
 
     def _take(self, nbytes: Dim) -> tuple[str, str]:
         """A block from the pool; of a size known at the call only, it has at least a byte."""
@@ -317,9 +317,9 @@ class ProgramWriter:
         chain: list[tuple[str, list[tuple[int, int, int]]]] = []
         for step in launches:
             self._make_written(step)
-            places = [self._chain_address(slot) for slot in step.arguments]
-            places += [Place(variable_of(s)) for s in self._sizes[step.kernel]]
-            numbered = [(numbers.setdefault(p.base, len(numbers)), p.field, p.offset) for p in places]
+            addresses = [self._chain_address(slot) for slot in step.arguments]
+            addresses += [Address(variable_of(s)) for s in self._sizes[step.kernel]]
+            numbered = [(numbers.setdefault(p.base, len(numbers)), p.field, p.offset) for p in addresses]
             chain.append((step.kernel, numbered))
         run, table, kept = self._parts.chain(chain)
         self._scope.bind(kept, "table")
@@ -330,7 +330,7 @@ class ProgramWriter:
         if isinstance(step, Pack):
             packed = self._program.slots[step.arguments[-1]]
             block = self._take(bytes_spanned(packed.type, packed.strides))
-            self._addresses[step.arguments[-1]] = Place(block[1])
+            self._addresses[step.arguments[-1]] = Address(block[1])
             return
         for slot in reads_and_writes(self._program, step)[1]:
             self._make(slot)
@@ -349,24 +349,24 @@ class ProgramWriter:
                 made.append(step)
             else:
                 self._scope.bind(fixed, f"packed_{self._program.slots[step.arguments[-1]].name}")
-                self._addresses[step.arguments[-1]] = Place("", fixed.ctypes.data)
+                self._addresses[step.arguments[-1]] = Address("", fixed.ctypes.data)
         if not made:
             return
         function = self._scope.bind(self._parts.pack(made), "packings" if len(made) > 1 else f"pack_{made[0].kernel}")
-        names = [f"at{len(self.lines)}_{place}" for place in range(len(made))]
+        names = [f"at{len(self.lines)}_{position}" for position in range(len(made))]
         sources = ", ".join(self._variables[root] for root in pack_sources(self._program, made))
         self.lines.append(f"{self._fresh('packed')}, {', '.join(names)} = {function}({sources})")
-        self._addresses |= {step.arguments[-1]: Place(name) for step, name in zip(made, names, strict=True)}
+        self._addresses |= {step.arguments[-1]: Address(name) for step, name in zip(made, names, strict=True)}
 
     def _write_call(self, step: Call) -> None:
         step = self._in_place.get(step.results, step)
         function = self._call_of(step)
-        arguments = ", ".join(self._operand(step, place) for place in range(len(step.arguments)))
+        arguments = ", ".join(self._operand(step, position) for position in range(len(step.arguments)))
         made = self._fresh("made")
         self.lines.append(f"{made} = {function}({arguments})")
-        for place, slot in enumerate(step.results):
+        for position, slot in enumerate(step.results):
             variable = self._name(slot)
-            self.lines.append(f"{variable} = {self._arrays.contiguous(self._scope, f'{made}[{place}]')}")
+            self.lines.append(f"{variable} = {self._arrays.contiguous(self._scope, f'{made}[{position}]')}")
             self._variables[slot] = variable
 
     def _call_of(self, step: Call) -> str:
@@ -388,12 +388,12 @@ class ProgramWriter:
         read = {slot for step in kernels for slot in reads_and_writes(self._program, step)[0]}
         return {root_of(self._program, slot)[0] for slot in read}
 
-    def _operand(self, step: Call, place: int) -> str:
+    def _operand(self, step: Call, position: int) -> str:
         """The array that a call is given: contiguous where the function gave it such a one."""
-        slot = step.arguments[place]
+        slot = step.arguments[position]
         variable = self._variable(slot)
         record = self._program.slots[slot]
-        as_it_lies = step.attributes.target.startswith(_OWN) or place in step.attributes.strided
+        as_it_lies = step.attributes.target.startswith(_OWN) or position in step.attributes.strided
         if as_it_lies or record.strides == contiguous_strides(record.type.shape):
             return variable
         return self._arrays.contiguous(self._scope, variable)
@@ -415,21 +415,21 @@ class ProgramWriter:
             raise LoweringError(f"a kernel writes slot {record.name}, which is of kind {record.kind}")
         if most(nbytes) >= POOLED_BYTES and record.type.device == "cpu":
             block, address = self._take(nbytes)
-            self._addresses[slot] = Place(address)
+            self._addresses[slot] = Address(address)
             made = self._arrays.over_block(self._scope, record.type, record.strides, block)
         else:
             made = self._arrays.allocate(self._scope, record.type, record.strides)
         self.lines.append(f"{variable} = {made}")
         self._variables[slot] = variable
 
-    def _address(self, slot: int) -> Place:
+    def _address(self, slot: int) -> Address:
         root, offset = root_of(self._program, slot)
         address = self._addresses.get(root)
         if address is None:
             address = self._addresses[root] = self._root_address(root)
         return address.after(offset * self._program.slots[slot].type.dtype.itemsize)
 
-    def _chain_address(self, slot: int) -> Place:
+    def _chain_address(self, slot: int) -> Address:
         """The address for a chain, which finds by itself where an array's object says that its elements are."""
         root, offset = root_of(self._program, slot)
         field = self._arrays.address_field
@@ -437,25 +437,25 @@ class ProgramWriter:
         if field is None or root in self._addresses or not is_array or not isinstance(offset, int):
             return self._address(slot)
         variable = self._variables[root]
-        return Place(f"id({variable})", offset * self._program.slots[slot].type.dtype.itemsize, field)
+        return Address(f"id({variable})", offset * self._program.slots[slot].type.dtype.itemsize, field)
 
-    def _root_address(self, root: int) -> Place:
+    def _root_address(self, root: int) -> Address:
         record = self._program.slots[root]
         if record.kind == "constant" and record.type.device != "cpu":
-            return Place(self._arrays.address(self._scope, self._variable(root)))
+            return Address(self._arrays.address(self._scope, self._variable(root)))
         if record.kind == "constant":
             memory = np.full(max(1, prod(record.type.static_shape)), record.value, record.type.dtype.numpy)
             self._scope.bind(memory, f"constant_{root}")
-            return Place("", memory.ctypes.data)
+            return Address("", memory.ctypes.data)
         variable = self._variables.get(root)
         if variable is None:
             raise LoweringError(f"slot {record.name} ({record.kind}) is read before anything fills it")
         expression = self._arrays.address(self._scope, variable)
         if root in self._parts.weights:
-            return Place("", self._arrays.address_of(self._parts.weights[root]))
+            return Address("", self._arrays.address_of(self._parts.weights[root]))
         name = f"p{root}"
         self.lines.append(f"{name} = {expression}")
-        return Place(name)
+        return Address(name)
 
     def _variable(self, slot: int) -> str:
         """The variable that holds a slot as an array; views are taken here."""

@@ -136,8 +136,8 @@ class Executable:
         return lambda launches, arguments: row(launches, arguments, self.device, graph=self.graph and together)
 
     def _packings(self, steps: Sequence[Pack]) -> Packings:
-        places = {root: place for place, root in enumerate(pack_sources(self.program, steps))}
-        own = [[places[root] for root in pack_sources(self.program, [step])] for step in steps]
+        numbers = {root: place for place, root in enumerate(pack_sources(self.program, steps))}
+        own = [[numbers[root] for root in pack_sources(self.program, [step])] for step in steps]
         return Packings(self.arrays, list(zip(map(self._packer, steps), own, strict=True)))
 
     def _packer(self, step: Pack) -> Packer:

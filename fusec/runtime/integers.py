@@ -42,13 +42,13 @@ def with_integers(spec: CallSpec, parts: Sequence[Structure]) -> CallSpec:
     """The structure with these in the places of its integers."""
     left = iter(parts)
 
-    def placed(part: Structure) -> Structure:
+    def numbered(part: Structure) -> Structure:
         if isinstance(part, Node):
-            return replace(part, parts=tuple(map(placed, part.parts)))
+            return replace(part, parts=tuple(map(numbered, part.parts)))
         return next(left) if isinstance(part, Static) and type(part.value) is int else part
 
-    args = tuple(map(placed, spec.args))
-    return CallSpec(args, tuple((name, placed(part)) for name, part in spec.kwargs))
+    args = tuple(map(numbered, spec.args))
+    return CallSpec(args, tuple((name, numbered(part)) for name, part in spec.kwargs))
 
 
 def _statics(spec: CallSpec) -> Iterator[Static]:
@@ -128,7 +128,7 @@ class IntegersSeen:
         if (key, changed) in self._closed:
             return None
         self._openings[key] += 1
-        names = {column: f"n{place}" for place, column in enumerate(dict.fromkeys(columns.values()))}
+        names = {column: f"n{number}" for number, column in enumerate(dict.fromkeys(columns.values()))}
         symbols = {k: symbol(names[column], LEAST, max(column)) for k, column in columns.items()}
         return OpenIntegers(spec, symbols)
 

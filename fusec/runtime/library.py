@@ -58,10 +58,10 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     shapes = [t.shape for t in attributes.types]
     fixed = all(t.is_static for t in attributes.types)
 
-    places = attributes.places
+    namespaces = attributes.places
 
     def results(result: Any) -> list[Any]:
-        found = _results([result[k] for k in places] if places else result, kind)
+        found = _results([result[k] for k in namespaces] if namespaces else result, kind)
         if len(found) != count:
             raise ResultsDifferError(f"{attributes.target} gave {len(found)} results, {count} were captured")
         if fixed and count == 1 and found[0].shape != shapes[0]:  # of several some may be read by nothing
@@ -134,8 +134,8 @@ def _bound(target: str) -> Callable[..., Any] | None:
         return None
     if [each for each in getattr(torch.ops.aten, name).overloads() if "out" not in each] != [overload]:
         return None
-    places: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._nn)
-    found: Callable[..., Any] | None = next((getattr(p, name) for p in places if hasattr(p, name)), None)
+    namespaces: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C._nn)
+    found: Callable[..., Any] | None = next((getattr(p, name) for p in namespaces if hasattr(p, name)), None)
     return found
 
 

@@ -105,7 +105,7 @@ def _runner(program: Program, step: Pack, kernel: Callable[..., Any], arrays: Ar
     function = scope.bind(kernel, step.kernel)
     if any(kernel.sizes for kernel in program.kernels if kernel.name == step.kernel):
         raise LoweringError(f"{step.kernel} packs an array of symbolic extents once for all calls")
-    names = {root: f"s{place}" for place, root in enumerate(pack_sources(program, [step]))}
+    names = {root: f"s{number}" for number, root in enumerate(pack_sources(program, [step]))}
     addresses = []
     for slot in step.arguments[:-1]:
         root, offset = root_of(program, slot)

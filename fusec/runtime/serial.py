@@ -30,7 +30,7 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
 
     Lines of source are written as numbers into ``locations``, followed by those that are not in it.
     """
-    places = {location: number for number, location in enumerate(locations)}
+    numbers = {location: number for number, location in enumerate(locations)}
     return {
         "name": program.name,
         "target": program.target,
@@ -41,12 +41,12 @@ def program_to_json(program: Program, locations: Sequence[Location] = ()) -> Jso
         "input_ports": [_port_to(p) for p in program.input_ports],
         "output_ports": [_port_to(p) for p in program.output_ports],
         "kernels": [_kernel_to(k) for k in program.kernels],
-        "steps": [_step_to(s, places) for s in program.steps],
-        "reports": [_report_to(r, places) for r in program.reports],
-        "declined": [[d.rule, d.reason, _place(d.location, places)] for d in program.declined],
+        "steps": [_step_to(s, numbers) for s in program.steps],
+        "reports": [_report_to(r, numbers) for r in program.reports],
+        "declined": [[d.rule, d.reason, _location_to(d.location, numbers)] for d in program.declined],
         "choices": [[c.group, c.chosen, c.measured] for c in program.choices],
         "overhead": program.overhead,
-        "locations": [[place.file, place.line] for place in places],
+        "locations": [[location.file, location.line] for location in numbers],
     }
 
 
@@ -57,7 +57,8 @@ def program_from_json(data: Json, locations: Sequence[Location] | None = None) -
     ArtifactError, and not a crash when the program runs.
     """
     try:
-        places = list(locations) if locations is not None else [Location(str(f), int(n)) for f, n in data["locations"]]
+        if locations is None:
+            locations = [Location(str(f), int(n)) for f, n in data["locations"]]
         symbols = symbols_from_json(data["symbols"])
         program = Program(
             str(data["name"]),
@@ -68,9 +69,9 @@ def program_from_json(data: Json, locations: Sequence[Location] | None = None) -
             tuple(_port_from(p, symbols) for p in data["input_ports"]),
             tuple(_port_from(p, symbols) for p in data["output_ports"]),
             tuple(_kernel_from(k, symbols) for k in data["kernels"]),
-            tuple(_step_from(s, places, symbols) for s in data["steps"]),
-            tuple(_report_from(r, places) for r in data["reports"]),
-            tuple(Declined(str(d[0]), str(d[1]), _place_from(d[2], places)) for d in data["declined"]),
+            tuple(_step_from(s, locations, symbols) for s in data["steps"]),
+            tuple(_report_from(r, locations) for r in data["reports"]),
+            tuple(Declined(str(d[0]), str(d[1]), _location_from(d[2], locations)) for d in data["declined"]),
             tuple(map(_choice_from, data["choices"])),
             float(data.get("overhead", 0.0)),
         )
@@ -124,12 +125,12 @@ def _number(value: Any) -> int:
     return _numbers([value])[0]
 
 
-def _place(location: Location | None, places: dict[Location, int]) -> int | None:
-    return None if location is None else places.setdefault(location, len(places))
+def _location_to(location: Location | None, numbers: dict[Location, int]) -> int | None:
+    return None if location is None else numbers.setdefault(location, len(numbers))
 
 
-def _place_from(place: int | None, places: Sequence[Location]) -> Location | None:
-    return None if place is None else places[place]
+def _location_from(number: int | None, locations: Sequence[Location]) -> Location | None:
+    return None if number is None else locations[number]
 
 
 Symbols = Mapping[str, Symbol]
@@ -279,7 +280,7 @@ def _kernel_from(data: Json, symbols: Symbols) -> Kernel:
     return Kernel(str(name), str(kind), made, _number(outputs), (), _number(flops), _number(nbytes), sizes=given)
 
 
-def _step_to(step: Step, places: dict[Location, int]) -> Json:
+def _step_to(step: Step, numbers: dict[Location, int]) -> Json:
     match step:
         case Launch():
             return ["launch", step.kernel, list(step.arguments), step.group]
@@ -290,29 +291,29 @@ def _step_to(step: Step, places: dict[Location, int]) -> Json:
             record = [attributes.target, attributes.arguments, types, attributes.reason]
             more = [list(attributes.strided), list(attributes.channels_last), list(attributes.places)]
             record += more if any(more) else []
-            return ["call", record, list(arguments), list(results), _place(location, places)]
+            return ["call", record, list(arguments), list(results), _location_to(location, numbers)]
 
 
-def _step_from(data: Json, places: Sequence[Location], symbols: Symbols) -> Step:
+def _step_from(data: Json, locations: Sequence[Location], symbols: Symbols) -> Step:
     match data:
         case ["launch", str(kernel), arguments, str(group)]:
             return Launch(kernel, _numbers(arguments), group)
         case ["pack", str(kernel), arguments, bool(cacheable)]:
             return Pack(kernel, _numbers(arguments), cacheable)
-        case ["call", [target, text, types, reason, *more], arguments, results, place]:
+        case ["call", [target, text, types, reason, *more], arguments, results, location]:
             made = tuple(type_from_json(t, symbols) for t in types)
             strided, channels_last, standing = map(_numbers, [*more, [], [], []][:3])
             named = (str(target), str(text), made, str(reason))
             record = ExternAttributes(*named, strided, channels_last, places=standing)
-            return Call(record, _numbers(arguments), _numbers(results), _place_from(place, places))
+            return Call(record, _numbers(arguments), _numbers(results), _location_from(location, locations))
     raise ArtifactError(f"there is no step such as {str(data)[:80]}")
 
 
-def _report_to(report: KernelReport, places: dict[Location, int]) -> Json:
+def _report_to(report: KernelReport, numbers: dict[Location, int]) -> Json:
     return {
         "kernel": report.kernel,
         "kind": report.kind,
-        "fused": [[name, _place(location, places)] for name, location in report.fused],
+        "fused": [[name, _location_to(location, numbers)] for name, location in report.fused],
         "schedule": [[name, value] for name, value in report.schedule],
         "flops": report.flops,
         "bytes": report.bytes,
@@ -329,11 +330,11 @@ def _choice_from(data: Json) -> Choice:
     return Choice(str(group), str(chosen), found)
 
 
-def _report_from(data: Json, places: Sequence[Location]) -> KernelReport:
+def _report_from(data: Json, locations: Sequence[Location]) -> KernelReport:
     return KernelReport(
         str(data["kernel"]),
         str(data["kind"]),
-        tuple((str(name), _place_from(place, places)) for name, place in data["fused"]),
+        tuple((str(name), _location_from(location, locations)) for name, location in data["fused"]),
         tuple((str(name), value if type(value) is int else str(value)) for name, value in data["schedule"]),
         _number(data["flops"]),
         _number(data["bytes"]),

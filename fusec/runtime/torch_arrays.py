@@ -261,7 +261,7 @@ class _Watch:
     other weights, which changes most elements.
     """
 
-    __slots__ = ("_addresses", "_kept", "_places", "_read", "_seen", "_versions", "key")
+    __slots__ = ("_addresses", "_kept", "_read", "_sampled", "_seen", "_versions", "key")
 
     def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
         self._kept = [array.untyped_storage() for array in arrays]  # so that no other tensor comes to lie there
@@ -269,14 +269,14 @@ class _Watch:
         self.key = tuple((array.data_ptr(), array.dtype, array.shape, array.stride()) for array in arrays)
         self._read = _versions if any(map(torch.Tensor.is_inference, arrays)) else _counters
         self._versions = self._read(arrays)
-        self._places = np.concatenate([np.empty(0, np.int64), *map(_samples, arrays)])  # of constants there is none
-        self._seen = _MEMORY[self._places].tobytes()
+        self._sampled = np.concatenate([np.empty(0, np.int64), *map(_samples, arrays)])  # of constants there is none
+        self._seen = _MEMORY[self._sampled].tobytes()
 
     def same(self, arrays: Sequence[torch.Tensor]) -> bool:
         return (
             list(map(torch.Tensor.data_ptr, arrays)) == self._addresses
             and self._read(arrays) == self._versions
-            and _MEMORY[self._places].tobytes() == self._seen  # at once, so that waits for memory overlap
+            and _MEMORY[self._sampled].tobytes() == self._seen  # at once, so that waits for memory overlap
         )
 
 

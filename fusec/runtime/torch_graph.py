@@ -254,11 +254,11 @@ def _slice(attributes: SliceAttributes, shape: tuple[int, ...]) -> Function:
 def _strided(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
     if 0 in shape:
         return x.new_empty(shape)
-    place = torch.full((), offset, dtype=torch.int64, device=x.device)
+    offsets = torch.full((), offset, dtype=torch.int64, device=x.device)
     for axis, (n, stride) in enumerate(zip(shape, strides, strict=True)):
         steps = torch.arange(n, device=x.device) * stride
-        place = place + steps.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return x.reshape(-1)[place]
+        offsets = offsets + steps.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return x.reshape(-1)[offsets]
 
 
 def _pad(attributes: PadAttributes, shape: tuple[int, ...]) -> Function:

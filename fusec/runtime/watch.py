@@ -64,7 +64,7 @@ def _step_label(program: Program, step: Step, reports: dict[str, KernelReport], 
             # Groups that are alike share a kernel; a group's first step goes by the name that explain gives the group.
             name, details = (step.kernel, {}) if step.group in told else (step.group, _details(report))
             told.add(step.group)
-            return Label(_named(name, [place for _, place in report.fused]), "kernel", details)
+            return Label(_named(name, [location for _, location in report.fused]), "kernel", details)
         case Pack():
             return Label(f"pack {program.slots[step.arguments[0]].name}", "pack", {"kernel": step.kernel})
         case Call():
@@ -75,7 +75,7 @@ def _step_label(program: Program, step: Step, reports: dict[str, KernelReport], 
 def _details(report: KernelReport) -> dict[str, Any]:
     return {
         "kind": report.kind,
-        "ops": [f"{name} {place.short}" if place is not None else name for name, place in report.fused],
+        "ops": [f"{name} {location.short}" if location is not None else name for name, location in report.fused],
         "tiles": " ".join(f"{name}={size}" for name, size in report.schedule),
         "flops": report.flops,
         "bytes": report.bytes,
@@ -85,9 +85,11 @@ def _details(report: KernelReport) -> dict[str, Any]:
     }
 
 
-def _named(name: str, places: Sequence[Location | None]) -> str:
+def _named(name: str, locations: Sequence[Location | None]) -> str:
     """``name [model.py:3,4 util.py:7]``."""
-    lines = sorted({(place.short.rpartition(":")[0], place.line) for place in places if place is not None})
+    lines = sorted(
+        {(location.short.rpartition(":")[0], location.line) for location in locations if location is not None}
+    )
     if not lines:
         return name
     files = groupby(lines[:_LINES_SHOWN], key=lambda line: line[0])

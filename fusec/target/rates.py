@@ -87,12 +87,12 @@ class Rates:
         """The bandwidth where so many bytes pass before they are used again; by most of the threads that are known,
         for more."""
         counts = sorted({b.threads for b in self.bandwidth})
-        place = min(bisect_left(counts, threads), len(counts) - 1)
-        most = _at([b for b in self.bandwidth if b.threads == counts[place]], footprint)
-        if place == 0 or counts[place] <= threads:
+        position = min(bisect_left(counts, threads), len(counts) - 1)
+        most = _at([b for b in self.bandwidth if b.threads == counts[position]], footprint)
+        if position == 0 or counts[position] <= threads:
             return most
-        least = _at([b for b in self.bandwidth if b.threads == counts[place - 1]], footprint)
-        return _between(least, most, (threads - counts[place - 1]) / (counts[place] - counts[place - 1]))
+        least = _at([b for b in self.bandwidth if b.threads == counts[position - 1]], footprint)
+        return _between(least, most, (threads - counts[position - 1]) / (counts[position] - counts[position - 1]))
 
     def halfway(self, later: Rates) -> Rates:
         """Between what was measured and what was ``later``, with the same units, threads and footprints, of what cores
@@ -131,10 +131,10 @@ def unit_of(dtype: DType, tiles: bool) -> str:
 
 def _at(known: Sequence[Bandwidth], footprint: float) -> Bandwidth:
     """Interpolated along the footprint's logarithm."""
-    place = bisect_left([b.footprint for b in known], footprint)
-    if place in (0, len(known)):
-        return known[min(place, len(known) - 1)]
-    low, high = known[place - 1], known[place]
+    position = bisect_left([b.footprint for b in known], footprint)
+    if position in (0, len(known)):
+        return known[min(position, len(known) - 1)]
+    low, high = known[position - 1], known[position]
     return _between(low, high, log(footprint / low.footprint) / log(high.footprint / low.footprint))
 
 

@@ -106,15 +106,15 @@ def _statement(statement: Statement, depth: int) -> list[str]:
             return [f"{pad}alloc {print_buffer(statement.buffer)}"]
         case Map() | Store():
             word = "map" if isinstance(statement, Map) else "stream" if statement.streams else "store"
-            place = f"{statement.target.name}[{_subscripts(statement.index)}]"
+            written = f"{statement.target.name}[{_subscripts(statement.index)}]"
             prefetch = _fetching(statement.prefetch)
-            return [f"{pad}{word} {place} = {print_scalar(statement.value)}{_for(statement.domain)}{prefetch}"]
+            return [f"{pad}{word} {written} = {print_scalar(statement.value)}{_for(statement.domain)}{prefetch}"]
         case Reduce():
-            place = f"{statement.target.name}[{_subscripts(statement.index)}]"
+            written = f"{statement.target.name}[{_subscripts(statement.index)}]"
             sign = "=" if statement.fresh else "<-"
             value = f"{'loose ' if statement.loose else ''}{statement.op}({print_scalar(statement.value)})"
             branching = " branching" if statement.branches else ""
-            return [f"{pad}reduce {place} {sign} {value}{_for(statement.domain)}{branching}"]
+            return [f"{pad}reduce {written} {sign} {value}{_for(statement.domain)}{branching}"]
         case SoftmaxExp():
             return [pad + _softmax_exp(statement)]
         case Dot():

@@ -48,8 +48,8 @@ class _Verifier:
         self.block(self.kernel.body, frozenset(self.kernel.parameters), frozenset(self.kernel.sizes), outermost=True)
 
     def fail(self, message: str) -> NoReturn:
-        place = f", in {self.where}" if self.where else ""
-        raise VerifyError(f"kernel {self.kernel.name}{place}: {message}")
+        where = f", in {self.where}" if self.where else ""
+        raise VerifyError(f"kernel {self.kernel.name}{where}: {message}")
 
     def buffer(self, buffer: Buffer, space: str) -> None:
         if buffer.space != space:
@@ -120,7 +120,7 @@ class _Verifier:
         self.where = f"{kind} to {statement.target}"
         self.buffer(statement.target, "tile" if kind == "map" else "parameter")
         inner = self.domain(statement.domain, bound)
-        self.place(statement.target, statement.index, known, inner, statement.domain)
+        self.access(statement.target, statement.index, known, inner, statement.domain)
         self.scalar(statement.value, known, inner, statement.domain)
 
     def reduce(self, statement: Reduce, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
@@ -128,7 +128,7 @@ class _Verifier:
         if not statement.domain:
             self.fail("a reduction needs an iterator")
         inner = self.domain(statement.domain, bound)
-        self.place(statement.target, statement.index, known, inner, statement.domain)
+        self.access(statement.target, statement.index, known, inner, statement.domain)
         self.scalar(statement.value, known, inner, statement.domain)
         if statement.op in ("any", "all") and statement.target.dtype is not bool_:
             self.fail(f"{statement.op} into {statement.target.dtype}")
@@ -155,13 +155,13 @@ class _Verifier:
             *((statement.shift,) if statement.shift is not None else ()),
         ):
             self.buffer(load.buffer, "tile")
-            self.place(load.buffer, load.index, known, inner, domain)
+            self.access(load.buffer, load.index, known, inner, domain)
             shared = statement.keys.var in load.symbols
             if load is not statement.weights and (load.dtype != statement.row_sum.dtype or shared):
                 self.fail(f"{load.buffer} holds no {statement.row_sum.dtype} for each query")
         self.scalar(statement.score, known, inner, domain)
         for load in statement.prefetch:
-            self.place(load.buffer, load.index, known, bound | {statement.keys.var}, (statement.keys,))
+            self.access(load.buffer, load.index, known, bound | {statement.keys.var}, (statement.keys,))
 
     def dot(self, dot: Dot, known: frozenset[Buffer], bound: frozenset[Symbol]) -> None:
         for store in dot.beside:
@@ -180,7 +180,7 @@ class _Verifier:
             if unused.var in operand.symbols:
                 self.fail(f"the index of {operand.buffer} uses {unused.var}")
             padded = (dot.m, dot.n) if operand.buffer.space == "tile" else ()
-            self.place(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))
+            self.access(operand.buffer, operand.index, known, inner, tuple(it for it in domain if it not in padded))
         if dot.registers.columns and not on_cpu:
             self.shares(dot)
         if on_cpu:
@@ -218,7 +218,7 @@ class _Verifier:
         if dot.k.extent > 1 and (flat is None or slope(flat, dot.k.var) != 1):
             self.fail(f"{operand.buffer} does not have stride 1 along {dot.k.var}")
 
-    def place(
+    def access(
         self,
         buffer: Buffer,
         subscripts: Iterable[Subscript],
@@ -276,7 +276,7 @@ class _Verifier:
                 case IndexValue():
                     self.index(e.index, bound)
                 case Load():
-                    self.place(e.buffer, e.index, known, bound, domain)
+                    self.access(e.buffer, e.index, known, bound, domain)
                 case Apply():
                     self.apply(e, visit)
                 case _:

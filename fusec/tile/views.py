@@ -55,8 +55,8 @@ def view_index(op: Op, index: Subscripts) -> Subscripts:
         case SliceAttributes(starts=starts, steps=steps):
             return tuple(_affine(i, start, step) for i, start, step in zip(index, starts, steps))
         case WindowsAttributes(axis=axis, step=step):
-            place = pure((index[-1],))[0]
-            return tuple(add(mul(pure((i,))[0], step), place) if k == axis else i for k, i in enumerate(index[:-1]))
+            inner = pure((index[-1],))[0]
+            return tuple(add(mul(pure((i,))[0], step), inner) if k == axis else i for k, i in enumerate(index[:-1]))
         case StridedAttributes(strides=strides, offset=offset):
             flat: Index = offset
             for i, stride in zip(pure(index), strides, strict=True):

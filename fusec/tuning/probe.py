@@ -98,7 +98,7 @@ def _product_rates(module: Any, memory: _Memory, products: Sequence[Probe], thre
 def _typical(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usual: Rates) -> Rates:
     counted = max(len(rounds) - 1, 1)
     typical = {name: harmonic_mean(sorted(found[name] for found in rounds)[-counted:]) for name in rounds[0]}
-    places = sorted((int(n.split()[1]), int(n.split()[2])) for n in typical if n.startswith("read "))
+    read = sorted((int(n.split()[1]), int(n.split()[2])) for n in typical if n.startswith("read "))
     found = found_in(products, typical)
     return Rates(
         multiply=found.multiply,
@@ -106,7 +106,7 @@ def _typical(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], u
         l2=typical["l2"],
         bandwidth=tuple(
             Bandwidth(threads, size, *(typical[f"{what} {threads} {size}"] for what in STREAMS))
-            for threads, size in places
+            for threads, size in read
         ),
         region=1 / typical["regions"],
         call=usual.call,

@@ -49,8 +49,8 @@ def pad_of_image(r: Rewriter) -> Outcome:
     if order is None:
         return None
     assert isinstance(r.op.attributes, PadAttributes)
-    places = _inverse(order)
-    low, high = (tuple(given[k] for k in places) for given in (r.op.attributes.low, r.op.attributes.high))
+    position = _inverse(order)
+    low, high = (tuple(given[k] for k in position) for given in (r.op.attributes.low, r.op.attributes.high))
     return r.permute(r.emit("pad", _behind(r, x, order), fill, attributes=PadAttributes(low, high)), order)
 
 
@@ -60,10 +60,10 @@ def slice_of_image(r: Rewriter) -> Outcome:
     order = _order(r, r.operands)
     if order is None:
         return None
-    cut, places = r.op.attributes, _inverse(order)
+    cut, position = r.op.attributes, _inverse(order)
     assert isinstance(cut, SliceAttributes)
-    starts, stops = (tuple(given[k] for k in places) for given in (cut.starts, cut.stops))
-    moved = SliceAttributes(starts, stops, tuple(cut.steps[k] for k in places))
+    starts, stops = (tuple(given[k] for k in position) for given in (cut.starts, cut.stops))
+    moved = SliceAttributes(starts, stops, tuple(cut.steps[k] for k in position))
     taken = r.emit("slice", _behind(r, r.operands[0], order), attributes=moved)
     return r.permute(taken, order)
 

@@ -87,11 +87,11 @@ def slice_of_concat(r: Rewriter) -> Outcome:
     begin, step = cut.starts[axis], cut.steps[axis]
     if count == 0 or not isinstance(begin, int):
         return None
-    places = sorted((begin, begin + (count - 1) * step))
+    ends = sorted((begin, begin + (count - 1) * step))
     start = 0
     for part in joined.operands:
         extent = part.type.static_shape[axis]
-        if start <= places[0] and places[1] < start + extent:
+        if start <= ends[0] and ends[1] < start + extent:
             starts = tuple(begin - start if a == axis else n for a, n in enumerate(cut.starts))
             past = begin - start + count * step if step > 0 else max(begin - start + count * step, -1)
             stops = tuple(min(past, extent) if a == axis else n for a, n in enumerate(cut.stops))

@@ -121,10 +121,10 @@ def _freed(r: Rewriter, source: Value, side: int, attributes: DotAttributes) -> 
     other_free = free_axes(other.type.rank, (), contracts[1 - side])
     # Where each axis of the other operand lies among the matmul's axes.
     first = own_free if side == 0 else 0
-    place = {axis: first + n for n, axis in enumerate(other_free)}
+    position = {axis: first + n for n, axis in enumerate(other_free)}
     own = range(own_free) if side == 0 else range(len(other_free), len(other_free) + own_free)
-    rest = [place[k] for k in other_free if k not in batches[1 - side]]
-    batch = [place[k] for k in batches[1 - side]]
+    rest = [position[k] for k in other_free if k not in batches[1 - side]]
+    batch = [position[k] for k in batches[1 - side]]
     new = replace(attributes, lhs_batch=(), rhs_batch=())
     if side == 0:
         product = r.emit("dot", narrow, other, attributes=replace(new, lhs_contract=contract))
@@ -191,8 +191,8 @@ def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]
     first = len(batch) + (others if side == 1 else 0)
     view = r.emit("windows", product, attributes=replace(windows, axis=first + free.index(windows.axis)))
     # Where each axis of the windows lies among the view's: the place in the window is always the last.
-    place = {axis: first + n for n, axis in enumerate(free)} | {source.type.rank: view.type.rank - 1}
-    wanted = [place[k] for k in names if k in place]
+    position = {axis: first + n for n, axis in enumerate(free)} | {source.type.rank: view.type.rank - 1}
+    wanted = [position[k] for k in names if k in position]
     rest = range(len(batch), len(batch) + others) if side == 1 else range(first + len(free), view.type.rank - 1)
     return r.permute(view, [*range(len(batch)), *([*rest, *wanted] if side == 1 else [*wanted, *rest])])
 

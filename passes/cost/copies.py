@@ -26,18 +26,18 @@ def copying(s: Map | Store, counts: Sequence[int], target: CpuTarget) -> float |
     load = s.value
     if not isinstance(load, Load) or load.dtype != s.target.dtype or load.dtype.bits > 16:
         return None
-    source, place = offset_of(load.buffer, load.index), offset_of(s.target, s.index)
-    if source is None or place is None or not target.has_avx512:
+    source, written = offset_of(load.buffer, load.index), offset_of(s.target, s.index)
+    if source is None or written is None or not target.has_avx512:
         return None
     elements = float(prod(counts))
     last = s.domain[-1]
     together = last.extent
-    if len(s.domain) > 1 and together * load.dtype.itemsize == GROUP and coefficient(place, last.var) == 1:
+    if len(s.domain) > 1 and together * load.dtype.itemsize == GROUP and coefficient(written, last.var) == 1:
         beside = s.domain[-2]
-        if coefficient(place, beside.var) == together:
+        if coefficient(written, beside.var) == together:
             vectors = elements / together / SIDE
             return _grouped(source, s.domain, together, vectors)
-    return _transposed(source, place, s.domain, elements) if load.dtype.bits == 16 else None
+    return _transposed(source, written, s.domain, elements) if load.dtype.bits == 16 else None
 
 
 def _grouped(source: Index, domain: Sequence[Iter], together: int, vectors: float) -> float | None:
@@ -53,10 +53,10 @@ def _grouped(source: Index, domain: Sequence[Iter], together: int, vectors: floa
     return None
 
 
-def _transposed(source: Index, place: Index, domain: Sequence[Iter], elements: float) -> float | None:
+def _transposed(source: Index, written: Index, domain: Sequence[Iter], elements: float) -> float | None:
     """Rows of 16 bits that become columns: two rows are joined to groups, and those transposed."""
     across = next((it for it in domain if coefficient(source, it.var) == 1), None)
-    along = next((it for it in domain if coefficient(place, it.var) == 1), None)
+    along = next((it for it in domain if coefficient(written, it.var) == 1), None)
     if across is None or along is None or across is along or across.extent < SIDE or along.extent < 2 * SIDE:
         return None
     return (2 + 1 + STEPS + 1) * elements / (2 * SIDE)

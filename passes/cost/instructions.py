@@ -114,8 +114,8 @@ def _rounds(node: ScalarExpr) -> bool:
 
 def row_instructions(value: ScalarExpr, index: Sequence[Index], lane: Symbol) -> float:
     """Of the numbers that say where a row of lanes lies in memory: one row after the other, they are divided again."""
-    places = [*index, *(i for load in loads(value) for i in load.index)]
-    found = {d for i in places if isinstance(i, int | Expr) for d in divisions_in(i) if lane not in symbols_of(d)}
+    indices = [*index, *(i for load in loads(value) for i in load.index)]
+    found = {d for i in indices if isinstance(i, int | Expr) for d in divisions_in(i) if lane not in symbols_of(d)}
     return DIVISION * len(found)
 
 

@@ -107,7 +107,7 @@ def launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], floa
     All steps are gone through twice: the second time all memory has been used before.
     """
     roots = _roots(program)
-    places = _places(program, roots)
+    pieces = _pieces(program, roots)
     inside = calls_in_place(program)
     outputs = {kernel.name: kernel.outputs for kernel in program.kernels}
     numbers: dict[str, int] = {}
@@ -120,13 +120,13 @@ def launches(program: Program) -> Iterator[tuple[Launch, tuple[float, ...], floa
                 used = _used(program, step, outputs[step.kernel], roots)
             else:
                 used = [roots[slot] for slot in (step.arguments[1:] if step.results in inside else _touched(step))]
-            own = {piece: nbytes for root in used for piece, nbytes in places[root]}
+            own = {piece: nbytes for root in used for piece, nbytes in pieces[root]}
             if isinstance(step, Launch):
                 code = ("code", numbers.setdefault(step.kernel, len(numbers)))
                 own[code] = 0.0
                 if again:
                     since = _since(recent, own)
-                    distances = tuple(mean(since[piece] for piece, _ in places[root]) for root in used)
+                    distances = tuple(mean(since[piece] for piece, _ in pieces[root]) for root in used)
                     yield step, distances, since[code]
             for piece, nbytes in own.items():
                 recent.pop(piece, None)
@@ -137,13 +137,13 @@ def _used(program: Program, step: Launch, outputs: int, roots: Sequence[int]) ->
     """For each argument of a launch the slot of which it touches all: one that lies in an input, of which the kernel
     writes a part, or the one in whose memory it lies."""
 
-    def place(number: int, slot: int) -> int:
+    def value(number: int, slot: int) -> int:
         root = roots[slot]
         written = number >= len(step.arguments) - outputs and program.slots[root].kind == "input"
         part = PART * program.slots[slot].type.most_bytes <= program.slots[root].type.most_bytes
         return slot if written and part else root
 
-    return [place(number, slot) for number, slot in enumerate(step.arguments)]
+    return [value(number, slot) for number, slot in enumerate(step.arguments)]
 
 
 def _touched(step: Launch | Call) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def _since(recent: Mapping[Piece, float], own: Mapping[Piece, float]) -> dict[Pi
     return found
 
 
-def _places(program: Program, roots: Sequence[int]) -> dict[int, tuple[tuple[Piece, float], ...]]:
+def _pieces(program: Program, roots: Sequence[int]) -> dict[int, tuple[tuple[Piece, float], ...]]:
     """The pieces of memory that each slot takes, with their bytes: scratch shares one block, by the lives of slots."""
     slots = program.slots
     lives: dict[int, tuple[int, int]] = {}

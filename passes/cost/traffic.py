@@ -97,17 +97,17 @@ Flows = Mapping[Region, Flow]
 
 
 @dataclass(frozen=True)
-class Place:
+class Start:
     """Where a touch starts, as in :class:`Region`, and its flow's ``steps``."""
 
     at: int
     steps: Mapping[Symbol, int]
 
 
-Places = Mapping[int, Place]
+Starts = Mapping[int, Start]
 """By the identity of a touch in a nest; of buffers that are touched at one place alone there are none."""
 
-_ONLY = Place(0, {})
+_ONLY = Start(0, {})
 
 
 def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, Flow]:
@@ -116,34 +116,34 @@ def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, 
     ``hinted``: the cache is the one that what streams is kept out of.
     """
     found: dict[Buffer, Flow] = {}
-    for (buffer, _), flow in _Tracing(places(nest), capacity, hinted).sequence(nest).items():
+    for (buffer, _), flow in _Tracing(starts(nest), capacity, hinted).sequence(nest).items():
         found[buffer] = _joined(buffer, found[buffer], flow) if buffer in found else flow
     return found
 
 
-def places(nest: Nest) -> Places:
+def starts(nest: Nest) -> Starts:
     """Where the touches of a nest start. Those that are nearer to each other than what one has side by side overlap:
     they have one place."""
     by_buffer: dict[Buffer, list[tuple[Touch, tuple[Repeat, ...]]]] = {}
     for touch, around in _touches(nest, ()):
         by_buffer.setdefault(touch.buffer, []).append((touch, around))
-    found: dict[int, Place] = {}
+    found: dict[int, Start] = {}
     for touches in by_buffer.values():
         if len({touch.index for touch, _ in touches}) > 1:
             found.update(_apart(touches))
     return found
 
 
-def _apart(touches: Sequence[tuple[Touch, tuple[Repeat, ...]]]) -> Places:
+def _apart(touches: Sequence[tuple[Touch, tuple[Repeat, ...]]]) -> Starts:
     """Of one buffer."""
-    found: dict[int, Place] = {}
+    found: dict[int, Start] = {}
     runs: dict[int, int] = {}
     for touch, around in touches:
         at, run = touch.start()
-        place = found[id(touch)] = _place(at, around)
-        runs[place.at] = max(runs.get(place.at, 1), run)
+        start = found[id(touch)] = _start(at, around)
+        runs[start.at] = max(runs.get(start.at, 1), run)
     first = _first_of_overlapping(runs)
-    return {key: replace(place, at=first[place.at]) for key, place in found.items()}
+    return {key: replace(start, at=first[start.at]) for key, start in found.items()}
 
 
 def _touches(nest: Nest, around: tuple[Repeat, ...]) -> Iterator[tuple[Touch, tuple[Repeat, ...]]]:
@@ -155,7 +155,7 @@ def _touches(nest: Nest, around: tuple[Repeat, ...]) -> Iterator[tuple[Touch, tu
             yield from _touches(node.body, (node, *around))
 
 
-def _place(at: Index, around: Iterable[Repeat]) -> Place:
+def _start(at: Index, around: Iterable[Repeat]) -> Start:
     steps: dict[Symbol, int] = {}
     for node in around:
         if node.symbol in symbols_of(at):
@@ -164,7 +164,7 @@ def _place(at: Index, around: Iterable[Repeat]) -> Place:
                 next_one = substitute(at, {node.symbol: add(node.start, node.step)})
                 steps[node.symbol] = _least(next_one) - _least(start)
             at = start
-    return Place(_least(at), steps)
+    return Start(_least(at), steps)
 
 
 def _least(at: Index) -> int:
@@ -192,7 +192,7 @@ def _joined(buffer: Buffer, one: Flow, other: Flow) -> Flow:
 
 @dataclass(frozen=True)
 class _Tracing:
-    places: Places
+    starts: Starts
     capacity: float
     hinted: bool
 
@@ -212,10 +212,10 @@ class _Tracing:
 
     def _part(self, node: Touch | Repeat) -> dict[Region, Flow]:
         if isinstance(node, Touch):
-            place = self.places.get(id(node), _ONLY)
+            start = self.starts.get(id(node), _ONLY)
             streams = node.streams and self.hinted
-            flow = Flow(node.bytes, node.bytes, 0.0, node.depends, streams, place.steps)
-            return {(node.buffer, place.at): flow}
+            flow = Flow(node.bytes, node.bytes, 0.0, node.depends, streams, start.steps)
+            return {(node.buffer, start.at): flow}
         inside = self.sequence(node.body)
         lost = _lost([inside], self.capacity)
         return _moved({region: _repeated(region[0], flow, node, lost) for region, flow in inside.items()}, node, lost)

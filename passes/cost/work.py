@@ -269,9 +269,9 @@ def _lanes_last(s: Map | Store) -> tuple[Iter, ...]:
     assert flat is not None
     if len(s.domain) < 2 or coefficient(flat, s.domain[-1].var) in (1, -1):
         return s.domain
-    for place, it in enumerate(s.domain[:-1]):
+    for number, it in enumerate(s.domain[:-1]):
         if it.extent >= 8 and coefficient(flat, it.var) == 1:
-            return (*s.domain[:place], *s.domain[place + 1 :], it)
+            return (*s.domain[:number], *s.domain[number + 1 :], it)
     return s.domain
 
 

@@ -12,7 +12,7 @@ from fusec.passes.groups.partition import (
     Partition,
     Position,
     elementwise_position,
-    place_upstream,
+    set_positions,
     view_in_group,
 )
 from fusec.runtime.program import Declined
@@ -35,11 +35,11 @@ def seed_reduction(partition: Partition, group: Group, anchor: Op) -> None:
     assert isinstance(anchor.attributes, ReduceAttributes)
     group.reduced = anchor.attributes.axes
     group.position[anchor.operands[0]] = group.identity
-    _place_reduction(group, anchor)
+    _set_reduced_position(group, anchor)
     partition.add(group, [anchor])
 
 
-def _place_reduction(group: Group, op: Op) -> None:
+def _set_reduced_position(group: Group, op: Op) -> None:
     assert group.reduced is not None
     group.anchors.append(op)
     kept = tuple(i for axis, i in enumerate(group.identity) if axis not in group.reduced)
@@ -78,7 +78,7 @@ def _try_consumer(partition: Partition, group: Group, op: Op, log: Log) -> None:
         log(Declined(f"{op.name} into {group.kind}", reason, op.location))
         return
     if op.definition.kind == "reduce":
-        _place_reduction(group, op)
+        _set_reduced_position(group, op)
     else:
         group.position[op.result] = position
     partition.add(group, [op])
@@ -118,7 +118,7 @@ def absorb_upstream(partition: Partition, group: Group, value: Value, apart: Set
         partition.add(group, [op])
         return True
 
-    place_upstream(group, value, partition.producers, enter)
+    set_positions(group, value, partition.producers, enter)
 
 
 def _consumer_position(group: Group, op: Op) -> Position | None:

@@ -86,7 +86,7 @@ class Partition:
         self.owner: dict[Op, Group] = {}
         self.groups: list[Group] = []
         self.outputs = set(graph.outputs)
-        self.stored = large_parts(graph) | _copied_twice(graph) | _places(graph)
+        self.stored = large_parts(graph) | _copied_twice(graph) | _positions_read(graph)
         indices = index_only(graph)
         made_of_indices = (op for op in graph.ops if op.results and indices.issuperset(op.results))
         self.free = {*(op for op in graph.ops if op.definition.kind == "view"), *made_of_indices}
@@ -188,8 +188,8 @@ class Partition:
         """Takes an op that neither reads nor feeds the rest of the group out of it."""
         group.ops.discard(op)
         del self.owner[op]
-        places = [self.order[o] for o in group.ops]
-        group.first, group.last = min(places, default=maxsize), max(places, default=-1)
+        numbers = [self.order[o] for o in group.ops]
+        group.first, group.last = min(numbers, default=maxsize), max(numbers, default=-1)
 
     def inliner(self, ops: Set[Op]) -> Inliner:
         """Expands what these ops make; all else that they read is in memory, through free ops."""
@@ -224,11 +224,11 @@ class Partition:
                 stack.append(consumer)
         return False
 
-    def _horizon(self, place: int) -> int:
+    def _horizon(self, number: int) -> int:
         """A place past which no way leads back to ops before ``place``: only a group's ops let a way go back."""
-        while (further := max((g.last for g in self.groups if g.first < place), default=place)) > place:
-            place = further
-        return place
+        while (further := max((g.last for g in self.groups if g.first < number), default=number)) > number:
+            number = further
+        return number
 
     def unit_name(self, op: Op) -> int:
         """A number for the op's group (or the op alone): the place of its first op in the graph."""
@@ -293,7 +293,7 @@ def _copied_twice(graph: Graph) -> set[Value]:
     return {value for value in copied if (op := producers.get(value)) is not None and op.name == "copy"}
 
 
-def _places(graph: Graph) -> set[Value]:
+def _positions_read(graph: Graph) -> set[Value]:
     """Where copies are put: a kernel reads that before it starts."""
     producers = graph.producers()
     return {under_views(op.operands[1], producers) for op in graph.ops if op.name == "copy_at"}
@@ -319,7 +319,7 @@ def view_position(op: Op, position: Position) -> Position | None:
     return None
 
 
-def place_upstream(group: Group, value: Value, producers: Mapping[Value, Op], enter: Callable[[Op], bool]) -> None:
+def set_positions(group: Group, value: Value, producers: Mapping[Value, Op], enter: Callable[[Op], bool]) -> None:
     """Gives the values that make ``value``, which has a position, theirs: through maps and views that only reorder.
 
     ``enter`` says whether to go on through an op, and is asked once the op's own position is known. An op that was

@@ -293,9 +293,9 @@ def _first_not(holds: Callable[[int, int], bool], lo: int, hi: int, expected: tu
     """
     if lo >= hi or holds(lo, hi):
         return hi
-    for place in expected:
-        if lo <= place < hi and not holds(place, place + 1) and (place == lo or holds(lo, place)):
-            return place
+    for key in expected:
+        if lo <= key < hi and not holds(key, key + 1) and (key == lo or holds(lo, key)):
+            return key
     if hi - lo == 1:
         return lo
     middle = (lo + hi) // 2

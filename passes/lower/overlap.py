@@ -45,13 +45,13 @@ def _one_behind(row: Symbol, start: Index, statements: Sequence[Statement], alon
     *others, store = statements
     if not (isinstance(store, Store) and store.streams and store.domain == (along,)):
         return None
-    place = max((i for i, s in enumerate(others) if isinstance(s, Map) and s.domain == (along,)), default=None)
+    position = max((i for i, s in enumerate(others) if isinstance(s, Map) and s.domain == (along,)), default=None)
     size = next((n for n in BLOCKS if along.limit is None and along.extent % n == 0 and along.extent > n), None)
-    if place is None or size is None:
+    if position is None or size is None:
         return None
-    computed = others[place]
+    computed = others[position]
     assert isinstance(computed, Map)
-    if not _waits(store, computed, others[place:]):
+    if not _waits(store, computed, others[position:]):
         return None
     fetching = replace(computed, prefetch=store.prefetch)
 
@@ -60,7 +60,7 @@ def _one_behind(row: Symbol, start: Index, statements: Sequence[Statement], alon
         return (_in_blocks(along, size, (stored, fetching)),)
 
     has_before = Apply("gt", (IndexValue(row), IndexValue(start)), bool_)
-    others[place] = If(has_before, (_for_row(row, sub(row, 1), both),), (fetching,))
+    others[position] = If(has_before, (_for_row(row, sub(row, 1), both),), (fetching,))
     return tuple(others)
 
 

@@ -119,8 +119,8 @@ class _Writer:
 
     def _reduced(self, number: int, row: Symbol, block: Symbol) -> Reduce:
         s, part, lane = self.stages.reduces[number], _iter("part", BLOCK // LANES), _iter("lane", LANES)
-        place = add(mul(block, BLOCK), add(mul(part.var, LANES), lane.var))
-        value = self._value(s.value, {self.stages.row: row, self.stages.along.var: place}, lambda i: number - 1 - i)
+        element = add(mul(block, BLOCK), add(mul(part.var, LANES), lane.var))
+        value = self._value(s.value, {self.stages.row: row, self.stages.along.var: element}, lambda i: number - 1 - i)
         return Reduce((part, lane), self.partial[number], (lane.var,), s.op, value, fresh=False)
 
     def _stored(self, block: Symbol) -> Store:

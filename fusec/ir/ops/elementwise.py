@@ -19,7 +19,7 @@ from fusec.ir.definition import (
     define,
     require_axes,
     require_kind,
-    require_place,
+    require_position,
     require_same_dtype,
     widened,
 )
@@ -103,9 +103,9 @@ def _cast(arrays: Arrays, attributes: CastAttributes) -> Array:
 
 
 def _copy_at_rule(types: Types, attributes: CopyAtAttributes) -> Types:
-    value, place = types
+    value, position = types
     require_axes((attributes.axis,), value)
-    require_place(place)
+    require_position(position)
     return (value,)
 
 

@@ -209,11 +209,11 @@ class Gemm:
         start = add(mul(self.no, s.block_n), mul(p, width))
         limit = limit_of(self.extents.n, block, start)
         steps: tuple[Iter, ...] = (Iter(self.ki, depth, self.inner_limit),)
-        place: Index = self.ki
+        position: Index = self.ki
         if not self.split and len(self.axes.inner) > 1:
-            steps, place = self._as_it_lies(reindex(element, {self.j: at_panel[self.j]}))
-            at_panel[self.k] = place
-        copy = Map((*steps, Iter(c, width, limit)), tile, (p, place, c), reindex(element, at_panel))
+            steps, position = self._as_it_lies(reindex(element, {self.j: at_panel[self.j]}))
+            at_panel[self.k] = position
+        copy = Map((*steps, Iter(c, width, limit)), tile, (p, position, c), reindex(element, at_panel))
         local = add(mul(self.n0, s.tile_n), self.ni)
         load = Load(tile, (floordiv(local, width), self.ki, mod(local, width)))
         return load, [Alloc(tile), Loop(p, 0, panels, 1, (copy,))]
@@ -230,9 +230,9 @@ class Gemm:
         p, c = symbol("p", 0, last(panels)), symbol("c", 0, width - 1)
         limit = limit_of(n, width, mul(p, width))
         value = reindex(element, {self.j: add(mul(p, width), c)})
-        steps, place = self._as_it_lies(value)
+        steps, position = self._as_it_lies(value)
         domain = (*steps, Iter(c, width, limit))
-        store = Store(domain, packed, (p, place, c), reindex(value, {self.k: place}))
+        store = Store(domain, packed, (p, position, c), reindex(value, {self.k: position}))
         read = list(dict.fromkeys(x.buffer for x in loads(value)))
         kernel = Kernel(
             f"{self.context.name}_pack{len(self.context.packs)}",

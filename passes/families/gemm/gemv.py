@@ -80,7 +80,7 @@ class _Gemv:
                 total = Buffer(self.context.unique("total"), products.dtype, (s.lines,), (1,), "tile")
                 code += [Alloc(total), Reduce(block, total, (self.li,), "sum", x)]
                 totals.append(Load(total, (self.li,)))
-            shift = self._place(v)
+            shift = self._point(v)
             if partials is None:
                 code += products.stores(shift, (self.rows,), totals)
             else:
@@ -123,7 +123,7 @@ class _Gemv:
         buffer = Buffer(self.context.unique("sums"), self.products.dtype, shape, (shape[1], 1), "tile")
         return Load(buffer, (self.li, self.ki))
 
-    def _place(self, vector: int) -> dict[Symbol, Index]:
+    def _point(self, vector: int) -> dict[Symbol, Index]:
         return {self.line: add(self.line0, self.li), self.vector: vector}
 
     def _multiply(self, sums: Load, product: int, vector: int, step: int) -> Map:
@@ -131,7 +131,7 @@ class _Gemv:
         depth, s = self.products.extents.k, self.schedule
         k0 = add(self.k0, step * s.depth)
         limit = None if depth % (s.depth * s.unroll) == 0 else sub(depth, k0)
-        shift = {**self._place(vector), self.products.k: add(k0, self.ki)}
+        shift = {**self._point(vector), self.products.k: add(k0, self.ki)}
         kind = self.products.dtype
         elements = [self.matrices[product], self.products.element(self.products.ops[product], 1 - self.side)]
         a, b = (_in(reindex(e, shift), kind) for e in (elements if self.side == 0 else elements[::-1]))

@@ -135,8 +135,8 @@ class Products:
         self, partials: Buffer, product: int, part: Index, shift: dict[Symbol, Index], domain: tuple[Iter, ...], x: Load
     ) -> Store:
         """The store of one product's part."""
-        place = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
-        return Store(domain, partials, (product, part, *place), x)
+        index = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
+        return Store(domain, partials, (product, part, *index), x)
 
     def finish(
         self, grid: Grid, partials: Buffer, parts: int, schedule: tuple[tuple[str, int | str], ...]
@@ -148,8 +148,8 @@ class Products:
         block, e = symbol("block", 0, last(blocks)), symbol("e", 0, FINISH_ELEMENTS - 1)
         limit = None if size % FINISH_ELEMENTS == 0 else size - block * FINISH_ELEMENTS
         flat = block * FINISH_ELEMENTS + e
-        place = delinearize(flat, (n.m, n.n) if n.batches == 1 else (n.batches, n.m, n.n))
-        shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *place)[-3:], strict=True))
+        index = delinearize(flat, (n.m, n.n) if n.batches == 1 else (n.batches, n.m, n.n))
+        shift: dict[Symbol, Index] = dict(zip((self.b, self.i, self.j), (0, *index)[-3:], strict=True))
         totals = [self._total(partials, p, parts, shift) for p in range(len(self.ops))]
         stores = self.stores(shift, (Iter(e, FINISH_ELEMENTS, limit),), totals)
         combined = Grid((Iter.over(block, blocks),), tuple(stores))
@@ -157,8 +157,8 @@ class Products:
         return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (combined,), schedule, traits=traits)
 
     def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
-        place = tuple(shift[s] for s in (self.b, self.i, self.j))
-        total: ScalarExpr = Load(partials, (product, 0, *place))
+        index = tuple(shift[s] for s in (self.b, self.i, self.j))
+        total: ScalarExpr = Load(partials, (product, 0, *index))
         for part in range(1, parts):
-            total = Apply("add", (total, Load(partials, (product, part, *place))), self.dtype)
+            total = Apply("add", (total, Load(partials, (product, part, *index))), self.dtype)
         return total

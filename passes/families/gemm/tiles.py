@@ -55,13 +55,13 @@ class TiledProducts(Products):
 
     def nest(self, operand: Callable[[Op, int], TemplateOperand]) -> GemmNest:
         """Of the operands that ``operand(op, side)`` gives, sides being 0 and 1."""
-        place, shape = (self.row.inner.var, self.column.inner.var), (self.row.inner.extent, self.column.inner.extent)
+        index, shape = (self.row.inner.var, self.column.inner.var), (self.row.inner.extent, self.column.inner.extent)
         left = operand(self.ops[0], 0)
         rights: list[TemplateOperand] = []
         sums: list[Load] = []
         for op in self.ops:
             name = "acc" if len(self.ops) == 1 else f"acc_{op.result.name}"
-            sums.append(Load(Buffer(self.context.unique(name), self.dtype, shape, (shape[1], 1), "tile"), place))
+            sums.append(Load(Buffer(self.context.unique(name), self.dtype, shape, (shape[1], 1), "tile"), index))
             rights.append(operand(op, 1))
         stores = self.results([self.total(op, total) for op, total in zip(self.ops, sums, strict=True)])
         return GemmNest(

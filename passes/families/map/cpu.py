@@ -14,7 +14,7 @@ from fusec.ir.indexing import ceildiv, delinearize, last, most, round_up, substi
 from fusec.ir.nodes import Op, Value
 from fusec.ir.types import Dim
 from fusec.passes.families.map.schedule.cpu import MapSchedule
-from fusec.passes.groups.partition import Group, Position, place_upstream, positions_of
+from fusec.passes.groups.partition import Group, Position, positions_of, set_positions
 from fusec.passes.lower.context import (
     LoweredGroup,
     LoweringContext,
@@ -188,9 +188,9 @@ def _cuts(context: LoweringContext, shape: Extents) -> list[set[int]]:
                 case Apply("lt" | "ge", (IndexValue(index), Const(int() as bound))):
                     symbols = symbols_of(index)
                     axis = axes.get(next(iter(symbols))) if len(symbols) == 1 else None
-                    place = sub(index, point[axis]) if axis is not None else None
-                    if axis is not None and isinstance(place, int) and 0 < bound - place < most(shape[axis]):
-                        cuts[axis].add(bound - place)
+                    position = sub(index, point[axis]) if axis is not None else None
+                    if axis is not None and isinstance(position, int) and 0 < bound - position < most(shape[axis]):
+                        cuts[axis].add(bound - position)
     return cuts
 
 
@@ -209,7 +209,7 @@ def outputs_at(
     while known < len(group.position):
         known = len(group.position)
         for value in list(group.position):
-            place_upstream(group, value, context.producers, _is_map)
+            set_positions(group, value, context.producers, _is_map)
         positions_of(context.body, group)
     return [(v, position_at(_position(v, group), group, point)) for v in context.body.outputs]
 

@@ -46,13 +46,13 @@ def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGrou
     blocks = ceildiv(size, block)
     g, e = symbol("g", 0, last(blocks)), symbol("e", 0, last(size))
     lane = symbol("i", 0, block - 1)
-    place = scatter(order, delinearize(e, tuple(extents[a] for a in order)) if shape else ())
+    index = scatter(order, delinearize(e, tuple(extents[a] for a in order)) if shape else ())
     shift: dict[Symbol, Index] = {e: add(mul(g, block), lane)}
     limit = None if size % block == 0 else sub(size, mul(g, block))
     domain = (Iter(lane, block, limit),)
     body: list[Statement] = []
     for shifted in shifts:
-        body += [store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, shifted(place))]
+        body += [store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, shifted(index))]
     return context.finish("map", (Grid((Iter.over(g, blocks),), tuple(body)),), schedule.describe())
 
 
@@ -68,11 +68,11 @@ def _vectors(
     g, e = symbol("g", 0, blocks - 1), symbol("e", 0, size - 1)
     row, lane = symbol("i", 0, block - 1), symbol("j", 0, vector - 1)
     *outer, along = delinearize(e, counts)
-    place = scatter(order, (*outer, add(mul(along, vector), lane)))
+    index = scatter(order, (*outer, add(mul(along, vector), lane)))
     shift: dict[Symbol, Index] = {e: add(mul(g, block), row)}
     limit = None if size % block == 0 else sub(size, mul(g, block))
     domain = (Iter(row, block, limit), Iter(lane, vector))
-    body = tuple(store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, place))
+    body = tuple(store_at(context, v, at, domain, shift) for v, at in outputs_at(context, shape, index))
     return context.finish("map", (Grid((Iter(g, blocks),), body),), schedule.describe())
 
 
@@ -87,9 +87,9 @@ def divisions(context: LoweringContext) -> tuple[int, int]:
     if len(_parts(context, shape, order)[1]) > 1:
         return 1, 0
     flat = symbol("e", 0, prod(shape) - 1)
-    place = scatter(order, delinearize(flat, tuple(shape[a] for a in order)))
+    index = scatter(order, delinearize(flat, tuple(shape[a] for a in order)))
     found: set[Expr] = set()
-    for value, at in outputs_at(context, shape, place):
+    for value, at in outputs_at(context, shape, index):
         for node in walk(context.inliner.at(value, at)):
             if isinstance(node, Load):
                 offset = offset_of(node.buffer, node.index)
@@ -111,9 +111,9 @@ def _coarse(context: LoweringContext, most: int, shape: tuple[Dim, ...]) -> tupl
     results = min(most, extent)
     extents = tuple(-(-extent // results) if a == axis else n for a, n in enumerate(shape))
 
-    def result(k: int, place: tuple[Index, ...]) -> tuple[Index, ...]:
-        along = minimum(add(mul(place[axis], results), k), extent - 1)
-        return (*place[:axis], along, *place[axis + 1 :])
+    def result(k: int, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        along = minimum(add(mul(index[axis], results), k), extent - 1)
+        return (*index[:axis], along, *index[axis + 1 :])
 
     return extents, [partial(result, k) for k in range(results)]
 
@@ -135,8 +135,8 @@ def _parts(
     return sizes.pop(), [partial(_behind, start) for start in starts]
 
 
-def _behind(start: tuple[Dim, ...], place: tuple[Index, ...]) -> tuple[Index, ...]:
-    return tuple(map(add, place, start))
+def _behind(start: tuple[Dim, ...], index: tuple[Index, ...]) -> tuple[Index, ...]:
+    return tuple(map(add, index, start))
 
 
 def transposed_axes(context: LoweringContext) -> tuple[int, int] | None:
@@ -176,8 +176,8 @@ def _tiles(context: LoweringContext, schedule: GpuMapSchedule, along: int, acros
     counts = {axis: -(-shape[axis] // step) for axis, step in steps.items()}
     rest = (*(shape[a] for a in outer), counts[across])
     g, o = symbol("g", 0, counts[along] - 1), symbol("o", 0, prod(rest) - 1)
-    *places, row = delinearize(o, rest)
-    shift: dict[Symbol, Index] = {point[a]: i for a, i in zip(outer, places, strict=True)}
+    *outer_index, row = delinearize(o, rest)
+    shift: dict[Symbol, Index] = {point[a]: i for a, i in zip(outer, outer_index, strict=True)}
     domain = []
     for axis, block, name in ((across, row, "j"), (along, g, "i")):
         lane = symbol(name, 0, steps[axis] - 1)

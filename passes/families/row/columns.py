@@ -16,7 +16,7 @@ from fusec.passes.families.row.cpu import is_map
 from fusec.passes.families.row.gpu import WholeRows
 from fusec.passes.families.row.schedule.gpu import GpuRowSchedule
 from fusec.passes.groups.columns import ColumnSum
-from fusec.passes.groups.partition import place_upstream, positions_of
+from fusec.passes.groups.partition import positions_of, set_positions
 from fusec.passes.lower.blocks import WALKING_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import Alloc, Grid, Iter, Loop, Map, Reduce, Statement, Store
@@ -52,7 +52,7 @@ class _RowsAndColumns(WholeRows):
             if position is None:
                 raise LoweringError(f"{s.op.result} does not add up columns of the rows of its kernel")
             self.group.position.setdefault(s.added, position)
-            place_upstream(self.group, s.added, context.producers, is_map)
+            set_positions(self.group, s.added, context.producers, is_map)
         positions_of(context.body, self.group)
 
     def lower(self) -> LoweredGroup:
@@ -62,11 +62,11 @@ class _RowsAndColumns(WholeRows):
         self.code += [self.store(value) for value in self.context.body.outputs if value not in made]
         for s, buffer in lanes.items():
             element = self.element(s.added, self.position(s.added))
-            self.code.append(Reduce(self.tile, buffer, self.place, "sum", element, fresh=False))
+            self.code.append(Reduce(self.tile, buffer, self.tile_index, "sum", element, fresh=False))
         body = tuple(self._from_held(statement) for statement in self.code)
-        before = [x for e, held in self.held.items() for x in (Alloc(held), Map(self._whole, held, self.place, e))]
+        before = [x for e, held in self.held.items() for x in (Alloc(held), Map(self._whole, held, self.tile_index, e))]
         for buffer in lanes.values():
-            before += [Alloc(buffer), Map(self._whole, buffer, self.place, Const(0.0, buffer.dtype))]
+            before += [Alloc(buffer), Map(self._whole, buffer, self.tile_index, Const(0.0, buffer.dtype))]
         after = [x for s, buffer in lanes.items() for x in self._leave(s, buffer)]
         walk = Loop(self.start, 0, self.height, self.schedule.rows, body)
         grid = Grid((Iter.over(self.g, self.blocks),), (*before, walk, *after))
@@ -91,7 +91,7 @@ class _RowsAndColumns(WholeRows):
                 if len(self.held) == MOST_VECTORS:
                     return None
                 self.held[node] = self.tile_of(self.context.unique("held"), f32)
-            return Load(self.held[node], self.place)
+            return Load(self.held[node], self.tile_index)
 
         return replace(s, value=rewrite(s.value, change))
 
@@ -100,7 +100,7 @@ class _RowsAndColumns(WholeRows):
         columns = tuple(substitute(i, self.shift) for i in delinearize(self.j, s.rest))
         target, index = self.context.buffers[s.op.result], (self.g, *columns)
         if self.schedule.rows == 1:
-            return [Store(self._whole, target, index, Load(lanes, self.place))]
+            return [Store(self._whole, target, index, Load(lanes, self.tile_index))]
         total = Buffer(self.context.name_of(s.op.result), lanes.dtype, (self.schedule.columns,), (1,), "tile")
-        added = Reduce(self._whole, total, (self.column.var,), "sum", Load(lanes, self.place))
+        added = Reduce(self._whole, total, (self.column.var,), "sum", Load(lanes, self.tile_index))
         return [Alloc(total), added, Store((self.column,), target, index, Load(total, (self.column.var,)))]

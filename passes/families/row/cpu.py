@@ -12,7 +12,7 @@ from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import Dim, DType, f32
 from fusec.passes.families.row.schedule.cpu import RowSchedule
-from fusec.passes.groups.partition import Group, place_upstream, positions_of
+from fusec.passes.groups.partition import Group, positions_of, set_positions
 from fusec.passes.lower.context import (
     LoweredGroup,
     LoweringContext,
@@ -118,7 +118,7 @@ def row_group(context: LoweringContext, anchors: list[Op]) -> Group:
         group.position[op.operands[0]] = group.identity
         group.position[op.result] = tuple(i for a, i in enumerate(group.identity) if a not in axes)
     for op in anchors:
-        place_upstream(group, op.operands[0], context.producers, is_map)
+        set_positions(group, op.operands[0], context.producers, is_map)
     positions_of(context.body, group)
     return group
 

@@ -53,9 +53,9 @@ class WholeRows(Rows):
             return
         tile = self.tile_of(self.context.name_of(value), accumulator_of(value.type.dtype))
         element = self.element(value)
-        self.code += [Alloc(tile), Map(self.tile, tile, self.place, element)]
+        self.code += [Alloc(tile), Map(self.tile, tile, self.tile_index, element)]
         at = position_at(self.group.position.get(value, self.group.identity), self.group, self.point)
-        self.context.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.place)))
+        self.context.inliner.add_leaf(value, expect_index(value, at, Load(tile, self.tile_index)))
 
     def _reduce(self, op: Op) -> None:
         dtype = accumulator_of(op.result.type.dtype)

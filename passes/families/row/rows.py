@@ -50,7 +50,7 @@ class Rows:
         return (self.row, self.column)
 
     @property
-    def place(self) -> tuple[Index, ...]:
+    def tile_index(self) -> tuple[Index, ...]:
         """Subscripts of a buffer that holds a block's elements."""
         return (self.row.var, self.column.var)
 

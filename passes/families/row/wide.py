@@ -212,11 +212,11 @@ class _WideRows(Rows):
         shape = (self.schedule.rows, self.schedule.columns)
         lanes = Buffer(self.context.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")
         whole = (self.row, Iter(self.column.var, shape[1]))
-        parts.before += [Alloc(lanes), Map(whole, lanes, self.place, Const(monoid.identity(dtype), dtype))]
+        parts.before += [Alloc(lanes), Map(whole, lanes, self.tile_index, Const(monoid.identity(dtype), dtype))]
         element = self.element(op.operands[0])
-        parts.body.append(Reduce(self.tile, lanes, self.place, monoid.name, element, fresh=False))
+        parts.body.append(Reduce(self.tile, lanes, self.tile_index, monoid.name, element, fresh=False))
         total = self._of_rows(op.result)
-        parts.after += [Alloc(total), Reduce(whole, total, (self.row.var,), monoid.name, Load(lanes, self.place))]
+        parts.after += [Alloc(total), Reduce(whole, total, (self.row.var,), monoid.name, Load(lanes, self.tile_index))]
         self.settle(op, total)
 
     def _running_maximum(self, op: Op, parts: _Parts) -> None:
