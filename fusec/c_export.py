@@ -130,7 +130,7 @@ class _Piece:
         yield from self._scratch()
 
     def _scratch(self) -> Iterator[str]:
-        """One block; pieces of scratch whose lives don't meet share a place, as large as the largest of them."""
+        """One block; pieces of scratch whose lives don't meet share memory, as large as the largest of them."""
         program = self.program
         lives: dict[int, tuple[int, int]] = {}
         for number, step in enumerate(program.steps):

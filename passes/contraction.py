@@ -46,7 +46,7 @@ class Contraction:
         return Extents(*map(product, (self.batch, self.rows, self.columns, self.inner)))
 
     def operand_at(self, op: Op, side: int, b: Index, i: Index, j: Index, k: Index) -> Subscripts:
-        """The index of an operand, of this dot or of one with these extents, at flat places along each role."""
+        """The index of an operand, of this dot or of one with these extents, at flat positions along each role."""
         free = delinearize(i, self.rows) if side == 0 else delinearize(j, self.columns)
         return operand_index(op, side, delinearize(b, self.batch), free, delinearize(k, self.inner))
 

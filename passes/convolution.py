@@ -23,9 +23,9 @@ from fusec.tile.views import Subscripts, fresh_index, pure, settled, view_index
 class Windowed:
     """An axis of an image that windows slide along, and where the dot has them among its axes.
 
-    axis: the image's. count: windows, of ``size`` places each, ``stride`` apart; places are ``dilation`` apart. low:
-    elements of padding before the first. place: which of the contracted axes goes through a window's places; None where
-    there is one.
+    axis: the image's. count: windows, of ``size`` positions each, ``stride`` apart; positions are ``dilation`` apart.
+    low: elements of padding before the first. place: which of the contracted axes goes through a window's positions;
+    None where there is one.
     """
 
     axis: int
@@ -67,7 +67,7 @@ class Convolution:
 
     @property
     def taps(self) -> int:
-        """Places of a window."""
+        """Positions of a window."""
         return prod(w.size for w in self.windowed)
 
 
@@ -122,7 +122,7 @@ def _by_role(
     group: Symbol | None,
     pad: Op | None,
 ) -> Convolution | None:
-    """Each axis of the image goes through the batch, the channels, or windows and the places in them."""
+    """Each axis of the image goes through the batch, the channels, or windows and the positions in them."""
     batch: int | None = None
     channels: int | None = None
     windowed: list[Windowed] = []

@@ -1,4 +1,5 @@
-"""Bounds of floats that are made of numbers and places alone: where each pixel of a resized image is read, for one."""
+"""Bounds of floats that are made of numbers and positions alone: where each pixel of a resized image is read, for
+one."""
 
 from __future__ import annotations
 

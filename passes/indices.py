@@ -35,7 +35,7 @@ def note_indices(graph: Graph) -> Graph:
     """Checks each index that may be out of range, whether what it finds is needed or not: what it finds may be dropped
     by the passes that follow, its error not. :func:`check_indices` makes one check of several.
 
-    The places of a library call are checked where it may raise when an input is written and another not yet."""
+    The positions of a library call are checked where it may raise when an input is written and another not yet."""
     facts = _Facts(graph)
     wanted: dict[Value, dict[tuple[int, int], Op]] = {}
     if raises_beside_other_writes(graph):

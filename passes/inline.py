@@ -46,7 +46,7 @@ Leaf = Callable[[Subscripts], ScalarExpr | None]
 
 
 COPIES = ("copy", "copy_at")
-"""Ops that give their operand a new place in memory."""
+"""Ops that give their operand new memory."""
 
 
 def index_only(graph: Graph) -> set[Value]:
@@ -219,7 +219,7 @@ _ARITHMETIC: Mapping[str, Callable[[Index, Index], Index]] = {
 
 
 def _index_of(e: ScalarExpr) -> Index | None:
-    """The index expression that integer arithmetic on places comes to; None for what is made of data, and where a
+    """The index expression that integer arithmetic on positions comes to; None for what is made of data, and where a
     number might not fit 32 bits."""
     if e.dtype not in (i32, i64):
         return None
@@ -244,8 +244,8 @@ def _index_of(e: ScalarExpr) -> Index | None:
 
 
 def _decided(e: Apply) -> ScalarExpr | None:
-    """What an expression is wherever its place is: a comparison of places that is always so, arithmetic on numbers, a
-    choice that is made; None where that depends on the place, or on data."""
+    """What an expression is wherever its position is: a comparison of positions that is always so, arithmetic on
+    numbers, a choice that is made; None where that depends on the position, or on data."""
     match e:
         case Apply("select", (Const(value=chosen), a, b)):
             return a if chosen else b

@@ -11,7 +11,7 @@ from fusec.passes.rewrite import Outcome, Rewriter, Rule, rewrite, rule
 
 
 def lower_argreduce(graph: Graph, *, symbolic: bool = False) -> Graph:
-    """The graph without ``argmax`` and ``argmin``: one read of a row held near gives place and value.
+    """The graph without ``argmax`` and ``argmin``: one read of a row held near gives position and value.
 
     ``symbolic``: those of symbolic extents are opened, too. GPUs share rows out only where extents are known.
     """

@@ -103,7 +103,7 @@ class _Owner:
         self.taken = {v.name for v in (*graph.inputs, *(r for op in graph.ops for r in op.results))}
         self.copies: dict[tuple[Value, Strides | None], Value] = {}
         self.shown: dict[int, Value] = {}
-        """Copies of outputs that an ``alias`` shows, by the outputs' places."""
+        """Copies of outputs that an ``alias`` shows, by the outputs' positions."""
         self.given: set[Value] = set()
         """Memory that is an output's."""
 
@@ -206,7 +206,7 @@ def memory_of(value: Value, producers: Mapping[Value, Op]) -> Value:
 
 
 def _copy_at(copy: Op, position: Value, update: Op) -> Op:
-    """The copy that an update writes, at a place that is known when it is made."""
+    """The copy that an update writes, at a position that is known when it is made."""
     assert isinstance(update.attributes, UpdateAttributes)
     assert update.attributes.axis is not None
     attributes = CopyAtAttributes(update.attributes.axis)

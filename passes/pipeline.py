@@ -155,7 +155,7 @@ def graph_passes(
         "cse": cse,
         # Nothing is left that no output needs.
         "dce": dce,
-        # A search is a reduction of places; on a GPU few elements are picked before all of them are computed.
+        # A search is a reduction of positions; on a GPU few elements are picked before all of them are computed.
         "lower_argreduce": lambda g: lower_argreduce(sink_gathers(g) if gpu else g, symbolic=not gpu),
         # Reductions of half types accumulate in f32, on a CPU means of f32 in f64; no op relies on rounding between
         # half-precision steps.

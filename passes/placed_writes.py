@@ -1,7 +1,7 @@
-"""Library calls that write one place of an array, as updates: a cache's keys of one token.
+"""Library calls that write one position of an array, as updates: a cache's keys of one token.
 
-A call of many places is left to the library: its time goes into moving them, and which of two elements for one place is
-written last is its own business.
+A call of many positions is left to the library: its time goes into moving them, and which of two elements for one
+position is written last is its own business.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Write:
 
 
 def with_writes_at(graph: Graph) -> Graph:
-    """The graph with calls that write one place of an input, or of a box of it, as updates.
+    """The graph with calls that write one position of an input, or of a box of it, as updates.
 
     A call on a box is followed by an update that writes all of the box back: both become one update, of which the
     box as the call left it is a slice.
@@ -80,7 +80,7 @@ def library_write(r: Rewriter, base: Value, value: Value, position: Value) -> Va
 
 
 def _find(graph: Graph) -> dict[Op, _Write]:
-    """By their ends, the writes of one place."""
+    """By their ends, the writes of one position."""
     producers, uses = graph.producers(), graph.uses()
     number = {op: k for k, op in enumerate(graph.ops)}
     chained = _chained(graph, producers)

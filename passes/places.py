@@ -1,4 +1,4 @@
-"""Where library calls write by an index: the places that must be there for them not to raise."""
+"""Where library calls write by an index: the positions that must be there for them not to raise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raises_beside_other_writes(graph: Graph) -> bool:
 
 
 def written_indices(op: Op) -> Iterator[WrittenIndex]:
-    """The places that a call writes to, of axes whose extents are known."""
+    """The positions that a call writes to, of axes whose extents are known."""
     if not writes_at_indices(op):
         return
     assert isinstance(op.attributes, ExternAttributes)

@@ -69,7 +69,7 @@ def _in_memory_order(
 class Order:
     """The axes of an array that is reduced, in the order of memory.
 
-    whole: all of them. first: places in it that are reduced in front of what stays. left: the axes after that. last:
+    whole: all of them. first: positions in it that are reduced in front of what stays. left: the axes after that. last:
     those of them that are reduced then. as_it_lies: the given order is that of memory, and nothing is reduced last.
     """
 
@@ -170,7 +170,7 @@ class Moved:
 
 
 def _steps(value: Value, producers: Mapping[Value, Op], strides: Mapping[Value, Strides]) -> Strides | None:
-    """Elements in memory from one place to the next along each axis, of the array of its shape that a value is made
+    """Elements in memory from one position to the next along each axis, of the array of its shape that a value is made
     of."""
     base = under_views(value, producers)
     made = producers.get(base)

@@ -50,7 +50,7 @@ def _hidden_sums(uses: Mapping[Value, int]) -> Rule:
 
 
 def _within(r: Rewriter, mask: Value, side: Value) -> Value | None:
-    """The mask with no more axes than what it picks; None where it picks an element of that at several places."""
+    """The mask with no more axes than what it picks; None where it picks an element of that at several positions."""
     shape = mask.type.shape
     extra = max(len(shape) - side.type.rank, 0)
     own = zip(reversed(shape), reversed(side.type.shape))

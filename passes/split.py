@@ -120,7 +120,7 @@ def attended(graph: Graph) -> set[str]:
 
 
 def _side_by_side(r: Rewriter) -> Outcome:
-    """Neighbouring places of the axis before a few columns become columns, too."""
+    """Neighbouring positions of the axis before a few columns become columns, too."""
     (x,) = r.operands
     assert isinstance(r.op.attributes, ReduceAttributes)
     axes = r.op.attributes.axes
@@ -202,7 +202,7 @@ def _in_parts(r: Rewriter, share: Sharing, doubles: bool) -> Outcome:
 
 
 def _in_memory(r: Rewriter, x: Value) -> Value:
-    """What is read for a value: what is cast to it, also under views (a channel's places, put in order)."""
+    """What is read for a value: what is cast to it, also under views (a channel's positions, put in order)."""
     op = r.producer(x)
     while op is not None and op.definition.kind == "view":
         op = r.producer(op.operands[0])

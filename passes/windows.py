@@ -38,7 +38,7 @@ def open_windows(graph: Graph, *, blocked: bool = False) -> Graph:
 
     @rule(*_COMBINES)
     def reduction_of_windows(r: Rewriter) -> Outcome:
-        """reduce(windows(x)) ⇒ x[0::] ∘ x[1::] ∘ ..., one term a place"""
+        """reduce(windows(x)) ⇒ x[0::] ∘ x[1::] ∘ ..., one term a position"""
         return _opened(r, blocked)
 
     return rewrite(graph, (reduction_of_windows,))
@@ -95,7 +95,7 @@ def _shows_windows(r: Rewriter, value: Value, depth: int) -> bool:
 
 
 def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int, widened: bool) -> Value:
-    """The value with what is no windows, weights, put in an order where elements of one place are side by side;
+    """The value with what is no windows, weights, put in an order where elements of one position are side by side;
     ``widened`` as they are used."""
     made = r.producer(value)
     whole = widened and not _shows_windows(r, value, depth)
@@ -116,7 +116,7 @@ def _laid_out(r: Rewriter, value: Value, axes: tuple[int, ...], depth: int, wide
 
 
 def _at(r: Rewriter, value: Value, place: dict[int, int], depth: int) -> Value:
-    """The value at one place of some axes, which have extent 1 then."""
+    """The value at one position of some axes, which have extent 1 then."""
     made = r.producer(value)
     if made is not None and made.definition.kind == "elementwise" and depth:
         operands = []

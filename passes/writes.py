@@ -247,7 +247,7 @@ def _opening(kept: Set[Value]) -> Rule:
 
 
 Box = tuple[int, Dim, Dim, Dim]
-"""An axis, the first place on it that is written, how many are, and the axis's extent."""
+"""An axis, the first position on it that is written, how many are, and the axis's extent."""
 
 
 def _tests(r: Rewriter, base: TensorType, axis: int, start: Dim, n: Dim, extent: Dim) -> Iterator[Value]:

@@ -442,7 +442,8 @@ class Point:
     """A point of a domain while code for it is written.
 
     chunks: the variable of each iterator's chunk. vector: the iterator that vectors lie along; lane: the variable of
-    the element in one. read: the text of loads made ahead. at: the place in a block's part of a row, where it has one.
+    the element in one. read: the text of loads made ahead. at: the position in a block's part of a row, where it has
+    one.
     """
 
     def __init__(self, domain: tuple[Iter, ...]) -> None:

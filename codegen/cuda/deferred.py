@@ -12,7 +12,7 @@ from fusec.tile.scalar import Apply, Buffer, Load, ScalarExpr, rewrite
 
 @dataclass(frozen=True)
 class DeferredEpilogue:
-    """``values`` is computed from a tile's products at once and kept in ``places``, of 16 bits each; ``rest`` stores
+    """``values`` is computed from a tile's products at once and held in ``slots``, of 16 bits each; ``rest`` stores
     what is computed from there, under the next tile's products."""
 
     values: tuple[ScalarExpr, ...]

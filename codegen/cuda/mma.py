@@ -27,7 +27,7 @@ kLeftTransposed kRightTransposed"""
 
 
 def emit_mma_gemm(kernel: Kernel, template: MmaGemm) -> KernelSource:
-    """The kernel as CUDA C++. LoweringError for operands and results at places that are loaded."""
+    """The kernel as CUDA C++. LoweringError for operands and results at positions that are loaded."""
     source = _Emitter(kernel, template, vectors=True).emit()
     if _Emitter(kernel, template, vectors=False).emit().text == source.text:
         return replace(source, aligned=False)

@@ -146,7 +146,7 @@ def _text(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
 
 
 def _with_lines(log: str, text: str, name: str) -> str:
-    """The log, and under each place that it names the generated line."""
+    """The log, and under each error the generated line."""
     lines = text.splitlines()
     told = []
     for line in log.splitlines():

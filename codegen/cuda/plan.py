@@ -41,8 +41,8 @@ class PlanWriter:
     """Writes ``struct Plan`` of a kernel.
 
     names: that the header and the plan use themselves. m, n: a tile's rows and columns, ``row`` and ``column`` in C++.
-    products: tiles that an epilogue reads, as C++ with a place for 0 or 1: the first or the second of two neighbours.
-    pairs: two neighbours may be moved at once, as addresses are multiples of 16 bytes.
+    products: tiles that an epilogue reads, as C++ with a placeholder for 0 or 1: the first or the second of two
+    neighbours. pairs: two neighbours may be moved at once, as addresses are multiples of 16 bytes.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PlanWriter:
         return moved
 
     def add_windows(self, windows: Windows, count: int, channels: int, dtype: str) -> Moved:
-        """A map that ``count`` windows are fetched by at a time, so many ``channels`` of one place in each."""
+        """A map that ``count`` windows are fetched by at a time, so many ``channels`` of one position in each."""
         axes = windows.axes
         shape = (windows.batch, *(a.extent for a in axes), windows.channels)
         strides = (windows.batch_step, *(a.step for a in axes), 1)
@@ -238,7 +238,7 @@ class PlanWriter:
         return self.m.var in load.symbols
 
     def stay_inside(self, axes: Sequence[Iter]) -> None:
-        """Places beyond the limits become the last ones: what is computed there does not leave."""
+        """Positions beyond the limits become the last ones: what is computed there does not leave."""
         for i in axes:
             if i.limit is not None:
                 name, last = self.symbols[i.var], 2 if i is self.n and not self._odd else 1

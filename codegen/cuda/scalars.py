@@ -42,7 +42,7 @@ class Style:
         self.floats = {**FLOATS, **(FAST if fast else EXACT), **(COARSE if coarse else {})}
 
     def spelling(self, op: str, dtype: DType) -> str | None:
-        """The text of an op on operands of ``dtype``, with a place for each; None for one that there is not."""
+        """The text of an op on operands of ``dtype``, with a placeholder for each; None for one that there is not."""
         if op in ANY:
             return ANY[op]
         if dtype.name == "bool":

@@ -36,7 +36,7 @@ class TensorMap:
     there don't happen.
 
     Where there are ``low`` and ``high``, it is of windows: ``box`` is windows and channels, ``low`` and ``high`` are
-    how far from both ends of each axis but the first and the last the first places of windows lie, ``steps`` apart.
+    how far from both ends of each axis but the first and the last the first positions of windows lie, ``steps`` apart.
 
     count: maps in one parameter, of tensors that begin ``shape[-1]`` elements apart.
     """

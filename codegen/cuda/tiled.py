@@ -44,7 +44,7 @@ class _Operand:
 
 
 def emit_tiled_gemm(kernel: Kernel, template: SimtGemm) -> KernelSource:
-    """The kernel as CUDA C++. LoweringError for operands and results at places that are loaded."""
+    """The kernel as CUDA C++. LoweringError for operands and results at positions that are loaded."""
     aligned = _Emitter(kernel, template, vectors=True)
     source = aligned.emit()
     if not source.aligned:

@@ -151,7 +151,7 @@ class _WideEmitter(BlockEmitter):
 
     @contextmanager
     def _along(self) -> Iterator[str]:
-        """A thread's single elements of the part; gives their place in it."""
+        """A thread's single elements of the part; gives their position in it."""
         with ExitStack() as stack:
             stack.enter_context(self.names.scope())
             at, column = self.names.unique("at"), self.names.unique(self.column.var.name)
@@ -174,7 +174,7 @@ class _WideEmitter(BlockEmitter):
 
     @contextmanager
     def points(self, domain: tuple[Iter, ...], *, owner: bool) -> Iterator[Point]:
-        """A loop over a thread's part of the row, or one place for the whole row."""
+        """A loop over a thread's part of the row, or one position for the whole row."""
         point, vector = Point(domain), self.layout.vector
         with ExitStack() as stack:
             stack.enter_context(self.names.scope())

@@ -186,8 +186,8 @@ class _Emitter(Scalars):
             self.statement(statement)
 
     def _together(self, body: Block) -> None:
-        """Computes the values of several places of one array, where the kernel does no more, operand by operand of all
-        of them.
+        """Computes the values of several positions of one array, where the kernel does no more, operand by operand of
+        all of them.
 
         One after the other would hold all that they share in registers at a time.
         """

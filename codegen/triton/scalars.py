@@ -293,5 +293,5 @@ class Scalars(Text):
         return text if not self.wide or isinstance(coordinate, int) else f"({text}).to(tl.int32)"
 
     def _is_block(self, load: Load) -> bool:
-        """Whether a load reads more than one place."""
+        """Whether a load reads more than one position."""
         return any(i.var in load.symbols and i.extent > 1 for i in self.domain)

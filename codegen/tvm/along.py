@@ -147,8 +147,8 @@ class AlongWriter(DotWriter):
         return self._multiply_add(code, a, b, total)
 
     def _fetch_columns(self, code: Code, block: RowBlock, column: Index, k: Index) -> None:
-        """Has the same place of the columns that come ``ahead`` bytes later brought to the cache, once for all blocks
-        of rows."""
+        """Has the same position of the columns that come ``ahead`` bytes later brought to the cache, once for all
+        blocks of rows."""
         registers = self.dot.registers
         if not registers.ahead or (isinstance(block.number, int) and block.number > 0):
             return

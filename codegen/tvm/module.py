@@ -51,7 +51,7 @@ class CompiledModule:
     def chain(self, launches: Launches) -> tuple[KernelFunction, int, object]:
         """A function that runs kernels one after another, its first argument, and what must be kept meanwhile.
 
-        The call's further arguments are addresses, sizes, and places that addresses are read from (see Launches).
+        The call's further arguments are addresses, sizes, and where addresses are read from (see Launches).
         """
         kernels: dict[str, Any] = {name: self.function(name) for name, _ in launches}
         table = write_table(launches, {name: kernel.__chandle__() for name, kernel in kernels.items()})

@@ -131,7 +131,7 @@ class _Writer:
             powers.append([self._power(code, start, shift) for start, shift in zip(starts, shifts, strict=True)])
             for register, power in zip(registers, powers[-1], strict=True):
                 code.append(tirx.BufferStore(register, code.add(self._read(register), power).node, [_ZERO]))
-        if self.ways == 2:  # from the place of the pair's first key on
+        if self.ways == 2:  # from the position of the pair's first key on
             self.context.loops[statement.keys.var] = code.let_index(tirx.Mul(step, self._number(2)), dtype)
         for start, *found in zip(starts, *powers, strict=True):
             self._store(code, start, found)

@@ -223,7 +223,7 @@ class _TileWriter:
         return {**point, m: ix.add(point[m], i * SIDE), n: ix.add(point[n], j * SIDE)}
 
     def _move(self, code: Code, name: str, number: int, load: Load, point: Mapping[Symbol, Index]) -> None:
-        """Loads or stores the tile whose first element is at ``place``."""
+        """Loads or stores the tile whose first element is at ``point``."""
         flat = indexing.substitute(self.flat[id(load)], point)
         memory = self.context.memory[load.buffer]
         pointer = tir.address_of(memory, self.context.index(flat))

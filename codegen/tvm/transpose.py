@@ -31,7 +31,7 @@ SIDE = 16
 class Transpose:
     """A copy in blocks: ``across`` is adjacent in the source, ``along`` in the target; the others run outside.
 
-    source, target: flat places.
+    source, target: flat positions.
     """
 
     statement: Map | Store

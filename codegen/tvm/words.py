@@ -98,7 +98,7 @@ def _interleave(context: Context, code: Code, statement: Map | Store, target: In
 
 
 def _copied(statement: Map | Store) -> tuple[Index, Index] | None:
-    """The flat places of target and source, of a copy of elements that fill 32 bits together; else None."""
+    """The flat positions of target and source, of a copy of elements that fill 32 bits together; else None."""
     load = statement.value
     if not isinstance(load, Load) or load.dtype != statement.target.dtype or len(statement.domain) < 2:
         return None

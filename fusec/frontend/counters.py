@@ -1,4 +1,4 @@
-"""Integers in which a function counts from call to call: attributes of objects, such as the place in a cache.
+"""Integers in which a function counts from call to call: attributes of objects, such as the position in a cache.
 
 A call gives them to the function like arguments, and adds to them afterwards what the captured run added.
 """

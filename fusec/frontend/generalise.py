@@ -379,7 +379,7 @@ def _inverted(value: Scalar, formula: Callable[[float], float]) -> int | None:
 
 
 def _positions(graph: Graph) -> dict[Value, int]:
-    """A number for each value: its place in the order of definition."""
+    """A number for each value: its position in the order of definition."""
     made = (*graph.inputs, *(r for op in graph.ops for r in op.results))
     return {value: position for position, value in enumerate(made)}
 

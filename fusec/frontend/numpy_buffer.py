@@ -32,7 +32,7 @@ from fusec.location import Location
 
 @dataclass(frozen=True)
 class _Range:
-    """Places ``start <= i < stop`` of one axis, all of the other axes."""
+    """Positions ``start <= i < stop`` of one axis, all of the other axes."""
 
     axis: int
     start: int
@@ -314,7 +314,7 @@ def _flip(trace: Inputs, value: Value, flips: list[bool]) -> Value:
 
 
 def _spread(trace: Inputs, new: Value, axis: int, start: int, step: int, extent: int) -> Value:
-    """``new`` along an axis at places ``start + k*step`` of ``extent``; what lies between is not used."""
+    """``new`` along an axis at positions ``start + k*step`` of ``extent``; what lies between is not used."""
     position = trace.iota(extent, i64)
     position = trace.binary("floordiv", trace.binary("sub", position, start), step)
     position = trace.binary("minimum", trace.binary("maximum", position, 0), new.type.static_shape[axis] - 1)
@@ -322,7 +322,7 @@ def _spread(trace: Inputs, new: Value, axis: int, start: int, step: int, extent:
 
 
 def _inside(trace: Inputs, shape: tuple[int, ...], ranges: dict[int, tuple[int, int, int]]) -> Value:
-    """True at the places ``start + k*step``, ``0 <= k < count``, of each of the axes."""
+    """True at the positions ``start + k*step``, ``0 <= k < count``, of each of the axes."""
     mask: Value | None = None
     for axis, (start, step, count) in ranges.items():
         position = trace.iota(shape[axis], i64, len(shape), axis)

@@ -228,7 +228,7 @@ def _as_slice(arrays: dict[int, Item], shape: tuple[int, ...]) -> tuple[int, int
 def _flat_index(
     trace: Trace, indices: list[Item], extents: list[int], index_shape: tuple[int, ...], axes: list[int]
 ) -> Value:
-    """Row-major place in the merged axes; constants are checked against the extents now."""
+    """Row-major position in the merged axes; constants are checked against the extents now."""
     constant: Any = 0
     traced: Value | None = None
     for index, extent, axis in zip(indices, extents, axes):
@@ -388,7 +388,7 @@ def _set_masked(trace: Trace, x: Traced, mask: Traced, new: Any) -> None:
 
 
 def _set_positions(trace: Trace, x: Traced, plan: _Plan, new: Any) -> None:
-    """``x[:, places] = new`` with constant places on one axis: each place looks up what is stored there last."""
+    """``x[:, positions] = new`` with constant places on one axis: each position looks up what is stored there last."""
     axes = [item for item in plan.items if item is not None]
     arrays = {axis: item for axis, item in enumerate(axes) if not isinstance(item, slice)}
     full = all(item == slice(None) for axis, item in enumerate(axes) if axis not in arrays)

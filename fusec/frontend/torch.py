@@ -174,7 +174,7 @@ def _hooked_everywhere() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Guards:
-    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and places that share a tensor.
+    """The function's guards, PyTorch's own modes (grad, autocast, default dtype), and references that share a tensor.
 
     ``bare``: attributes that the arguments did not have, which calls test. ``graded``: a backward is made of it.
     """
@@ -417,7 +417,7 @@ def _check_changed(changed: Sequence[torch.Tensor], trace: Trace) -> None:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may lie in one place."""
+    """Whether two elements may lie at one address."""
     span = 1
     for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride < span:

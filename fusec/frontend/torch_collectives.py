@@ -1,7 +1,7 @@
 """Functional collectives of ``torch.distributed``: their results are waited for where they are first read.
 
 A collective gives a tensor of another class, which waits at its first use. In a capture it is that class around a
-stand-in, so that the wait becomes a call of the graph at the same place.
+stand-in, so that the wait becomes a call of the graph at the same position.
 """
 
 from __future__ import annotations

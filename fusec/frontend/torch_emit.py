@@ -196,11 +196,11 @@ class Emitter:
         return self.emit("permute", value, attributes=PermuteAttributes(tuple(permutation)))
 
     def channels_last(self, image: Value) -> Value:
-        """A view of an image with its channels behind its places."""
+        """A view of an image with its channels behind its positions."""
         return self.permute(image, (0, *range(2, image.type.rank), 1))
 
     def channels_first(self, image: Value) -> Value:
-        """A view of an image with its channels before its places."""
+        """A view of an image with its channels before its positions."""
         rank = image.type.rank
         return self.permute(image, (0, rank - 1, *range(1, rank - 1)))
 

@@ -148,7 +148,7 @@ def _name(module: fx.GraphModule) -> str:
 
 
 def _role(node: fx.Node, value: torch.Tensor) -> InputRole:
-    """A module's own tensors keep their place from call to call, so what is packed from them is kept."""
+    """A module's own tensors keep their memory from call to call, so what is packed from them is kept."""
     static = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}) or node.meta.get("fusec_static", False)
     return "parameter" if static or isinstance(value, torch.nn.Parameter) else "argument"
 

@@ -119,7 +119,7 @@ def _write_back(emitter: Emitter, base: Value, steps: tuple[Step, ...], value: V
 
 
 def update_region(emitter: Emitter, base: Value, where: SliceAttributes, value: Value) -> Value:
-    """``base`` with ``value`` in the place that the slice ``where`` shows."""
+    """``base`` with ``value`` in the region that the slice ``where`` shows."""
     shape = extents(base)
     starts = tuple(s for s in where.starts if isinstance(s, int))
     stops = tuple(s for s in where.stops if isinstance(s, int))
@@ -157,7 +157,7 @@ def _inside(emitter: Emitter, shape: tuple[int, ...], axis: int, start: int, sto
 def _spread(
     emitter: Emitter, value: Value, shape: tuple[int, ...], starts: tuple[int, ...], steps: tuple[int, ...]
 ) -> Value:
-    """A value of ``shape`` that has ``value`` at its places; what is elsewhere does not matter."""
+    """A value of ``shape`` that has ``value`` at its positions; what is elsewhere does not matter."""
     scalar = _uniform(emitter, value)
     if scalar is not None:
         return emitter.broadcast(scalar, shape)

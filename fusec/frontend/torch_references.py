@@ -30,7 +30,7 @@ Fetch = Callable[[], Any]
 class Reference:
     """A tensor's path, as the user would spell it, and how to fetch the tensor that is there now.
 
-    ``others`` fetch it from further places that hold the same tensor, as tied weights do.
+    ``others`` fetch it from further attributes that hold the same tensor, as tied weights do.
     """
 
     path: str
@@ -60,7 +60,7 @@ class References:
         return tuple(tensor for tensor, _ in self._found.values())
 
     def find(self, tensor: torch.Tensor) -> Reference | None:
-        """The place of this very tensor object, or None when it was not found anywhere."""
+        """The reference to this very tensor object, or None where it was not found."""
         entry = self._found.get(id(tensor))
         return entry[1] if entry is not None else None
 

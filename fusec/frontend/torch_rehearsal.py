@@ -1,5 +1,5 @@
 """What eager refuses and fake tensors let pass: dtypes that no kernel of the library is made for, numbers that a dtype
-does not hold, and writes to memory that the same call reads at other places. Also what it gives in another dtype.
+does not hold, and writes to memory that the same call reads at other positions. Also what it gives in another dtype.
 
 Such a call is made once on small tensors of its own, whose contents do not matter.
 """

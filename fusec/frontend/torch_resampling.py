@@ -16,7 +16,7 @@ Lowering = Callable[..., Value]
 
 
 def _linear(e: Emitter, input: Value, output_size: Sequence[int] | None, align_corners: bool, *given: object) -> Value:
-    """``(1 - t) * x[floor(p)] + t * x[floor(p) + 1]`` along each axis, places and sums in f32."""
+    """``(1 - t) * x[floor(p)] + t * x[floor(p) + 1]`` along each axis, positions and sums in f32."""
     if not e.out.dtype.is_float or e.out.dtype.bits > 32 or 0 in (*extents(input), *e.out.static_shape):
         raise Declined("of integers, of float64, or of empty tensors")
     places = input.type.rank - 2
@@ -66,7 +66,7 @@ def _between(e: Emitter, image: Value, axis: int, below: Value, above: Value, sh
 
 
 def _is_even(size: int, extent: int, scale: float | None) -> bool:
-    """Whether an axis becomes 2, 4, 8... times as long, so that places are exact in f32 and repeat."""
+    """Whether an axis becomes 2, 4, 8... times as long, so that positions are exact in f32 and repeat."""
     times = size // extent
     return size == extent * times and times > 1 and times & (times - 1) == 0 and scale in (None, float(times))
 

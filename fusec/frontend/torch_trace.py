@@ -201,7 +201,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         outs = tensors_in(result)
         self._check_strided(outs)
         if outs:
-            self._lower(func, name, args, kwargs, outs, _places(result))
+            self._lower(func, name, args, kwargs, outs, _positions(result))
         elif not func._schema.returns and name not in _OF_TYPES and tensors_in((args, list(kwargs.values()))):
             self._extern(func, args, kwargs, [], "it looks at what a tensor holds", None)
         return result
@@ -271,9 +271,9 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Arguments,
         kwargs: Keywords,
         outs: list[torch.Tensor],
-        places: tuple[int, ...],
+        positions: tuple[int, ...],
     ) -> None:
-        """Finds a value or a place in memory for each result. ``places``: see :class:`ExternAttributes`."""
+        """Finds a value or an address for each result. ``positions``: see :class:`ExternAttributes`."""
         if func.namespace == "prims" and self._depth > 1:
             raise Declined("it is made of a primitive of PyTorch's own")  # the call that it is part of goes whole
         if any(out.is_conj() or out.is_neg() for out in outs):
@@ -307,7 +307,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             reason = f"{reason if random else 'it draws random numbers'} (call {self._random_calls})"
         elif shared is None and not final and self._decomposed(func, name, args, kwargs, outs):
             return
-        self._extern(func, args, kwargs, outs, reason, shared, places)
+        self._extern(func, args, kwargs, outs, reason, shared, positions)
 
     def _check_dtypes(
         self, func: OpOverload, args: Arguments, kwargs: Keywords, outs: Sequence[torch.Tensor] = ()
@@ -377,7 +377,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         outs: list[torch.Tensor],
         reason: str,
         shared: Handle | None,
-        places: tuple[int, ...] = (),
+        positions: tuple[int, ...] = (),
     ) -> None:
         """Keeps the call as a library call."""
         target = f"{func.namespace}.{func.overloadpacket.__name__}.{func._overloadname}"
@@ -402,7 +402,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
             "extern",
             *operands,
             attributes=ExternAttributes(
-                target, arguments, types, reason, tuple(sorted(strided)), last, shared is not None, places
+                target, arguments, types, reason, tuple(sorted(strided)), last, shared is not None, positions
             ),
             names=["."] * len(types),
             location=self.emitter.location,
@@ -553,7 +553,7 @@ def tracing(trace: Trace) -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
-def _places(result: Any) -> tuple[int, ...]:
+def _positions(result: Any) -> tuple[int, ...]:
     """Where tensors stand in a tuple that holds something else too, as None or a number; else none."""
     if not isinstance(result, tuple) or any(isinstance(part, tuple | list) for part in result):
         return ()

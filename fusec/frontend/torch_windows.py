@@ -46,7 +46,7 @@ def _adaptive_avg_pool2d(e: Emitter, x: Value, output_size: Sequence[int]) -> Va
 
 
 def _nearest(e: Emitter, x: Value, _: Sequence[int] | None, *scales: float | Sequence[float] | None) -> Value:
-    """Each element of an image repeated, by a power of two along each axis: PyTorch rounds other places in f32."""
+    """Each element of an image repeated, by a power of two along each axis: PyTorch rounds other positions in f32."""
     batch, image, sizes = extents(x)[:2], extents(x)[2:], e.out.static_shape[2:]
     given = [s for scale in scales if scale is not None for s in (scale if isinstance(scale, Sequence) else [scale])]
     factors = [size // max(extent, 1) for extent, size in zip(image, sizes, strict=True)]

@@ -164,7 +164,7 @@ class StridedAttributes(Attributes):
 
 @dataclass(frozen=True)
 class WindowsAttributes(Attributes):
-    """Sliding windows: axis ``axis`` becomes the window's number, a new last axis the place in the window.
+    """Sliding windows: axis ``axis`` becomes the window's number, a new last axis the position in the window.
 
     ``result[..., w, ..., j] = operand[..., w*step + j, ...]``.
     """
@@ -203,7 +203,7 @@ class ExternAttributes(Attributes):
     ``strided``: operands of PyTorch's calls (their numbers) that may lie in memory in any way; the others are
     contiguous, as the function gave them, and what it calls may count on that. ``channels_last``: results (their
     numbers) whose second axis in the library is the last one here, as it is in memory. ``shows``: the results may lie
-    in an operand's memory (views of another dtype), so that a copy of one is a copy. ``places``: where the results
+    in an operand's memory (views of another dtype), so that a copy of one is a copy. ``positions``: where the results
     stand in the tuple that the library gives, which may hold more; none where they are all of it.
     """
 
@@ -214,7 +214,7 @@ class ExternAttributes(Attributes):
     strided: tuple[int, ...] = ()
     channels_last: tuple[int, ...] = ()
     shows: bool = False
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What index expressions are asked: their values and steps, the places and ends of axes."""
+"""What index expressions are asked: their values and steps, the positions and ends of axes."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def channels_second(type: TensorType) -> TensorType:
 
 
 MOST_PLACES = 27
-"""Places of a window, up to which pooling and convolutions of one channel are maps of ours: 5×5, 3×3×3 and less. On an
-H200 a depthwise 5×5 took 0.9 of the library's time, a 7×7 13 times it."""
+"""Positions of a window, up to which pooling and convolutions of one channel are maps of ours: 5×5, 3×3×3 and less. On
+an H200 a depthwise 5×5 took 0.9 of the library's time, a 7×7 13 times it."""
 
 MOST_PLACES_ON_GPUS = 49
 """The same for convolutions of one channel on a GPU, where a lane computes several results: 7×7."""
@@ -54,10 +54,10 @@ CONVOLUTION = "fusec.convolution"
 
 @dataclass(frozen=True)
 class LibraryConvolution:
-    """image: ``[n, channels, places...]``; None for the first operand, ``[n, places..., channels]``. weight: as
+    """image: ``[n, channels, positions...]``; None for the first operand, ``[n, positions..., channels]``. weight: as
     PyTorch has it; None for the second operand. A third is a bias. padding: on both sides; of the windows that there
-    are then, those in ``shape`` are taken: ``[n, windows..., columns]``, as the result lies. beyond: more places of a
-    ``transposed`` one's result."""
+    are then, those in ``shape`` are taken: ``[n, windows..., columns]``, as the result lies. beyond: more positions of
+    a ``transposed`` one's result."""
 
     image: Matrix | None
     weight: Matrix | None

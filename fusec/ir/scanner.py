@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.]+|.")
 
 
 class Scanner:
-    """A place in a text. Spaces and ``//`` comments before each piece are skipped."""
+    """A position in a text. Spaces and ``//`` comments before each piece are skipped."""
 
     def __init__(self, text: str) -> None:
         self.text = text

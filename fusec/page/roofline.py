@@ -67,7 +67,7 @@ def roofline(target: str, reports: Sequence[KernelReport], seconds: Mapping[str,
 
 
 class _Plot:
-    """From numbers to places, by powers of ten that hold all of them."""
+    """From numbers to positions, by powers of ten that hold all of them."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.low = (_floor(min(xs)), _floor(min(ys)))

@@ -341,7 +341,7 @@ class ProgramWriter:
         self.lines.append(f"{function}({', '.join(given)})")
 
     def _write_kept(self, steps: Sequence[Pack]) -> None:
-        """Packings of inputs that keep their place. What was packed before the call has fixed addresses."""
+        """Packings of inputs that keep their address. What was packed before the call has fixed addresses."""
         made: list[Pack] = []
         for step in steps:
             fixed = self._parts.packed.get(step.arguments[-1])

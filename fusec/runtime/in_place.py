@@ -1,4 +1,4 @@
-"""Library calls that write a few places of an input which the program changes: there, not in a copy of all of it."""
+"""Library calls that write a few positions of an input which the program changes: there, not in a copy of all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integer arguments that change from call to call, such as the place in a cache: one program for a range of them.
+"""Integer arguments that change from call to call, such as the position in a cache: one program for a range of them.
 
 A call's structure has its integers by value. Where calls differ in some of these alone, they are made symbols: the
 capture gets an input for each, which has no elements to read and whose extent is the integer, and so everything
@@ -62,7 +62,7 @@ def _statics(spec: CallSpec) -> Iterator[Static]:
 
 @dataclass(frozen=True)
 class OpenIntegers:
-    """A call's structure of which some integers (their places among :func:`integers_in`) are symbols."""
+    """A call's structure of which some integers (their positions among :func:`integers_in`) are symbols."""
 
     spec: CallSpec
     symbols: Mapping[int, Symbol]

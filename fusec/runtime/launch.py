@@ -44,7 +44,7 @@ class TensorMap:
 
     sizes, box: elements, innermost first. strides: bytes, without the innermost. element, swizzle, promotion and fill
     are cuTensorMapEncodeTiled's enumerations. Where there are ``low`` and ``high``, offsets of a box of windows' first
-    places from both ends of each axis but the innermost and the outermost, with ``steps`` between them, the map is
+    positions from both ends of each axis but the innermost and the outermost, with ``steps`` between them, the map is
     cuTensorMapEncodeIm2col's, and ``box`` is channels and windows. count: maps that are one parameter, of memory so
     many bytes ``apart``.
     """

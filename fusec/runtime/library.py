@@ -58,10 +58,10 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     shapes = [t.shape for t in attributes.types]
     fixed = all(t.is_static for t in attributes.types)
 
-    namespaces = attributes.places
+    positions = attributes.positions
 
     def results(result: Any) -> list[Any]:
-        found = _results([result[k] for k in namespaces] if namespaces else result, kind)
+        found = _results([result[k] for k in positions] if namespaces else result, kind)
         if len(found) != count:
             raise ResultsDifferError(f"{attributes.target} gave {len(found)} results, {count} were captured")
         if fixed and count == 1 and found[0].shape != shapes[0]:  # of several some may be read by nothing
@@ -98,7 +98,7 @@ def run_extern(attributes: ExternAttributes, operands: Sequence[Any]) -> Sequenc
 
 
 def _spelled(value: Any, scope: Scope) -> str:
-    """An argument as an expression: operands by place, literals as they are."""
+    """An argument as an expression: operands by position, literals as they are."""
     if isinstance(value, Operand):
         return f"operands[{value.index}]"
     if type(value) is tuple:

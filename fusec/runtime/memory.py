@@ -69,7 +69,7 @@ class _Entry:
 
 
 class _Group:
-    """The blocks of one size, and the place of the one that was handed out last.
+    """The blocks of one size, and the position of the one that was handed out last.
 
     A search begins there: a result dropped at once is followed by one in the same memory, and results that are dropped
     in the order they were made (a model's caches, old and new) are found without passing all that are in use.
@@ -229,7 +229,7 @@ def plan_arena(
 
     ``lives[i]`` are the first and last step (inclusive) that touch piece ``i``; pieces whose lives meet don't
     overlap. Offsets are multiples of ``alignment``. The largest pieces are placed first, each at the lowest
-    place that is free (best-fit by size, as in Pisarchyk and Lee, 2020).
+    offset that is free (best-fit by size, as in Pisarchyk and Lee, 2020).
     """
     offsets = [0] * len(sizes)
     placed: list[int] = []

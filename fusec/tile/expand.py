@@ -66,7 +66,7 @@ def _store_in_tile(t: GemmNest, s: Store) -> Store:
 
 
 def in_tile(e: ScalarExpr, *axes: TiledAxis) -> ScalarExpr:
-    """What is said over whole axes, at the places of a tile."""
+    """What is said over whole axes, at the positions of a tile."""
     return reindex(e, _to_tile(*axes))
 
 

@@ -174,7 +174,7 @@ class _Interpreter:
         self._write(target, indices, whole[indices])
 
     def _softmax_exp(self, statement: SoftmaxExp, at: Points) -> None:
-        """The sum, then the weights, which may take the scores' place."""
+        """The sum, then the weights, which may overwrite the scores."""
         row_sum, weights = statement.row_sum, statement.weights
         dtype = row_sum.dtype
         exponent: ScalarExpr = Apply("mul", (statement.score, Const(statement.factor, dtype)), dtype)
@@ -225,7 +225,7 @@ class _Interpreter:
         return _Evaluation(self, domain).value(e, None)
 
     def read(self, buffer: Buffer, indices: tuple[Array, ...], active: Array | None) -> Array:
-        """Elements of a buffer; a place outside it is an error where it is active."""
+        """Elements of a buffer; a position outside it is an error where it is active."""
         array = self.state.arrays[buffer]
         inside = self._check(buffer, indices, active)
         if inside is not None:
@@ -236,7 +236,7 @@ class _Interpreter:
         return np.asarray(array[indices])
 
     def _check(self, buffer: Buffer, indices: tuple[Array, ...], active: Array | None = None) -> Array | None:
-        """Where a place is inside its buffer, None for everywhere. VerifyError where it is not and is active."""
+        """Where a position is inside its buffer, None for everywhere. VerifyError where it is not and is active."""
         shape = self.state.arrays[buffer].shape
         if all(not p.size or (p.min() >= 0 and p.max() < n) for p, n in zip(indices, shape, strict=True)):
             return None

@@ -152,7 +152,7 @@ class RegisterTile:
     """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
 
     With ``tiles`` they are AMX's, 16 by 16 each, or of fewer rows if there are no more. ``streams`` names the
-    operand of which nothing need stay in L1. ``ahead``: bytes from a place of ``b`` that is read to the one fetched
+    operand of which nothing need stay in L1. ``ahead``: bytes from a position of ``b`` that is read to the one fetched
     meanwhile; 0 leaves it to the processor. Vectors' blocks of rows that take the same columns share that out among
     them, and fetch to L2.
 

@@ -41,7 +41,8 @@ class TiledAxis:
 @dataclass(frozen=True)
 class WindowAxis:
     """An axis of an image, of ``extent`` elements ``step`` apart in memory, and the ``count`` windows along it, of
-    ``size`` places each: place p of window n is at ``n * stride + p * dilation - low``, zero outside the image."""
+    ``size`` positions each: position p of window n is at ``n * stride + p * dilation - low``, zero outside the
+    image."""
 
     extent: int
     step: int
@@ -55,8 +56,8 @@ class WindowAxis:
 @dataclass(frozen=True)
 class Windows:
     """Windows of images ``[batch, axes..., channels]`` as rows: of all windows, the last axis fastest; along K all
-    channels of one place after those of another, the last axis fastest. Channels are side by side in memory, those of
-    the product's next batch (a group) behind these."""
+    channels of one position after those of another, the last axis fastest. Channels are side by side in memory, those
+    of the product's next batch (a group) behind these."""
 
     memory: Load
     batch: int
@@ -91,7 +92,7 @@ class GemmNest:
     """Products of one left operand, in tiles: batches by rows by columns, with steps along K from ``step`` on.
 
     rights, sums: for each product, its right operand and its accumulator. stores: of the results, over the whole rows
-    and columns, where they read the accumulators at their places in a tile.
+    and columns, where they read the accumulators at their positions in a tile.
     """
 
     batch: Iter
@@ -165,7 +166,7 @@ class AttentionNest:
 
     heads: the grid's other axes. query_block: its number. query, key, depth, value: iterators over a block
     of queries, a block of keys, and the columns of queries and of values. first_key: the loops' variable. loops: in
-    order; ``whole`` is the place of the one whose blocks no mask touches (of the only one, where there is no other).
+    order; ``whole`` is the position of the one whose blocks no mask touches (of the only one, where there is no other).
     stores: over ``mean``, the weighted mean of values; ``guarded``: which is 0 where no key has a weight.
     """
 

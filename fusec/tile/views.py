@@ -83,7 +83,7 @@ def broadcast_index(index: Subscripts, source: tuple[Dim, ...]) -> Subscripts:
 
 
 def reshape_index(index: Subscripts, target: tuple[Dim, ...], source: tuple[Dim, ...]) -> Subscripts:
-    """The source index with the same place in row-major order; runs of equal axes pass through untouched."""
+    """The source index with the same position in row-major order; runs of equal axes pass through untouched."""
     if _squeezed(target) == _squeezed(source):
         kept = iter(i for i, n in zip(index, target) if n != 1)
         return tuple(0 if n == 1 else next(kept) for n in source)

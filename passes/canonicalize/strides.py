@@ -25,7 +25,7 @@ class _Axis:
     """(result axis, its extent, step in elements of this axis), the larger step first."""
 
     def ends(self) -> tuple[int, int]:
-        """The least and greatest place that is read."""
+        """The least and greatest position that is read."""
         reach = [(count - 1) * step for _, count, step in self.pieces]
         return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach)
 

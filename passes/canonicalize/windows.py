@@ -190,7 +190,7 @@ def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]
     others = product.type.rank - len(batch) - len(free)
     first = len(batch) + (others if side == 1 else 0)
     view = r.emit("windows", product, attributes=replace(windows, axis=first + free.index(windows.axis)))
-    # Where each axis of the windows lies among the view's: the place in the window is always the last.
+    # Where each axis of the windows lies among the view's: the position in the window is always the last.
     position = {axis: first + n for n, axis in enumerate(free)} | {source.type.rank: view.type.rank - 1}
     wanted = [position[k] for k in names if k in position]
     rest = range(len(batch), len(batch) + others) if side == 1 else range(first + len(free), view.type.rank - 1)

@@ -21,7 +21,7 @@ SAMPLES = 8
 """Points of a grid that are looked at, where points differ."""
 
 WITHIN = tuple((2 * position + 1) / (2 * SAMPLES) for position in (0, 4, 2, 6, 1, 5, 3, 7))
-"""Where in its part of the grid each of them lies. Not at the same place in all: the grid's inner axes repeat."""
+"""Where in its part of the grid each of them lies. Not at the same position in all: the grid's inner axes repeat."""
 
 CHUNKS = 16
 """Parts of a grid that each thread takes, one after the other."""

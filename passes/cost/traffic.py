@@ -3,8 +3,8 @@
 A nest is a tree of touches (a statement's bytes of one buffer), sequences and repetitions. What one repetition left
 behind is still there in the next if all that the nest touches in one repetition fits the cache, and of what is larger
 than the cache that share which the cache is of it; between two statements the same holds for what is touched from the
-one to the other. Statements that touch a buffer at other places have nothing of each other's, unless some repetitions
-later. What streams takes no room.
+one to the other. Statements that touch a buffer at other positions have nothing of each other's, unless some
+repetitions later. What streams takes no room.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Start:
 
 
 Starts = Mapping[int, Start]
-"""By the identity of a touch in a nest; of buffers that are touched at one place alone there are none."""
+"""By the identity of a touch in a nest; of buffers that are touched at one position alone there are none."""
 
 _ONLY = Start(0, {})
 
@@ -123,7 +123,7 @@ def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, 
 
 def starts(nest: Nest) -> Starts:
     """Where the touches of a nest start. Those that are nearer to each other than what one has side by side overlap:
-    they have one place."""
+    they have one position."""
     by_buffer: dict[Buffer, list[tuple[Touch, tuple[Repeat, ...]]]] = {}
     for touch, around in _touches(nest, ()):
         by_buffer.setdefault(touch.buffer, []).append((touch, around))

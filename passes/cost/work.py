@@ -50,9 +50,9 @@ Values = Mapping[Symbol, Index]
 class Work:
     """Seconds of multiplying and of elementwise code.
 
-    They follow each other, also where stores are spread among the products on tiles: those hold the scheduler's places
-    while they wait. 512×768×3072 with gelu takes as much longer than alone as gelu by itself. touched: the nest of
-    memory accesses.
+    They follow each other, also where stores are spread among the products on tiles: those hold the scheduler's
+    positions while they wait. 512×768×3072 with gelu takes as much longer than alone as gelu by itself. touched: the
+    nest of memory accesses.
     """
 
     multiply: float
@@ -245,7 +245,7 @@ def _dot_nest(dot: Dot, m: int, n: int, k: int) -> Nest:
 
 
 def _touch(load: Load, domain: tuple[Iter, ...], counts: list[int]) -> Touch:
-    """The bytes of a load over a domain: an element for each value of the iterators that its place depends on."""
+    """The bytes of a load over a domain: an element for each value of the iterators that its position depends on."""
     symbols = _symbols(load)
     count = _product(n for it, n in zip(domain, counts) if it.var in symbols)
     inside = {it.var for it in domain}

@@ -57,7 +57,7 @@ class Group:
     ``domain`` is the shape of the anchor's iteration space and ``identity`` a symbol for each of its axes.
     ``position[v]`` is the index of ``v`` that belongs to a domain point, for values computed in the group
     and for views of them. ``beside`` are ops of sums over other axes, which lie at no
-    points of the domain. ``first`` and ``last`` are the places in the graph of its outermost ops.
+    points of the domain. ``first`` and ``last`` are the positions in the graph of its outermost ops.
     """
 
     kind: FusedKind
@@ -225,13 +225,13 @@ class Partition:
         return False
 
     def _horizon(self, number: int) -> int:
-        """A place past which no way leads back to ops before ``place``: only a group's ops let a way go back."""
+        """A position past which no way leads back to ops before ``position``: only a group's ops let a way go back."""
         while (further := max((g.last for g in self.groups if g.first < number), default=number)) > number:
             number = further
         return number
 
     def unit_name(self, op: Op) -> int:
-        """A number for the op's group (or the op alone): the place of its first op in the graph."""
+        """A number for the op's group (or the op alone): the position of its first op in the graph."""
         return self._first(op)
 
     def _unit(self, op: Op) -> set[Op]:

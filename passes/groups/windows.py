@@ -33,7 +33,7 @@ def made_of_windows(partition: Partition) -> set[Op]:
 
 
 def _is_of_windows(partition: Partition, value: Value) -> bool:
-    """Whether a value is one place of all windows."""
+    """Whether a value is one position of all windows."""
     sliced = False
     while (op := partition.producers.get(value)) is not None and op.definition.kind == "view":
         if op.name == "windows":

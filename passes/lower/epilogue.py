@@ -27,7 +27,7 @@ def epilogue_stores(
 ) -> list[Store]:
     """The stores of every output, over what holds the results of the anchors ``ops`` at their index ``point``.
 
-    ``point`` is in tight symbols, which ``shift`` turns into block and place in the block.
+    ``point`` is in tight symbols, which ``shift`` turns into block and position in the block.
     """
     group = Group(kind, ops[0].result.type.shape)
     for op in ops:

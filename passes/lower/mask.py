@@ -282,14 +282,14 @@ def _full(
 
 
 def _expected(before: Sequence[int]) -> tuple[int, ...]:
-    """Where a bound may lie that was at these places for the blocks before: on their line, or as far as the last."""
+    """Where a bound may lie that was at these positions for the blocks before: on their line, or as far as the last."""
     return (2 * before[-1] - before[-2], before[-1], before[-1] + 1) if len(before) > 1 else ()
 
 
 def _first_not(holds: Callable[[int, int], bool], lo: int, hi: int, expected: tuple[int, ...] = ()) -> int:
-    """The first place in [lo, hi) where ``holds`` is False, else ``hi``. What holds of a range holds of its parts.
+    """The first position in [lo, hi) where ``holds`` is False, else ``hi``. What holds of a range holds of its parts.
 
-    The places that are ``expected`` are tried first.
+    The positions that are ``expected`` are tried first.
     """
     if lo >= hi or holds(lo, hi):
         return hi

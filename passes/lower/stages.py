@@ -145,7 +145,8 @@ class _Writer:
         return tuple(body)
 
     def _value(self, e: ScalarExpr, at: dict[Symbol, Index], age: Callable[[int], int]) -> ScalarExpr:
-        """The value at another place. ``age``: how many rows ago the result of a reduction was made that it reads."""
+        """The value at another position. ``age``: how many rows ago the result of a reduction was made that it
+        reads."""
 
         def change(node: ScalarExpr) -> ScalarExpr | None:
             if isinstance(node, Load) and (i := self.number.get(node.buffer)) is not None:

@@ -36,8 +36,8 @@ def in_blocks(dot: Dot, block: int = SUM_BLOCK) -> list[Statement]:
 
 
 def in_blocks_of_runs(dot: Dot, outer: Sequence[int], run: int) -> Statement:
-    """The same for a dot with an operand in runs of so many places along K that lie side by side, ``outer`` times: run
-    by run, block by block, so that a block's addresses are evenly spaced. It adds to what the accumulator holds."""
+    """The same for a dot with an operand in runs of so many positions along K that lie side by side, ``outer`` times:
+    run by run, block by block, so that a block's addresses are evenly spaced. It adds to what the accumulator holds."""
     block, name = even_block(run), dot.k.var.name
     start, inside = symbol(f"{name}0", 0, run // block - 1), symbol(f"{name}s", 0, block - 1)
     parts = [symbol(f"{name}r{axis}", 0, extent - 1) for axis, extent in enumerate(outer)]

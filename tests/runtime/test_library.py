@@ -78,9 +78,9 @@ def test_torch_call():
     attributes = ExternAttributes(
         "aten.sort.stable", "($0,), {'stable': True, 'descending': True}", (T, T.with_dtype(i64))
     )
-    values, places = run_extern(attributes, [torch.tensor([1.0, 3.0, 2.0]).requires_grad_()])
+    values, positions = run_extern(attributes, [torch.tensor([1.0, 3.0, 2.0]).requires_grad_()])
     assert values.tolist() == [3, 2, 1]
-    assert places.tolist() == [1, 2, 0]
+    assert positions.tolist() == [1, 2, 0]
     assert not values.requires_grad
 
 
@@ -101,7 +101,7 @@ def test_results_are_where_the_capture_saw_tensors():
     """The library may give more: other numbers, a tensor where its stand-in gives None."""
     x = torch.randn(8, 3)
     made = (TensorType(f32, (8, 3)),)
-    attributes = ExternAttributes("aten.linalg_lu_factor_ex.default", "(($0,), {})", made, places=(0,))
+    attributes = ExternAttributes("aten.linalg_lu_factor_ex.default", "(($0,), {})", made, positions=(0,))
     found = run_extern(attributes, [x])
     assert len(found) == 1
     torch.testing.assert_close(found[0], torch.linalg.lu_factor_ex(x)[0])

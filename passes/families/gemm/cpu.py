@@ -21,7 +21,7 @@ from fusec.tile.nodes import Alloc, Dot, Grid, Iter, Loop, Map, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr, loads, offset_of, reindex
 
 SHORTEST_RUN = 16
-"""Places along K side by side from which on a left operand of windows is read where it lies."""
+"""Positions along K side by side from which on a left operand of windows is read where it lies."""
 
 ROW_PADDING = 16
 """Elements added to a packed row, so that rows don't fall on the same cache sets."""
@@ -160,8 +160,8 @@ class Gemm:
         return all(is_linear(x, (self.ki,)) for x in loads(element))
 
     def _runs(self, element: Load) -> tuple[tuple[int, ...], int] | None:
-        """How often, by axis, and how many places along K lie side by side in each row of windows; None where too few
-        do."""
+        """How often, by axis, and how many positions along K lie side by side in each row of windows; None where too
+        few do."""
         flat = offset_of(element.buffer, element.index)
         if flat is None or self.split or self.inner_limit is not None:
             return None
@@ -250,7 +250,7 @@ class Gemm:
 
     def _as_it_lies(self, element: ScalarExpr) -> tuple[tuple[Iter, ...], Index]:
         """Iterators over K, those of the largest steps in memory outermost, so that each line is read while it is in
-        the cache; and the place along K that they stand for. Axes that follow each other in memory are one iterator:
+        the cache; and the position along K that they stand for. Axes that follow each other in memory are one iterator:
         square blocks of it are transposed in registers."""
         inner, first = self.axes.inner, next(iter(loads(element)), None)
         extents = [n for n in inner if isinstance(n, int)]
@@ -286,8 +286,8 @@ class Gemm:
 
 
 def in_runs(inner: tuple[Dim, ...], depth: int) -> tuple[tuple[Iter, Iter], Index] | None:
-    """Two iterators over ``depth`` places along K, the inner one over K's last axis, and the place that they stand for;
-    None where the depth is no multiple of it. What reads windows is then made of whole vectors."""
+    """Two iterators over ``depth`` positions along K, the inner one over K's last axis, and the position that they
+    stand for; None where the depth is no multiple of it. What reads windows is then made of whole vectors."""
     run = inner[-1] if inner else 1
     if not isinstance(run, int) or run == 1 or depth % run:
         return None

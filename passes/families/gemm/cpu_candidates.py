@@ -111,7 +111,7 @@ def _with_staged(
 
 @dataclass(frozen=True)
 class _Right:
-    """The right operands' elements at a column ``j`` and a place ``k`` of K."""
+    """The right operands' elements at a column ``j`` and a position ``k`` of K."""
 
     elements: tuple[ScalarExpr, ...]
     j: Symbol

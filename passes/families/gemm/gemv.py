@@ -22,7 +22,7 @@ ROW_OF_A_WARP = 128 * 32
 def lower_gemv(context: LoweringContext, schedule: GpuGemvSchedule) -> LoweredGroup:
     """A block has ``lines`` of the matrix (rows of the left operand or columns of the right), ``depth`` of K at a time.
 
-    Each vector has sums of its own for every place of the block, which are added up across the block at the end.
+    Each vector has sums of its own for every position of the block, which are added up across the block at the end.
     """
     return _Gemv(context, schedule).lower()
 

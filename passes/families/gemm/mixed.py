@@ -76,7 +76,7 @@ class _Widening:
         self.column: Index = add(mul(self.n0, columns), self.ni)
 
     def _shift(self, part: Index) -> dict[Symbol, Index]:
-        """The tight symbols as block and place in the block, in this part of K."""
+        """The tight symbols as block and position in the block, in this part of K."""
         s = self.schedule
         return {
             self.i: add(mul(self.mo, s.tile_m), self.row),
@@ -270,7 +270,7 @@ class _Widening:
         return tile, [Loop(p, 0, stop, 1, tuple(Map(domain, tile, index, value) for domain, index, value in parts))]
 
     def _panel(self, op: Op, p: Symbol, start: Index) -> list[tuple[tuple[Iter, ...], tuple[Index, ...], ScalarExpr]]:
-        """How a panel of columns from ``start`` on is filled: domain, place and value.
+        """How a panel of columns from ``start`` on is filled: domain, position and value.
 
         K's whole groups are copied as they are; only one that K ends in is tested for its end, and zeros follow.
         """

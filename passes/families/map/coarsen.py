@@ -1,6 +1,6 @@
 """Thread coarsening: a lane computes several neighbouring results of a map, which share what they read.
 
-Windows of results side by side overlap: of a 7×7 window the next one along a row reads 7 places more, not 49.
+Windows of results side by side overlap: of a 7×7 window the next one along a row reads 7 positions more, not 49.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def shared_loads(context: LoweringContext) -> SharedLoads | None:
         return None
     symbol = point[axis]
     assert isinstance(symbol, Symbol)
-    # A place in the middle of the axis, and the one beside it: no padding is in the way of the numbers.
+    # A position in the middle of the axis, and the one beside it: no padding is in the way of the numbers.
     middle = shape[axis] // 2
     first, second = (_read([reindex(e, {symbol: middle + k}) for e in elements]) for k in (0, 1))
     large, more = (sum(_is_large(load, shape) for load in reads) for reads in (first, second - first))

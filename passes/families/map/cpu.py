@@ -51,7 +51,7 @@ def lower_map(context: LoweringContext, schedule: MapSchedule) -> LoweredGroup:
 Extents = tuple[Dim, ...]
 Order = tuple[int, ...]
 Box = tuple[tuple[Dim, Dim], ...]
-"""For each axis of the domain, the first place and one past the last."""
+"""For each axis of the domain, the first position and one past the last."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _split(flat: Symbol, extents: Extents) -> tuple[Index, ...]:
 
 
 def _in_box(box: Box, order: Order, index: tuple[Index, ...]) -> tuple[Index, ...]:
-    """The domain's index of a place in a box, given in the order of memory."""
+    """The domain's index of a position in a box, given in the order of memory."""
     return tuple(add(i, start) for i, (start, _) in zip(scatter(order, index), box, strict=True))
 
 
@@ -178,7 +178,7 @@ def boxes_of(context: LoweringContext, shape: Extents, order: Order) -> list[Box
 
 
 def _cuts(context: LoweringContext, shape: Extents) -> list[set[int]]:
-    """For each axis, the places at which a comparison of the axis' index with a constant changes."""
+    """For each axis, the positions at which a comparison of the axis' index with a constant changes."""
     cuts: list[set[int]] = [set() for _ in shape]
     point = fresh_index("p", shape)
     axes = {s: a for a, s in enumerate(point)}

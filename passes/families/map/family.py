@@ -51,7 +51,7 @@ def _gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSc
 
 
 def _vector(context: LoweringContext) -> int:
-    """Neighbours whose place is computed once, of the widest array that is read or written at each place."""
+    """Neighbours whose position is computed once, of the widest array that is read or written at each position."""
     size = max(v.type.most for v in context.body.outputs)
     bits = max(v.type.dtype.bits for v in (*context.body.inputs, *context.body.outputs) if 4 * v.type.most >= size)
     innermost, count = divisions(context)

@@ -20,13 +20,13 @@ from fusec.tile.scalar import IndexValue, Load, loads, offset_of, walk
 from fusec.tile.views import fresh_index
 
 Shift = Callable[[tuple[Index, ...]], tuple[Index, ...]]
-"""From one place of a domain to another."""
+"""From one position of a domain to another."""
 
 MOST_PARTS = 4
 """Parts of a domain that one block computes."""
 
 LEAST_TRANSPOSED = 256
-"""Places of a transposition below which a tile does not pay."""
+"""Positions of a transposition below which a tile does not pay."""
 
 
 def lower_map(context: LoweringContext, schedule: GpuMapSchedule) -> LoweredGroup:
@@ -100,7 +100,7 @@ def divisions(context: LoweringContext) -> tuple[int, int]:
 
 
 def _coarse(context: LoweringContext, most: int, shape: tuple[Dim, ...]) -> tuple[tuple[Dim, ...], list[Shift]]:
-    """Extents of lanes that compute ``most`` results each along an axis, and from a lane's place to each result's.
+    """Extents of lanes that compute ``most`` results each along an axis, and from a lane's position to each result's.
 
     The last lane computes the axis' last result again where it would go beyond.
     """
@@ -121,10 +121,10 @@ def _coarse(context: LoweringContext, most: int, shape: tuple[Dim, ...]) -> tupl
 def _parts(
     context: LoweringContext, shape: tuple[Dim, ...], order: tuple[int, ...]
 ) -> tuple[tuple[Dim, ...], list[Shift]]:
-    """Extents of equal parts that the domain falls into where joins turn from one operand to the next, and from a place
-    in the first to that in each of them.
+    """Extents of equal parts that the domain falls into where joins turn from one operand to the next, and from a
+    position in the first to that in each of them.
 
-    A block computes the same place of each part: what several of them read (both halves of a rotary embedding) it
+    A block computes the same position of each part: what several of them read (both halves of a rotary embedding) it
     loads once, and none of them asks where it is.
     """
     boxes = boxes_of(context, shape, order)

@@ -19,8 +19,8 @@ class Rows:
     """Rows are the kept axes taken flat; a row is the reduced axes taken flat.
 
     ``anchors`` are the reductions of rows, ``sums`` those of columns beside them. A block takes ``schedule.rows`` rows.
-    ``row`` and ``column`` are the iterators of its tile; ``point`` is the place in the reductions' domain, whose tight
-    symbols ``shift`` turns into block and iterators.
+    ``row`` and ``column`` are the iterators of its tile; ``point`` is the position in the reductions' domain, whose
+    tight symbols ``shift`` turns into block and iterators.
     """
 
     def __init__(self, context: LoweringContext, schedule: GpuRowSchedule) -> None:
@@ -71,7 +71,7 @@ class Rows:
         self.context.inliner.add_leaf(op.result, expect_index(op.result, at, Load(target, (self.row.var,))))
 
     def is_whole(self, value: Value) -> bool:
-        """Whether the value has an element for each place in a row, not one for the row."""
+        """Whether the value has an element for each position in a row, not one for the row."""
         return self.length != 1 and any(self.j in symbols_of(i) for i in self.position(value))
 
     def store(self, value: Value) -> Statement:

@@ -94,7 +94,7 @@ class _WideRows(Rows):
         return replace(s, domain=domain, index=index, value=reindex(s.value, shift))
 
     def _once_a_row(self) -> list[Statement]:
-        """What is computed of a row's arguments, and is the same at all its places: not again for each chunk."""
+        """What is computed of a row's arguments, and is the same at all its positions: not again for each chunk."""
         ops, shape = self.context.body.ops, self.anchors[0].operands[0].type.shape
         maps = [op for op in ops if op.definition.kind == "elementwise"]
         spread = {v for op in maps if op.result.type.shape == shape for v in op.operands if v.type.shape != shape}
@@ -207,7 +207,7 @@ class _WideRows(Rows):
         return [replace(s, value=rewrite(s.value, change)) for s in body if isinstance(s, Reduce | Store)]
 
     def _in_lanes(self, op: Op, parts: _Parts) -> None:
-        """A total for each place of a chunk; they are put together after the last."""
+        """A total for each position of a chunk; they are put together after the last."""
         dtype, monoid = accumulator_of(op.result.type.dtype), op.definition.reduction
         shape = (self.schedule.rows, self.schedule.columns)
         lanes = Buffer(self.context.name_of(op.operands[0]), dtype, shape, (shape[1], 1), "tile")

@@ -47,7 +47,7 @@ def test_cut_is_nearest_the_products() -> None:
     assert found is not None
     assert found.values == (half,)
     (rest,) = found.rest
-    assert rest.value == rounded(Apply("tanh", (Load(found.places[0], ()),), F32))
+    assert rest.value == rounded(Apply("tanh", (Load(found.slots[0], ()),), F32))
 
 
 def test_a_rounding_that_may_be_left_out_is_a_place_to_cut() -> None:
@@ -63,7 +63,7 @@ def test_what_is_stored_is_rounded_at_the_latest() -> None:
         found = deferred_epilogue([store(value)], [PRODUCT.buffer])
         assert found is not None
         assert found.values == (rounded(wide),)
-        assert found.rest[0].value == Load(found.places[0], ())
+        assert found.rest[0].value == Load(found.slots[0], ())
 
 
 def test_two_outputs_go_on_from_one_value() -> None:

@@ -88,7 +88,8 @@ Computed = tuple[Making | None, ...]
 """Of the left operand, and of the right ones; nothing where both are read."""
 
 _BY_ELEMENT = 20
-"""Instructions besides its own that an element takes which is computed, and stored by itself: its place, its limits."""
+"""Instructions besides its own that an element takes which is computed, and stored by itself: its position, its
+limits."""
 
 
 def made_by_element(rows: int, columns: int, computed: Computed) -> float:

@@ -15,7 +15,7 @@ from fusec.tile.kernel import Language
 
 @dataclass(frozen=True)
 class GpuMapSchedule:
-    """A block computes ``elements`` neighbouring elements, at ``transposed`` places along the axis that operands lie
+    """A block computes ``elements`` neighbouring elements, at ``transposed`` positions along the axis that operands lie
     along.
 
     transposed: 0 where they lie along the same axis as the result. results: of each of the elements so many along the
@@ -47,7 +47,7 @@ def map_seconds(size: int, s: GpuMapSchedule, stream: Stream, target: GpuTarget,
 
 
 def transposed_schedule(along: int, across: int, bits: int) -> GpuMapSchedule:
-    """A tile for results that lie along an axis of ``along`` places, and operands along one of ``across``.
+    """A tile for results that lie along an axis of ``along`` positions, and operands along one of ``across``.
 
     On an H200, 8192 by 8192 transposed: 4.05 TB/s in f32, 3.82 in bf16 (128 by 128: 3.87), by PyTorch 1.16 and 0.61.
     """
@@ -70,12 +70,13 @@ def map_schedule(elements: int, bits: int, target: GpuTarget) -> GpuMapSchedule:
 
 VECTOR_BYTES, FEWEST_DIVISIONS = 16, 3
 """What a thread moves at once, and divisions that say where an element lies, from which on they are made once for so
-many bytes: of a norm, silu and padding of 128 channels each element took 34 instructions, 11 of them for its place."""
+many bytes: of a norm, silu and padding of 128 channels each element took 34 instructions, 11 of them for its
+position."""
 
 
 def vector_of(innermost: int, bits: int, divisions: int) -> int:
-    """Neighbours along an axis of so many elements whose place along the others is computed once; 1 where that does
-    not pay, or where they are of different places."""
+    """Neighbours along an axis of so many elements whose position along the others is computed once; 1 where that does
+    not pay, or where they are of different positions."""
     vector = VECTOR_BYTES * 8 // max(bits, 8)
     return vector if divisions >= FEWEST_DIVISIONS and vector > 1 and innermost % vector == 0 else 1
 
@@ -86,7 +87,7 @@ MOST_RESULTS = 8
 
 @dataclass(frozen=True)
 class SharedLoads:
-    """What results side by side along ``axis``, of ``extent`` places, read: ``alone`` loads for the first one, and
+    """What results side by side along ``axis``, of ``extent`` positions, read: ``alone`` loads for the first one, and
     ``further`` ones for each that follows."""
 
     axis: int

@@ -63,7 +63,7 @@ def walk_seconds(parts: int, stream: Stream, target: GpuTarget, *, cuda: bool) -
 def column_candidates(length: int, bits: int, target: GpuTarget, *, triton: bool) -> list[GpuRowSchedule]:
     """Schedules for rows of so many elements, the best guess first. In CUDA C++ a tile is one row.
 
-    bits: of all that is read at a place of the row. Tiles under way fit the shared memory of an SM.
+    bits: of all that is read at a position of the row. Tiles under way fit the shared memory of an SM.
     """
     columns = pow2(max(length, 1))
     rows = max(1, TOGETHER // columns) if triton else 1

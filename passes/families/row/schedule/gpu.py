@@ -64,11 +64,11 @@ NEAR_BYTES = 128
 """Bytes of neighbouring rows that a block takes side by side where neighbours in memory lie in different rows."""
 
 ACROSS = 128
-"""Places of such rows that are read at a time. Column sums: 4.03 TB/s in f32, 3.55 in bf16."""
+"""Positions of such rows that are read at a time. Column sums: 4.03 TB/s in f32, 3.55 in bf16."""
 
 FEW_ACROSS = 16
 """The same of 16 bits, by 4 warps, where all sums are made in one pass: while a block adds up what it has read, others
-read. Sums of 64 images of 112² of 64 channels take 38 µs on an H200, with 32 places 39, with 128 and 8 warps 51; of
+read. Sums of 64 images of 112² of 64 channels take 38 µs on an H200, with 32 positions 39, with 128 and 8 warps 51; of
 16384 by 8192: 75, 87 and 80."""
 
 AHEAD = (4, 5, 3, 7)
@@ -123,7 +123,7 @@ def row_candidates(
 def cluster_candidates(length: int, bits: int, target: GpuTarget) -> list[GpuRowSchedule]:
     """Schedules for rows wider than a block, which the blocks of a cluster hold together; none where they don't fit.
 
-    bits: of all that is read at a place of the row.
+    bits: of all that is read at a position of the row.
     """
     if not target.has_tma or length <= MOST_ELEMENTS:
         return []
