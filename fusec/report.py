@@ -16,7 +16,7 @@ from fusec.runtime.program import Call, Choice, Declined, KernelReport, Launch, 
 from fusec.target.gpu import is_gpu
 
 WIDTH = 120
-KEPT = (
+PACKED = (
     "kept packed, as freeze=True or static= asks (writes that PyTorch does not count are not promised to be seen: "
     "through .data, NumPy, a storage, a pointer)"
 )
@@ -39,7 +39,7 @@ def explain_program(
         parts += [Text(line) for report in launched(program) for line in (*_fused_lines(report), *_why(report))]
     parts += _section("library calls", [_call_line(s) for s in program.steps if isinstance(s, Call) and s.results])
     parts += _section("measured", [line for choice in program.choices for line in _choice_lines(choice)])
-    parts += _section(KEPT, _pack_lines(program))
+    parts += _section(PACKED, _pack_lines(program))
     parts += _section("not fused", [_declined_line(d) for d in dict.fromkeys(program.declined)])
     parts += _section("notes", list(notes))
     parts += _section("calls that ran as written", [f"{n} × {reason}" for reason, n in (eager or {}).items()])

@@ -144,8 +144,8 @@ def _repeated(op: Op) -> Iterator[int]:
 
 
 def _dropped(rank: int, axes: Sequence[int]) -> Iterator[Link]:
-    kept = [k for k in range(rank) if k not in axes]
-    yield from ((0, axis, 0, k) for k, axis in enumerate(kept))
+    free = [k for k in range(rank) if k not in axes]
+    yield from ((0, axis, 0, k) for k, axis in enumerate(free))
 
 
 def _reshaped(shape: Sequence[object], result: Sequence[object]) -> Iterator[Link]:

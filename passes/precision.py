@@ -55,8 +55,8 @@ def mean_in_f64(r: Rewriter) -> Outcome:
     if total.type.dtype is not f32 or (known(r, count) is None and r.producer(count, "extent") is None):
         return None
     shape = total.type.shape
-    kept = r.producer(total, "reshape")
-    made = r.producer(kept.operands[0] if kept is not None else total, "reduce_sum")
+    with_axes = r.producer(total, "reshape")
+    made = r.producer(with_axes.operands[0] if with_axes is not None else total, "reduce_sum")
     if made is None or r.op.result.type.shape != shape:
         return None
     assert isinstance(made.attributes, ReduceAttributes)

@@ -86,8 +86,8 @@ class Order:
 
     def as_asked(self, r: Rewriter, made: Value) -> Value:
         """What stays of a reduction, its axes in the order in which they are given."""
-        kept = [a for a in self.left if a not in self.last]
-        result = r.permute(made, [kept.index(a) for a in sorted(kept)])
+        retained = [a for a in self.left if a not in self.last]
+        result = r.permute(made, [retained.index(a) for a in sorted(retained)])
         return r.cast(result, r.op.result.type.dtype)
 
 

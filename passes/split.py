@@ -91,12 +91,12 @@ def split_for_blocks(graph: Graph, sms: int) -> Graph:
     def share(name: str, shape: Shape, axes: Axes, bits: int) -> _Share:
         if name in in_attention:
             return _Share(1, 1, 1, prod(shape) + 1, UNEVEN_BLOCK)
-        kept = prod(n for a, n in enumerate(shape) if a not in axes)
+        retained = prod(n for a, n in enumerate(shape) if a not in axes)
         # Blocks of columns of 16 bits are half as large (`_across` in families/row/schedule/gpu.py).
-        if len(shape) - 1 in axes or not kept:
-            tasks, most = kept, min(prod(shape) // max(kept, 1) // PART_ELEMENTS, MOST_PARTS)
+        if len(shape) - 1 in axes or not retained:
+            tasks, most = retained, min(prod(shape) // max(retained, 1) // PART_ELEMENTS, MOST_PARTS)
         else:
-            tasks, most = -(-kept // (CHAIN_LANES if name in chains else NEAR_BITS // max(bits, 8))), 0
+            tasks, most = -(-retained // (CHAIN_LANES if name in chains else NEAR_BITS // max(bits, 8))), 0
         half = 1 if most or bits > 16 else 2
         parts = max(-(-4 * half * sms // max(tasks, 1)), most)
         if name in chains:
@@ -211,10 +211,10 @@ def _in_memory(r: Rewriter, x: Value) -> Value:
 
 def _tasks(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
     """How many tasks a row kernel makes at most."""
-    kept = [n for a, n in enumerate(shape) if a not in axes]
-    if len(shape) - 1 in axes or not kept:
-        return prod(kept)
-    return prod(kept[:-1]) * -(-kept[-1] // LANES)
+    retained = [n for a, n in enumerate(shape) if a not in axes]
+    if len(shape) - 1 in axes or not retained:
+        return prod(retained)
+    return prod(retained[:-1]) * -(-retained[-1] // LANES)
 
 
 def _cut(r: Rewriter, x: Value, axis: int, start: int, stop: int) -> Value:

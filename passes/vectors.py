@@ -92,9 +92,9 @@ def _summed(
     wide = compute_dtype(v.type.dtype)
     product = r.emit("mul", r.broadcast(r.cast(along, wide), m.type.shape), r.cast(m, wide), hint="products")
     total = r.reduce("reduce_sum", product, sorted(m_contract), hint="sum")
-    kept = [axis for axis in range(m.type.rank) if axis not in m_contract]
-    wanted = [*m_batch, *(axis for axis in kept if axis not in m_batch)]
-    ordered = r.permute(total, [kept.index(axis) for axis in wanted])
+    retained = [axis for axis in range(m.type.rank) if axis not in m_contract]
+    wanted = [*m_batch, *(axis for axis in retained if axis not in m_batch)]
+    ordered = r.permute(total, [retained.index(axis) for axis in wanted])
     return _rounded(r, r.reshape(ordered, result.shape), result.dtype)
 
 

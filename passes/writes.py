@@ -37,8 +37,8 @@ def open_writes(graph: Graph, *, in_place: bool = True, but: Set[str] = frozense
     graph = _with_whole_writes(with_writes_at(graph)) if in_place else graph
     if not any(isinstance(op.attributes, UpdateAttributes) for op in graph.ops):
         return graph
-    kept = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
-    return rewrite(graph, (_opening(kept),))
+    written_in_place = {u.result for chain in _chains(graph, but) for u in chain} if in_place else set[Value]()
+    return rewrite(graph, (_opening(written_in_place),))
 
 
 def _with_whole_writes(graph: Graph) -> Graph:
@@ -221,11 +221,11 @@ def _escapes(graph: Graph, value: Value) -> bool:
     return not seen.isdisjoint(graph.outputs)
 
 
-def _opening(kept: Set[Value]) -> Rule:
+def _opening(written_in_place: Set[Value]) -> Rule:
     @rule("update")
     def update_as_select(r: Rewriter) -> Outcome:
         """update(x, y) ⇒ select(inside, spread(y), x)"""
-        if r.op.result in kept:
+        if r.op.result in written_in_place:
             return None
         base, value, *position = r.operands
         if position:

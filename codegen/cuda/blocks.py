@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import assert_never
 
+from fusec.codegen.cuda.held import hold_in_registers
 from fusec.codegen.cuda.indices import spell_index
-from fusec.codegen.cuda.keep import keep_in_registers
 from fusec.codegen.cuda.layout import Layout, is_vector, layout_of, pointwise, vector_step
 from fusec.codegen.cuda.numbering import children
 from fusec.codegen.cuda.scalars import Scalars, Style, bare, stored
@@ -38,11 +38,11 @@ _HEADER = '#include "reduce.cuh"\nusing namespace fusec;\n'
 
 def emit_blocks(kernel: Kernel) -> KernelSource:
     """A kernel of maps and reductions. LoweringError for what this layout can't say."""
-    kept = keep_in_registers(kernel)
-    source = BlockEmitter(kept, vectors=True).emit()
+    held = hold_in_registers(kernel)
+    source = BlockEmitter(held, vectors=True).emit()
     if not source.aligned:
         return source
-    plain = replace(kept, name=f"{kernel.name}_unaligned")
+    plain = replace(held, name=f"{kernel.name}_unaligned")
     return replace(source, unaligned=BlockEmitter(plain, vectors=False).emit())
 
 
@@ -213,20 +213,20 @@ class BlockEmitter:
                 self.writer.line(f"store({self._address(target)}, {out});")
 
     def _reduce(self, s: Reduce) -> None:
-        kept = self.shapes[s.target]
+        held = self.shapes[s.target]
         name, kind = self.buffers[s.target], memory_type(s.target.dtype)
-        if len(kept) == len(s.domain):
+        if len(held) == len(s.domain):
             self._accumulate(s)
             return
-        if len(kept) + 1 != len(s.domain) or (len(s.domain) == 2 and not self.layout.is_row(kept[0])):
+        if len(held) + 1 != len(s.domain) or (len(s.domain) == 2 and not self.layout.is_row(held[0])):
             raise LoweringError("a reduction over other axes than a domain's last")
         part = name if s.fresh else self.names.unique(f"{name}_part")
         if not s.fresh:
-            self.writer.line(f"{kind} {part}{''.join(f'[{n}]' for n in self._tile_sizes(kept))};")
-        with self._registers(kept) as slot:
+            self.writer.line(f"{kind} {part}{''.join(f'[{n}]' for n in self._tile_sizes(held))};")
+        with self._registers(held) as slot:
             self.writer.line(f"{part}{slot} = {literal(MONOIDS[s.op].identity(s.target.dtype), s.target.dtype)};")
         self._add_up(s, part)
-        self._across_threads(s, part, kept)
+        self._across_threads(s, part, held)
 
     def _accumulate(self, s: Reduce) -> None:
         """A reduction that leaves every point of its domain apart: it adds to what is there."""
@@ -243,7 +243,7 @@ class BlockEmitter:
                 at = part + self._subscripts(self.shapes[s.target], point)
                 self.writer.line(f"{at} = {_COMBINE[s.op].format(at, value)};")
 
-    def _across_threads(self, s: Reduce, part: str, kept: tuple[Iter, ...]) -> None:
+    def _across_threads(self, s: Reduce, part: str, held: tuple[Iter, ...]) -> None:
         """Combines the threads' parts; every thread has the result then."""
         layout, functor, name = self.layout, f"{_FUNCTORS[s.op]}{{}}", self.buffers[s.target]
         threads = layout.lanes
@@ -252,9 +252,9 @@ class BlockEmitter:
             scratch = self.names.unique("scratch")
             elements = layout.threads if layout.fast_rows else layout.threads // 32
             self.writer.line(f"__shared__ {memory_type(s.target.dtype)} {scratch}[{elements}];")
-        repeats = self.in_loop or bool(self._tile_sizes(kept))
+        repeats = self.in_loop or bool(self._tile_sizes(held))
         slots = self.slots(s, repeats)
-        with self._registers(kept) as slot:
+        with self._registers(held) as slot:
             value = part + slot
             if scratch:
                 if repeats:

@@ -273,14 +273,14 @@ class _Emitter(PlanWriter):
         stores = self.stores if cut is None else cut.rest
         made = [unrounded(s) for s in stores]
         line()
-        of_column = self.read_ahead("Column", "of_column", made, rows=False, kept=True)
-        of_point = self.read_ahead("Point", "of_point", made, rows=True, kept=True)
+        of_column = self.prefetch_pairs("Column", "of_column", made, rows=False, ordered=True)
+        of_point = self.prefetch_pairs("Point", "of_point", made, rows=True, ordered=True)
         where_read = f"{where}, const Column& of_column, const Point& of_point"
         if cut is None:
             with self.writer.block(f"void finish({where_read}, {values}, {staged}) const"), self.names.scope():
                 self.results(outputs, known=of_column | of_point)
             return
-        early = self.read_ahead("Early", "early", deferred_values(cut), rows=False, kept=False)
+        early = self.prefetch_pairs("Early", "early", deferred_values(cut), rows=False, ordered=False)
         deferred = f"u32 (&deferred)[{len(cut.values)}]"
         with (
             self.writer.block(f"void defer({where}, const Early& early, {values}, {deferred}) const"),

@@ -14,13 +14,13 @@ class Numbering:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
         self._by_id: dict[int, int] = {}
-        self._kept: list[ScalarExpr] = []
+        self._alive: list[ScalarExpr] = []
 
     def number(self, e: ScalarExpr) -> int:
         known = self._by_id.get(id(e))
         if known is None:
             known = self._by_id[id(e)] = self._numbers.setdefault(self._key(e), len(self._numbers))
-            self._kept.append(e)  # an id is only good while its object lives
+            self._alive.append(e)  # an id is only good while its object lives
         return known
 
     def _key(self, e: ScalarExpr) -> object:

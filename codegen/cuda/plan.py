@@ -210,15 +210,15 @@ class PlanWriter:
 
         return read
 
-    def read_ahead(
-        self, name: str, argument: str, values: Sequence[ScalarExpr], *, rows: bool, kept: bool
+    def prefetch_pairs(
+        self, name: str, argument: str, values: Sequence[ScalarExpr], *, rows: bool, ordered: bool
     ) -> dict[Load, str]:
         """``struct Name`` of two neighbours each of what ``values`` are made from, and ``read_name``.
 
-        rows: of what differs from row to row, else of what does not. kept: it is read where the code says.
+        rows: of what differs from row to row, else of what does not. ordered: it is read where the code says.
         argument: the record's name where it is used.
         """
-        line, read = self.writer.line, "load_ahead" if kept else "load"
+        line, read = self.writer.line, "load_ahead" if ordered else "load"
         found = [x for x in self._pairs_of(values) if self._has_row(x) is rows]
         names = {load: self.names.unique(f"{load.buffer.name}_pair") for load in found}
         with self.writer.block(f"struct {name}", "};"):

@@ -287,10 +287,10 @@ class _Emitter(Scalars):
 
     def _reduce(self, s: Reduce) -> None:
         self.domain = s.domain
-        kept = [i.var for i in s.domain if i.var in s.index]
-        if tuple(kept) != tuple(s.index):
+        remaining = [i.var for i in s.domain if i.var in s.index]
+        if tuple(remaining) != tuple(s.index):
             raise LoweringError("a reduction whose result is laid out in another order than its domain")
-        lanes = len(kept) == len(s.domain)
+        lanes = len(remaining) == len(s.domain)
         value = self.scalar(s.value)
         shape = ", ".join(str(i.extent) for i in s.domain)
         wide = "tl.int32" if s.target.dtype.name == "bool" and not lanes else type_name(s.target.dtype)

@@ -19,18 +19,18 @@ from fusec.tile.scalar import Const
 
 
 def emit_reduce(context: Context, code: Code, numbers: Numbers, statement: Reduce) -> None:
-    kept = {s for i in statement.index for s in ix.symbols_of(i)}
+    remaining = {s for i in statement.index for s in ix.symbols_of(i)}
     outer, last = statement.domain[:-1], statement.domain[-1]
-    outside = [it for it in outer if it.var in kept]
-    inside = [it for it in outer if it.var not in kept]
-    results = [*outside, last] if last.var in kept else outside
+    outside = [it for it in outer if it.var in remaining]
+    inside = [it for it in outer if it.var not in remaining]
+    results = [*outside, last] if last.var in remaining else outside
     if _limits_use(results, {it.var for it in (*inside, last)}):
-        _in_given_order(context, code, numbers, statement, kept)
+        _in_given_order(context, code, numbers, statement, remaining)
         return
     writer = _writer(context, numbers, statement)
 
     def innermost(inner: Code) -> None:
-        if last.var in kept:
+        if last.var in remaining:
             writer.across_lanes(inner, inside, last)
         else:
             writer.along_lanes(inner, inside, last)
@@ -47,16 +47,16 @@ def _limits_use(iters: Sequence[Iter], symbols: set[Symbol]) -> bool:
     return any(it.limit is not None and ix.symbols_of(it.limit) & (symbols - {it.var}) for it in iters)
 
 
-def _in_given_order(context: Context, code: Code, numbers: Numbers, statement: Reduce, kept: set[Symbol]) -> None:
+def _in_given_order(context: Context, code: Code, numbers: Numbers, statement: Reduce, remaining: set[Symbol]) -> None:
     """Every point updates the target in memory: for limits that forbid another order of the loops."""
     if statement.fresh:
-        cleared = tuple(replace(it, limit=None) for it in statement.domain if it.var in kept)
+        cleared = tuple(replace(it, limit=None) for it in statement.domain if it.var in remaining)
         _fill(context, code, numbers, replace(statement, domain=cleared))
     writer = Reduction(context, numbers, replace(statement, fresh=False))
     last = statement.domain[-1]
 
     def innermost(inner: Code) -> None:
-        if last.var in kept:
+        if last.var in remaining:
             writer.across_lanes(inner, [], last)
         else:
             writer.along_lanes(inner, [], last)

@@ -1,4 +1,4 @@
-"""One reduction, its accumulators kept in registers.
+"""One reduction, its accumulators register-resident.
 
 Two shapes. Along the lanes: several vector accumulators, combined at the end. Across them (the target's index
 uses the last iterator): each lane has a result of its own, and the reduced iterators run inside.

@@ -22,10 +22,10 @@ def square_root(code: Code, x: Value) -> Value:
     root, half = code.mul(x, inverse), code.mul(inverse, code.constant(x, 0.5))
     rest = code.fma(code.neg(root), half, code.constant(x, 0.5))
     root = code.fma(root, rest, root)
-    table = tir.constant(_KEPT, "int32", x.lanes)
+    table = tir.constant(_FIXUP, "int32", x.lanes)
     return avx512(code, "fixupimm", root, x.node, table.node, tir.integer(0))
 
 
-_KEPT = 0x00130122
+_FIXUP = 0x00130122
 """What ``vfixupimm`` puts for each class of x, from the lowest 4 bits: NaN (2: itself, quiet), signalling NaN, zero
 (1: itself), one (0: what was computed), minus infinity (3: NaN), infinity, below 0, above 0."""

@@ -61,8 +61,8 @@ def _cut(view: SliceAttributes, axes: list[int | None], seen: list[int], starts:
 
 def _without_ones(axes: Sequence[int | None], seen: Sequence[int], view: ShapeAttributes) -> list[int | None] | None:
     """The axes after a reshape (or broadcast) that only adds and drops axes of extent 1; None for another."""
-    kept = [axis for axis, n in zip(axes, seen, strict=True) if n != 1]
+    long_axes = [axis for axis, n in zip(axes, seen, strict=True) if n != 1]
     if [n for n in view.shape if n != 1] != [n for n in seen if n != 1]:
         return None
-    left = iter(kept)
+    left = iter(long_axes)
     return [None if n == 1 else next(left) for n in view.shape]

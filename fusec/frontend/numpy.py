@@ -21,6 +21,7 @@ from fusec.frontend.side_effects import ArgumentContainers, refuse_late_errors
 from fusec.frontend.source import code_location
 from fusec.frontend.structures import TENSOR, Node, Static, Structure, flatten, names_in
 from fusec.ir.graph import Graph
+from fusec.ir.liveness import live_ops
 from fusec.ir.raising import is_effect, is_lookup
 from fusec.location import Location
 
@@ -157,10 +158,4 @@ def _paths(structure: Structure, path: str) -> Iterator[str]:
 
 
 def _without_dead_ops(graph: Graph) -> Graph:
-    needed = set(graph.outputs)
-    kept = []
-    for op in reversed(graph.ops):
-        if is_effect(op) or is_lookup(op) or any(result in needed for result in op.results):
-            needed.update(op.operands)
-            kept.append(op)
-    return graph.with_ops(reversed(kept))
+    return graph.with_ops(live_ops(graph.ops, graph.outputs, lambda op: is_effect(op) or is_lookup(op)))

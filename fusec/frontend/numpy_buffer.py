@@ -139,8 +139,8 @@ class Buffer:
         if old is None:
             old = self._apply(self.value, steps[:1])
         piece = self._carry_back(old, steps[1:], new)
-        kept = {k: v for k, v in self._pieces.items() if k[1] <= wanted.start or k[0] >= wanted.stop}
-        self._pieces = {**kept, (wanted.start, wanted.stop): piece}
+        outside = {k: v for k, v in self._pieces.items() if k[1] <= wanted.start or k[0] >= wanted.stop}
+        self._pieces = {**outside, (wanted.start, wanted.stop): piece}
 
     def _changed(self, base: Value, steps: tuple[Step, ...], new: Value) -> Value:
         """The whole buffer after a write: of an array of the caller's, where it is a box, one that may be in place."""

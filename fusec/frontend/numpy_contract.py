@@ -234,9 +234,9 @@ def _has_ones(terms: Sequence[str], arrays: Sequence[Any]) -> bool:
 def _simplify(trace: Trace, term: str, value: Value, extents: dict[str, int]) -> tuple[str, Value]:
     """Axes of extent 1 that broadcast are dropped; a letter that is there twice is made a diagonal."""
     shape = value.type.static_shape
-    kept = [i for i, (c, n) in enumerate(zip(term, shape)) if n == extents[c]]
-    value = trace.reshape(value, [shape[i] for i in kept])
-    term = "".join(term[i] for i in kept)
+    full = [i for i, (c, n) in enumerate(zip(term, shape)) if n == extents[c]]
+    value = trace.reshape(value, [shape[i] for i in full])
+    term = "".join(term[i] for i in full)
     for letter in dict.fromkeys(term):
         while term.count(letter) > 1:
             first = term.index(letter)

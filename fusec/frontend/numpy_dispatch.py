@@ -192,8 +192,8 @@ def _store(
             raise TypeRuleError(message, trace.location())
     for target, result in pairs:
         if mask is not None:
-            kept = trace.operand(result, ir_dtype(target.meta.dtype))
-            write(trace, target, trace.fresh(trace.emit("select", mask, kept, target.value)))
+            made = trace.operand(result, ir_dtype(target.meta.dtype))
+            write(trace, target, trace.fresh(trace.emit("select", mask, made, target.value)))
         else:
             write(trace, target, copy(trace, result) if result.is_scalar else result)
     stored = tuple(target if target is not None else result for target, result in zip(out, results))

@@ -109,7 +109,7 @@ class Scope:
         self.stand_ins: dict[int, Any] = {}
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._memo: dict[tuple[int, bool], Any] = {}
-        self._kept: list[Any] = []
+        self._alive: list[Any] = []
         self._views: dict[tuple[int, bool], GlobalsView] = {}
         self._cells: list[tuple[str, CellType, Any, Location]] = []
         self._shadows: list[tuple[Any, dict[str, Any]]] = []
@@ -171,7 +171,7 @@ class Scope:
         return value
 
     def _remember(self, value: Any, made: Any, library: bool = False) -> Any:
-        self._kept.append(value)
+        self._alive.append(value)
         self._memo[id(value), library] = made
         if made is not value:
             self.stand_ins[id(made)] = made
@@ -276,7 +276,7 @@ class Scope:
             for holder in reversed(cls.__mro__):
                 if is_user_class(holder):
                     members.update({k: self._member(v) for k, v in vars(holder).items() if _is_member(v)})
-            self._kept.append(cls)
+            self._alive.append(cls)
             self._memo[key] = type(cls.__name__, (cls,), members)
         made: type = self._memo[key]
         return made

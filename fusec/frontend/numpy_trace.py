@@ -249,9 +249,9 @@ class Trace(Inputs):
         """
         if of.is_scalar:
             of = self.fresh(of.value, of.meta)
-        kept = tuple(step for step in steps if step is not None)
+        some = tuple(step for step in steps if step is not None)
         meta = meta.view() if meta is of.meta else meta
-        made = self.make(self, of.buffer, (*of.steps, *kept), meta, scalar)
+        made = self.make(self, of.buffer, (*of.steps, *some), meta, scalar)
         if scalar:
             return self.fresh(made.value, meta, scalar=True)
         return made

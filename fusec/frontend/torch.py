@@ -37,16 +37,17 @@ from fusec.frontend.steps import Step
 from fusec.frontend.structures import TENSOR, CallSpec, Node, Opener, Opens, Static, Structure, names_in, opens_none
 from fusec.frontend.structures import flatten as _flatten
 from fusec.frontend.structures import rebuild as _rebuild
-from fusec.frontend.torch_kept import KeptTensors
 from fusec.frontend.torch_memory import Memory, apply_steps
 from fusec.frontend.torch_modes import dispatch_modes, without_dynamo
 from fusec.frontend.torch_recording import GradientsOff, Recording
 from fusec.frontend.torch_references import Fetch, References
+from fusec.frontend.torch_snapshots import TensorSnapshots
 from fusec.frontend.torch_stand_in import check_returned
 from fusec.frontend.torch_symbolic_int import reading_tensors
 from fusec.frontend.torch_trace import Trace, tracing
 from fusec.ir.attributes import ShapeAttributes
 from fusec.ir.graph import Graph
+from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Port, Value
 from fusec.ir.place import place
 from fusec.ir.raising import is_effect, is_lookup
@@ -124,24 +125,24 @@ def capture(
     given = ArgumentContainers(*fakes, is_tensor, opens)
     with recorder:
         with nullcontext() if recording is None else recording.running():
-            result = _run(f, trace, fakes, KeptTensors((*references.tensors, *leaves)))
+            result = _run(f, trace, fakes, TensorSnapshots((*references.tensors, *leaves)))
         if off is not None and off.turned_on:
             raise UnsupportedOpError("the function turns gradients on where they are off", trace.emitter.location)
-        kept = _result(trace, result, recorder.outlasting(), recording)
-        recorded = kept.recorded(recording) if recording is not None else None
+        results = _result(trace, result, recorder.outlasting(), recording)
+        recorded = results.recorded(recording) if recording is not None else None
         given.check()
         _refuse_changes(before, f)
         refuse_late_errors(trace.builder, _location(f))
     del result, fakes, given  # so that a container rebuilt for the run is not taken for one that the function reads
-    graph, sources = kept.finish()
+    graph, sources = results.finish()
     graph = graph if device is None else place(graph, device)
     inputs = trace.found_inputs(sources)
     graded = recorded is not None
     guards = recorder.finish(is_tensor=is_tensor, is_input=lambda value: id(value) in inputs, graded=graded)
-    kept.settle()
+    results.settle()
     environment = _Guards(guards, ambient, tuple(trace.ties), tuple(trace.asked.found), graded)
-    finished = recorded(kept.rebuild_leaves) if recorded is not None else None
-    return Capture(graph, sources, environment, kept.rebuild, "torch", tuple(trace.notes), finished)
+    finished = recorded(results.rebuild_leaves) if recorded is not None else None
+    return Capture(graph, sources, environment, results.rebuild, "torch", tuple(trace.notes), finished)
 
 
 def _result(trace: Trace, result: Any, outlasting: Set[int], recording: Recording | None) -> Result:
@@ -299,12 +300,14 @@ def _statics(spec: CallSpec) -> list[Any]:
 # The run
 
 
-def _run(f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]], kept: KeptTensors) -> Any:
+def _run(
+    f: Callable[..., Any], trace: Trace, fakes: tuple[tuple[Any, ...], dict[str, Any]], before: TensorSnapshots
+) -> Any:
     args, kwargs = fakes
     try:
         result = _traced(f, trace, args, kwargs)
     finally:
-        changed = kept.put_back()
+        changed = before.put_back()
     if changed:
         what = f"memory, or requires_grad, of a tensor of shape {list(changed[0].shape)} that outlives the call"
         raise UnsupportedOpError(f"the function changes the {what}", trace.emitter.location or _location(f))
@@ -577,25 +580,20 @@ def _without_unused(graph: Graph, abandoned: Sequence[range]) -> Graph:
 
     abandoned: the numbers of ops that were made in vain.
     """
-    needed = set(graph.outputs)
-    vain = {number for numbers in abandoned for number in numbers}
-    ops = []
-    for number, op in reversed(list(enumerate(graph.ops))):
-        raises = (is_effect(op) or is_lookup(op)) and number not in vain
-        if raises or needed.intersection(op.results):
-            needed.update(op.operands)
-            ops.append(op)
+    vain = {graph.ops[number] for numbers in abandoned for number in numbers}
+    ops = live_ops(graph.ops, graph.outputs, lambda op: (is_effect(op) or is_lookup(op)) and op not in vain)
+    needed = {*graph.outputs, *(value for op in ops for value in op.operands)}
     mutated = {port.mutates for port in graph.output_ports if port.mutates is not None}
     roles = [port.role for port in graph.input_ports]
-    kept = [i for i, v in enumerate(graph.inputs) if v in needed or i in mutated or roles[i] == "argument"]
-    position = {old: new for new, old in enumerate(kept)}
+    used = [i for i, v in enumerate(graph.inputs) if v in needed or i in mutated or roles[i] == "argument"]
+    position = {old: new for new, old in enumerate(used)}
     ports = tuple(
         port if port.mutates is None else replace(port, mutates=position[port.mutates]) for port in graph.output_ports
     )
     return replace(
         graph,
-        inputs=tuple(graph.inputs[i] for i in kept),
-        input_ports=tuple(graph.input_ports[i] for i in kept),
-        ops=tuple(reversed(ops)),
+        inputs=tuple(graph.inputs[i] for i in used),
+        input_ports=tuple(graph.input_ports[i] for i in used),
+        ops=ops,
         output_ports=ports,
     )

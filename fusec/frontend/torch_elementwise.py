@@ -24,7 +24,7 @@ def _unary(op: str) -> Lowering:
     return lower
 
 
-def _keeping_integers(op: str) -> Lowering:
+def _of_floats(op: str) -> Lowering:
     """Rounding: of an integer, the integer."""
 
     def lower(e: Emitter, x: Value) -> Value:
@@ -35,7 +35,7 @@ def _keeping_integers(op: str) -> Lowering:
 
 def _round(e: Emitter, x: Value, *, decimals: int = 0) -> Value:
     if not decimals or not x.type.dtype.is_float:
-        return _keeping_integers("round")(e, x)
+        return _of_floats("round")(e, x)
     ten = e.constant(10.0 ** abs(decimals), x.type.dtype)
     there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
     rounded = e.emit("round", e.emit(there, x, ten))
@@ -438,9 +438,9 @@ ELEMENTWISE: dict[str, Lowering] = {
     "abs": _abs,
     "sign": _sign,
     "signbit": _signbit,
-    "floor": _keeping_integers("floor"),
-    "ceil": _keeping_integers("ceil"),
-    "trunc": _keeping_integers("trunc"),
+    "floor": _of_floats("floor"),
+    "ceil": _of_floats("ceil"),
+    "trunc": _of_floats("trunc"),
     "round": _round,
     "isnan": _float_predicate("isnan", False),
     "isinf": _float_predicate("isinf", False),

@@ -68,9 +68,9 @@ def capture_graph(
     fakes, _ = spec.restore(made)
     with torch.set_grad_enabled(torch.is_grad_enabled()):  # a graph may switch it and leave it so
         result = _run(module, trace, namer, fakes)
-    kept = Result(trace, result)
-    graph, sources = kept.finish()
-    return Capture(graph, sources, _Always(), kept.rebuild, "torch", tuple(trace.notes))
+    outputs = Result(trace, result)
+    graph, sources = outputs.finish()
+    return Capture(graph, sources, _Always(), outputs.rebuild, "torch", tuple(trace.notes))
 
 
 _ATTENTION = frozenset(

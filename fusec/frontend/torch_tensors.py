@@ -130,9 +130,9 @@ class TracedTensors:
 
     def found_inputs(self, sources: Sequence[Source]) -> set[int]:
         """The ids of tensors that the function found and that these inputs of the graph fetch."""
-        kept = set(map(id, sources))
+        given = set(map(id, sources))
         numbers = {key: self._handles[id(fake)][1].memory.source for key, (_, fake) in self._lifted.items()}
-        return {key for key, number in numbers.items() if number is not None and id(self.sources[number]) in kept}
+        return {key for key, number in numbers.items() if number is not None and id(self.sources[number]) in given}
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that stands for one in this trace: itself, unless it is real."""

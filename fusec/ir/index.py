@@ -157,8 +157,8 @@ class Product(Expr):
 def _intern(cls: type[E], key: tuple[object, ...], **fields: object) -> E:
     """The expression of this kind and key. Those that nothing holds any more are forgotten."""
     full = (cls, *key)
-    kept = Expr._table.get(full)
-    found = None if kept is None else kept()
+    interned = Expr._table.get(full)
+    found = None if interned is None else interned()
     if found is None:
         made = cls()
         made.key = full
@@ -173,11 +173,11 @@ def _entered(made: Expr) -> Expr:
     """The expression itself, or the equal one that another thread entered meanwhile."""
     own = ref(made, partial(_forget, made.key))
     while True:
-        kept = Expr._table.setdefault(made.key, own)
-        found = kept()
+        interned = Expr._table.setdefault(made.key, own)
+        found = interned()
         if found is not None:
             return found
-        _forget(made.key, kept)
+        _forget(made.key, interned)
 
 
 def _forget(key: object, gone: ref[Expr]) -> None:

@@ -53,11 +53,11 @@ class _Interpreter:
     def run(self, graph: Graph, inputs: Sequence[Array]) -> list[Array]:
         known: dict[Value, Array] = dict(zip(graph.inputs, inputs, strict=True))
         last = {value: n for n, op in enumerate(graph.ops) for value in op.operands}
-        kept = set(graph.outputs)
+        outputs = set(graph.outputs)
         for n, op in enumerate(graph.ops):
             results = self.results(op, [known[v] for v in op.operands])
             known.update(zip(op.results, results, strict=True))
-            for value in set(op.operands) - kept:
+            for value in set(op.operands) - outputs:
                 if last[value] == n:
                     del known[value]
         return [known[v] for v in graph.outputs]

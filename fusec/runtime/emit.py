@@ -139,8 +139,10 @@ class ProgramWriter:
             self._write_marked(self._mark)
         else:
             steps = self._program.steps
-            self._write_kept([s for s in steps if isinstance(s, Pack) and self._is_kept(s)])  # so they part no launches
-            others = [s for s in steps if not (isinstance(s, Pack) and self._is_kept(s))]
+            self._write_packings(
+                [s for s in steps if isinstance(s, Pack) and self._is_cached(s)]
+            )  # so they part no launches
+            others = [s for s in steps if not (isinstance(s, Pack) and self._is_cached(s))]
             for together, row in groupby(others, self._goes_with_others):
                 if together:
                     self._write_together(list(row))
@@ -169,7 +171,7 @@ class ProgramWriter:
             self._write_step(step)
             self.lines[start:] = mark(number, self.lines[start:])
 
-    def _is_kept(self, step: Pack) -> bool:
+    def _is_cached(self, step: Pack) -> bool:
         return step.cacheable or step.arguments[-1] in self._parts.packed
 
     def _goes_with_others(self, step: Step) -> bool:
@@ -178,7 +180,7 @@ class ProgramWriter:
             return isinstance(step, Launch)
         if self._parts.chain is None:
             return False
-        return isinstance(step, Launch) or (isinstance(step, Pack) and not self._is_kept(step))
+        return isinstance(step, Launch) or (isinstance(step, Pack) and not self._is_cached(step))
 
     def _write_together(self, steps: Sequence[Step]) -> None:
         if any(map(self._changes_input, steps)):
@@ -287,8 +289,8 @@ class ProgramWriter:
         match step:
             case Launch() if self._parts.row is not None:
                 self._write_row([step])
-            case Pack() if self._is_kept(step):
-                self._write_kept([step])
+            case Pack() if self._is_cached(step):
+                self._write_packings([step])
             case Launch() | Pack():
                 self._make_written(step)
                 self._call_kernel(step.kernel, step.arguments)
@@ -321,8 +323,8 @@ class ProgramWriter:
             addresses += [Address(variable_of(s)) for s in self._sizes[step.kernel]]
             numbered = [(numbers.setdefault(p.base, len(numbers)), p.field, p.offset) for p in addresses]
             chain.append((step.kernel, numbered))
-        run, table, kept = self._parts.chain(chain)
-        self._scope.bind(kept, "table")
+        run, table, alive = self._parts.chain(chain)
+        self._scope.bind(alive, "table")
         given = [str(table), *(base for base in numbers if base)]
         self.lines.append(f"{self._scope.bind(run, 'run_chain')}({', '.join(given)})  # {len(launches)} kernels")
 
@@ -340,7 +342,7 @@ class ProgramWriter:
         given = [*map(str, map(self._address, arguments)), *map(variable_of, self._sizes[kernel])]
         self.lines.append(f"{function}({', '.join(given)})")
 
-    def _write_kept(self, steps: Sequence[Pack]) -> None:
+    def _write_packings(self, steps: Sequence[Pack]) -> None:
         """Packings of inputs that keep their address. What was packed before the call has fixed addresses."""
         made: list[Pack] = []
         for step in steps:

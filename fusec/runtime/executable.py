@@ -116,8 +116,8 @@ class Executable:
             return None
 
         def make(launches: Chain) -> tuple[Callable[..., None], int, object]:
-            run, table, kept = chain(launches)
-            return self._in_python(run, [name for name, _ in launches]), table, kept
+            run, table, alive = chain(launches)
+            return self._in_python(run, [name for name, _ in launches]), table, alive
 
         return make
 
@@ -266,8 +266,8 @@ class Executable:
                     made["copy", id(value)] = eval(copy, dict(scope.objects), {"value": value})
                 weights[slot] = made["copy", id(value)]
         fixed = self.fixed | frozenset(values)
-        kept = self.graph, self.compile_here
-        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, *kept)
+        origin = self.graph, self.compile_here
+        return Executable(program, self.module, self.library, self.digests, fixed, weights, packed, *origin)
 
 
 def _slots_read(program: Program, packed: set[int]) -> set[int]:

@@ -140,10 +140,10 @@ class _Pipeline:
         if not host.batch:
             return self._whole(inputs)
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
-        kept = self._shared(inputs, streams)
+        shared = self._shared(inputs, streams)
         results = [self._result(slot) for slot in self.inner.program.outputs]
         pieces = [slice(start, min(start + host.chunk, host.batch)) for start in range(0, host.batch, host.chunk)]
-        staged = [k for k, array in enumerate(inputs) if k not in kept and array.nbytes and not _is_ready(array)]
+        staged = [k for k, array in enumerate(inputs) if k not in shared and array.nbytes and not _is_ready(array)]
         stages = Stages([{k: inputs[k][piece] for k in staged} for piece in pieces], STREAMS)
         arrived: list[Any] = [None] * STREAMS
         for number, piece in enumerate(pieces):
@@ -155,7 +155,7 @@ class _Pipeline:
             buffers = stages.take(number)
             with streams[at]:
                 given = [
-                    kept[k] if k in kept else self._put(buffers.get(k, array[piece]), streams[at])
+                    shared[k] if k in shared else self._put(buffers.get(k, array[piece]), streams[at])
                     for k, array in enumerate(inputs)
                 ]
                 arrived[at] = streams[at].record()

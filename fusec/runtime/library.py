@@ -61,7 +61,7 @@ def prepare(attributes: ExternAttributes) -> Prepared:
     positions = attributes.positions
 
     def results(result: Any) -> list[Any]:
-        found = _results([result[k] for k in positions] if namespaces else result, kind)
+        found = _results([result[k] for k in positions] if positions else result, kind)
         if len(found) != count:
             raise ResultsDifferError(f"{attributes.target} gave {len(found)} results, {count} were captured")
         if fixed and count == 1 and found[0].shape != shapes[0]:  # of several some may be read by nothing

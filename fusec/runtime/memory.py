@@ -35,7 +35,7 @@ _PAGE = 4096
 _HUGE_PAGE = 2 * 1024 * 1024
 _BLOCKS_PER_SIZE = 256
 _DEFAULT_LIMIT = 1 << 30
-_PLANS_KEPT = 1024
+_MOST_PLANS = 1024
 
 Block = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -200,7 +200,7 @@ def release_memory() -> int:
 
 class ArenaPlan:
     """:func:`plan_arena` for pieces whose bytes are known at the call: ``plan(sizes)`` is a size for
-    :meth:`Pool.take_size` and the offsets. Plans are kept, the latest :data:`_PLANS_KEPT` at least. Sizes that grow by
+    :meth:`Pool.take_size` and the offsets. Plans are kept, the latest :data:`_MOST_PLANS` at least. Sizes that grow by
     a little at each call share one, made for :func:`size_class` of each."""
 
     def __init__(self, lives: Sequence[tuple[int, int]], alignment: int = ALIGNMENT) -> None:
@@ -212,7 +212,7 @@ class ArenaPlan:
         if found is None:
             roomy = tuple(map(size_class, sizes))
             found = self._known.get(roomy) or self._plan(roomy)
-            if len(self._known) >= _PLANS_KEPT:
+            if len(self._known) >= _MOST_PLANS:
                 self._known = {}
             self._known[roomy] = self._known[sizes] = found
         return found

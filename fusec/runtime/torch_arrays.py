@@ -261,10 +261,10 @@ class _Watch:
     other weights, which changes most elements.
     """
 
-    __slots__ = ("_addresses", "_kept", "_read", "_sampled", "_seen", "_versions", "key")
+    __slots__ = ("_addresses", "_read", "_sampled", "_seen", "_storages", "_versions", "key")
 
     def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
-        self._kept = [array.untyped_storage() for array in arrays]  # so that no other tensor comes to lie there
+        self._storages = [array.untyped_storage() for array in arrays]  # so that no other tensor comes to lie there
         self._addresses = list(map(torch.Tensor.data_ptr, arrays))
         self.key = tuple((array.data_ptr(), array.dtype, array.shape, array.stride()) for array in arrays)
         self._read = _versions if any(map(torch.Tensor.is_inference, arrays)) else _counters

@@ -46,14 +46,14 @@ def graph_function(graph: Graph) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     device = next((v.type.device for v in graph.inputs), "cpu")
     steps = [(op, _function(op, device)) for op in graph.ops]
     last = {value: n for n, op in enumerate(graph.ops) for value in op.operands}
-    kept = set(graph.outputs)
+    outputs = set(graph.outputs)
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
         known: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
         with torch.no_grad():
             for n, (op, function) in enumerate(steps):
                 known[op.result] = function(*(known[v] for v in op.operands))
-                for value in set(op.operands) - kept:
+                for value in set(op.operands) - outputs:
                     if last[value] == n:
                         del known[value]
         return [known[v] for v in graph.outputs]

@@ -151,9 +151,9 @@ class _Interpreter:
         target = statement.target
         used = {s for i in statement.index for s in symbols_of(i)}
         if statement.fresh:
-            kept = _domain(_kept_iters(statement, used), at)
-            if 0 not in kept.shape:
-                indices = _indices(statement.index, kept.symbols, kept.shape)
+            retained = _domain(_retained_iters(statement, used), at)
+            if 0 not in retained.shape:
+                indices = _indices(statement.index, retained.symbols, retained.shape)
                 self._write(target, indices, np.asarray(MONOIDS[statement.op].identity(target.dtype)))
         domain = _domain(statement.domain, at)
         if 0 in domain.shape:
@@ -370,12 +370,12 @@ def _walk(iters: Sequence[Iter], at: Points) -> Iterator[tuple[int, ...]]:
             yield (i, *indices)
 
 
-def _kept_iters(statement: Reduce, used: set[Symbol]) -> tuple[Iter, ...]:
+def _retained_iters(statement: Reduce, used: set[Symbol]) -> tuple[Iter, ...]:
     """The iterators of the target's index; a limit that depends on a reduced one counts as none."""
-    kept = [it for it in statement.domain if it.var in used]
+    retained = [it for it in statement.domain if it.var in used]
     reduced = {it.var for it in statement.domain} - used
     return tuple(
-        replace(it, limit=None) if it.limit is not None and symbols_of(it.limit) & reduced else it for it in kept
+        replace(it, limit=None) if it.limit is not None and symbols_of(it.limit) & reduced else it for it in retained
     )
 
 

@@ -85,8 +85,8 @@ def broadcast_index(index: Subscripts, source: tuple[Dim, ...]) -> Subscripts:
 def reshape_index(index: Subscripts, target: tuple[Dim, ...], source: tuple[Dim, ...]) -> Subscripts:
     """The source index with the same position in row-major order; runs of equal axes pass through untouched."""
     if _squeezed(target) == _squeezed(source):
-        kept = iter(i for i, n in zip(index, target) if n != 1)
-        return tuple(0 if n == 1 else next(kept) for n in source)
+        long_axes = iter(i for i, n in zip(index, target) if n != 1)
+        return tuple(0 if n == 1 else next(long_axes) for n in source)
     result: list[Subscript] = []
     for t, s in _matching_runs(target, source):
         if len(t) == 1 and len(s) == 1:

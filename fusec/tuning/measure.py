@@ -109,7 +109,7 @@ class Run:
             sources = [self._laid_out(b, data[v]) for b, v in zip(plan.kernel.parameters, plan.sources)]
             addresses = [a.ctypes.data for a in (*sources, packed[id(plan.packed)])]
             module.function(f"pack{k}")(*addresses)
-            if not plan.kept:
+            if not plan.cached:
                 self.packings.append((module.function(f"pack{k}"), addresses))
         made: dict[Value, Array] = {}
         arrays: list[Array] = []

@@ -30,8 +30,8 @@ def softmax_of_shifted(r: Rewriter) -> Outcome:
     axis = r.op.attributes.axis
     if largest is None or largest.operands[0] is not inner or largest.attributes != ReduceAttributes((axis,)):
         return None
-    kept = tuple(1 if a == axis else n for a, n in enumerate(x.type.shape))
-    return r.emit("softmax", inner, attributes=r.op.attributes) if shifted.operands[1].type.shape == kept else None
+    of_row = tuple(1 if a == axis else n for a, n in enumerate(x.type.shape))
+    return r.emit("softmax", inner, attributes=r.op.attributes) if shifted.operands[1].type.shape == of_row else None
 
 
 @rule("softmax")

@@ -104,8 +104,8 @@ def _views(r: Rewriter, x: Value, axes: list[_Axis], attributes: StridedAttribut
     walked = [k for k in (*order, *inner_axes) if k is not None]
     x = r.reshape(x, [attributes.shape[k] for k in walked], hint="squeezed")
     x = r.permute(x, sorted(range(len(walked)), key=walked.__getitem__))
-    kept = [n if k in walked else 1 for k, n in enumerate(attributes.shape)]
-    return r.broadcast(r.reshape(x, kept, hint="unsqueezed"), attributes.shape)
+    extents = [n if k in walked else 1 for k, n in enumerate(attributes.shape)]
+    return r.broadcast(r.reshape(x, extents, hint="unsqueezed"), attributes.shape)
 
 
 def _sliced(r: Rewriter, x: Value, axes: list[_Axis]) -> Value:

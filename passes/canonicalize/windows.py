@@ -114,10 +114,10 @@ def _freed(r: Rewriter, source: Value, side: int, attributes: DotAttributes) -> 
     batches = (attributes.lhs_batch, attributes.rhs_batch)
     contracts = (attributes.lhs_contract, attributes.rhs_contract)
     rank = r.operands[side].type.rank
-    kept = [k for k in range(rank) if k not in batches[side]]
-    narrow = r.reshape(source, [r.operands[side].type.shape[k] for k in kept], hint="narrow")
-    contract = tuple(kept.index(k) for k in contracts[side])
-    own_free = len(kept) - len(contract)
+    retained = [k for k in range(rank) if k not in batches[side]]
+    squeezed = r.reshape(source, [r.operands[side].type.shape[k] for k in retained], hint="narrow")
+    contract = tuple(retained.index(k) for k in contracts[side])
+    own_free = len(retained) - len(contract)
     other_free = free_axes(other.type.rank, (), contracts[1 - side])
     # Where each axis of the other operand lies among the matmul's axes.
     first = own_free if side == 0 else 0
@@ -127,9 +127,9 @@ def _freed(r: Rewriter, source: Value, side: int, attributes: DotAttributes) -> 
     batch = [position[k] for k in batches[1 - side]]
     new = replace(attributes, lhs_batch=(), rhs_batch=())
     if side == 0:
-        product = r.emit("dot", narrow, other, attributes=replace(new, lhs_contract=contract))
+        product = r.emit("dot", squeezed, other, attributes=replace(new, lhs_contract=contract))
         return r.permute(product, [*batch, *own, *rest])
-    product = r.emit("dot", other, narrow, attributes=replace(new, rhs_contract=contract))
+    product = r.emit("dot", other, squeezed, attributes=replace(new, rhs_contract=contract))
     return r.permute(product, [*batch, *rest, *own])
 
 

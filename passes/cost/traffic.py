@@ -230,15 +230,15 @@ def _touched_again(before: Flow, flow: Flow, lost: Loss) -> Flow:
 
 def _moved(found: Mapping[Region, Flow], node: Repeat, lost: Loss) -> dict[Region, Flow]:
     """A repetition's parts, those as one that touch what others do some repetitions later."""
-    kept: dict[Region, Flow] = {}
+    flows_of: dict[Region, Flow] = {}
     for region in sorted(found, key=lambda r: r[1]):
         flow = found[region]
-        earlier = next((other for other in kept if _follows(region, flow, other, kept[other], node)), None)
+        earlier = next((other for other in flows_of if _follows(region, flow, other, flows_of[other], node)), None)
         if earlier is None:
-            kept[region] = flow
+            flows_of[region] = flow
         else:
-            kept[earlier] = _touched_again(kept[earlier], flow, lost)
-    return kept
+            flows_of[earlier] = _touched_again(flows_of[earlier], flow, lost)
+    return flows_of
 
 
 def _follows(region: Region, flow: Flow, other: Region, before: Flow, node: Repeat) -> bool:

@@ -138,18 +138,18 @@ class Counter:
         counts = [_count(it, values) for it in s.domain]
         lanes = lanes_of(s.value, s.target.dtype, self.target)
         lane = s.domain[-1]
-        kept = {v for i in s.index for v in symbols_of(i)}
-        across = lane.var in kept
+        retained = {v for i in s.index for v in symbols_of(i)}
+        across = lane.var in retained
         combine = 1.0 if s.loose else INSTRUCTIONS.get(MONOIDS[s.op].combine, 1)
         computed = instructions(s.value, lane.var, self.target, s.target.dtype, halves=self.halves) - 1
         each = computed + combine + ITERATION / 4
         inner = _vectors(counts[-1], lanes)
         vectors = _product(counts[:-1]) * inner
         joined = (2 if inner <= UNROLLED else 4) + (2 if inner <= UNROLLED else 3) * log2(max(lanes, 2))
-        ends = 0.0 if across else joined * _product(n for it, n in zip(s.domain[:-1], counts) if it.var in kept)
+        ends = 0.0 if across else joined * _product(n for it, n in zip(s.domain[:-1], counts) if it.var in retained)
         touched = [*self._read(s, counts), _touch(Load(s.target, s.index), s.domain, counts)]
         vectors *= SEEN if s.branches else 1.0
-        rows = _product(n for it, n in zip(s.domain, counts) if it is not lane and (not across or it.var in kept))
+        rows = _product(n for it, n in zip(s.domain, counts) if it is not lane and (not across or it.var in retained))
         return Work(0.0, self._instructions(vectors * each + ends + _around(inner) * rows), touched)
 
     def _read(self, s: Reduce, counts: list[int]) -> list[Touch]:
@@ -189,8 +189,8 @@ class Counter:
         stored, lanes = s.weights.dtype, self.target.lanes(s.row_sum.dtype.bits)
         scaled_and_added = 2.0
         score = instructions(s.score, s.queries.var, self.target, s.row_sum.dtype, halves=self.halves) - 1
-        power, kept = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
-        each = score + scaled_and_added + power + kept + ITERATION / 4
+        power, retained = (SHORT_POWER, PAIRED) if stored is bf16 else (POWER, 1)
+        each = score + scaled_and_added + power + retained + ITERATION / 4
         touched = [*self._loads(s.score, domain, counts), *(_touch(x, domain, counts) for x in (s.weights, s.row_sum))]
         vectors = counts[0] * _vectors(counts[1], lanes)
         return Work(0.0, self._instructions(vectors * each + STATEMENT), touched)

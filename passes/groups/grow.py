@@ -42,8 +42,8 @@ def seed_reduction(partition: Partition, group: Group, anchor: Op) -> None:
 def _set_reduced_position(group: Group, op: Op) -> None:
     assert group.reduced is not None
     group.anchors.append(op)
-    kept = tuple(i for axis, i in enumerate(group.identity) if axis not in group.reduced)
-    group.position[op.result] = kept
+    retained = tuple(i for axis, i in enumerate(group.identity) if axis not in group.reduced)
+    group.position[op.result] = retained
 
 
 def grow_consumers(partition: Partition, group: Group, log: Log) -> None:

@@ -15,6 +15,7 @@ from sys import maxsize
 from fusec.ir.attributes import FusedKind, PermuteAttributes, WindowsAttributes
 from fusec.ir.graph import AttentionGroup, FusedAttributes, Graph
 from fusec.ir.index import Index
+from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.raising import may_raise
@@ -484,14 +485,7 @@ _KINDS: dict[str, FusedKind] = {"dot": "gemm", "reduce": "row", "elementwise": "
 
 
 def _without_dead_free(graph: Graph, partition: Partition) -> Graph:
-    live = set(graph.outputs)
-    kept: list[Op] = []
-    for op in reversed(graph.ops):
-        if op.name != "fused" and op in partition.free and not any(r in live for r in op.results):
-            continue
-        kept.append(op)
-        live.update(op.operands)
-    return graph.with_ops(reversed(kept))
+    return graph.with_ops(live_ops(graph.ops, graph.outputs, lambda op: op.name == "fused" or op not in partition.free))
 
 
 def fused_op(partition: Partition, group: Group) -> Op:

@@ -31,13 +31,13 @@ _PLAIN = BlockTraits()
 class PackPlan:
     """A rearranged copy of inputs: the kernel that makes it, what it reads, and the buffer it fills.
 
-    kept: it stays from call to call.
+    cached: it stays from call to call.
     """
 
     kernel: Kernel
     sources: tuple[Value, ...]
     packed: Buffer
-    kept: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def _key_range(
         spans.append(_span(conditions, query, key, queries, keys, b, spans[-2:]))
     if any(lo >= hi for lo, hi in spans):
         return everything
-    if not all(c.exact for c in conditions) and not _rows_keep_a_key(conditions, query, key, queries[0], candidates):
+    if not all(c.exact for c in conditions) and not _rows_have_a_key(conditions, query, key, queries[0], candidates):
         return everything
     count = -(-extent // tile)
     stop = _with_prefix([hi for _, hi in spans], queries[1], tile, extent, block, upper=True)
@@ -309,8 +309,8 @@ def without_conditions(score: ScalarExpr, conditions: tuple[Live, ...]) -> Scala
 
     def change(node: ScalarExpr) -> ScalarExpr | None:
         if isinstance(node, Apply) and node.op == "select" and node.args[0] in wanted:
-            kept = node.args[1] if wanted[node.args[0]] else node.args[2]
-            return rewrite(kept, change)
+            taken = node.args[1] if wanted[node.args[0]] else node.args[2]
+            return rewrite(taken, change)
         return None
 
     return rewrite(score, change)
@@ -399,16 +399,16 @@ def _span(
     return first, count - empty_after
 
 
-def _rows_keep_a_key(
+def _rows_have_a_key(
     conditions: list[Live], query: Symbol, key: Symbol, rows: int, candidates: Callable[[Index], set[Index]]
 ) -> bool:
-    def keeps(first: int, last: int) -> bool:
+    def has_key(first: int, last: int) -> bool:
         row: Index = first if last - first == 1 else symbol(query.name, first, last - 1)
         return any(
             all(truth(c.condition, {query: row, key: j}) is c.wanted for c in conditions) for j in candidates(row)
         )
 
-    return _first_not(keeps, 0, rows) == rows
+    return _first_not(has_key, 0, rows) == rows
 
 
 def _with_prefix(

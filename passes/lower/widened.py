@@ -26,12 +26,12 @@ def widen_once(
     if not found or along.limit is not None or len(found) * along.extent * f32.itemsize > most_bytes:
         return (), tuple(statements)
     before: list[Statement] = []
-    kept: dict[ScalarExpr, ScalarExpr] = {}
+    widened_loads: dict[ScalarExpr, ScalarExpr] = {}
     for node, load in found.items():
         target = Buffer(context.unique(f"{load.buffer.name}_wide"), f32, (along.extent,), (1,), "tile")
         before += [Alloc(target), Map((along,), target, (along.var,), node)]
-        kept[node] = Load(target, (along.var,))
-    return tuple(before), tuple(_reading(s, kept) for s in statements)
+        widened_loads[node] = Load(target, (along.var,))
+    return tuple(before), tuple(_reading(s, widened_loads) for s in statements)
 
 
 def _widened(node: ScalarExpr, row: Symbol, along: Iter) -> Load | None:
@@ -42,7 +42,7 @@ def _widened(node: ScalarExpr, row: Symbol, along: Iter) -> Load | None:
     return None
 
 
-def _reading(s: Statement, kept: dict[ScalarExpr, ScalarExpr]) -> Statement:
+def _reading(s: Statement, widened_loads: dict[ScalarExpr, ScalarExpr]) -> Statement:
     if not isinstance(s, Map | Store | Reduce):
         return s
-    return replace(s, value=rewrite(s.value, kept.get))
+    return replace(s, value=rewrite(s.value, widened_loads.get))

@@ -64,7 +64,7 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
     if axes.batch:
         return packed
     right = _right_operands(context)
-    if _keeps_packed(context, right):
+    if _packs_once(context, right):
         return packed
     fits = isinstance(axes.extents.k, int) and (not low_precision or target.multiplies(op.operands[0].type.dtype))
     if fits and not windows and right.steps_by_one(right.k):
@@ -135,7 +135,7 @@ def _right_operands(context: LoweringContext) -> _Right:
     return _Right(tuple(elements), j, k)
 
 
-def _keeps_packed(context: LoweringContext, right: _Right) -> bool:
+def _packs_once(context: LoweringContext, right: _Right) -> bool:
     """Whether what is packed of the right operands stays from call to call: it is made of nothing else but weights that
     are said to stay."""
     read = [x.buffer for element in right.elements for x in loads(element)]

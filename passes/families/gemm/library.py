@@ -11,6 +11,7 @@ import numpy as np
 from fusec.ir.attributes import CastAttributes, ConstantAttributes, DotAttributes, ExternAttributes
 from fusec.ir.graph import FusedAttributes, Graph
 from fusec.ir.library_calls import Matrix
+from fusec.ir.liveness import live_ops
 from fusec.ir.nodes import Op, Value
 from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
@@ -83,21 +84,11 @@ def pieces_of(context: LoweringContext, products: Sequence[Found]) -> Pieces:
     wanted = [v for v in body.outputs if v not in made]
     if not wanted:
         return Pieces(tuple(p.call for p in products))
-    live = _live(rest, wanted)
+    live = live_ops(rest, wanted)
     inputs = dict.fromkeys(v for op in live for v in op.operands if v in made or v in body.inputs)
-    inner = Graph("rest", tuple(inputs), tuple(wanted), tuple(live))
+    inner = Graph("rest", tuple(inputs), tuple(wanted), live)
     fused = Op(OPS["fused"], inner.inputs, FusedAttributes("map", inner), inner.outputs, context.op.location)
     return Pieces((*(p.call for p in products), fused))
-
-
-def _live(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
-    live: set[Value] = set(outputs)
-    kept: list[Op] = []
-    for op in reversed(ops):
-        if not live.isdisjoint(op.results):
-            kept.append(op)
-            live.update(op.operands)
-    return kept[::-1]
 
 
 # One product
@@ -165,10 +156,10 @@ def _matrix(
     axes = [joined([(shape[a], steps[a]) for a in group]) for group in groups]
     if any(axis is None for axis in axes):
         return None
-    kept = [axis for axis, group in zip(axes, groups) if axis is not None and (group or group is not batch)]
+    shown = [axis for axis, group in zip(axes, groups) if axis is not None and (group or group is not batch)]
     if view.base not in operands:
         operands.append(view.base)
-    sizes, strides = zip(*kept)
+    sizes, strides = zip(*shown)
     return Matrix(operands.index(view.base), sizes, strides, offset)
 
 

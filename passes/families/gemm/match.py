@@ -113,7 +113,7 @@ def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], b
             continue
         if not which(op):
             continue
-        if partition.escapes(op) or any(_keeps(partition, group, reader) for reader in readers):
+        if partition.escapes(op) or any(_stays_with(partition, group, reader) for reader in readers):
             continue
         fresh = [v for v in made if not _is_stored(partition, group, v, op)]
         moved = sum(v.type.most_bytes for v in (*made, *fresh))
@@ -121,7 +121,7 @@ def leave_to_readers(partition: Partition, group: Group, which: Callable[[Op], b
             partition.remove(group, op)
 
 
-def _keeps(partition: Partition, group: Group, reader: Op) -> bool:
+def _stays_with(partition: Partition, group: Group, reader: Op) -> bool:
     """Whether a reader can't make its operand in a prologue: it is the group's own, a product's, or another
     kernel's."""
     return reader in group.ops or reader in partition.owner or reader.definition.kind not in ("elementwise", "reduce")

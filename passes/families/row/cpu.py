@@ -34,7 +34,7 @@ SHORT_ROW = 24
 SHORT_ROW_FLOPS = 8
 """Flops of maps on each element from which such rows are worth taking side by side."""
 
-KEEP_ABOVE_FLOPS = 4
+STORE_ABOVE_FLOPS = 4
 """A value read by a later phase is kept in scratch when computing it again costs more than this."""
 
 
@@ -47,7 +47,7 @@ WIDENING_FLOPS = 2
 
 @dataclass(frozen=True)
 class _Space:
-    """The loop structure: ``row`` is a loop variable, ``reduced`` an iterator, ``lane`` one of kept elements or None.
+    """The loop structure: ``row`` is a loop variable, ``reduced`` an iterator, ``lane`` one of retained elements or None.
 
     ``shift`` turns the lane's tight symbol into block and lane. ``point`` is the domain point they make.
     """
@@ -57,7 +57,7 @@ class _Space:
     lane: Iter | None
     shift: dict[Symbol, Index]
     point: tuple[Index, ...]
-    kept: tuple[Index, ...]
+    retained: tuple[Index, ...]
 
     @property
     def whole(self) -> tuple[Iter, ...]:
@@ -85,12 +85,12 @@ def lower_row(context: LoweringContext, schedule: RowSchedule) -> LoweredGroup:
     assert isinstance(anchors[0].attributes, ReduceAttributes)
     axes = anchors[0].attributes.axes
     group = row_group(context, anchors)
-    kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
-    reduced_inner = reduced_is_innermost(context, anchors[0], shape, kept_axes)
+    retained_axes = tuple(a for a in range(len(shape)) if a not in axes)
+    reduced_inner = reduced_is_innermost(context, anchors[0], shape, retained_axes)
     writer = _Phases(context, schedule, group, anchors)
-    if not kept_axes or (reduced_inner and not _is_short(context, shape, axes)):
-        return writer.rows_on_reduced_lanes(shape, kept_axes, axes)
-    return writer.rows_on_kept_lanes(shape, kept_axes, axes, flat=reduced_inner)
+    if not retained_axes or (reduced_inner and not _is_short(context, shape, axes)):
+        return writer.rows_on_reduced_lanes(shape, retained_axes, axes)
+    return writer.rows_on_retained_lanes(shape, retained_axes, axes, flat=reduced_inner)
 
 
 def _is_short(context: LoweringContext, shape: tuple[Dim, ...], axes: tuple[int, ...]) -> bool:
@@ -128,10 +128,12 @@ def is_map(op: Op) -> bool:
     return op.definition.kind in ("view", "elementwise")
 
 
-def reduced_is_innermost(context: LoweringContext, anchor: Op, shape: tuple[Dim, ...], kept: tuple[int, ...]) -> bool:
-    """True when neighbours along the reduced axes are nearer in memory than those along the last kept axis."""
-    axes = tuple(a for a in range(len(shape)) if a not in kept)
-    if not kept or not axes:
+def reduced_is_innermost(
+    context: LoweringContext, anchor: Op, shape: tuple[Dim, ...], retained: tuple[int, ...]
+) -> bool:
+    """True when neighbours along the reduced axes are nearer in memory than those along the last retained axis."""
+    axes = tuple(a for a in range(len(shape)) if a not in retained)
+    if not retained or not axes:
         return True
     tight = fresh_index("p", shape)
     try:
@@ -142,8 +144,8 @@ def reduced_is_innermost(context: LoweringContext, anchor: Op, shape: tuple[Dim,
     if largest is None:
         return True
     along_reduced = address_step(largest, tight[axes[-1]])
-    along_kept = address_step(largest, tight[kept[-1]])
-    return not (along_kept in (1, -1) and along_reduced not in (1, -1))
+    along_retained = address_step(largest, tight[retained[-1]])
+    return not (along_retained in (1, -1) and along_reduced not in (1, -1))
 
 
 class _Phases:
@@ -157,14 +159,16 @@ class _Phases:
         self.statements: list[Statement] = []
 
     def rows_on_reduced_lanes(
-        self, shape: tuple[Dim, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...]
+        self, shape: tuple[Dim, ...], retained_axes: tuple[int, ...], axes: tuple[int, ...]
     ) -> LoweredGroup:
-        kept = tuple(shape[a] for a in kept_axes)
-        rows, length = product(kept), product(shape[a] for a in axes)
+        retained = tuple(shape[a] for a in retained_axes)
+        rows, length = product(retained), product(shape[a] for a in axes)
         r, j = symbol("r", 0, last(rows)), symbol("j", 0, last(length))
-        kept_index = delinearize(r, kept) if kept else ()
-        point = merge_axes(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
-        space = _Space(r, Iter.over(j, length), None, {}, point, kept_index)
+        retained_index = delinearize(r, retained) if retained else ()
+        point = merge_axes(
+            len(shape), retained_axes, retained_index, axes, delinearize(j, tuple(shape[a] for a in axes))
+        )
+        space = _Space(r, Iter.over(j, length), None, {}, point, retained_index)
         body = self._row(space)
         task = self.schedule.task_rows
         tasks = ceildiv(rows, task)
@@ -177,13 +181,13 @@ class _Phases:
         grid = Grid((Iter.over(g, tasks),), (*before, *block))
         return self.context.finish("row", (grid,), (("rows", task), ("lanes", most(length))))
 
-    def rows_on_kept_lanes(
-        self, shape: tuple[Dim, ...], kept_axes: tuple[int, ...], axes: tuple[int, ...], *, flat: bool
+    def rows_on_retained_lanes(
+        self, shape: tuple[Dim, ...], retained_axes: tuple[int, ...], axes: tuple[int, ...], *, flat: bool
     ) -> LoweredGroup:
-        """Neighbours along the last kept axis, or along all of them taken as one (``flat``), lie on lanes."""
-        split = 0 if flat else len(kept_axes) - 1
-        outer = tuple(shape[a] for a in kept_axes[:split])
-        inner = tuple(shape[a] for a in kept_axes[split:])
+        """Neighbours along the last retained axis, or along all of them taken as one (``flat``), lie on lanes."""
+        split = 0 if flat else len(retained_axes) - 1
+        outer = tuple(shape[a] for a in retained_axes[:split])
+        inner = tuple(shape[a] for a in retained_axes[split:])
         rows, length, width = product(outer), product(shape[a] for a in axes), product(inner)
         lanes = min(self.schedule.lanes, most(width))
         r, j = symbol("r", 0, last(rows)), symbol("j", 0, last(length))
@@ -191,10 +195,12 @@ class _Phases:
         blocks = ceildiv(width, lanes)
         c = symbol("c", 0, last(blocks))
         shift: dict[Symbol, Index] = {whole: add(mul(c, lanes), lane)}
-        kept_index = (*(delinearize(r, outer) if outer else ()), *delinearize(whole, inner))
-        point = merge_axes(len(shape), kept_axes, kept_index, axes, delinearize(j, tuple(shape[a] for a in axes)))
+        retained_index = (*(delinearize(r, outer) if outer else ()), *delinearize(whole, inner))
+        point = merge_axes(
+            len(shape), retained_axes, retained_index, axes, delinearize(j, tuple(shape[a] for a in axes))
+        )
         limit = None if width % lanes == 0 else sub(width, mul(c, lanes))
-        space = _Space(r, Iter.over(j, length), Iter(lane, lanes, limit), shift, point, kept_index)
+        space = _Space(r, Iter.over(j, length), Iter(lane, lanes, limit), shift, point, retained_index)
         body = self._row(space)
         grid = Grid((Iter.over(r, rows), Iter.over(c, blocks)), body)
         return self.context.finish("row", (grid,), (("lanes", lanes), ("reduced", most(length))))
@@ -202,7 +208,7 @@ class _Phases:
     def _row(self, space: _Space) -> Block:
         done: set[Op] = set()
         for op in self.anchors:
-            self._keep_shared(space, op.operands[0], done)
+            self._store_shared(space, op.operands[0], done)
             self._reduce(space, op)
             done.add(op)
         for value in self.context.body.outputs:
@@ -241,7 +247,7 @@ class _Phases:
     def _leaf(self, value: Value, where: tuple[Index, ...], element: ScalarExpr) -> None:
         self.context.inliner.add_leaf(value, expect_index(value, where, element))
 
-    def _keep_shared(self, space: _Space, value: Value, done: set[Op]) -> None:
+    def _store_shared(self, space: _Space, value: Value, done: set[Op]) -> None:
         """Keeps a reduction's operand in scratch when a later phase reads it and it is dear to compute again."""
         producer = self.context.producers.get(value)
         if producer is None or producer.definition.kind != "elementwise" or value in self.context.inliner.leaves:
@@ -253,7 +259,7 @@ class _Phases:
         width = 1 if space.lane is None else space.lane.extent
         dtype = accumulator_of(value.type.dtype)
         cost = sum(_flops(n) for n in walk(element))
-        if cost <= KEEP_ABOVE_FLOPS or length * width * dtype.itemsize > self.schedule.keep_bytes:
+        if cost <= STORE_ABOVE_FLOPS or length * width * dtype.itemsize > self.schedule.scratch_bytes:
             return
         target = Buffer(self.context.name_of(value), dtype, (length, width), (width, 1), "tile")
         self.statements.append(Alloc(target))
@@ -314,10 +320,10 @@ def _symbols(index: tuple[Index, ...]) -> set[Symbol]:
 
 
 def merge_axes(
-    rank: int, kept_axes: tuple[int, ...], kept: tuple[Index, ...], axes: tuple[int, ...], reduced: tuple[Index, ...]
+    rank: int, left: tuple[int, ...], retained: tuple[Index, ...], axes: tuple[int, ...], reduced: tuple[Index, ...]
 ) -> tuple[Index, ...]:
     point: list[Index] = [0] * rank
-    for axis, i in (*zip(kept_axes, kept, strict=True), *zip(axes, reduced, strict=True)):
+    for axis, i in (*zip(left, retained, strict=True), *zip(axes, reduced, strict=True)):
         point[axis] = i
     return tuple(point)
 

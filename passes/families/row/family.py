@@ -86,8 +86,8 @@ def _row_length(context: LoweringContext) -> tuple[int, bool]:
     op = _anchors(context)[0]
     assert isinstance(op.attributes, ReduceAttributes)
     shape, axes = op.operands[0].type.shape, op.attributes.axes
-    kept = tuple(a for a in range(len(shape)) if a not in axes)
-    return most(product(shape[a] for a in axes)), not reduced_is_innermost(context, op, shape, kept)
+    retained = tuple(a for a in range(len(shape)) if a not in axes)
+    return most(product(shape[a] for a in axes)), not reduced_is_innermost(context, op, shape, retained)
 
 
 def _row_candidates(context: LoweringContext, target: GpuTarget) -> list[GpuRowSchedule]:

@@ -35,7 +35,7 @@ class WholeRows(Rows):
     def reduce_rows(self) -> None:
         """All reductions of the rows, in order."""
         for op in self.anchors:
-            self._keep(op.operands[0])
+            self._hold(op.operands[0])
             self._reduce(op)
 
     def tile_of(self, name: str, dtype: DType) -> Buffer:
@@ -43,7 +43,7 @@ class WholeRows(Rows):
         shape = (self.schedule.rows, self.schedule.columns)
         return Buffer(name, dtype, shape, (shape[1], 1), "tile")
 
-    def _keep(self, value: Value) -> None:
+    def _hold(self, value: Value) -> None:
         """A reduction's operand stays in registers when something else reads it, too."""
         producer = self.context.producers.get(value)
         users = [op for op in self.context.body.ops if value in op.operands]

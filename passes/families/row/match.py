@@ -83,7 +83,7 @@ def _join_siblings(partition: Partition, group: Group) -> None:
             if partition.would_cycle(group.ops, op):
                 continue
             group.position[op.operands[0]] = group.identity
-            kept = tuple(i for axis, i in enumerate(group.identity) if axis not in op.attributes.axes)
-            group.position[op.result] = kept
+            retained = tuple(i for axis, i in enumerate(group.identity) if axis not in op.attributes.axes)
+            group.position[op.result] = retained
             group.anchors.append(op)
             partition.add(group, [op])

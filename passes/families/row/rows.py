@@ -16,7 +16,7 @@ from fusec.tile.scalar import Buffer, Load, ScalarExpr, reindex, symbols_in
 
 
 class Rows:
-    """Rows are the kept axes taken flat; a row is the reduced axes taken flat.
+    """Rows are the retained axes taken flat; a row is the reduced axes taken flat.
 
     ``anchors`` are the reductions of rows, ``sums`` those of columns beside them. A block takes ``schedule.rows`` rows.
     ``row`` and ``column`` are the iterators of its tile; ``point`` is the position in the reductions' domain, whose
@@ -30,12 +30,14 @@ class Rows:
         assert isinstance(self.anchors[0].attributes, ReduceAttributes)
         axes = self.anchors[0].attributes.axes
         self.group = row_group(context, self.anchors)
-        kept_axes = tuple(a for a in range(len(shape)) if a not in axes)
-        kept = tuple(shape[a] for a in kept_axes)
-        self.rows, self.length = product(kept), product(shape[a] for a in axes)
+        retained_axes = tuple(a for a in range(len(shape)) if a not in axes)
+        retained = tuple(shape[a] for a in retained_axes)
+        self.rows, self.length = product(retained), product(shape[a] for a in axes)
         self.r, self.j = symbol("r", 0, last(self.rows)), symbol("j", 0, last(self.length))
         reduced = delinearize(self.j, tuple(shape[a] for a in axes))
-        self.point = merge_axes(len(shape), kept_axes, delinearize(self.r, kept) if kept else (), axes, reduced)
+        self.point = merge_axes(
+            len(shape), retained_axes, delinearize(self.r, retained) if retained else (), axes, reduced
+        )
         self.blocks = ceildiv(self.rows, schedule.rows)
         self.g = symbol("g", 0, last(self.blocks))
         ri, ji = symbol("row", 0, schedule.rows - 1), symbol("col", 0, schedule.columns - 1)

@@ -139,7 +139,7 @@ class Problem:
         of_left, of_right = (0 if m is None else m.flops + besides for m in (self.left, self.right))
         return left * of_left + right * of_right * self.products
 
-    def kept(self, m: int, n: int, k: int, stages: int) -> float:
+    def shared_bytes(self, m: int, n: int, k: int, stages: int) -> float:
         """Bytes of shared memory for a block's operands: of computed ones a tile of their own, too."""
         made = sum(size for size, x in ((m, self.left), (n * self.products, self.right)) if x is not None)
         return k * (self.read(m, n) * stages + made * self.item)
@@ -336,9 +336,9 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
         k = k * 2 // p.item
     k = min(k, max(16, pow2(p.k)))
     room = target.shared_memory // max(b.persistent, 1) - _RESERVED - (m * n // b.slices * 2 if b.slices > 1 else 0)
-    while stages > 1 and p.kept(m, n, k, stages) > room:
+    while stages > 1 and p.shared_bytes(m, n, k, stages) > room:
         stages -= 1
-    if p.kept(m, n, k, stages) > room:
+    if p.shared_bytes(m, n, k, stages) > room:
         return None
     return GpuGemmSchedule(m, n, k, 8, 1, 0, Launch(b.warps, stages), b.slices, b.transposed)
 
@@ -362,7 +362,7 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
 def _resident(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> int:
     """Blocks that an SM holds at once."""
     threads = 32 * s.launch.warps
-    memory = int(p.kept(s.m, s.n, s.k, s.launch.stages)) + _RESERVED
+    memory = int(p.shared_bytes(s.m, s.n, s.k, s.launch.stages)) + _RESERVED
     registers = min(255, s.m * s.n * p.products // threads + 48) * threads
     return max(1, min(target.shared_memory // memory, _REGISTERS // registers, _THREADS // threads))
 

@@ -11,15 +11,15 @@ from fusec.target.cpu import CpuTarget
 
 @dataclass(frozen=True)
 class RowSchedule(CpuSchedule):
-    """``task_rows``: rows one parallel task does. ``keep_bytes``: a row's intermediate value is kept, not
-    computed again, while it fits in this much scratch. ``lanes``: kept elements side by side when the reduced
+    """``task_rows``: rows one parallel task does. ``scratch_bytes``: a row's intermediate value is kept, not
+    computed again, while it fits in this much scratch. ``lanes``: retained elements side by side when the reduced
     axis is not the innermost in memory. ``streams``: results of at least so many bytes go past the caches, 0 for
     none. ``ahead``: while a row is computed the next one is fetched. ``staged``: while a row is stored the ones behind
     it are reduced. ``wide_bytes``: what all rows read in 16 bits is widened once a task where it fits in so much
     scratch."""
 
     task_rows: int
-    keep_bytes: int
+    scratch_bytes: int
     lanes: int
     streams: int = 0
     ahead: bool = False

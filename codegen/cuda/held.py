@@ -1,4 +1,4 @@
-"""What several statements of a row kernel read or compute alike is kept in registers."""
+"""What several statements of a row kernel read or compute alike stays in registers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEAR = 8
 """Operations from which a value is worth a register."""
 
 
-def keep_in_registers(kernel: Kernel) -> Kernel:
+def hold_in_registers(kernel: Kernel) -> Kernel:
     """The kernel with tiles for what statements on the same domain share: loads, and values that are dear to compute.
 
     Loads come first, all of them before anything waits for a reduction.
@@ -22,10 +22,10 @@ def keep_in_registers(kernel: Kernel) -> Kernel:
     (grid,) = kernel.body
     if not kernel.traits.prefetch or not isinstance(grid, Grid):
         return kernel
-    return replace(kernel, body=(replace(grid, body=_Keeper(grid.body).block()),))
+    return replace(kernel, body=(replace(grid, body=_Holder(grid.body).block()),))
 
 
-class _Keeper:
+class _Holder:
     def __init__(self, body: Block) -> None:
         self.body = body
         self.numbering = Numbering()
@@ -51,11 +51,11 @@ class _Keeper:
         rest: list[Statement] = []
         for s in self.body:
             if isinstance(s, Map | Store | Reduce) and len(s.domain) == 2:
-                s = replace(s, value=self._kept(s.value, s.domain, loads, rest))
+                s = replace(s, value=self._held(s.value, s.domain, loads, rest))
             rest.append(s)
         return (*loads, *rest)
 
-    def _kept(
+    def _held(
         self, e: ScalarExpr, domain: tuple[Iter, ...], loads: list[Statement], rest: list[Statement]
     ) -> ScalarExpr:
         def change(node: ScalarExpr) -> ScalarExpr | None:
@@ -74,7 +74,7 @@ class _Keeper:
         self, e: ScalarExpr, domain: tuple[Iter, ...], loads: list[Statement], rest: list[Statement]
     ) -> ScalarExpr:
         assert isinstance(e, Apply)
-        return Apply(e.op, tuple(self._kept(a, domain, loads, rest) for a in e.args), e.dtype)
+        return Apply(e.op, tuple(self._held(a, domain, loads, rest) for a in e.args), e.dtype)
 
     def _tile(self, e: ScalarExpr, value: ScalarExpr, domain: tuple[Iter, ...], into: list[Statement]) -> Load:
         base = e.buffer.name if isinstance(e, Load) else e.op if isinstance(e, Apply) else "value"

@@ -15,16 +15,16 @@ from fusec.frontend.torch_modes import why_not_plain
 _Layout = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], Any, bool]
 
 
-class KeptTensors:
+class TensorSnapshots:
     """Plain tensors as they are when this is made."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._kept = tuple((t, t.data, _layout(t)) for t in tensors if not why_not_plain(t))
+        self._snapshots = tuple((t, t.data, _layout(t)) for t in tensors if not why_not_plain(t))
 
     def put_back(self) -> Sequence[torch.Tensor]:
         """Gives the tensors that changed what they had, outside of a trace; these are returned."""
         changed = []
-        for tensor, data, before in self._kept:
+        for tensor, data, before in self._snapshots:
             now = _layout(tensor)
             if now == before:
                 continue
