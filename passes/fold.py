@@ -57,9 +57,9 @@ def evaluate(op: Op, numbers: Sequence[Scalar]) -> Scalar:
     """
     with np.errstate(all="ignore"):
         arrays = [np.array(n).astype(v.type.dtype.numpy) for n, v in zip(numbers, op.operands, strict=True)]
-        narrow = [v.type.dtype.is_float and v.type.dtype.bits <= 32 for v in op.operands]
+        computes_in_f64 = [v.type.dtype.is_float and v.type.dtype.bits <= 32 for v in op.operands]
         if op.name != "cast":
-            arrays = [a.astype(np.float64) if short else a for a, short in zip(arrays, narrow)]
+            arrays = [a.astype(np.float64) if short else a for a, short in zip(arrays, computes_in_f64)]
         (array,) = op.definition.reference(arrays, op.attributes)
         return to_scalar(array.astype(op.result.type.dtype.numpy), op.result.type.dtype)
 

@@ -268,8 +268,8 @@ class _Facts:
 
 
 def _widens(op: Op) -> bool:
-    narrow, wide = _of_dtype(op.operands[0].type.dtype), _of_dtype(op.result.type.dtype)
-    return wide[0] <= narrow[0] and narrow[1] <= wide[1]
+    source, target = _of_dtype(op.operands[0].type.dtype), _of_dtype(op.result.type.dtype)
+    return target[0] <= source[0] and source[1] <= target[1]
 
 
 def _of_dtype(dtype: DType) -> Range:

@@ -45,10 +45,10 @@ NEAR_BITS = 1024
 CHAIN_LANES = 16
 """The same at the least where a GPU's blocks are few and the rows are read more than once."""
 
-NARROW = 32
+FEWEST_COLUMNS = 32
 """Fewer columns than these are no run of memory to read: rows are put side by side until there are ``WIDE``."""
 
-WIDE = 256
+MOST_COLUMNS = 256
 
 _COMBINE = {name: op.reduction.combine for name, op in OPS.items() if op.kind == "reduce"}
 
@@ -128,10 +128,10 @@ def _side_by_side(r: Rewriter) -> Outcome:
         return None
     shape, axis = x.type.static_shape, axes[-1]
     columns = prod(shape[axis + 1 :])
-    if axis == len(shape) - 1 or prod(n for a, n in enumerate(shape) if a not in axes) >= NARROW:
+    if axis == len(shape) - 1 or prod(n for a, n in enumerate(shape) if a not in axes) >= FEWEST_COLUMNS:
         return None
-    parts = max((p for p in range(1, WIDE // columns + 1) if shape[axis] % p == 0), default=1)
-    if parts * columns < NARROW:
+    parts = max((p for p in range(1, MOST_COLUMNS // columns + 1) if shape[axis] % p == 0), default=1)
+    if parts * columns < FEWEST_COLUMNS:
         return None
     apart = r.reshape(x, (*shape[:axis], shape[axis] // parts, parts, *shape[axis + 1 :]), hint="apart")
     partial = r.reduce(r.op.name, apart, axes, "partial", r.op.attributes.dtype)

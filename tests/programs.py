@@ -314,7 +314,7 @@ class Streaming(Selector):
 
     def candidates(self, context: LoweringContext) -> list[CpuSchedule]:
         found = (s for s in super().candidates(context) if isinstance(s, RowSchedule))
-        return [replace(s, streams=1, ahead=True, staged=self.staged) for s in found]
+        return [replace(s, non_temporal_bytes=1, overlaps=True, staged=self.staged) for s in found]
 
 
 STREAMING = Streaming(cpu_target("cpu"), 2)

@@ -147,17 +147,17 @@ class AlongWriter(DotWriter):
         return self._multiply_add(code, a, b, total)
 
     def _fetch_columns(self, code: Code, block: RowBlock, column: Index, k: Index) -> None:
-        """Has the same position of the columns that come ``ahead`` bytes later brought to the cache, once for all
-        blocks of rows."""
+        """Has the same position of the columns that come ``prefetch_bytes`` bytes later brought to the cache, once for
+        all blocks of rows."""
         registers = self.dot.registers
-        if not registers.ahead or (isinstance(block.number, int) and block.number > 0):
+        if not registers.prefetch_bytes or (isinstance(block.number, int) and block.number > 0):
             return
         memory = self.context.memory[self.dot.b.buffer]
-        ahead = registers.ahead // self.dot.b.dtype.itemsize
+        prefetch_bytes = registers.prefetch_bytes // self.dot.b.dtype.itemsize
         fetches = []
         for j in range(self.vectors):
             flat = self._flat_at(self.dot.b, {**self._coordinates(block, 0, k), self.dot.n.var: ix.add(column, j)})
-            fetches.append(tir.fetch(memory, self.context.index(ix.add(flat, ahead)), 2))
+            fetches.append(tir.fetch(memory, self.context.index(ix.add(flat, prefetch_bytes)), 2))
         code.append(*fetches)
 
     # the end

@@ -255,7 +255,7 @@ class DotWriter:
         on to the level that the target's rows are fetched to, or to L2, where several blocks of rows take the same
         columns, the share of this block."""
         load = self.dot.b
-        if not self.dot.registers.ahead:
+        if not self.dot.registers.prefetch_bytes:
             return
         if self._row_step() not in (None, self.dot.registers.columns * self.group):
             self._fetch_row(code, block, column, k)
@@ -264,7 +264,7 @@ class DotWriter:
         lines = -(-self.vectors // blocks)
         step = ix.add(ix.mul(block.number, self.dot.k.extent), k) if blocks > 1 else k
         start = self._flat_at(load, self._at(block, 0, column, 0))
-        first = ix.add(start, self.dot.registers.ahead // load.dtype.itemsize)
+        first = ix.add(start, self.dot.registers.prefetch_bytes // load.dtype.itemsize)
         for line in range(lines):
             flat = ix.add(first, ix.mul(ix.add(ix.mul(step, lines), line), self.lanes * self.group))
             memory = self.context.memory[load.buffer]
@@ -282,10 +282,10 @@ class DotWriter:
         if isinstance(block.number, int) and block.number > 0:
             return
         load = self.dot.b
-        ahead = self.dot.registers.ahead // load.dtype.itemsize
+        prefetch_bytes = self.dot.registers.prefetch_bytes // load.dtype.itemsize
         level = 2 if self.context.target.fetches_to_l2 else 1
         for j in range(self.vectors):
-            flat = ix.add(self._flat_at(load, self._at(block, 0, column, j, k)), ahead)
+            flat = ix.add(self._flat_at(load, self._at(block, 0, column, j, k)), prefetch_bytes)
             code.append(tir.fetch(self.context.memory[load.buffer], self.context.index(flat), level))
 
     def _multiply_add(self, code: Code, a: Node, b: Node, c: Node) -> Node:

@@ -162,8 +162,8 @@ class Emitter:
         if uses_tiles(grid.body):
             configure(before, grid.body)
             release(after)
-        streams = any(isinstance(s, Store) and s.streams for s in statements(grid.body))
-        if streams and self.context.target.architecture == "x86_64":
+        non_temporal = any(isinstance(s, Store) and s.non_temporal for s in statements(grid.body))
+        if non_temporal and self.context.target.architecture == "x86_64":
             after.append(tir.effect("llvm.x86.sse.sfence"))
         return [*before.statements, *self.block(grid.body), *after.statements]
 
@@ -249,8 +249,8 @@ def emit_kernel(kernel: Kernel, target: CpuTarget) -> Node:
     for size in kernel.sizes:
         given = tir.variable(size.name, "int64")
         sizes.append(given)
-        narrow = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
-        statements.append(tir.bind(emitter.context.bind(size), narrow))
+        size_value = given if emitter.context.index_type == "int64" else tirx.Cast(emitter.context.index_type, given)
+        statements.append(tir.bind(emitter.context.bind(size), size_value))
     for buffer, address in zip(kernel.parameters, addresses, strict=True):
         if buffer in moves:
             statements += emitter.moved(moves[buffer], address)

@@ -73,7 +73,7 @@ class _Writer:
         halves = statement.target.dtype is bf16
         self.short = short_nodes(self.operand, numbers) if halves else frozenset()
         self.single = used_once(self.operand, numbers)
-        self.streams = isinstance(statement, Store) and statement.streams
+        self.non_temporal = isinstance(statement, Store) and statement.non_temporal
 
     def write(self, code: Code) -> None:
         if not self.statement.domain:
@@ -93,7 +93,7 @@ class _Writer:
         lane_loop(self.context, code, self.numbers, last, lanes, self.body)
 
     def body(self, points: Points) -> None:
-        points.streams = self.streams
+        points.non_temporal = self.non_temporal
         for load in self.statement.prefetch:
             points.fetch(load)
         if isinstance(self.operand, Load) and self.operand.dtype == self.statement.target.dtype:

@@ -64,7 +64,7 @@ class Points:
         """Values, by number, that need no more digits than bf16 has."""
         self.single: frozenset[int] = frozenset()
         """Values, by number, that one operation reads."""
-        self.streams = False
+        self.non_temporal = False
         """Whole vectors are stored past the caches, where the address allows it."""
         self._symbol_vector: Node | None = None
         self._guard: list[int] = outer._guard if outer is not None else [0]
@@ -148,7 +148,7 @@ class Points:
                 return found if found is not None else self._operation(e)
             case Apply():
                 if e.op in _COMPARISONS and all(_is_small_index(a) for a in e.args):
-                    a, b = (self._narrow(x) for x in e.args)
+                    a, b = (self._index_operand(x) for x in e.args)
                     return self.code.settle(self.code.compare(e.op, a, b))
                 return self._operation(e)
             case _:
@@ -231,7 +231,7 @@ class Points:
         self._guard[0] -= 1
         return self.code.select(test, chosen[0], chosen[1])
 
-    def _narrow(self, e: ScalarExpr) -> Value:
+    def _index_operand(self, e: ScalarExpr) -> Value:
         if isinstance(e, Const):
             return Value(self.context.integer(int(e.value.real)), self.context.index_type)
         assert isinstance(e, IndexValue)
@@ -365,8 +365,8 @@ class Points:
         block = self.block
         if block is None or offset.lanes == 1 or block.valid is None:
             assert offset.lanes == raw.lanes, "a store whose index does not use the lanes"
-            stream = stream_store(self.context, memory, offset, raw) if self.streams and offset.unit else None
-            self.code.append(stream or tirx.BufferStore(memory, raw.node, [offset.node]))
+            store = non_temporal_store(self.context, memory, offset, raw) if self.non_temporal and offset.unit else None
+            self.code.append(store or tirx.BufferStore(memory, raw.node, [offset.node]))
         elif offset.unit:
             self.code.append(tirx.Evaluate(tirx.op.masked_store(memory, raw.node, offset.node, self._mask(raw.type))))
         else:
@@ -389,19 +389,19 @@ class LaneOffset:
     unit: bool
 
 
-def stream_store(context: Context, memory: Node, offset: LaneOffset, value: Value) -> Node | None:
+def non_temporal_store(context: Context, memory: Node, offset: LaneOffset, value: Value) -> Node | None:
     """A store of adjacent lanes past the caches, if the address is a multiple of their size; None where the target
     has no such store for them."""
     name = _LLVM_TYPES.get(value.type)
     nbytes = value.lanes * bits_of(value.type) // 8
     if name is None or nbytes not in (16, 32, 64) or context.target.architecture != "x86_64":
         return None
-    context.imports.add(_stream_ir(name, value.lanes, nbytes))
+    context.imports.add(_non_temporal_ir(name, value.lanes, nbytes))
     address = tir.address_of(memory, offset.node.base)
     return tirx.Evaluate(tirx.call_extern("int32", f"fusec_stream_{name}_{value.lanes}", address, value.node))
 
 
-def _stream_ir(name: str, lanes: int, nbytes: int) -> str:
+def _non_temporal_ir(name: str, lanes: int, nbytes: int) -> str:
     vector = f"<{lanes} x {name}>"
     return f"""
 define linkonce_odr i32 @fusec_stream_{name}_{lanes}(ptr %p, {vector} %v) alwaysinline {{

@@ -206,16 +206,16 @@ class _TileWriter:
     def _fetch(self, code: Code, point: Mapping[Symbol, Index]) -> None:
         """Has the rows of a later tile of ``b`` brought to the cache, where the schedule asks for it."""
         load = self.dot.b
-        ahead = self.dot.registers.ahead // load.dtype.itemsize
-        if not ahead:
+        prefetch_bytes = self.dot.registers.prefetch_bytes // load.dtype.itemsize
+        if not prefetch_bytes:
             return
         first = indexing.substitute(self.flat[id(load)], point)
         for row in range(SIDE):
             flat = self.context.index(ix.add(first, ix.mul(self._row_stride(load), row)))
-            code.append(tir.fetch(self.context.memory[load.buffer], tirx.Add(flat, self._number(ahead))))
+            code.append(tir.fetch(self.context.memory[load.buffer], tirx.Add(flat, self._number(prefetch_bytes))))
 
     def _load_of(self, operand: Load) -> str:
-        streamed = {"": None, "a": self.dot.a, "b": self.dot.b}[self.dot.registers.streams]
+        streamed = {"": None, "a": self.dot.a, "b": self.dot.b}[self.dot.registers.streamed]
         return "tileloaddt1" if operand is streamed else "tileloadd"
 
     def _at(self, point: Mapping[Symbol, Index], i: int, j: int) -> Mapping[Symbol, Index]:

@@ -200,12 +200,12 @@ class GradientsOff:
 
 def _is_read(node: fx.Node) -> bool:
     """Whether a result depends on a node."""
-    seen, ahead = {node}, [node]
-    while ahead:
-        at = ahead.pop()
+    seen, waiting = {node}, [node]
+    while waiting:
+        at = waiting.pop()
         if at.op == "output":
             return True
-        ahead += [user for user in at.users if user not in seen]
+        waiting += [user for user in at.users if user not in seen]
         seen.update(at.users)
     return False
 

@@ -44,9 +44,9 @@ class Stages:
 
     def take(self, number: int) -> dict[int, Array]:
         """The buffers that hold piece ``number``; pieces are asked for in order."""
-        for ahead in range(number, min(number + self._ahead, len(self._pieces))):
-            if ahead not in self._copies:
-                self._copies[ahead] = list(self._start(ahead))
+        for number_ahead in range(number, min(number + self._ahead, len(self._pieces))):
+            if number_ahead not in self._copies:
+                self._copies[number_ahead] = list(self._start(number_ahead))
         for copy in self._copies[number]:
             copy.result()
         self._copies[number] = []

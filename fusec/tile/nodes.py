@@ -95,14 +95,14 @@ class Map:
 class Store:
     """Like Map, into a parameter. The value is converted to the buffer's dtype (round to nearest even).
 
-    ``streams``: what is stored goes past a CPU's caches to memory; nothing reads it soon.
+    ``non_temporal``: what is stored goes past a CPU's caches to memory; nothing reads it soon.
     """
 
     domain: tuple[Iter, ...]
     target: Buffer
     index: tuple[Index, ...]
     value: ScalarExpr
-    streams: bool = False
+    non_temporal: bool = False
     prefetch: tuple[Load, ...] = ()
 
 
@@ -149,10 +149,10 @@ class SoftmaxExp:
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """The part of a Dot kept in registers on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
+    """The register-resident part of a Dot on a CPU: ``rows`` by ``columns`` accumulators, ``unroll`` steps of k.
 
-    With ``tiles`` they are AMX's, 16 by 16 each, or of fewer rows if there are no more. ``streams`` names the
-    operand of which nothing need stay in L1. ``ahead``: bytes from a position of ``b`` that is read to the one fetched
+    With ``tiles`` they are AMX's, 16 by 16 each, or of fewer rows if there are no more. ``streamed`` names the operand
+    of which nothing need stay in L1. ``prefetch_bytes``: bytes from a position of ``b`` that is read to the one fetched
     meanwhile; 0 leaves it to the processor. Vectors' blocks of rows that take the same columns share that out among
     them, and fetch to L2.
 
@@ -164,8 +164,8 @@ class RegisterTile:
     unroll: int = 1
     tiles: bool = False
     along: bool = False
-    streams: Literal["", "a", "b"] = ""
-    ahead: int = 0
+    streamed: Literal["", "a", "b"] = ""
+    prefetch_bytes: int = 0
 
 
 @dataclass(frozen=True)

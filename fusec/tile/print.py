@@ -105,7 +105,7 @@ def _statement(statement: Statement, depth: int) -> list[str]:
         case Alloc():
             return [f"{pad}alloc {print_buffer(statement.buffer)}"]
         case Map() | Store():
-            word = "map" if isinstance(statement, Map) else "stream" if statement.streams else "store"
+            word = "map" if isinstance(statement, Map) else "stream" if statement.non_temporal else "store"
             written = f"{statement.target.name}[{_subscripts(statement.index)}]"
             prefetch = _fetching(statement.prefetch)
             return [f"{pad}{word} {written} = {print_scalar(statement.value)}{_for(statement.domain)}{prefetch}"]
@@ -138,9 +138,9 @@ def _dot(dot: Dot) -> str:
     r = dot.registers
     sign = "=" if dot.fresh else "+="
     registers = f"registers {r.rows}x{r.columns}" + (f" unroll {r.unroll}" if r.unroll != 1 else "")
-    registers += f" in tiles{f', {r.streams} passing' if r.streams else ''}" if r.tiles else ""
+    registers += f" in tiles{f', {r.streamed} streamed' if r.streamed else ''}" if r.tiles else ""
     registers += " along" if r.along else ""
-    registers += f" ahead {r.ahead}" if r.ahead else ""
+    registers += f" prefetch {r.prefetch_bytes}" if r.prefetch_bytes else ""
     tf32 = " tf32" if dot.tf32 else ""
     operands = f"{print_scalar(dot.a)} * {print_scalar(dot.b)}"
     domain = _domain((dot.m, dot.n, dot.k))

@@ -242,7 +242,7 @@ def _stream(what: str, threads: int) -> Kernel:
         parameters: tuple[Buffer, ...] = (source, out)
     else:
         value: ScalarExpr = Const(1.0, f32) if what in FILLS else Load(source, (t, j))
-        body = (repeated(Store(domain, out, (t, j), value, streams=what in ("stream", "flush"))),)
+        body = (repeated(Store(domain, out, (t, j), value, non_temporal=what in ("stream", "flush"))),)
         parameters = (out,) if what in FILLS else (source, out)
     grid = Grid((Iter(t, threads),), body)
     return Kernel(f"{what}{threads}", "map", parameters, 1, (grid,), sizes=(_ELEMENTS, TIMES))

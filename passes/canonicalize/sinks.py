@@ -23,10 +23,10 @@ def softmax_of_shifted(r: Rewriter) -> Outcome:
     shifted = r.producer(x, "sub")
     if shifted is None or shifted.operands[0].type != x.type:
         return None
-    inner, peak = shifted.operands
-    while (view := r.producer(peak, "reshape", "broadcast")) is not None:
-        peak = view.operands[0]
-    largest = r.producer(peak, "reduce_max")
+    inner, maximum = shifted.operands
+    while (view := r.producer(maximum, "reshape", "broadcast")) is not None:
+        maximum = view.operands[0]
+    largest = r.producer(maximum, "reduce_max")
     axis = r.op.attributes.axis
     if largest is None or largest.operands[0] is not inner or largest.attributes != ReduceAttributes((axis,)):
         return None

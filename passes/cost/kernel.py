@@ -110,7 +110,7 @@ def waited_for(grid: Grid, target: CpuTarget) -> tuple[str, ...]:
     found = list(statements(grid.body))
     dots = [s for s in found if isinstance(s, Dot)]
     if dots:
-        return () if any(s.registers.ahead for s in dots) else ("L3", "memory")
+        return () if any(s.registers.prefetch_bytes for s in dots) else ("L3", "memory")
     short = UNROLLED * target.lanes(32)
     if not any(isinstance(s, Reduce) and s.domain[-1].extent > short for s in found):
         return ()
@@ -146,7 +146,7 @@ def _beyond(
     whole = sum(f.footprint for b, f in found.items() if b.space == "parameter")
     reads: dict[float, float] = {}
     writes: dict[float, float] = {}
-    past = {s.target for s in statements(kernel.body) if isinstance(s, Store) and s.streams}
+    past = {s.target for s in statements(kernel.body) if isinstance(s, Store) and s.non_temporal}
     streamed = sum(flow.footprint for buffer, flow in found.items() if buffer in past)
     for buffer, flow in found.items():
         if buffer.space != "parameter":

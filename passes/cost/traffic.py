@@ -4,7 +4,7 @@ A nest is a tree of touches (a statement's bytes of one buffer), sequences and r
 behind is still there in the next if all that the nest touches in one repetition fits the cache, and of what is larger
 than the cache that share which the cache is of it; between two statements the same holds for what is touched from the
 one to the other. Statements that touch a buffer at other positions have nothing of each other's, unless some
-repetitions later. What streams takes no room.
+repetitions later. What is non-temporal takes no room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Touch:
     buffer: Buffer
     bytes: float
     depends: frozenset[Symbol]
-    streams: bool = False
+    non_temporal: bool = False
     index: tuple[Subscript, ...] = ()
     domain: tuple[Iter, ...] = ()
 
@@ -66,7 +66,7 @@ class Flow:
     first: float
     again: float
     depends: frozenset[Symbol]
-    streams: bool = False
+    non_temporal: bool = False
     steps: Mapping[Symbol, int] = field(default_factory=dict)
     between: float = 0.0
 
@@ -113,7 +113,7 @@ _ONLY = Start(0, {})
 def flows(nest: Nest, capacity: float, *, hinted: bool = False) -> dict[Buffer, Flow]:
     """What each buffer's part in a nest fetches into a cache of so many bytes, which is empty of it before.
 
-    ``hinted``: the cache is the one that what streams is kept out of.
+    ``hinted``: the cache is the one that non-temporal stores pass by.
     """
     found: dict[Buffer, Flow] = {}
     for (buffer, _), flow in _Tracing(starts(nest), capacity, hinted).sequence(nest).items():
@@ -187,7 +187,7 @@ def _joined(buffer: Buffer, one: Flow, other: Flow) -> Flow:
     footprint = min(one.footprint + other.footprint, whole)
     first = min(one.first + other.first, footprint)
     joined = replace(one, footprint=footprint, first=first, depends=one.depends | other.depends)
-    return replace(joined.more(other.again, other.between), streams=one.streams and other.streams)
+    return replace(joined.more(other.again, other.between), non_temporal=one.non_temporal and other.non_temporal)
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ class _Tracing:
     def _part(self, node: Touch | Repeat) -> dict[Region, Flow]:
         if isinstance(node, Touch):
             start = self.starts.get(id(node), _ONLY)
-            streams = node.streams and self.hinted
-            flow = Flow(node.bytes, node.bytes, 0.0, node.depends, streams, start.steps)
+            non_temporal = node.non_temporal and self.hinted
+            flow = Flow(node.bytes, node.bytes, 0.0, node.depends, non_temporal, start.steps)
             return {(node.buffer, start.at): flow}
         inside = self.sequence(node.body)
         lost = _lost([inside], self.capacity)
@@ -249,13 +249,13 @@ def _follows(region: Region, flow: Flow, other: Region, before: Flow, node: Repe
 
 
 def _repeated(buffer: Buffer, flow: Flow, node: Repeat, lost: Loss) -> Flow:
-    all_turns = replace(flow, again=node.times * flow.again)
+    repeated = replace(flow, again=node.times * flow.again)
     if node.symbol not in flow.depends:
-        share = 1.0 if flow.streams else lost.share
-        return all_turns.more(max(node.times - 1, 0) * share * flow.first, lost.whole)
+        share = 1.0 if flow.non_temporal else lost.share
+        return repeated.more(max(node.times - 1, 0) * share * flow.first, lost.whole)
     footprint = min(node.times * flow.footprint, max(buffer.most * buffer.dtype.itemsize, flow.footprint))
     first = min(node.times * flow.first, footprint)
-    found = replace(all_turns, footprint=footprint, first=first)
+    found = replace(repeated, footprint=footprint, first=first)
     return found.more(lost.share * (node.times * flow.first - first), lost.whole)
 
 
@@ -263,7 +263,7 @@ def _lost(parts: Sequence[Flows], capacity: float) -> Loss:
     largest: dict[Region, float] = {}
     for part in parts:
         for region, flow in part.items():
-            if not flow.streams:
+            if not flow.non_temporal:
                 largest[region] = max(largest.get(region, 0.0), flow.footprint)
     whole = sum(largest.values())
     return Loss(max(0.0, 1 - capacity / whole) if whole else 0.0, whole)

@@ -226,7 +226,7 @@ def _dot_nest(dot: Dot, m: int, n: int, k: int) -> Nest:
     item = dot.a.dtype.itemsize
     own = (dot.m.var, dot.n.var, dot.k.var)
 
-    streamed = {"": None, "a": dot.a, "b": dot.b}[r.streams]
+    streamed = {"": None, "a": dot.a, "b": dot.b}[r.streamed]
 
     def touch(load: Load, nbytes: float, *along: Symbol) -> Touch:
         outer = _symbols(load) - set(own)

@@ -43,7 +43,7 @@ def pipelined_rows(
 def _one_behind(row: Symbol, start: Index, statements: Sequence[Statement], along: Iter) -> Block | None:
     """A row's statements, its last map among the blocks of the last row's store; None where that can't be."""
     *others, store = statements
-    if not (isinstance(store, Store) and store.streams and store.domain == (along,)):
+    if not (isinstance(store, Store) and store.non_temporal and store.domain == (along,)):
         return None
     position = max((i for i, s in enumerate(others) if isinstance(s, Map) and s.domain == (along,)), default=None)
     size = next((n for n in BLOCKS if along.limit is None and along.extent % n == 0 and along.extent > n), None)

@@ -44,7 +44,7 @@ def find_stages(row: Symbol, statements: Sequence[Statement], along: Iter) -> St
     """The statements of a row as stages; None where they are none: reductions to floats, then one store past the
     caches."""
     *reduces, store = (s for s in statements if not isinstance(s, Alloc))
-    if not (isinstance(store, Store) and store.streams and store.domain == (along,) and reduces):
+    if not (isinstance(store, Store) and store.non_temporal and store.domain == (along,) and reduces):
         return None
     if along.limit is not None or along.extent % BLOCK != 0 or not BLOCK < along.extent <= LONGEST:
         return None

@@ -204,17 +204,17 @@ def _bias_of(context: LoweringContext, dot: Op) -> _Bias | None:
     producer = context.producers.get(other)
     if producer is not None and producer.name == "cast":
         other = producer.operands[0]
-    narrow = dot.operands[0].type.dtype
-    if other.type.rank != 1 or other.type.shape[0] != dot.result.type.shape[-1] or other.type.dtype != narrow:
+    dtype_in = dot.operands[0].type.dtype
+    if other.type.rank != 1 or other.type.shape[0] != dot.result.type.shape[-1] or other.type.dtype != dtype_in:
         return None
     value = add.result
-    if value.type.dtype != narrow:
+    if value.type.dtype != dtype_in:
         readers = uses[value]
         if len(readers) != 1 or readers[0].name != "cast" or value in context.body.outputs:
             return None
         covered.add(readers[0])
         value = readers[0].result
-    return _Bias(other, value, frozenset(covered)) if value.type.dtype == narrow else None
+    return _Bias(other, value, frozenset(covered)) if value.type.dtype == dtype_in else None
 
 
 # Activations

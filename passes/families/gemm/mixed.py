@@ -112,7 +112,7 @@ class _Widening:
                 code.append(self._overlapped(dots, accumulators))
             else:
                 stores = self._stores(accumulators) if ends else []
-                if s.registers.ahead and not hoisted:
+                if s.registers.prefetch_bytes and not hoisted:
                     code += [self._over_blocks(block) for block in apart(allocs, dots, stores)]
                 else:
                     code.append(self._over_blocks((*([] if hoisted else allocs), *dots, *stores)))
@@ -184,7 +184,7 @@ class _Widening:
         depth = add(mul(part, s.tile_k), self.ki)
         column = self.column if right.space == "tile" else add(mul(self.no, s.block_n), self.column)
         at = (floordiv(column, r.columns), floordiv(depth, self.group), mod(column, r.columns), mod(depth, self.group))
-        registers = replace(r, streams="b" if s.columns_inside else "a") if r.tiles else r
+        registers = replace(r, streamed="b" if s.columns_inside else "a") if r.tiles else r
         return Dot(rows, Iter(self.ni, r.columns), k, acc, left, Load(right, at), fresh, registers)
 
     # operands

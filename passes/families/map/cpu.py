@@ -44,7 +44,9 @@ def lower_map(context: LoweringContext, schedule: MapSchedule) -> LoweredGroup:
         sizes = (("tasks", wanted), ("parts", len(boxes)))
     tasks = boxes[0].tasks(wanted) if len(boxes) == 1 else wanted
     g = symbol("g", 0, last(tasks))
-    body = tuple(store for box in boxes for store in box.stores(context, shape, order, g, wanted, schedule.streams))
+    body = tuple(
+        store for box in boxes for store in box.stores(context, shape, order, g, wanted, schedule.non_temporal_bytes)
+    )
     return context.finish("map", (Grid((Iter.over(g, tasks),), body),), sizes)
 
 
@@ -95,7 +97,7 @@ class _Loops:
         return most_tasks if isinstance(self.whole, int) else ceildiv(self.whole, self.share(most_tasks))
 
     def stores(
-        self, context: LoweringContext, shape: Extents, order: Order, g: Symbol, tasks: int, streams: int
+        self, context: LoweringContext, shape: Extents, order: Order, g: Symbol, tasks: int, least: int
     ) -> Iterator[Store]:
         """The stores of a task's share of the box, where there are so many tasks at most."""
         rows, lanes = product(self.outer), product(self.inner)
@@ -115,8 +117,8 @@ class _Loops:
         outputs = outputs_at(context, shape, point)
         for number, (value, at) in enumerate(outputs):
             read_back = number + 1 < len(outputs) and element_flops(context.inliner.at(value, at)) > READ_BACK_FLOPS
-            store = store_at(context, value, at, domain, shift, streams=not read_back and is_large(value, streams))
-            yield _prefetching(store, lane) if store.streams else store
+            store = store_at(context, value, at, domain, shift, non_temporal=not read_back and is_large(value, least))
+            yield _prefetching(store, lane) if store.non_temporal else store
             if read_back:
                 context.inliner.add_leaf(value, prefer_index(at, Load(context.buffers[value], at)))
         for value, _ in outputs:
@@ -234,10 +236,10 @@ def store_at(
     domain: tuple[Iter, ...],
     shift: dict[Symbol, Index],
     *,
-    streams: bool = False,
+    non_temporal: bool = False,
 ) -> Store:
     element = reindex(context.inliner.at(value, at), shift)
-    return Store(domain, context.buffers[value], tuple(substitute(i, shift) for i in at), element, streams)
+    return Store(domain, context.buffers[value], tuple(substitute(i, shift) for i in at), element, non_temporal)
 
 
 def memory_order(context: LoweringContext, shape: Extents) -> Order:

@@ -47,7 +47,8 @@ WIDENING_FLOPS = 2
 
 @dataclass(frozen=True)
 class _Space:
-    """The loop structure: ``row`` is a loop variable, ``reduced`` an iterator, ``lane`` one of retained elements or None.
+    """The loop structure: ``row`` is a loop variable, ``reduced`` an iterator, ``lane`` one of retained elements or
+    None.
 
     ``shift`` turns the lane's tight symbol into block and lane. ``point`` is the domain point they make.
     """
@@ -213,7 +214,7 @@ class _Phases:
             done.add(op)
         for value in self.context.body.outputs:
             self._store(space, value)
-        if self.schedule.ahead and space.lane is None:
+        if self.schedule.overlaps and space.lane is None:
             self._fetch_next(space)
         return tuple(self.statements)
 
@@ -226,7 +227,7 @@ class _Phases:
         if not whole:
             return
         before = (s for s in self.statements[: whole[-1]] if isinstance(s, Map | Store | Reduce))
-        rows = (x for x in dict.fromkeys(x for s in before for x in loads(s.value)) if _walks(x, space))
+        rows = (x for x in dict.fromkeys(x for s in before for x in loads(s.value)) if _advances(x, space))
         prefetch = tuple(Load(x.buffer, tuple(_next(i, space.row) for i in x.index)) for x in rows)
         statement = self.statements[whole[-1]]
         assert isinstance(statement, Map | Store)
@@ -286,8 +287,8 @@ class _Phases:
         index = tuple(substitute(i, space.shift) for i in at)
         whole = any(s in _symbols(index) for s in (space.reduced.var,)) if space.reduced.extent != 1 else True
         domain = space.whole if whole else space.row_domain
-        streams = is_large(value, self.schedule.streams)
-        self.statements.append(Store(domain, self.context.buffers[value], index, element, streams))
+        non_temporal = is_large(value, self.schedule.non_temporal_bytes)
+        self.statements.append(Store(domain, self.context.buffers[value], index, element, non_temporal))
 
     def _at(self, space: _Space, value: Value, index: Subscripts) -> ScalarExpr:
         return reindex(self.context.inliner.at(value, index), space.shift)
@@ -305,7 +306,7 @@ def _is_worth_branching(element: ScalarExpr, last: Iter) -> bool:
     return last.extent * max(along, default=0) >= BRANCHING_BYTES
 
 
-def _walks(load: Load, space: _Space) -> bool:
+def _advances(load: Load, space: _Space) -> bool:
     """Whether a load takes neighbours along a row, and others for the next row."""
     steps = address_step(load, space.reduced.var), address_step(load, space.row)
     return load.buffer.space != "tile" and steps[0] == 1 and steps[1] not in (None, 0)

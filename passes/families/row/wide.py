@@ -76,12 +76,12 @@ class _WideRows(Rows):
         grid = Grid((Iter.over(self.g, self.blocks),), tuple(code))
         return self.context.finish("row", (grid,), self.schedule.describe(), ROW_BLOCKS)
 
-    def _loop(self, body: list[Statement], ahead: int = 1) -> Loop:
-        """Over a row, in steps of ``ahead`` chunks, whose statements stand one chunk after another."""
+    def _loop(self, body: list[Statement], unroll: int = 1) -> Loop:
+        """Over a row, in steps of ``unroll`` chunks, whose statements stand one chunk after another."""
         chunk = self.schedule.columns
-        ahead = min(ahead, -(-most(self.length) // chunk))
-        body += [self._later(s, k * chunk, chunk * ahead) for k in range(1, ahead) for s in tuple(body)]
-        return Loop(self.start, 0, self.length, chunk * ahead, tuple(body))
+        unroll = min(unroll, -(-most(self.length) // chunk))
+        body += [self._later(s, k * chunk, chunk * unroll) for k in range(1, unroll) for s in tuple(body)]
+        return Loop(self.start, 0, self.length, chunk * unroll, tuple(body))
 
     def _later(self, s: Statement, by: int, step: int) -> Statement:
         """A sum's or a store's statement for the chunk that lies so many elements further on in a step."""
@@ -181,10 +181,10 @@ class _WideRows(Rows):
         for v in ready:
             waiting.remove(v)
         body = [*parts.body, *parts.last, *stores]
-        ahead = self.schedule.ahead if all(isinstance(s, Reduce | Store) for s in body) else 1
-        if ahead > 1:  # no chunk needs what is made of the one before
+        unroll = self.schedule.unroll if all(isinstance(s, Reduce | Store) for s in body) else 1
+        if unroll > 1:  # no chunk needs what is made of the one before
             body = self._held(body, parts.before)
-        return [*parts.before, self._loop(body, ahead), *parts.after]
+        return [*parts.before, self._loop(body, unroll), *parts.after]
 
     def _held(self, body: list[Statement], before: list[Statement]) -> list[Statement]:
         """The statements of a loop with what they read and compute of a row's arguments read from registers, where

@@ -110,7 +110,7 @@ def test_rows_whose_number_is_not_known_modulo_the_block():
 @pytest.mark.parametrize("n", [64, 70])
 def test_panels_fetched_ahead(n, name, instruction):
     """Also beyond the end of the operand, where there may be no memory."""
-    k = gemm(6, n, 50, RegisterTile(6, 32, ahead=1 << 30))
+    k = gemm(6, n, 50, RegisterTile(6, 32, prefetch_bytes=1 << 30))
     compare(k, atol=1e-5)
     text = compile_kernels([k], cpu_target(f"cpu:{name}")).assembly()
     assert text.count("prefetch") == text.count(instruction) >= 2
@@ -122,8 +122,8 @@ def test_panels_fetched_ahead(n, name, instruction):
 @pytest.mark.parametrize("m", [12, 18, 31])
 def test_blocks_of_rows_share_what_is_fetched_ahead(m, limits):
     """Three vectors a step of k: two for each block where there are two of them, else one."""
-    compare(gemm(m, 96, 50, RegisterTile(6, 48, ahead=1 << 30), limits=limits), atol=1e-5)
-    text = compile_kernels([gemm(m, 96, 50, RegisterTile(6, 48, ahead=1 << 30))], cpu_target()).assembly()
+    compare(gemm(m, 96, 50, RegisterTile(6, 48, prefetch_bytes=1 << 30), limits=limits), atol=1e-5)
+    text = compile_kernels([gemm(m, 96, 50, RegisterTile(6, 48, prefetch_bytes=1 << 30))], cpu_target()).assembly()
     assert "prefetcht0" not in text
     assert text.count("prefetcht1") % (2 if m == 12 else 1) == 0 < text.count("prefetcht1")
 

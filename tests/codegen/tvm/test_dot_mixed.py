@@ -55,7 +55,7 @@ def product(m: int, n: int, k: int, dtype: DType, registers: RegisterTile, limit
 
 @pytest.mark.skipif(not HOST.multiplies(bf16), reason="no AVX512-BF16 here")
 @pytest.mark.parametrize(
-    "registers", [RegisterTile(6, 64), RegisterTile(12, 32, 2, ahead=4096), RegisterTile(1, 16)], ids=str
+    "registers", [RegisterTile(6, 64), RegisterTile(12, 32, 2, prefetch_bytes=4096), RegisterTile(1, 16)], ids=str
 )
 @pytest.mark.parametrize("m", [1, 6, 13])
 def test_bf16_in_groups(m, registers):
@@ -83,7 +83,7 @@ def test_int8_extremes():
 @pytest.mark.parametrize(("dtype", "instruction"), [(bf16, "tdpbf16ps"), (i8, "tdpbssd")], ids=str)
 @pytest.mark.parametrize("limit", [False, True])
 def test_tiles(dtype, instruction, limit):
-    k = product(40, 64, 128, dtype, RegisterTile(32, 32, tiles=True, ahead=4096), limit)
+    k = product(40, 64, 128, dtype, RegisterTile(32, 32, tiles=True, prefetch_bytes=4096), limit)
     verify(k)
     text = compile_kernels([k], AMX).assembly()
     assert text.count("ldtilecfg") == text.count("tilerelease") == 1

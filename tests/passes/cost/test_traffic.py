@@ -27,14 +27,14 @@ def test_of_what_is_larger_than_the_cache_a_share_is_fetched_again() -> None:
 
 
 def test_what_streams_takes_no_room_and_is_fetched_each_time() -> None:
-    def nest(*, streams: bool) -> Nest:
-        inside = (Touch(A, 1000, frozenset({P}), streams), Touch(B, 1000, frozenset()))
+    def nest(*, non_temporal: bool) -> Nest:
+        inside = (Touch(A, 1000, frozenset({P}), non_temporal), Touch(B, 1000, frozenset()))
         return (Repeat(Q, 10, (Repeat(P, 10, inside),)),)
 
-    kept = flows(nest(streams=True), 1000, hinted=True)
+    kept = flows(nest(non_temporal=True), 1000, hinted=True)
     assert (kept[A].fetched, kept[B].fetched) == (100_000, 1000)
-    plain = flows(nest(streams=True), 1000)
-    assert plain == flows(nest(streams=False), 1000) | {A: plain[A]}
+    plain = flows(nest(non_temporal=True), 1000)
+    assert plain == flows(nest(non_temporal=False), 1000) | {A: plain[A]}
     assert plain[B].fetched > 40_000
 
 

@@ -91,7 +91,7 @@ def test_few_rows_share_panels_that_pass_once(size: tuple[int, int, int]) -> Non
     m, n, k = size
     best = gemm_candidates(Problem(1, m, n, k), FEW, 2)[0]
     assert (best.tile_m, best.tile_k, best.pack_left) == (m, k, False)
-    assert best.registers.ahead > 0
+    assert best.registers.prefetch_bytes > 0
     assert -(-n // best.block_n) >= 2
     check(gemm(m, n, k), selector=Fixed(FEW, 2, {}, best), slack=8, atol=1e-5)
 
@@ -101,25 +101,25 @@ def test_memory_bound_products_are_shared_among_all_threads(threads: int) -> Non
     for problem in (Problem(1, 1, 4096, 4096), Problem(1, 8, 4096, 4096), Problem(1, 3, 1024, 14336, 64)):
         best = gemm_candidates(problem, TARGET, threads)[0]
         assert -(-problem.n // best.block_n) >= threads
-        assert best.registers.ahead > 0 or threads == 1
+        assert best.registers.prefetch_bytes > 0 or threads == 1
 
 
 def test_intels_servers_fetch_few_rows_panels_to_l2_from_farther_ahead() -> None:
     one = Problem(1, 8, 4096, 4096)
     near, far = (gemm_candidates(one, cpu_target(f"cpu:{name}"), 2)[0] for name in ("znver5", "sapphirerapids"))
-    assert 0 < near.registers.ahead < far.registers.ahead
+    assert 0 < near.registers.prefetch_bytes < far.registers.prefetch_bytes
 
 
 def test_a_right_operand_that_stays_in_cache_is_not_fetched_ahead() -> None:
-    assert not any(s.registers.ahead for s in gemm_candidates(Problem(1, 8, 64, 64), TARGET, 2))
-    assert not any(s.registers.ahead for s in gemm_candidates(Problem(3, 512, 4096, 4096), TARGET, 2))
+    assert not any(s.registers.prefetch_bytes for s in gemm_candidates(Problem(1, 8, 64, 64), TARGET, 2))
+    assert not any(s.registers.prefetch_bytes for s in gemm_candidates(Problem(3, 512, 4096, 4096), TARGET, 2))
 
 
 @pytest.mark.parametrize(("depth", "block"), [(4096, 128), (150, 150)])
 def test_many_rows_fetch_the_block_that_is_multiplied_next(depth: int, block: int) -> None:
     """In parts that are summed up apart, so what lies behind a block of the panel is used after it."""
     for s in gemm_candidates(Problem(1, 512, 4096, depth), TARGET, 2):
-        assert s.registers.ahead == (block * s.registers.columns * 4 if s.tile_m > s.registers.rows else 0)
+        assert s.registers.prefetch_bytes == (block * s.registers.columns * 4 if s.tile_m > s.registers.rows else 0)
 
 
 @pytest.mark.parametrize(("k", "n"), [(768, 2304), (768, 768), (768, 3072), (3072, 768)])

@@ -72,8 +72,8 @@ def _register_tiles(p: AlongProblem, target: CpuTarget) -> list[RegisterTile]:
             continue
         most = min(most, 6)
         rows = ceil(max(p.m, 1) / ceil(max(p.m, 1) / most))
-        ahead = 0 if p.computed else columns * p.k * p.item
-        found.append(RegisterTile(rows, columns, along=True, ahead=ahead))
+        prefetch_bytes = 0 if p.computed else columns * p.k * p.item
+        found.append(RegisterTile(rows, columns, along=True, prefetch_bytes=prefetch_bytes))
     return found
 
 

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fusec.ir.indexing import round_up
-from fusec.passes.families.gemm.schedule.mixed import AHEAD, AHEAD_TO_L2, TASKS_PER_THREAD, passes_once
+from fusec.passes.families.gemm.schedule.mixed import (
+    PREFETCH_BYTES,
+    PREFETCH_BYTES_TO_L2,
+    TASKS_PER_THREAD,
+    passes_once,
+)
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.passes.schedule.sums import block_depth
 from fusec.target.cpu import CpuTarget
@@ -45,7 +50,7 @@ class GemmSchedule(CpuSchedule):
     @property
     def reads_once(self) -> bool:
         """Whether a task needs its panels once, sums of all of its rows being in registers, and fetches them ahead."""
-        return self.registers.ahead > 0 and self.tile_m <= self.registers.rows
+        return self.registers.prefetch_bytes > 0 and self.tile_m <= self.registers.rows
 
     def k_splits(self, k: int) -> int:
         """In how many pieces K is packed and multiplied."""
@@ -124,7 +129,7 @@ def gemm_candidates(p: Problem, target: CpuTarget, threads: int) -> list[GemmSch
         for rows in (48, 96, 128, 192, 256):
             tile_m = round_up(_even(p.m, min(rows, fit)), registers.rows)
             shared = tile_m > registers.rows
-            fetching = replace(registers, ahead=_next_block(p, registers, tile_k, target) if shared else 0)
+            fetching = replace(registers, prefetch_bytes=_next_block(p, registers, tile_k, target) if shared else 0)
             for parts in (1, 2, 4, 8):
                 block_n = round_up(ceil(p.n / parts), registers.columns)
                 if parts > 1 and block_n < 4 * registers.columns:
@@ -198,9 +203,9 @@ Seconds = tuple[float, float]
 
 def _few_rows(p: Problem, registers: RegisterTile, target: CpuTarget, threads: int) -> dict[GemmSchedule, Seconds]:
     """Each task reads its panels of the right operand from end to end, all of K at once."""
-    ahead = replace(registers, ahead=AHEAD_TO_L2 if target.fetches_to_l2 else AHEAD)
+    prefetch_bytes = replace(registers, prefetch_bytes=PREFETCH_BYTES_TO_L2 if target.fetches_to_l2 else PREFETCH_BYTES)
     block_n = round_up(ceil(p.n / (TASKS_PER_THREAD * threads)), registers.columns)
-    s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), ahead, False)
+    s = GemmSchedule(registers.rows, block_n, registers.columns, max(p.k, 1), prefetch_bytes, False)
     return {s: _seconds(p, s, target, threads)}
 
 
@@ -224,7 +229,7 @@ def _seconds(p: Problem, s: GemmSchedule, target: CpuTarget, threads: int) -> Se
     panels = columns * p.k * item / (24.0 * target.frequency)
     if s.k_splits(p.k) > 1:
         left += 0.3 * cycle * rows * columns * s.k_splits(p.k)
-    waiting = 0.0 if s.registers.ahead else UNHIDDEN * panels
+    waiting = 0.0 if s.registers.prefetch_bytes else UNHIDDEN * panels
     per_task = max(multiply, panels) + waiting + left + rows * columns * 0.4 * cycle
     rounds = ceil(tasks / threads) if tasks > 1 else 1
     launch = 2e-6 if tasks > 1 else 0.2e-6

@@ -262,9 +262,9 @@ Compiled for sm_80 and run on an H200, 4096³ in bf16: 394 TFLOP/s at best, wher
 _COPIES = {16: 1.0, 8: 0.46, 4: 0.39, 2: 0.28, 1: 0.2}
 """What is left of the rate where rows start at multiples of so many bytes, which descriptors don't take: 4096×4096×K on
 an H200, 346, 295 and 211 TFLOP/s (decision 15)."""
-_AHEAD = 6.7e6
+_IN_FLIGHT = 6.7e6
 """Bytes under way that keep the memory busy."""
-_NARROW_TF32 = 0.65
+_DEEP_TF32 = 0.65
 """What blocks of four warps keep of their rate where f32 goes through the matrix units 32 deep."""
 _ELEMENT = 0.025e-6
 """Seconds for each element that a thread multiplies by itself, where few threads share an SM."""
@@ -375,7 +375,7 @@ def _rate(p: Problem, s: GpuGemmSchedule) -> float:
         == (s.m, s.n, s.launch.warps, s.transposed, s.persistent > 0)
     ]
     rate = next((b.rate for b in alike if b.k * 2 == s.k * p.item), alike[0].rate if alike else 0.5)
-    return rate * _NARROW_TF32 if p.item == 4 and not p.exact and s.launch.warps == 4 and s.k <= 32 else rate
+    return rate * _DEEP_TF32 if p.item == 4 and not p.exact and s.launch.warps == 4 and s.k <= 32 else rate
 
 
 def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
@@ -403,9 +403,9 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     compute = _beside(compute, share * depth * _making(p, s, beside, target), beside)
     loaded = tiles * depth * p.read(s.m, s.n)
     moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item * (1 + p.reads))
-    ahead = min(tiles, resident * target.sms) * s.k * p.read(s.m, s.n)
-    fetched = ahead * min(steps, max(1, s.launch.stages - 1))
-    supply = min(1.0, sqrt(fetched / _AHEAD)) if fetched else 1.0  # operands that are computed are not fetched
+    in_flight = min(tiles, resident * target.sms) * s.k * p.read(s.m, s.n)
+    fetched = in_flight * min(steps, max(1, s.launch.stages - 1))
+    supply = min(1.0, sqrt(fetched / _IN_FLIGHT)) if fetched else 1.0  # operands that are computed are not fetched
     traffic = max(moved / target.rates.read, loaded / target.rates.l2) / supply
     arrival = traffic + _TILE - _EPILOGUE
     return target.rates.launch + max(compute, arrival) + 0.05 * min(compute, arrival) + _finish(p, s.split, target)
@@ -435,10 +435,10 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     blocks = p.batches * ceil(lines / s.lines) * s.split
     matrix, vector = ((0, 1), (1, 0)) if p.n >= p.m else ((1, 0), (0, 1))
     moved = p.batches * lines * p.k * p.read(*matrix)
-    ahead = s.lines * s.depth * s.unroll * p.read(*matrix)
+    in_flight = s.lines * s.depth * s.unroll * p.read(*matrix)
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
-    supply = min(1.0, sqrt(min(blocks, resident * target.sms) * ahead / _AHEAD))
-    traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - ahead / 8192))
+    supply = min(1.0, sqrt(min(blocks, resident * target.sms) * in_flight / _IN_FLIGHT))
+    traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - in_flight / 8192))
     elements = p.batches * p.products * lines * p.k
     making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
     rate = target.rates.simt / max(1.0, target.sms / blocks)

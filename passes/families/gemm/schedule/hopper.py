@@ -211,9 +211,9 @@ def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
     rates = _RATES if p.products == 1 else _PAIRED_RATES
     if waves == 1:
         rates = tuple((n, _IN_ONE_WAVE if n == 64 else rate) for n, rate in rates)
-    narrower = next(k for k, (n, _) in enumerate(rates) if n < columns)
-    (wide, most), (narrow, least) = rates[narrower - 1], rates[narrower]
-    return least + (most - least) * (columns - narrow) / (wide - narrow)
+    number = next(k for k, (n, _) in enumerate(rates) if n < columns)
+    (wide, most), (fewer_columns, least) = rates[number - 1], rates[number]
+    return least + (most - least) * (columns - fewer_columns) / (wide - fewer_columns)
 
 
 def _together(multiply: float, traffic: float) -> float:

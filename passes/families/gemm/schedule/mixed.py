@@ -18,12 +18,12 @@ TILE_BYTES = 64
 L2_BYTES, L3_BYTES = 45.0, 8.0
 """Bytes a cycle that one core reads from L2 and from L3. Measured on Emerald Rapids: 39 to 48, and 8."""
 
-AHEAD = 8192
+PREFETCH_BYTES = 8192
 """Bytes ahead of which a right operand that passes once is fetched. 8×4096×4096 in f32, ms, a C program's loops, on
 Zen 5 and on Emerald Rapids: 0 9.1 and 8.1, 1024 9.2 and 6.6, 2048 7.9 and 5.7, 4096 7.7 and 4.7, 8192 7.9 and 4.5;
 reading alone 8.0 and 4.1."""
 
-AHEAD_TO_L2 = 16384
+PREFETCH_BYTES_TO_L2 = 16384
 """The same where vectors fetch to L2. Four layers of 8×4096×4096 in f32 on Emerald Rapids, compiled, share of the speed
 of reading: 8192 to L1 0.90, 8192 to L2 0.98, 16384 and 32768 1.00, nothing fetched 0.84; one row takes 1.23 to 1.25 of
 it by all of them, and bf16 on tiles, fetched 8192 ahead to L1, 1.5."""
@@ -127,7 +127,7 @@ def mixed_candidates(p: MixedProblem, target: CpuTarget, threads: int) -> list[M
         share = ceil(p.n / (TASKS_PER_THREAD * threads))
         widths = (64, 128, 192, 256, 384, 512, 1024) if registers.tiles else (64, 128, 256, 512, 1024)
         if holding:
-            registers = replace(registers, ahead=AHEAD)
+            registers = replace(registers, prefetch_bytes=PREFETCH_BYTES)
         for tile_k in (depth,) if holding else _depths(depth, step, p):
             for wanted_m in (32, 64, 128, 256):
                 tile_m = round_up(min(wanted_m, p.m), registers.rows)

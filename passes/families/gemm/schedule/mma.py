@@ -67,7 +67,7 @@ _SOLO = 0.8
 """The share of its rate that one block of four warps reaches alone on an SM."""
 _SHALLOW = 0.93
 """What is kept of the rate where fewer stages fit shared memory."""
-_NARROW = 0.85
+_OF_TF32 = 0.85
 """What products of 32 bits keep of the half of the rate that they have."""
 _COPIES = {16: 1.0, 8: 0.62, 4: 0.44, 2: 0.31, 1: 0.2}
 """What is left of the rate with narrower copies: 512, 319, 224 and 159 TFLOP/s (decision 15)."""
@@ -125,7 +125,7 @@ def _predict(
     beside = min(each, resident)
     rate = target.rates.warp_tensor * share / target.sms
     if item == 4:
-        rate *= _NARROW / 2
+        rate *= _OF_TF32 / 2
     if beside == 1 and s.launch.warps < _WARPS:
         rate *= _SOLO
     rounds, steps = ceil(each / resident), ceil(k / s.k)

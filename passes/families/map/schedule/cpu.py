@@ -11,27 +11,27 @@ from fusec.target.cpu import CpuTarget
 
 @dataclass(frozen=True)
 class MapSchedule(CpuSchedule):
-    """``task_elements``: about how many elements one parallel task computes. ``streams``: results of at least so many
-    bytes go past the caches, 0 for none."""
+    """``task_elements``: about how many elements one parallel task computes. ``non_temporal_bytes``: results of at
+    least so many bytes go past the caches, 0 for none."""
 
     task_elements: int
-    streams: int = 0
+    non_temporal_bytes: int = 0
 
 
 def map_schedule(elements: int, threads: int, target: CpuTarget, serial_below: int = 16384) -> MapSchedule:
     """One task where starting threads costs more than it saves, else at least four a thread."""
-    streams = streams_from(target)
+    non_temporal_bytes = non_temporal_from(target)
     if elements <= serial_below:
-        return MapSchedule(max(elements, 1), streams)
+        return MapSchedule(max(elements, 1), non_temporal_bytes)
     per_task = max(serial_below // 2, -(-elements // (4 * threads)))
-    return MapSchedule(min(round_up(per_task, 64), 65536), streams)
+    return MapSchedule(min(round_up(per_task, 64), 65536), non_temporal_bytes)
 
 
 STREAMED = 32 << 20
 """Bytes of a result that no cache keeps for whoever reads it next, on a machine with other work."""
 
 
-def streams_from(target: CpuTarget) -> int:
+def non_temporal_from(target: CpuTarget) -> int:
     """Bytes from which a result is written past the caches, 0 for never.
 
     A store of part of a line has the line read first, and that of a result larger than the caches is thrown out before

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.passes.families.map.schedule.cpu import streams_from
+from fusec.passes.families.map.schedule.cpu import non_temporal_from
 from fusec.passes.schedule.base import CpuSchedule
 from fusec.target.cpu import CpuTarget
 
 
 @dataclass(frozen=True)
 class RowSchedule(CpuSchedule):
-    """``task_rows``: rows one parallel task does. ``scratch_bytes``: a row's intermediate value is kept, not
-    computed again, while it fits in this much scratch. ``lanes``: retained elements side by side when the reduced
-    axis is not the innermost in memory. ``streams``: results of at least so many bytes go past the caches, 0 for
-    none. ``ahead``: while a row is computed the next one is fetched. ``staged``: while a row is stored the ones behind
-    it are reduced. ``wide_bytes``: what all rows read in 16 bits is widened once a task where it fits in so much
+    """``task_rows``: rows one parallel task does. ``scratch_bytes``: a row's intermediate value is kept, not computed
+    again, while it fits in this much scratch. ``lanes``: retained elements side by side when the reduced axis is not
+    the innermost in memory. ``non_temporal_bytes``: results of at least so many bytes go past the caches, 0 for none.
+    ``overlaps``: while a row is computed the next one is fetched. ``staged``: while a row is stored the ones behind it
+    are reduced. ``wide_bytes``: what all rows read in 16 bits is widened once a task where it fits in so much
     scratch."""
 
     task_rows: int
     scratch_bytes: int
     lanes: int
-    streams: int = 0
-    ahead: bool = False
+    non_temporal_bytes: int = 0
+    overlaps: bool = False
     staged: bool = False
     wide_bytes: int = 0
 
@@ -34,9 +34,9 @@ def row_schedule(rows: int, reduced: int, threads: int, target: CpuTarget, seria
     else:
         least = min(max(1, serial_below // (2 * max(reduced, 1))), -(-rows // (4 * threads)))
         task_rows = max(least, min(TASK // max(reduced, 1), -(-rows // (16 * threads))))
-    ahead = ROW_BYTES * reduced <= target.l2 // 8 and ROW_BYTES * rows * reduced > target.l2
+    overlaps = ROW_BYTES * reduced <= target.l2 // 8 and ROW_BYTES * rows * reduced > target.l2
     return RowSchedule(
-        task_rows, target.l2 // 2, 64, streams_from(target), ahead, target.takes_rows_in_stages, target.l1 // 3
+        task_rows, target.l2 // 2, 64, non_temporal_from(target), overlaps, target.takes_rows_in_stages, target.l1 // 3
     )
 
 

@@ -20,7 +20,7 @@ from fusec.tile.kernel import Language
 class GpuRowSchedule:
     """A block holds ``rows`` rows: whole ones padded to ``columns``, or ``columns`` elements of them at a time.
 
-    cluster: blocks that hold the rows together, each a part of them (Hopper and later). ahead: how many times as many
+    cluster: blocks that hold the rows together, each a part of them (Hopper and later). unroll: how many times as many
     elements are asked for at a time, where what is made of them are sums alone.
     """
 
@@ -30,13 +30,13 @@ class GpuRowSchedule:
     launch: Launch
     whole: bool = True
     cluster: int = 1
-    ahead: int = 1
+    unroll: int = 1
     seconds: float = field(default=0.0, compare=False)
 
     def describe(self) -> tuple[tuple[str, int | str], ...]:
         columns = "columns" if self.whole else "chunk"
         sizes = (("rows", self.rows), (columns, self.columns), ("warps", self.launch.warps))
-        more = (("cluster", self.cluster), ("ahead", self.ahead), ("stages", self.launch.stages))
+        more = (("cluster", self.cluster), ("unroll", self.unroll), ("stages", self.launch.stages))
         return (*sizes, *((name, n) for name, n in more if n > 1))
 
 
@@ -71,7 +71,7 @@ FEW_ACROSS = 16
 read. Sums of 64 images of 112² of 64 channels take 38 µs on an H200, with 32 positions 39, with 128 and 8 warps 51; of
 16384 by 8192: 75, 87 and 80."""
 
-AHEAD = (4, 5, 3, 7)
+UNROLLS = (4, 5, 3, 7)
 """Times as many of those are asked for at a time: of 16 alone a thread has 16 bytes under way, which keep memory busy
 where an SM has all the threads that it can have, and are too few for images of few channels. The sums take no more
 registers for it. A number that leaves no rest, best first."""
@@ -150,8 +150,8 @@ def _across(rows: int, length: int, bits: int, steps: int, target: GpuTarget) ->
         return GpuRowSchedule(side, columns, _launch(side * columns, target))
     if steps == 1 and bits <= 16 and side * bits >= NEAR_BYTES * 8:
         chunks = -(-length // FEW_ACROSS)
-        ahead = next((n for n in AHEAD if chunks % n == 0), AHEAD[0])
-        return GpuRowSchedule(side, FEW_ACROSS, Launch(4, 1), whole=False, ahead=ahead)
+        unroll = next((n for n in UNROLLS if chunks % n == 0), UNROLLS[0])
+        return GpuRowSchedule(side, FEW_ACROSS, Launch(4, 1), whole=False, unroll=unroll)
     chunk = max(ACROSS, 8192 // side if steps > 1 else TOGETHER // side)
     return GpuRowSchedule(side, chunk, Launch(8 if steps == 1 or side < 64 else 4, 1), whole=False)
 

@@ -94,7 +94,7 @@ def test_schedules(rows: int, columns: int, size: tuple[int, int, int]) -> None:
     """Blocks of rows and columns that end within the product, tasks of few columns, K in blocks."""
     m, _n, k = size
     tile_m = min(2 * rows, m)
-    s = GemmSchedule(tile_m, 24, 8, k, RegisterTile(rows, columns, along=True, ahead=columns * k * 4), False)
+    s = GemmSchedule(tile_m, 24, 8, k, RegisterTile(rows, columns, along=True, prefetch_bytes=columns * k * 4), False)
     assert in_place(through(linear(*size), selector=Fixed(HOST, 2, {}, s)))
     assert schedule_from_text(schedule_to_text(s)) == s
 
@@ -144,9 +144,9 @@ def test_columns_side_by_side_are_read_where_they_lie(size: tuple[int, int, int]
     assert [kernel.kind for kernel in run.lowered.program.kernels] == ["gemm"]
 
 
-@pytest.mark.parametrize("ahead", [0, 4096])
-def test_rows_apart_are_fetched_by_themselves(ahead: int) -> None:
-    s = GemmSchedule(4, 64, 32, 16, RegisterTile(2, 32, ahead=ahead), False, staged=True)
+@pytest.mark.parametrize("prefetch_bytes", [0, 4096])
+def test_rows_apart_are_fetched_by_themselves(prefetch_bytes: int) -> None:
+    s = GemmSchedule(4, 64, 32, 16, RegisterTile(2, 32, prefetch_bytes=prefetch_bytes), False, staged=True)
     through(across(4, 64, 40), selector=Fixed(HOST, 2, {}, s))
 
 

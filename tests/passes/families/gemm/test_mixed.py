@@ -156,11 +156,11 @@ def test_columns_of_a_task_leave_room_in_l2_for_rows_that_pass(k: int, n: int, w
 @pytest.mark.parametrize("target", [OF_TILES, OF_GROUPS])
 def test_few_rows_read_panels_from_end_to_end(m: int, target: str) -> None:
     best = mixed_candidates(MixedProblem(1, m, 4096, 4096, bf16, True), cpu_target(target), 2)[0]
-    assert best.registers.ahead > 0
+    assert best.registers.prefetch_bytes > 0
     assert best.tile_k == 4096
     assert 4096 // best.block_n >= 2
     usual = mixed_candidates(MixedProblem(1, 512, 4096, 4096, bf16, True), cpu_target(target), 2)
-    assert not any(s.registers.ahead for s in usual)
+    assert not any(s.registers.prefetch_bytes for s in usual)
 
 
 @pytest.mark.parametrize(("m", "dtype"), [(1, bf16), (5, bf16), (1, f32)], ids=str)
@@ -186,4 +186,4 @@ def test_schedules_of_few_rows(target: str, size: tuple[int, int, int]) -> None:
     machine = replace(cpu_target(target), l2=4096)
     m, n, k = size
     found = mixed_candidates(MixedProblem(1, m, n, k, bf16), machine, 2)
-    through(linear(*size), next(s for s in found if s.registers.ahead), target)
+    through(linear(*size), next(s for s in found if s.registers.prefetch_bytes), target)

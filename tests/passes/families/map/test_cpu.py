@@ -158,7 +158,7 @@ class _Streamed(Selector):
     """Every result counts as a large one."""
 
     def candidates(self, context: LoweringContext) -> list[CpuSchedule]:
-        return [replace(s, streams=1) for s in super().candidates(context) if isinstance(s, MapSchedule)]
+        return [replace(s, non_temporal_bytes=1) for s in super().candidates(context) if isinstance(s, MapSchedule)]
 
 
 @pytest.mark.parametrize(

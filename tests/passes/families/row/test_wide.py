@@ -198,7 +198,7 @@ SCALED = (
 @pytest.mark.parametrize("length", [5, 64, 96, 100, 129])
 def test_several_chunks_at_a_time(length: int) -> None:
     """Also where they leave a rest. What all places of a row read is read before the loop."""
-    schedule = GpuRowSchedule(8, 16, Launch(4, 1), whole=False, ahead=4)
+    schedule = GpuRowSchedule(8, 16, Launch(4, 1), whole=False, unroll=4)
     run = check(
         SCALED.replace("LENGTH", str(length)), target=TARGET.name, selector=InChunks(TARGET, schedule=schedule), slack=4
     )
@@ -213,7 +213,7 @@ def test_several_chunks_at_a_time(length: int) -> None:
 
 
 def test_running_totals_go_chunk_by_chunk() -> None:
-    schedule = GpuRowSchedule(1, 16, Launch(4, 1), whole=False, ahead=4)
+    schedule = GpuRowSchedule(1, 16, Launch(4, 1), whole=False, unroll=4)
     selector = InChunks(TARGET, schedule=schedule)
     run = check(graph([3, 100], SOFTMAX), target=TARGET.name, selector=selector, slack=4, atol=1e-6)
     assert "for c in 0..100, step 16" in run.lowered.stages["tile"]
