@@ -103,7 +103,7 @@ def best_of_triton(function: Callable[..., Any], arguments: tuple[Any, ...], tim
 
 
 def rows(times: Times) -> list[Row]:
-    """bf16 products, and attention with heads of 128 and 64."""
+    """bf16 matmuls, and attention with heads of 128 and 64."""
     made = [product("4096³", 4096, 4096, times), product("4096×4096×4097", 4096, 4097, times)]
     for depth, heads, causal in ((128, 16, True), (128, 16, False), (64, 32, True)):
         made.append(attention(depth, heads, causal, times))

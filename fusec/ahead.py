@@ -30,7 +30,7 @@ SIZES = (64, 1024)
 """Products of extents up to which a GPU has kernels scheduled for them. A bf16 linear layer with gelu, 768 to 3072, for
 16 times 512 tokens at most, on an H200: 2 times 64 of them take 13.4 µs in kernels for the most, 4.2 in their own."""
 
-_PRODUCTS = frozenset({"dot", "linear", "matmul", "einsum", "sdpa"})
+_CONTRACTIONS = frozenset({"dot", "linear", "matmul", "einsum", "sdpa"})
 
 FEW = 3
 """A range of fewer extents above 1 is compiled for each of them."""
@@ -66,7 +66,7 @@ def usual_extents(ranges: Ranges, upto: int | None) -> dict[str, int]:
 def in_sizes(piece: Piece) -> list[Piece]:
     """The piece for small extents, for middling ones, and for all: matmuls of few rows are scheduled otherwise."""
     least, largest = (prod(ends[k] for ends in piece.ranges.values()) for k in (0, 1))
-    if not any(op.name in _PRODUCTS for op in piece.graph.ops):
+    if not any(op.name in _CONTRACTIONS for op in piece.graph.ops):
         return [piece]
     return [*(replace(piece, upto=n) for n in SIZES if least < n < largest), piece]
 

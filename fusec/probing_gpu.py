@@ -54,19 +54,19 @@ def _twice(x: Any) -> Any:
     return x * 2
 
 
-def _product(x: Any, w: Any) -> Any:
+def _matmul(x: Any, w: Any) -> Any:
     return x @ w.T
 
 
-def _two_products(x: Any, w: Any) -> Any:
+def _two_matmuls(x: Any, w: Any) -> Any:
     return (x @ w.T).relu() @ w.T
 
 
 PROBES = (
     Probe(("read",), _sums, lambda t, d: (_half(t, d, 65536, 8192),)),
     Probe(("copy",), _twice, lambda t, d: (_half(t, d, 32768, 8192),)),
-    Probe(("tensor", "warp_tensor"), _product, lambda t, d: (_half(t, d, 8192, 4096), _half(t, d, 8192, 4096))),
-    Probe(("simt", "special"), _product, lambda t, d: (_single(t, d, 4096, 4096), _single(t, d, 4096, 4096))),
+    Probe(("tensor", "warp_tensor"), _matmul, lambda t, d: (_half(t, d, 8192, 4096), _half(t, d, 8192, 4096))),
+    Probe(("simt", "special"), _matmul, lambda t, d: (_single(t, d, 4096, 4096), _single(t, d, 4096, 4096))),
 )
 """One gigabyte read, half a gigabyte copied, matmuls of 16 bits and of f32. What L2 gives is a fit to matmuls
 (:data:`fusec.target.gpu_rates.L2`), and not measured."""
@@ -153,9 +153,9 @@ class Timer:
         one = self._torch.ones(1, device=self._device)
         x, w = _half(self._torch, self._device, 32, 256), _half(self._torch, self._device, 256, 256)
         smallest = jit(fallback="error")(_twice)
-        product, two = (jit(fallback="error")(f) for f in (_product, _two_products))
+        matmul, two = (jit(fallback="error")(f) for f in (_matmul, _two_matmuls))
         alone, row = (self.seconds(lambda: smallest(one), n) for n in (1, _ROW))
-        in_host = [self.host(call) for call in (lambda: product(x, w), lambda: two(x, w))]
+        in_host = [self.host(call) for call in (lambda: matmul(x, w), lambda: two(x, w))]
         host_launch = max(in_host[1] - in_host[0], 1e-7)
         follow = (row - alone) / (_ROW - 1)
         if follow >= in_host[0]:  # the device waited for the host

@@ -52,15 +52,15 @@ class Selector:
         kernel = lowered.kernel
         dots = [o for o in body.ops if o.name == "dot"]
         others = kernel.flops - sum(map(op_flops, dots))
-        products = _products(lowered, dots)
-        limit, bound = roofline(products, others, kernel.bytes, self.target, self.known, self.threads)
+        matmuls = _matmuls(lowered, dots)
+        limit, bound = roofline(matmuls, others, kernel.bytes, self.target, self.known, self.threads)
         fused = fused_ops(op)
         return KernelReport(
             kernel.name, kernel.kind, fused, lowered.describe(), kernel.flops, kernel.bytes, limit, limit, bound
         )
 
 
-def _products(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
+def _matmuls(lowered: LoweredGroup, dots: Iterable[Op]) -> dict[DType, int]:
     """Operations of a group's matmuls that are done, by their operands' type."""
     skipped = lowered.skipped or 0.0
     found: dict[DType, int] = {}

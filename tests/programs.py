@@ -97,7 +97,7 @@ def _filler(type_: TensorType) -> Any:
 
 
 Dot = tuple[str, str, str, str]
-"""The types of a product's operands, its attributes and the type of its result."""
+"""The types of a matmul's operands, its attributes and the type of its result."""
 
 
 def dot_program(dot: Dot) -> str:

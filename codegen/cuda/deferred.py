@@ -20,9 +20,9 @@ class DeferredEpilogue:
     rest: tuple[Store, ...]
 
 
-def deferred_epilogue(stores: Sequence[Store], products: Collection[Buffer]) -> DeferredEpilogue | None:
+def deferred_epilogue(stores: Sequence[Store], accumulators: Collection[Buffer]) -> DeferredEpilogue | None:
     """The cut nearest the products; None where more values than products cross it, or one that is not rounded."""
-    cut = _Cut(products)
+    cut = _Cut(accumulators)
     rest = []
     for store in stores:
         value = cut.rest_of(store.value)
@@ -31,7 +31,7 @@ def deferred_epilogue(stores: Sequence[Store], products: Collection[Buffer]) -> 
         if value is None:
             return None
         rest.append(replace(store, value=value))
-    if not 0 < len(cut.values) <= len(products):
+    if not 0 < len(cut.values) <= len(accumulators):
         return None
     return DeferredEpilogue(tuple(cut.values.values()), tuple(load.buffer for load in cut.loads.values()), tuple(rest))
 
@@ -41,8 +41,8 @@ def _is_half(is_float: bool, bits: int) -> bool:
 
 
 class _Cut:
-    def __init__(self, products: Collection[Buffer]) -> None:
-        self.products = products
+    def __init__(self, accumulators: Collection[Buffer]) -> None:
+        self.accumulators = accumulators
         self.values: dict[int, Apply] = {}
         self.loads: dict[int, Load] = {}
         self.number = Numbering().number
@@ -64,17 +64,17 @@ class _Cut:
     def _change(self, e: ScalarExpr) -> ScalarExpr | None:
         return self.put(e) if isinstance(e, Apply) and self._is_stored(e) else None
 
-    def _reads_products(self, e: ScalarExpr) -> bool:
+    def _reads_accumulators(self, e: ScalarExpr) -> bool:
         number = self.number(e)
         if number not in self.reads:
-            here = isinstance(e, Load) and e.buffer in self.products
-            self.reads[number] = here or any(map(self._reads_products, children(e)))
+            here = isinstance(e, Load) and e.buffer in self.accumulators
+            self.reads[number] = here or any(map(self._reads_accumulators, children(e)))
         return self.reads[number]
 
     def _can_be_cut(self, e: ScalarExpr) -> bool:
         number = self.number(e)
         if number not in self.can:
-            leaf = isinstance(e, Load) and e.buffer in self.products
+            leaf = isinstance(e, Load) and e.buffer in self.accumulators
             self.can[number] = not leaf and (self._rounds(e) or all(map(self._can_be_cut, children(e))))
         return self.can[number]
 
@@ -84,4 +84,4 @@ class _Cut:
 
     def _is_stored(self, e: Apply) -> bool:
         """Whether it is rounded here and what it is made of can't be cut before."""
-        return self._rounds(e) and self._reads_products(e) and not all(map(self._can_be_cut, e.args))
+        return self._rounds(e) and self._reads_accumulators(e) and not all(map(self._can_be_cut, e.args))

@@ -35,9 +35,9 @@ def emit_hopper_gemm(kernel: Kernel, template: HopperGemm, target: GpuTarget) ->
 class _Emitter(PlanWriter):
     def __init__(self, kernel: Kernel, template: HopperGemm, target: GpuTarget) -> None:
         self.nest = nest = template.nest
-        products = {total.buffer: f"values[{k}][{{}}]" for k, total in enumerate(nest.sums)}
+        accumulators = {total.buffer: f"values[{k}][{{}}]" for k, total in enumerate(nest.sums)}
         stores = tile_stores(nest)
-        super().__init__(kernel, _OWN_NAMES.split(), nest.row.inner, nest.column.inner, stores, products)
+        super().__init__(kernel, _OWN_NAMES.split(), nest.row.inner, nest.column.inner, stores, accumulators)
         self.target, self.pipeline = target, template.pipeline
         self.k, self.dtype = nest.depth.inner, nest.left.dtype
         self.symbols |= {
@@ -47,7 +47,7 @@ class _Emitter(PlanWriter):
         }
         self.symbols[nest.step] = "k"
         alone = self.pipeline.ping_pong or self.pipeline.split > 1
-        self.cut = None if alone else deferred_epilogue(stores, products)
+        self.cut = None if alone else deferred_epilogue(stores, accumulators)
 
     def emit(self) -> KernelSource:
         kernel, p = self.kernel, self.pipeline
@@ -61,7 +61,7 @@ class _Emitter(PlanWriter):
                 raise LoweringError("several matmuls over windows whose channels are no whole steps")
             b = [self._weights(b[0], apart)]
         if len({m.fetch.transposed for m in b}) > 1:
-            raise LoweringError("operands of one product transposed in different ways")
+            raise LoweringError("operands of one matmul transposed in different ways")
         outputs = [self._output(s) for s in self.stores]
         staged = [m for m in outputs if m is not None]
         self._constants(a, b, len(staged))
@@ -111,7 +111,7 @@ class _Emitter(PlanWriter):
         if along_k and part % _SWIZZLED_ROWS:
             raise LoweringError(f"boxes of {part} rows of {load.buffer} do not begin where tensor cores read them")
         if not along_k and part % box[1]:
-            raise LoweringError(f"a cluster's blocks can't share copies of {part} places of {load.buffer}")
+            raise LoweringError(f"a cluster's blocks can't share copies of {part} positions of {load.buffer}")
         coordinates = {domain[side].var: ("row", "column")[side]}
         return self.add_map(load, fetch, box, coordinates, dtype=self._kind)
 

@@ -28,7 +28,7 @@ def pointwise(block: Block) -> Iterator[Pointwise]:
         elif isinstance(s, If):
             yield from pointwise((*s.body, *s.orelse))
         elif isinstance(s, Dot):
-            raise LoweringError("a product in a kernel of maps and reductions")
+            raise LoweringError("a matmul in a kernel of maps and reductions")
 
 
 @dataclass(frozen=True)

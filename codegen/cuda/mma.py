@@ -39,9 +39,9 @@ class _Emitter(PlanWriter):
     def __init__(self, kernel: Kernel, template: MmaGemm, *, vectors: bool) -> None:
         self.nest = nest = template.nest
         self.warp = template.warp
-        products = {total.buffer: f"values[{p}][{{}}]" for p, total in enumerate(nest.sums)}
+        accumulators = {total.buffer: f"values[{p}][{{}}]" for p, total in enumerate(nest.sums)}
         m, n = nest.row.inner, nest.column.inner
-        super().__init__(kernel, _OWN_NAMES.split(), m, n, tile_stores(nest), products, pairs=vectors)
+        super().__init__(kernel, _OWN_NAMES.split(), m, n, tile_stores(nest), accumulators, pairs=vectors)
         self.vectors, self.dtype = vectors, nest.left.dtype
         self.symbols |= {
             nest.batch.var: "batch",
@@ -136,7 +136,7 @@ class _Emitter(PlanWriter):
 
     def _read(self, load: Load, scalars: Scalars) -> str:
         if load.buffer.space != "parameter":
-            raise LoweringError(f"tile {load.buffer} in a product's operand")
+            raise LoweringError(f"tile {load.buffer} in a matmul's operand")
         flat = offset_of(load.buffer, load.index)
         where = bare(self._index(flat)) if flat is not None else scalars.gathered(load)
         text = f"{self.buffers[load.buffer]}[{where}]"

@@ -52,12 +52,12 @@ class PlanWriter:
         m: Iter,
         n: Iter,
         stores: Sequence[Store],
-        products: Mapping[Buffer, str],
+        accumulators: Mapping[Buffer, str],
         *,
         pairs: bool = True,
     ) -> None:
         self.kernel, self.m, self.n, self.pairs = kernel, m, n, pairs
-        self.stores, self.products = stores, products
+        self.stores, self.accumulators = stores, accumulators
         self.names = Names([kernel.name, *names])
         self.buffers = {b: self.names.unique(b.name) for b in kernel.parameters}
         self.symbols: dict[Symbol, str] = {m.var: "row", n.var: "column"}
@@ -161,10 +161,10 @@ class PlanWriter:
         last = bare(self.index(self.n.limit)) if self._odd and self.n.limit is not None else ""
         column = f"minimum(column + 1, {last} - 1)" if last else "(column + 1)"
         symbols = {**self.symbols, self.n.var: column} if lane else self.symbols
-        products = {b: text.format(lane) for b, text in self.products.items()}
+        accumulators = {b: text.format(lane) for b, text in self.accumulators.items()}
 
         index = self.speller(symbols)
-        read = self.reader(products, index, {load: f"{pair}[{lane}]" for load, pair in pairs.items()})
+        read = self.reader(accumulators, index, {load: f"{pair}[{lane}]" for load, pair in pairs.items()})
         scalars = Scalars(self.style, self.names, read, index, self.writer.line, roots)
         return [scalars.value(e) for e in roots]
 
@@ -268,7 +268,7 @@ class PlanWriter:
         known = known or {}
         stores = self.stores if cut is None else cut.rest
         slots = {} if cut is None else {b: f"deferred[{k}]" for k, b in enumerate(cut.slots)}
-        self.products = {**self.products, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in slots.items()}}
+        self.accumulators = {**self.accumulators, **{b: f"{b.dtype.name}::at({t}, {{}})" for b, t in slots.items()}}
         roots = [unrounded(s) for s in stores]
         pairs = {**known, **self._read_pairs(roots, known)}
         found = [self._values(lane, pairs, roots) for lane in range(2)]

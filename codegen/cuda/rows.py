@@ -1,4 +1,4 @@
-"""How a product's operands lie in memory, for kernels that copy rows of them into shared memory (``rows.cuh``)."""
+"""How a matmul's operands lie in memory, for kernels that copy rows of them into shared memory (``rows.cuh``)."""
 
 from __future__ import annotations
 
@@ -75,6 +75,6 @@ def alike(operands: list[InRows]) -> InRows:
     not."""
     first = operands[0]
     if any((x.transposed, x.rows, x.columns) != (first.transposed, first.rows, first.columns) for x in operands):
-        raise LoweringError("operands of one product transposed in different ways")
+        raise LoweringError("operands of one matmul transposed in different ways")
     stride = first.stride if all(x.stride == first.stride for x in operands) else -1
     return InRows(first.value, first.free, first.inner, first.transposed, stride, min(x.vector for x in operands))

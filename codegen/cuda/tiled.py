@@ -98,7 +98,7 @@ class _Emitter:
         assert isinstance(value, Load)
         flat = offset_of(value.buffer, value.index)
         if flat is None:
-            raise LoweringError(f"{value.buffer} read at loaded subscripts in a product")
+            raise LoweringError(f"{value.buffer} read at loaded subscripts in a matmul")
         step = vector_step(value, self.k, 1)
         unit = max(1, 16 // value.dtype.itemsize)
         vector = unit if self.vectors and free.extent % unit == 0 and is_vector(value, free, unit) else 1
@@ -209,7 +209,7 @@ class _Emitter:
             if load.buffer is self.sum.buffer:
                 return f"values[{lane}]"
             if load.buffer.space != "parameter":
-                raise LoweringError(f"tile {load.buffer} in a product's epilogue")
+                raise LoweringError(f"tile {load.buffer} in a matmul's epilogue")
             found = read.get(load) or self._subscripted(load, lane, scalars)
             return f"float({found})" if load.dtype.is_float and load.dtype.bits < 32 else found
 

@@ -334,7 +334,7 @@ class _Emitter(Scalars):
             if tuple(load.index) == tuple(i.var for i in reversed(domain)):
                 name = f"tl.trans({name})"
             elif tuple(load.index) != tuple(i.var for i in domain):
-                raise LoweringError("a product of a tile at other subscripts than its own")
+                raise LoweringError("a matmul of a tile at other subscripts than its own")
             text = name
         else:
             text = (None if exact else self._fetch(load, domain)) or self._read(load, whole=True)

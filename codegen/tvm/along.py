@@ -116,7 +116,7 @@ class AlongWriter(DotWriter):
                 left = tir.constant(SIGNS, "int32", self.lanes).node
             for total, right in zip(row, columns, strict=True):
                 old = tirx.BufferLoad(total, [zero])
-                code.append(tirx.BufferStore(total, self._product(code, old, left, right), [zero]))
+                code.append(tirx.BufferStore(total, self._accumulated(code, old, left, right), [zero]))
 
     def _coordinates(self, block: RowBlock, i: int, k: Index) -> Mapping[Symbol, Index]:
         return self._at(block, i, 0, 0, k)
@@ -141,7 +141,7 @@ class AlongWriter(DotWriter):
         code.append(tir.bind(variable, node))
         return variable
 
-    def _product(self, code: Code, total: Node, a: Node, b: Node) -> Node:
+    def _accumulated(self, code: Code, total: Node, a: Node, b: Node) -> Node:
         if self.group > 1:
             return multiply_groups(self.context, self.group, total, a, b)
         return self._multiply_add(code, a, b, total)

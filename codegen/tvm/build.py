@@ -39,7 +39,7 @@ def llvm_target(target: CpuTarget) -> Any:
     options: dict[str, object] = {"kind": "llvm", "mcpu": target.mcpu, "num-cores": target.cores}
     if target.triple:
         options["mtriple"] = target.triple
-    switches = [*target.attributes, *(_SWITCHES[name] for name in target.products)]
+    switches = [*target.attributes, *(_SWITCHES[name] for name in target.matmul_features)]
     if switches:
         options["mattr"] = switches
     return tvm.target.Target(options)

@@ -14,8 +14,8 @@ from tvm import tirx
 from fusec.codegen.tvm import tir
 from fusec.codegen.tvm.casts import memory_type
 from fusec.codegen.tvm.context import Context, Numbers, distinct
+from fusec.codegen.tvm.contractions import emit_dot
 from fusec.codegen.tvm.pointwise import emit_pointwise
-from fusec.codegen.tvm.products import emit_dot
 from fusec.codegen.tvm.reduce import emit_reduce
 from fusec.codegen.tvm.scalars import Points
 from fusec.codegen.tvm.softmax_exp import emit_softmax_exp

@@ -24,7 +24,7 @@ from fusec.ir import index as ix
 from fusec.ir import indexing
 from fusec.ir.index import Index, Symbol, symbol
 from fusec.ir.indexing import pow2
-from fusec.tile.nodes import Block, Dot, Iter, Store, grouped, tiled_products
+from fusec.tile.nodes import Block, Dot, Iter, Store, grouped, tiled_dots
 from fusec.tile.scalar import Load, reindex
 
 SIDE = 16
@@ -32,7 +32,7 @@ SIDE = 16
 
 ROW_BYTES = 64
 
-_PRODUCT = {"bf16": "tdpbf16ps", "i8": "tdpbssd"}
+_MULTIPLY = {"bf16": "tdpbf16ps", "i8": "tdpbssd"}
 _SUMS, _LEFT, _RIGHT = 0, 4, 6
 
 _FEW = 4
@@ -44,7 +44,7 @@ def configure(code: Code, block: Block) -> None:
 
     Those of few rows have tiles of as many: the others' time and memory are not spent.
     """
-    found = {min(dot.registers.rows, SIDE) for dot in tiled_products(block)}
+    found = {min(dot.registers.rows, SIDE) for dot in tiled_dots(block)}
     if len(found) != 1:
         raise LoweringError(f"one kernel's AMX tiles have {sorted(found)} rows")
     palette, sizes, rows = 1, ROW_BYTES << 16 | ROW_BYTES, found.pop()
@@ -71,8 +71,8 @@ class _TileWriter:
         registers = dot.registers
         self.side = min(SIDE, registers.rows)
         whole = registers.rows in (self.side, 2 * SIDE)
-        if dot.a.dtype.name not in _PRODUCT or not whole or registers.columns not in (16, 32):
-            raise LoweringError(f"no product of {dot.a.dtype} on {registers.rows}x{registers.columns} AMX sums")
+        if dot.a.dtype.name not in _MULTIPLY or not whole or registers.columns not in (16, 32):
+            raise LoweringError(f"no matmul of {dot.a.dtype} on {registers.rows}x{registers.columns} AMX sums")
         if not context.target.multiplies_in_tiles(dot.a.dtype):
             raise LoweringError(f"{context.target.name} does not multiply {dot.a.dtype} in tiles")
         self.step = ROW_BYTES // dot.a.dtype.itemsize
@@ -198,7 +198,7 @@ class _TileWriter:
                     if operand is self.dot.b:
                         self._fetch(code, self._at(point, i, j))
                     loaded.add(number)
-            self._instruction(code, _PRODUCT[self.dot.a.dtype.name], total, _LEFT + i, _RIGHT + j)
+            self._instruction(code, _MULTIPLY[self.dot.a.dtype.name], total, _LEFT + i, _RIGHT + j)
             if beside and (i, j) == (0, 0):
                 for store in self.dot.beside:
                     emit_pointwise(self.context, code, self.numbers, _rows_of(store, step, beside))

@@ -20,7 +20,7 @@ from fusec.frontend.numpy_trace import Trace, Traced, ir_dtype
 from fusec.frontend.numpy_ufunc import call, divmod_call, is_known, may_raise, outer
 from fusec.ir.nodes import Value
 
-_PRODUCTS: dict[str, Callable[..., Any]] = {
+_MATMULS: dict[str, Callable[..., Any]] = {
     "matmul": contract.matmul,
     "vecdot": contract.vecdot,
     "matvec": contract.matvec,
@@ -103,8 +103,8 @@ def _trace_of(parts: Sequence[Any]) -> Trace:
 def _run(trace: Trace, ufunc: np.ufunc, inputs: Sequence[Any], options: _Options, others: dict[str, Any]) -> Any:
     """The results for all elements."""
     named = {**options.named, **others}
-    if ufunc.__name__ in _PRODUCTS and not named:
-        return _PRODUCTS[ufunc.__name__](trace, *inputs)
+    if ufunc.__name__ in _MATMULS and not named:
+        return _MATMULS[ufunc.__name__](trace, *inputs)
     if ufunc is np.divmod and not named:
         return divmod_call(trace, inputs)
     if is_known(ufunc) and not others and not may_raise(trace, ufunc, inputs):

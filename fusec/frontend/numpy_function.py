@@ -208,9 +208,9 @@ def _einsum(
     return store(trace, contract.einsum(trace, *operands, dtype=dtype, casting=casting), out)
 
 
-def _with_out(product: Function) -> Function:
+def _with_out(function: Function) -> Function:
     def call(trace: Trace, a: Any, b: Any, out: Any = None) -> Any:
-        return store(trace, product(trace, a, b), out)
+        return store(trace, function(trace, a, b), out)
 
     return call
 

@@ -398,12 +398,14 @@ def _set_positions(trace: Trace, x: Traced, plan: _Plan, new: Any) -> None:
         or any(isinstance(a, Traced) for a in arrays.values())
         or any(i is None for i in plan.items)
     ):
-        raise trace.unsupported("storing at places given by arrays is compiled only for constant places along one axis")
+        raise trace.unsupported(
+            "storing at positions given by arrays is compiled only for constant positions along one axis"
+        )
     ((axis, index),) = arrays.items()
     shape = x.meta.shape
     positions = np.asarray(index).reshape(-1)
     if np.ndim(index) != 1 or not len(positions):
-        raise trace.unsupported("storing at places given by an array that is not 1-d is not compiled")
+        raise trace.unsupported("storing at positions given by an array that is not 1-d is not compiled")
     source = np.full(shape[axis], -1, np.int64)
     for k, position in enumerate(positions):
         source[_check_int(trace, int(position), shape[axis], axis)] = k

@@ -229,7 +229,7 @@ class _Guards:
         if self.graded and _hooked_everywhere():
             return "every module has backward hooks"
         if not self._tied():
-            return "two places that held one tensor no longer do"
+            return "two attributes that held one tensor no longer do"
         explain = getattr(self.guards, "why_changed", None)
         return explain() if explain is not None else ""
 

@@ -35,28 +35,28 @@ def _addmm(e: Emitter, x: Value, mat1: Value, mat2: Value, *, beta: Scalar = 1, 
     return _scaled_sum(e, x, e.emit("matmul", mat1, mat2), beta, alpha)
 
 
-def _add_product(e: Emitter, x: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+def _add_matmul(e: Emitter, x: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
     """baddbmm and addmv."""
     return _scaled_sum(e, x, e.emit("matmul", a, b), beta, alpha)
 
 
-def _scaled_sum(e: Emitter, x: Value, product: Value, beta: Scalar, alpha: Scalar) -> Value:
+def _scaled_sum(e: Emitter, x: Value, result: Value, beta: Scalar, alpha: Scalar) -> Value:
     dtype = e.out.dtype
     if alpha != 1:
-        product = e.emit("mul", product, e.constant(alpha, dtype))
+        result = e.emit("mul", result, e.constant(alpha, dtype))
     if beta == 0:
-        return product
+        return result
     if beta != 1:
         x = e.emit("mul", x, e.constant(beta, dtype))
-    return e.emit("add", x, product)
+    return e.emit("add", x, result)
 
 
-def _add_summed_products(
+def _add_summed_matmuls(
     e: Emitter, x: Value, batch1: Value, batch2: Value, *, beta: Scalar = 1, alpha: Scalar = 1
 ) -> Value:
     """addbmm: the matmuls of all batches, added up."""
-    product = e.emit("einsum", batch1, batch2, attributes=EinsumAttributes("bij,bjk->ik"))
-    return _scaled_sum(e, x, product, beta, alpha)
+    result = e.emit("einsum", batch1, batch2, attributes=EinsumAttributes("bij,bjk->ik"))
+    return _scaled_sum(e, x, result, beta, alpha)
 
 
 def _einsum(e: Emitter, equation: str, tensors: Sequence[Value], *, path: Sequence[int] | None = None) -> Value:
@@ -120,9 +120,9 @@ CONTRACTIONS: dict[str, Lowering] = {
     "mv": _matmul,
     "dot": _matmul,
     "addmm": _addmm,
-    "addmv": _add_product,
-    "baddbmm": _add_product,
-    "addbmm": _add_summed_products,
+    "addmv": _add_matmul,
+    "baddbmm": _add_matmul,
+    "addbmm": _add_summed_matmuls,
     "einsum": _einsum,
     "outer": _outer,
     "bilinear": _bilinear,

@@ -129,7 +129,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     return value
 
 
-def grouped_product(
+def grouped_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     offsets: torch.Tensor | None = None,

@@ -36,7 +36,7 @@ from fusec.frontend.torch_collectives import is_waiting, waited, wrapping
 from fusec.frontend.torch_emit import Declined, has_channels_last, tensor_type
 from fusec.frontend.torch_fake import (
     decompositions,
-    grouped_product,
+    grouped_matmul,
     map_tensors,
     same_layout,
     strided_steps,
@@ -216,7 +216,7 @@ class Trace(TracedTensors, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The call on fake tensors. The user's own mistakes come out as eager's errors."""
         try:
             with self._fake_mode:
-                known = grouped_product(*args, **kwargs) if func is torch.ops.aten._grouped_mm.default else None
+                known = grouped_matmul(*args, **kwargs) if func is torch.ops.aten._grouped_mm.default else None
                 return known if known is not None else func(*args, **kwargs)
         except DataDependentOutputException:
             raise DataDependentError(

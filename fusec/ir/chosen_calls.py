@@ -35,7 +35,7 @@ def why_whole(
     if groups not in (1, channels) and on_cpu:
         return "no kernel of ours is a convolution in groups"
     if groups == channels != 1 and places > (FEW_PLACES if on_cpu else MOST_PLACES_ON_GPUS):
-        return f"of windows of {places} places of one channel"
+        return f"of windows of {places} positions of one channel"
     if on_cpu and places > 1 and groups == 1 and dtype is bf16:
         return "the library's kernel of bfloat16 is faster"
     return ""

@@ -19,7 +19,7 @@ def roofs(target: str) -> tuple[float, list[tuple[str, float]]]:
     """Bytes a second of main memory, and the rates of arithmetic by name, operations a second."""
     if is_gpu(target):
         gpu = gpu_target(target)
-        return gpu.bandwidth, [("bf16 products", gpu.half_flops), ("f32 arithmetic", gpu.single_flops)]
+        return gpu.bandwidth, [("bf16 matmuls", gpu.half_flops), ("f32 arithmetic", gpu.single_flops)]
     cpu = cpu_target(target)
     return cpu.bandwidth, [("f32 arithmetic", cpu.peak_flops())]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusec.errors import FusecError
 from fusec.ir.library_calls import Matrix, matrix_from_json, matrix_to_json
-from fusec.runtime.products import see
+from fusec.runtime.matmuls import see
 
 BACKENDS = ("cudnn", "flash")
 

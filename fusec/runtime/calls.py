@@ -18,15 +18,15 @@ from fusec.runtime.adapters import load_arrays
 from fusec.runtime.arrays import Arrays
 from fusec.runtime.attentions import bind_attention
 from fusec.runtime.library import ResultsDifferError, prepare
-from fusec.runtime.products import bind_product
+from fusec.runtime.matmuls import bind_matmul
 from fusec.target.gpu import is_gpu
 
 INTERPRET = "fusec.interpret"
 """The target of a call whose ``arguments`` are the text of a graph."""
 
 
-PRODUCT = "fusec.product"
-"""The target of a call that is a matmul of the library, said by ``arguments`` (:mod:`fusec.runtime.products`)."""
+MATMUL = "fusec.matmul"
+"""The target of a call that is a matmul of the library, said by ``arguments`` (:mod:`fusec.runtime.matmuls`)."""
 
 
 ATTENTION = "fusec.attention"
@@ -37,8 +37,8 @@ def bind_call(attributes: ExternAttributes, library: Library) -> Callable[..., S
     """The function from operand arrays to result arrays of one call."""
     if attributes.target == INTERPRET:
         return _interpreted(attributes, load_arrays(library))
-    if attributes.target == PRODUCT:
-        return bind_product(attributes.arguments)
+    if attributes.target == MATMUL:
+        return bind_matmul(attributes.arguments)
     if attributes.target == ATTENTION:
         return bind_attention(attributes.arguments)
     return prepare(attributes)

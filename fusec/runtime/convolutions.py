@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from fusec.ir.library_calls import LibraryConvolution, convolution_from_text
-from fusec.runtime.products import see
+from fusec.runtime.matmuls import see
 
 
 def bind_convolution(text: str) -> Callable[..., Sequence[Any]]:

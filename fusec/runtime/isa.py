@@ -16,7 +16,7 @@ def required_features(target: CpuTarget) -> tuple[str, ...]:
     """CPU flags that code for a target may need, sorted."""
     if target.architecture == "aarch64":
         return ("asimd",) if target.mcpu == "neoverse-n1" else ("asimd", "sve")
-    return tuple(sorted({*features_of(target.mcpu), *target.products}))
+    return tuple(sorted({*features_of(target.mcpu), *target.matmul_features}))
 
 
 def can_run(target: CpuTarget) -> bool:

@@ -39,7 +39,7 @@ class CpuTarget:
     frequency: float
     fma_units: int
     bandwidth: float
-    products: tuple[str, ...] = ()
+    matmul_features: tuple[str, ...] = ()
     triple: str = ""
 
     @property
@@ -55,7 +55,7 @@ class CpuTarget:
         """Floating-point operations a second (a fused multiply-add counts two)."""
         return 2.0 * self.lanes(bits) * self.fma_units * self.frequency * (cores or self.cores)
 
-    def product_flops(self, dtype: DType, cores: int | None = None) -> float:
+    def matmul_flops(self, dtype: DType, cores: int | None = None) -> float:
         """Operations a second of a matmul's operands of this type, in the fastest unit that multiplies them."""
         if self.multiplies_in_tiles(dtype):
             return self.tile_flops(dtype.bits) * (cores or self.cores)
@@ -69,11 +69,11 @@ class CpuTarget:
 
     def multiplies(self, dtype: DType) -> bool:
         """Whether vector instructions add up products of this narrow type in a wide one."""
-        return _VECTOR_PRODUCTS.get(dtype.name) in self.products
+        return _VECTOR_MATMULS.get(dtype.name) in self.matmul_features
 
     def multiplies_in_tiles(self, dtype: DType) -> bool:
         """Whether AMX tiles do."""
-        return _TILE_PRODUCTS.get(dtype.name) in self.products
+        return _TILE_MATMULS.get(dtype.name) in self.matmul_features
 
     @property
     def runs_here(self) -> bool:
@@ -83,7 +83,7 @@ class CpuTarget:
         if self.architecture != platform.machine():
             return False
         host = host_cpu()
-        if not set(self.products) <= set(host.products):
+        if not set(self.matmul_features) <= set(host.matmul_features):
             return False
         if self.mcpu in (host.mcpu, "x86-64"):
             return True
@@ -123,8 +123,8 @@ _KIB, _MIB = 1024, 1024 * 1024
 _TILE_FLOPS = 1024
 """Operations a cycle on AMX tiles of bf16: 16×16×32 multiply-adds in 16 cycles (Intel's optimisation manual, 20.2)."""
 
-_VECTOR_PRODUCTS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
-_TILE_PRODUCTS = {"bf16": "amx_bf16", "i8": "amx_int8"}
+_VECTOR_MATMULS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
+_TILE_MATMULS = {"bf16": "amx_bf16", "i8": "amx_int8"}
 _VNNI = ("avx512_vnni",)
 _BF16 = ("avx512_bf16", "avx512_vnni")
 _AMX = ("amx_bf16", "amx_int8", "amx_tile", *_BF16)
@@ -212,7 +212,7 @@ def host_cpu() -> CpuTarget:
         l2=_cache_bytes(2, base.l2),
         l3=_cache_bytes(3, base.l3),
         cores=usable_processors(),
-        products=_host_products(flags) if base.has_avx512 else (),
+        matmul_features=_host_matmul_features(flags) if base.has_avx512 else (),
     )
 
 
@@ -224,7 +224,7 @@ def host_model() -> str:
     return f"{name}, family {facts.get('cpu family')} model {facts.get('model')} stepping {facts.get('stepping')}"
 
 
-def _host_products(flags: frozenset[str]) -> tuple[str, ...]:
+def _host_matmul_features(flags: frozenset[str]) -> tuple[str, ...]:
     """What multiplies narrow types here; AMX only where Linux lets this process use its registers."""
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= flags and allow_tiles()
     return tuple(name for name in _AMX if name in flags and (tiles or not name.startswith("amx")))

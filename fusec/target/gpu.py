@@ -50,7 +50,7 @@ class GpuTarget:
         return self.rates.simt
 
     @property
-    def has_faster_products(self) -> bool:
+    def has_faster_matmuls(self) -> bool:
         """Whether there are instructions for matmuls that are faster than those of a warp."""
         return self.rates.tensor > self.rates.warp_tensor
 
@@ -69,7 +69,7 @@ class GpuTarget:
 class _Datasheet:
     """A GPU by its datasheet. ``words`` are those of the driver's name for it, which others do not have.
 
-    shared: KiB a block may use. l2: MiB. bandwidth: TB/s. half: TFLOP/s of dense bf16 products with f32 sums.
+    shared: KiB a block may use. l2: MiB. bandwidth: TB/s. half: TFLOP/s of dense bf16 matmuls with f32 sums.
     single: TFLOP/s of f32. clock: GHz, boosted. memory: GiB. special: exponentials a cycle and SM.
     """
 

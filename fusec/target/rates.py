@@ -76,7 +76,7 @@ class Rates:
         further = max(inputs - 1, 0)
         return self.call + (self.library + self.far_argument * further if far else self.argument * further)
 
-    def product(self, dtype: DType, tiles: bool) -> float:
+    def matmul(self, dtype: DType, tiles: bool) -> float:
         """Operations a second of matmuls of this type on one core, in tiles or in vectors."""
         name = unit_of(dtype, tiles)
         if name in self.multiply:

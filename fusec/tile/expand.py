@@ -18,16 +18,16 @@ def expand(template: GemmTemplate) -> Block:
     """The body of a matmul's kernel."""
     match template:
         case SimtGemm():
-            return _product(template.nest, template.thread)
+            return _gemm(template.nest, template.thread)
         case MmaGemm():
-            return _product(template.nest, template.warp)
+            return _gemm(template.nest, template.warp)
         case HopperGemm():
-            return _product(template.nest, _NO_REGISTERS)
+            return _gemm(template.nest, _NO_REGISTERS)
         case _:
             assert_never(template)
 
 
-def _product(t: GemmNest, registers: RegisterTile) -> Block:
+def _gemm(t: GemmNest, registers: RegisterTile) -> Block:
     """The grid in plain order, batch by row tiles by column tiles."""
     zero = Const(0.0 if t.sums[0].dtype.is_float else 0, t.sums[0].dtype)
     whole = (Iter(t.row.inner.var, t.row.inner.extent), Iter(t.column.inner.var, t.column.inner.extent))

@@ -227,14 +227,14 @@ def statements(block: Block) -> Iterator[Statement]:
                 assert_never(statement)
 
 
-def tiled_products(block: Block) -> Iterator[Dot]:
+def tiled_dots(block: Block) -> Iterator[Dot]:
     """The matmuls that are made on AMX's tile registers."""
     return (s for s in statements(block) if isinstance(s, Dot) and s.registers.tiles)
 
 
 def uses_tiles(block: Block) -> bool:
     """Whether a matmul is made on AMX's tile registers."""
-    return any(True for _ in tiled_products(block))
+    return any(True for _ in tiled_dots(block))
 
 
 def multiplies_halves(block: Block) -> bool:

@@ -18,7 +18,7 @@ from fusec.target.rates import Bandwidth, Rates, usual_rates
 from fusec.tile.kernel import Kernel
 from fusec.tile.nodes import Alloc, Grid, Iter, Map, Reduce, Statement, Store
 from fusec.tile.scalar import Apply, Buffer, Const, Load, ScalarExpr
-from fusec.tuning.probe_products import TIMES, Probe, found_in, probes, repeated
+from fusec.tuning.probe_matmuls import TIMES, Probe, found_in, probes, repeated
 
 ROUNDS, REPEATS = 3, 3
 """A round measures all rates. Of its runs the one in the middle counts, and of the rounds the mean but for the slowest:
@@ -51,19 +51,19 @@ class Prober:
     def __init__(self, target: CpuTarget, threads: int) -> None:
         from fusec.codegen.tvm.build import compile_kernels
 
-        self._target, self._threads, self._products = target, threads, list(probes(target, threads))
+        self._target, self._threads, self._matmuls = target, threads, list(probes(target, threads))
         streams = {_stream(what, n).name: _stream(what, n) for what in STREAMS for n in {1, threads}}
         regions = {_empty(n).name: _empty(n) for n in {1, threads}}
-        products = [p.kernel for p in self._products]
-        kernels = [*products, *streams.values(), *regions.values(), _exponentials(threads)]
+        matmuls = [p.kernel for p in self._matmuls]
+        kernels = [*matmuls, *streams.values(), *regions.values(), _exponentials(threads)]
         self._module = compile_kernels(kernels, target)
         self._memory = _Memory()
 
     def measure(self) -> Rates:
         """Takes some two seconds, which other programs should leave to it."""
         target, threads = self._target, self._threads
-        rounds = [_measured(self._module, self._memory, target, threads, self._products) for _ in range(ROUNDS)]
-        return _typical(rounds, self._products, usual_rates(target, threads))
+        rounds = [_measured(self._module, self._memory, target, threads, self._matmuls) for _ in range(ROUNDS)]
+        return _typical(rounds, self._matmuls, usual_rates(target, threads))
 
 
 def measure_rates(target: CpuTarget, threads: int) -> Rates:
@@ -72,10 +72,10 @@ def measure_rates(target: CpuTarget, threads: int) -> Rates:
 
 
 def _measured(
-    module: Any, memory: _Memory, target: CpuTarget, threads: int, products: Sequence[Probe]
+    module: Any, memory: _Memory, target: CpuTarget, threads: int, matmuls: Sequence[Probe]
 ) -> dict[str, float]:
     """Rates by name, and how many of each kernel's repetitions and of regions there are in a second."""
-    found = _product_rates(module, memory, products, threads)
+    found = _matmul_rates(module, memory, matmuls, threads)
     seconds = _per_repeat(module.function("exponentials"), memory.pair(threads * VECTOR_ELEMENTS * 4)[:1])
     found["vector"] = EXP_INSTRUCTIONS * VECTOR_ELEMENTS / target.lanes(32) / seconds
     found["l2"] = _stream_rate(module, memory, "read", threads, threads * target.l2 // 2) / threads
@@ -88,18 +88,18 @@ def _measured(
     return found
 
 
-def _product_rates(module: Any, memory: _Memory, products: Sequence[Probe], threads: int) -> dict[str, float]:
+def _matmul_rates(module: Any, memory: _Memory, matmuls: Sequence[Probe], threads: int) -> dict[str, float]:
     """Repetitions a second. All threads work: the clock may be lower than with one."""
-    largest = max(p.nbytes for p in products)
+    largest = max(p.nbytes for p in matmuls)
     first, second = memory.pair(threads * max(largest, _LARGEST_TILE))
-    return {p.kernel.name: 1 / _per_repeat(module.function(p.kernel.name), [first, second]) for p in products}
+    return {p.kernel.name: 1 / _per_repeat(module.function(p.kernel.name), [first, second]) for p in matmuls}
 
 
-def _typical(rounds: Sequence[Mapping[str, float]], products: Sequence[Probe], usual: Rates) -> Rates:
+def _typical(rounds: Sequence[Mapping[str, float]], matmuls: Sequence[Probe], usual: Rates) -> Rates:
     counted = max(len(rounds) - 1, 1)
     typical = {name: harmonic_mean(sorted(found[name] for found in rounds)[-counted:]) for name in rounds[0]}
     read = sorted((int(n.split()[1]), int(n.split()[2])) for n in typical if n.startswith("read "))
-    found = found_in(products, typical)
+    found = found_in(matmuls, typical)
     return Rates(
         multiply=found.multiply,
         vector=typical["vector"],

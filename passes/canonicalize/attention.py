@@ -101,15 +101,13 @@ def _split_mask(r: Rewriter, mask: Value, batch: Shape, groups: int | None) -> V
 def _scores(r: Rewriter, q: Value, k: Value, attributes: SdpaAttributes) -> Value:
     rank = q.type.rank
     axes = tuple(range(rank - 2))
-    products = dot(
-        r, q, k, ((rank - 1,), (rank - 1,)), (axes, axes), dtype=compute_dtype(q.type.dtype), hint="products"
-    )
+    raw = dot(r, q, k, ((rank - 1,), (rank - 1,)), (axes, axes), dtype=compute_dtype(q.type.dtype), hint="products")
     head_size = q.type.shape[-1]
     scale = attributes.scale
     if scale is None:
         assert isinstance(head_size, int)
         scale = 1 / sqrt(head_size)
-    scores = r.emit("mul", products, r.constant(scale, products), hint="scores")
+    scores = r.emit("mul", raw, r.constant(scale, raw), hint="scores")
     return _causal(r, scores) if attributes.causal else scores
 
 

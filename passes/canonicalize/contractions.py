@@ -32,12 +32,12 @@ def linear(r: Rewriter) -> Outcome:
     """linear(x, w, b) ⇒ dot(x, w) over their last axes, + b"""
     x, w, *bias = r.operands
     dtype = compute_dtype(x.type.dtype) if bias else x.type.dtype
-    product = dot(r, x, w, ((x.type.rank - 1,), (1,)), dtype=dtype)
+    result = dot(r, x, w, ((x.type.rank - 1,), (1,)), dtype=dtype)
     if bias:
-        product = r.emit("add", product, upcast(r, bias[0]), hint="biased")
-    if product.type.dtype == x.type.dtype:
-        return product
-    return r.emit("cast", product, attributes=CastAttributes(x.type.dtype, True))
+        result = r.emit("add", result, upcast(r, bias[0]), hint="biased")
+    if result.type.dtype == x.type.dtype:
+        return result
+    return r.emit("cast", result, attributes=CastAttributes(x.type.dtype, True))
 
 
 @rule("matmul")
@@ -67,11 +67,11 @@ def _unbatched(r: Rewriter, lhs: Value, rhs: Value) -> Value:
         lhs = r.reshape(lhs, lhs.type.shape[-2:], hint="lhs")
     if rhs.type.rank > 2 and not _batched(rhs):
         rhs = r.reshape(rhs, rhs.type.shape[-2:], hint="rhs")
-    product = dot(r, lhs, rhs, ((lhs.type.rank - 1,), (max(rhs.type.rank - 2, 0),)))
+    result = dot(r, lhs, rhs, ((lhs.type.rank - 1,), (max(rhs.type.rank - 2, 0),)))
     if lhs.type.rank == 2 and rhs.type.rank > 2:
         batch = rhs.type.rank - 2
-        product = r.permute(product, [*range(1, batch + 1), 0, batch + 1])
-    return r.reshape(product, r.op.result.type.shape)
+        result = r.permute(result, [*range(1, batch + 1), 0, batch + 1])
+    return r.reshape(result, r.op.result.type.shape)
 
 
 @rule("dot")

@@ -49,9 +49,9 @@ def einsum(r: Rewriter) -> Outcome:
             outside = wanted + "".join(t.letters for t in (*terms, *joined[2:]))
             first, *second = joined[:2]
             first, second = _summed(r, first, outside, second), [_summed(r, t, outside, [first]) for t in second]
-            product = _product(r, first, second[0], outside) if second else first
-            joined = [product, *joined[2:]] if len(joined) > 1 else []
-        terms.append(product)
+            contracted = _contraction(r, first, second[0], outside) if second else first
+            joined = [contracted, *joined[2:]] if len(joined) > 1 else []
+        terms.append(contracted)
     (result,) = terms
     return r.cast(r.permute(result.value, result.axes(wanted)), r.op.result.type.dtype)
 
@@ -105,7 +105,7 @@ def _summed(r: Rewriter, term: _Term, outside: str, partner: Sequence[_Term]) ->
     return _Term(total, "".join(letter for letter in term.letters if letter in needed))
 
 
-def _product(r: Rewriter, a: _Term, b: _Term, outside: str) -> _Term:
+def _contraction(r: Rewriter, a: _Term, b: _Term, outside: str) -> _Term:
     """The contraction of two terms, summed over the letters that both have and nothing outside needs."""
     shared = [letter for letter in a.letters if letter in b.letters]
     contracted = "".join(letter for letter in shared if letter not in outside)

@@ -127,10 +127,10 @@ def _freed(r: Rewriter, source: Value, side: int, attributes: DotAttributes) -> 
     batch = [position[k] for k in batches[1 - side]]
     new = replace(attributes, lhs_batch=(), rhs_batch=())
     if side == 0:
-        product = r.emit("dot", squeezed, other, attributes=replace(new, lhs_contract=contract))
-        return r.permute(product, [*batch, *own, *rest])
-    product = r.emit("dot", other, squeezed, attributes=replace(new, rhs_contract=contract))
-    return r.permute(product, [*batch, *rest, *own])
+        result = r.emit("dot", squeezed, other, attributes=replace(new, lhs_contract=contract))
+        return r.permute(result, [*batch, *own, *rest])
+    result = r.emit("dot", other, squeezed, attributes=replace(new, rhs_contract=contract))
+    return r.permute(result, [*batch, *rest, *own])
 
 
 @rule("dot")
@@ -147,7 +147,7 @@ def dot_of_windows(r: Rewriter) -> Outcome:
         if made is None:
             continue
         rank = made.result.type.rank
-        found = _product_of_windows(r, made, side, _permutation(view, rank))
+        found = _matmul_of_windows(r, made, side, _permutation(view, rank))
         if isinstance(found, Value):
             return found
         nearest = found or nearest
@@ -161,7 +161,7 @@ def _permutation(view: Op | None, rank: int) -> tuple[int, ...]:
     return view.attributes.permutation
 
 
-def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]) -> Value | Reject | None:
+def _matmul_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]) -> Value | Reject | None:
     """The rewritten dot, where operand ``side`` is ``permute(made, names)``."""
     attributes = r.op.attributes
     assert isinstance(attributes, DotAttributes)
@@ -171,7 +171,7 @@ def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]
     contract = tuple(names[k] for k in (attributes.lhs_contract, attributes.rhs_contract)[side])
     if side == 0 and windows.axis not in (*contract, *batch) and source.type.rank in contract:
         return None  # a convolution
-    for axis, what in ((windows.axis, "the windows' number"), (source.type.rank, "the place in the window")):
+    for axis, what in ((windows.axis, "the windows' number"), (source.type.rank, "the position in the window")):
         if axis in contract:
             return Reject(f"{what}, axis {axis} of {made.result}, is summed over")
         if axis in batch:
@@ -182,14 +182,14 @@ def _product_of_windows(r: Rewriter, made: Op, side: int, names: tuple[int, ...]
     other = r.operands[1 - side]
     if side == 0:
         renamed = replace(attributes, lhs_batch=batch, lhs_contract=contract)
-        product = r.emit("dot", source, other, attributes=renamed)
+        result = r.emit("dot", source, other, attributes=renamed)
     else:
         renamed = replace(attributes, rhs_batch=batch, rhs_contract=contract)
-        product = r.emit("dot", other, source, attributes=renamed)
+        result = r.emit("dot", other, source, attributes=renamed)
     free = free_axes(source.type.rank, batch, contract)
-    others = product.type.rank - len(batch) - len(free)
+    others = result.type.rank - len(batch) - len(free)
     first = len(batch) + (others if side == 1 else 0)
-    view = r.emit("windows", product, attributes=replace(windows, axis=first + free.index(windows.axis)))
+    view = r.emit("windows", result, attributes=replace(windows, axis=first + free.index(windows.axis)))
     # Where each axis of the windows lies among the view's: the position in the window is always the last.
     position = {axis: first + n for n, axis in enumerate(free)} | {source.type.rank: view.type.rank - 1}
     wanted = [position[k] for k in names if k in position]

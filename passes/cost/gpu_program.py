@@ -7,8 +7,8 @@ from math import prod
 
 from fusec.errors import FusecError
 from fusec.runtime.attentions import Attention, attention_from_text
-from fusec.runtime.calls import ATTENTION, PRODUCT
-from fusec.runtime.products import Product, product_from_text
+from fusec.runtime.calls import ATTENTION, MATMUL
+from fusec.runtime.matmuls import Matmul, matmul_from_text
 from fusec.runtime.program import Call, Launch, Program
 from fusec.target.gpu import GpuTarget
 from fusec.target.gpu_rates import GpuRates
@@ -47,8 +47,8 @@ def _call_seconds(program: Program, call: Call, rates: GpuRates) -> float:
     moved = sum(program.slots[slot].type.most_bytes for slot in slots) / rates.read
     text = call.attributes.arguments
     try:
-        if call.attributes.target == PRODUCT:
-            compute = _flops(product_from_text(text)) / rates.tensor / LIBRARY_SHARE
+        if call.attributes.target == MATMUL:
+            compute = _flops(matmul_from_text(text)) / rates.tensor / LIBRARY_SHARE
             return rates.launch + max(moved, compute)
         if call.attributes.target == ATTENTION:
             attention, backend = attention_from_text(text)
@@ -58,7 +58,7 @@ def _call_seconds(program: Program, call: Call, rates: GpuRates) -> float:
     return rates.launch + (KERNELS - 1) * rates.follow + moved
 
 
-def _flops(p: Product) -> float:
+def _flops(p: Matmul) -> float:
     return 2.0 * prod(p.lhs.sizes) * p.rhs.sizes[-1]
 
 

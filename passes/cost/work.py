@@ -171,7 +171,7 @@ class Counter:
         r = dot.registers
         rows, columns = _padded(m, r.rows, min(r.rows, 16) if r.tiles else 1), ceil(n / r.columns) * r.columns
         dtype = dot.a.dtype
-        rate = self.rates.product(dtype, r.tiles) * (1.0 if r.tiles else self._issue(dot))
+        rate = self.rates.matmul(dtype, r.tiles) * (1.0 if r.tiles else self._issue(dot))
         blocks = ceil(m / r.rows) * ceil(n / r.columns)
         seconds = 2.0 * rows * columns * k / rate + blocks * self.rates.ends.get(unit_of(dtype, r.tiles), 0.0)
         touched = _dot_nest(dot, m, n, k)
@@ -203,8 +203,8 @@ class Counter:
         """
         r = dot.registers
         vectors = r.columns if r.along else max(1, r.columns // self.target.lanes(dot.accumulator.dtype.bits))
-        products = r.rows * vectors
-        return min(1.0, products / (2 * LATENCY), products / (1.25 * (vectors + r.rows)))
+        multiplies = r.rows * vectors
+        return min(1.0, multiplies / (2 * LATENCY), multiplies / (1.25 * (vectors + r.rows)))
 
 
 def _starting(nest: Nest, var: Symbol, start: set[Symbol]) -> Nest:

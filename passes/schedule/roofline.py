@@ -13,15 +13,15 @@ LAUNCH_SECONDS = 1e-7
 
 
 def roofline(
-    products: Mapping[DType, int], others: int, moved: int, target: CpuTarget, rates: Rates, threads: int
+    matmuls: Mapping[DType, int], others: int, moved: int, target: CpuTarget, rates: Rates, threads: int
 ) -> tuple[float, str]:
     """Seconds, and ``compute``, ``memory`` or ``launch``: whichever bounds it.
 
     ``products``: operations that multiply operands of a type, at the rate of the fastest unit for it; the ``others``
     are done at that of f32 multiply-adds. ``moved`` bytes pass at the bandwidth of the level that they fit.
     """
-    compute = others / rates.product(f32, tiles=False)
-    compute += sum(n / rates.product(d, tiles=target.multiplies_in_tiles(d)) for d, n in products.items())
+    compute = others / rates.matmul(f32, tiles=False)
+    compute += sum(n / rates.matmul(d, tiles=target.multiplies_in_tiles(d)) for d, n in matmuls.items())
     compute /= threads
     level = rates.beyond_l2(moved, threads)
     near = moved <= threads * target.l2

@@ -17,20 +17,20 @@ from fusec.target import cpu
 from fusec.target.cpu import CpuTarget
 
 _SOURCE = Path(__file__).parent / "emulator.c"
-_PRODUCTS = ("amx_bf16", "amx_int8", "amx_tile")
+_FEATURES = ("amx_bf16", "amx_int8", "amx_tile")
 
 
 def amx_target() -> CpuTarget:
     """This machine with AMX, whose tile instructions run in software where it has none. Skips where they can't."""
     host = cpu.host_cpu()
-    if "amx_bf16" in host.products:
+    if "amx_bf16" in host.matmul_features:
         return host
     if platform.system() != "Linux" or platform.machine() != "x86_64" or not host.has_avx512:
         pytest.skip("AMX is emulated on x86-64 Linux machines with AVX-512 only")
     _emulate()
     return replace(
         host,
-        products=(*_PRODUCTS, *host.products),
+        matmul_features=(*_FEATURES, *host.matmul_features),
         l2=2 * 1024 * 1024,
     )
 

@@ -66,7 +66,7 @@ def test_tuned_functions_are_right_and_leave_inputs_alone(effort: str) -> None:
     text = fusec.explain(fast, *args)
     assert "measured" in text
     assert "(chosen)" in text
-    assert "library product with bias" in text
+    assert "library matmul with bias" in text
 
 
 def group(text: str) -> LoweringContext:

@@ -75,8 +75,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "attention_without_scale",
         _SDPA,
         "_scores",
-        'scores = r.emit("mul", products, r.constant(scale, products), hint="scores")',
-        "scores = products",
+        'scores = r.emit("mul", raw, r.constant(scale, raw), hint="scores")',
+        "scores = raw",
         ("tests/passes/canonicalize/test_attention.py",),
     ),
     Mutant(
@@ -337,7 +337,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "windows_in_another_order",
         "fusec.passes.canonicalize.windows",
-        "_product_of_windows",
+        "_matmul_of_windows",
         "wanted = [position[k] for k in names if k in position]",
         "wanted = [position[k] for k in sorted(names) if k in position]",
         ("tests/passes/canonicalize/test_windows.py",),
@@ -345,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "windows_that_are_summed_over",
         "fusec.passes.canonicalize.windows",
-        "_product_of_windows",
+        "_matmul_of_windows",
         "        if axis in contract:\n",
         "        if False:\n",
         ("tests/passes/canonicalize/test_windows.py",),

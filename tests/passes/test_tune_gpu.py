@@ -41,15 +41,15 @@ def selector(times: dict[str, float | None], **more: object) -> GpuTuningSelecto
 
 
 def test_the_fastest_is_taken_and_told() -> None:
-    chosen = selector({"library product with bias": 1e-5, "library product": None})
+    chosen = selector({"library matmul with bias": 1e-5, "library matmul": None})
     program = lower(parse(PRODUCT), "cuda:sm_90", selector=chosen).program
     assert [type(step) for step in program.steps] == [Call, Launch]
     (choice,) = program.choices
-    assert choice.chosen == "library product with bias"
+    assert choice.chosen == "library matmul with bias"
     assert len(choice.measured) == 8
     text = explain_program(program)
-    assert "10 µs  library product with bias (chosen)" in text
-    assert "-  library product: it was wrong" in text
+    assert "10 µs  library matmul with bias (chosen)" in text
+    assert "-  library matmul: it was wrong" in text
     assert "triton block=" in text
     assert program_from_json(program_to_json(program)).choices == program.choices
 
@@ -75,7 +75,7 @@ def test_a_schedule_is_taken() -> None:
 
 def test_choices_are_remembered_by_content_and_facts() -> None:
     remembered: dict[str, str] = {}
-    lower(parse(PRODUCT), "cuda:sm_90", selector=selector({"library product with": 0.1}, remembered=remembered))
+    lower(parse(PRODUCT), "cuda:sm_90", selector=selector({"library matmul with": 0.1}, remembered=remembered))
     assert len(remembered) == 1
     again = selector({"library": None}, remembered=remembered)
     again.measure = _unmeasured
@@ -96,8 +96,8 @@ def test_damaged_memory_is_measured_again() -> None:
     lower(parse(PRODUCT), "cuda:sm_90", selector=selector({}, remembered=remembered))
     for damage in ("", "{", '{"chosen": "triton of old", "measured": []}', "[1]"):
         remembered = dict.fromkeys(remembered, damage)
-        lower(parse(PRODUCT), "cuda:sm_90", selector=selector({"library product with": 0.1}, remembered=remembered))
-        assert '"library product with bias"' in next(iter(remembered.values()))
+        lower(parse(PRODUCT), "cuda:sm_90", selector=selector({"library matmul with": 0.1}, remembered=remembered))
+        assert '"library matmul with bias"' in next(iter(remembered.values()))
 
 
 def test_where_nothing_is_right_or_measured_the_model_decides() -> None:

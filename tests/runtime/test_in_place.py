@@ -217,7 +217,7 @@ def normed_in_place(cache: Any, at: Any, x: Any, weight: Any) -> Any:
 @pytest.mark.parametrize("function", [scores_in_place, normed_in_place], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("computed", [False, True])
 def test_products_and_rows_at_a_place(function: Function, computed: bool) -> None:
-    """``computed``: the place is made in the call."""
+    """``computed``: the position is made in the call."""
 
     def at_a_computed_place(cache: Any, at: Any, x: Any, weight: Any) -> Any:
         return function(cache, (at * 3 + x.argmax(-1)) % 7, x, weight)

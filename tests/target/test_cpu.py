@@ -59,8 +59,8 @@ def server(model, *flags, lacks=()):
 )
 def test_what_a_virtual_machine_hides_is_not_used(monkeypatch, facts, mcpu, products):
     host = machine(monkeypatch, facts)
-    assert (host.mcpu, len(host.products)) == (mcpu, products)
-    assert {*features_of(mcpu), *host.products} <= {*facts["flags"].split()}
+    assert (host.mcpu, len(host.matmul_features)) == (mcpu, products)
+    assert {*features_of(mcpu), *host.matmul_features} <= {*facts["flags"].split()}
     switches = set(llvm_target(host).attrs.get("mattr", ()))
     assert len(switches - {"-prefer-256-bit"}) == products
 
@@ -70,7 +70,7 @@ BARE = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "23", "flags": 
 
 def test_a_host_without_avx2_gets_portable_code(monkeypatch):
     host = machine(monkeypatch, BARE)
-    assert (host.mcpu, host.vector_bits, host.has_fma, host.products) == ("x86-64", 128, False, ())
+    assert (host.mcpu, host.vector_bits, host.has_fma, host.matmul_features) == ("x86-64", 128, False, ())
 
 
 def test_a_host_that_does_not_tell_is_refused(monkeypatch):

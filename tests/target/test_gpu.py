@@ -70,7 +70,7 @@ def test_a_record_comes_back(name: str) -> None:
 
 
 def test_only_cards_with_wider_instructions_have_faster_products() -> None:
-    assert [n for n in DATASHEETS if gpu_target(n).has_faster_products] == [
+    assert [n for n in DATASHEETS if gpu_target(n).has_faster_matmuls] == [
         *("cuda:h100-pcie", "cuda:h100", "cuda:gh200", "cuda:h200", "cuda:b200")
     ]
 

@@ -26,10 +26,10 @@ RATES = Rates(
 
 
 def test_products() -> None:
-    assert RATES.product(f32, tiles=False) == 100
-    assert RATES.product(f64, tiles=False) == 50
-    assert RATES.product(bf16, tiles=True) == 1600
-    assert RATES.product(i8, tiles=False) == 100
+    assert RATES.matmul(f32, tiles=False) == 100
+    assert RATES.matmul(f64, tiles=False) == 50
+    assert RATES.matmul(bf16, tiles=True) == 1600
+    assert RATES.matmul(i8, tiles=False) == 100
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_usual_rates(name: str, threads: int) -> None:
     target = cpu_target(f"cpu:{name}")
     rates = usual_rates(target, threads)
     assert not rates.measured
-    assert 0.9 * target.peak_flops(32, 1) < rates.product(f32, tiles=False) <= target.peak_flops(32, 1)
+    assert 0.9 * target.peak_flops(32, 1) < rates.matmul(f32, tiles=False) <= target.peak_flops(32, 1)
     assert ("bf16 tiles" in rates.multiply) == target.multiplies_in_tiles(bf16)
     near, far = rates.beyond_l2(target.l2 * threads, threads), rates.beyond_l2(2**40, threads)
     assert near.read >= far.read > 0

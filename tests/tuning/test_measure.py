@@ -207,7 +207,7 @@ def test_choices_of_another_machine_count_for_nothing() -> None:
         return [Measured(1.0) for _ in lowered]
 
     target = cpu_target("cpu")
-    others = (replace(target, l2=2 * target.l2), replace(target, products=("amx_bf16",)))
+    others = (replace(target, l2=2 * target.l2), replace(target, matmul_features=("amx_bf16",)))
     for machine, facts in ((target, "one CPU"), (target, "another CPU"), *((t, "one CPU") for t in others)):
         count = len(measured)
         for _ in range(2):

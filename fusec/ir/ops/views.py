@@ -199,12 +199,12 @@ def _update_rule(types: Types, attributes: UpdateAttributes) -> Types:
     if not t.rank == value.rank == len(attributes.starts):
         raise TypeRuleError(f"{value} can't be written into {t} at {list(attributes.starts)}: the ranks differ")
     if (attributes.axis is None) != (not position):
-        raise TypeRuleError(f"axis={attributes.axis} and {len(types)} operands: an axis and its place go together")
+        raise TypeRuleError(f"axis={attributes.axis} and {len(types)} operands: an axis and its position go together")
     if attributes.axis is not None:
         require_axes((attributes.axis,), t)
         require_position(position[0])
         if (start := attributes.starts[attributes.axis]) != 0:
-            raise TypeRuleError(f"axis {attributes.axis} has a place, and {start} for its start; that must be 0")
+            raise TypeRuleError(f"axis {attributes.axis} has a position, and {start} for its start; that must be 0")
     for axis, (start, n, extent) in enumerate(zip(attributes.starts, value.shape, t.shape, strict=True)):
         if _below(start, 0) or _below(extent, add(start, n)):
             raise TypeRuleError(f"{value} at {list(attributes.starts)} leaves axis {axis} of {t}")

@@ -95,7 +95,7 @@ def find_elements(inliner: Inliner, parts: AttentionParts) -> Elements:
         inliner, parts.normalized, dot.operands[side], operand_index(dot, side, batch, frees[side], (key,))
     )
     if weights_at[parts.axis] != key:
-        raise LoweringError("the product does not contract the softmax's axis")
+        raise LoweringError("the dot does not contract the softmax's axis")
     value = inliner.at(dot.operands[1 - side], operand_index(dot, 1 - side, batch, frees[1 - side], (key,)))
     raw = Buffer("score", accumulator_dtype(parts.score_dot), (), (), "tile")
     score, at = _score(inliner, parts, raw, weights_at)
@@ -126,7 +126,7 @@ def _score(inliner: Inliner, parts: AttentionParts, raw: Buffer, index: Subscrip
     inliner.add_leaf(parts.score_dot.result, score_leaf)
     score = inliner.at(parts.scores, index)
     if len(seen) != 1:
-        raise LoweringError("the scores read the first product at more than one place")
+        raise LoweringError("the scores read the first dot at more than one position")
     return score, seen.pop()
 
 
@@ -138,7 +138,7 @@ def _score_operands(
     nb, nl = len(axes.batch), len(axes.rows)
     depth = symbol("depth", 0, last(axes.extents.k))
     if len(axes.inner) != 1:
-        raise LoweringError("the first product contracts more than one axis")
+        raise LoweringError("the first dot contracts more than one axis")
     sides = (at[nb : nb + nl], at[nb + nl :])
     key_side = 0 if any(i == key for i in sides[0]) else 1
     elements = [inliner.at(dot.operands[s], operand_index(dot, s, at[:nb], sides[s], (depth,))) for s in (0, 1)]
@@ -159,7 +159,7 @@ def _where(inliner: Inliner, wanted: Value, start: Value, index: Subscripts) -> 
     inliner.at(start, index)
     del inliner.leaves[wanted]
     if len(set(seen)) != 1:
-        raise LoweringError(f"{start} does not read {wanted} at one place")
+        raise LoweringError(f"{start} does not read {wanted} at one position")
     return seen[0]  # type: ignore[return-value]
 
 

@@ -409,7 +409,7 @@ def _effort(loop: KeyLoop) -> tuple[bool, int]:
 
 
 def _zero_beyond(element: ScalarExpr, *domain: Iter) -> ScalarExpr:
-    """What is computed from zeros beyond the limits may be no zero, as a product's operand must be there."""
+    """What is computed from zeros beyond the limits may be no zero, as a matmul's operand must be there."""
     for i in domain:
         if i.limit is not None:
             inside = Apply("lt", (IndexValue(i.var), IndexValue(i.limit)), bool_)

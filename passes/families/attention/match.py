@@ -132,12 +132,12 @@ def _match_side(partition: Partition, value_dot: Op, side: int) -> AttentionMatc
     if softmax is None:
         return no("")
     if len(value_dot.attributes.lhs_contract) != 1:
-        return no("the second product contracts more than one axis")
+        return no("the second dot contracts more than one axis")
     if softmax.scores.type.shape[softmax.axis] == 1:
         return no("there is only one key")
     products = _products_above(partition, softmax.scores)
     if len(products) != 1:
-        return no(f"{len(products)} products of the scores' size feed the softmax; exactly one is needed")
+        return no(f"{len(products)} dots of the scores' size feed the softmax; exactly one is needed")
     score_dot = products[0]
     between = _between(partition, score_dot, softmax.scores)
     ops = frozenset(

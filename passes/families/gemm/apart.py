@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.ir.nodes import Op
-from fusec.passes.families.gemm.product import prologue_ops
+from fusec.passes.families.gemm.matmul import prologue_ops
 from fusec.passes.families.map.match import match_maps
 from fusec.passes.families.row.match import match_rows
 from fusec.passes.groups.partition import Group, Partition, build_fused_graph

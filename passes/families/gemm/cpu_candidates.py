@@ -34,7 +34,7 @@ from fusec.tile.scalar import Load, ScalarExpr, loads
 Schedules = list[GemmSchedule | MixedGemmSchedule]
 
 
-def product_schedules(context: LoweringContext, target: CpuTarget, threads: int) -> Schedules:
+def gemm_schedules(context: LoweringContext, target: CpuTarget, threads: int) -> Schedules:
     """Schedules of a group's products, best predicted first. LoweringError where there is none.
 
     A right operand that stays from call to call is packed once, and read as packed. Any other is read where it lies,
@@ -43,7 +43,7 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
     op = context.anchors("dot")[0]
     axes = contraction(op)
     if axes.k == 0:
-        raise LoweringError("a product over an empty axis")
+        raise LoweringError("a matmul over an empty axis")
     low_precision = mixed_sum(context, target) is not None
     windows = shows_windows(context)
     if low_precision:
@@ -55,7 +55,7 @@ def product_schedules(context: LoweringContext, target: CpuTarget, threads: int)
     else:
         dtype = accumulator_dtype(op)
         if dtype.name not in ("f32", "f64", "i32"):
-            raise LoweringError(f"no matrix product of {dtype} on this target")
+            raise LoweringError(f"no matmul of {dtype} on this target")
         wide = Problem(axes.batches, axes.m, axes.n, axes.k, dtype.bits)
         found = gemm_candidates(wide, target, threads)
         seconds = gemm_seconds(wide, found[0], target, threads)

@@ -8,7 +8,7 @@ from fusec.passes.families.family import CpuMachine, CpuMember, Family, GpuMembe
 from fusec.passes.families.gemm.along import lower_along
 from fusec.passes.families.gemm.apart import operands_first
 from fusec.passes.families.gemm.cpu import lower_gemm
-from fusec.passes.families.gemm.cpu_candidates import product_schedules
+from fusec.passes.families.gemm.cpu_candidates import gemm_schedules
 from fusec.passes.families.gemm.gpu_candidates import gpu_candidates, lower_on_gpu
 from fusec.passes.families.gemm.library import library_alternatives
 from fusec.passes.families.gemm.library_convolution import library_convolution
@@ -24,7 +24,7 @@ from fusec.target.gpu import GpuTarget
 
 
 def _cpu_candidates(context: LoweringContext, machine: CpuMachine) -> Sequence[CpuSchedule]:
-    return product_schedules(context, machine.target, machine.threads)
+    return gemm_schedules(context, machine.target, machine.threads)
 
 
 def _cpu_lower(context: LoweringContext, schedule: CpuSchedule) -> LoweredGroup:

@@ -8,7 +8,7 @@ from fusec.ir.indexing import ceildiv, last, pow2
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType, bool_
 from fusec.passes.families.gemm.hoist import hoist
-from fusec.passes.families.gemm.product import Products
+from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.families.gemm.schedule.gpu import GpuGemvSchedule
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
@@ -29,25 +29,25 @@ def lower_gemv(context: LoweringContext, schedule: GpuGemvSchedule) -> LoweredGr
 
 def reads_across(context: LoweringContext) -> bool:
     """Whether the neighbours of an element of the longer operand are of other rows or columns of the result."""
-    products = Products(context)
-    side = 0 if products.axes.n < products.axes.m else 1
-    element = products.element(products.ops[0], side)
-    line = (products.i, products.j)[side]
-    return isinstance(element, Load) and address_step(element, products.k) != 1 and address_step(element, line) == 1
+    matmuls = Matmuls(context)
+    side = 0 if matmuls.axes.n < matmuls.axes.m else 1
+    element = matmuls.element(matmuls.ops[0], side)
+    line = (matmuls.i, matmuls.j)[side]
+    return isinstance(element, Load) and address_step(element, matmuls.k) != 1 and address_step(element, line) == 1
 
 
 class _Gemv:
     def __init__(self, context: LoweringContext, schedule: GpuGemvSchedule) -> None:
         self.context, self.schedule = context, schedule
-        self.products = Products(context)
-        axes, n, s = self.products.axes, self.products.extents, schedule
+        self.matmuls = Matmuls(context)
+        axes, n, s = self.matmuls.axes, self.matmuls.extents, schedule
         self.side = 0 if axes.n < axes.m else 1
         """Which operand is the matrix."""
         self.lines, vectors = ((n.m, n.n), (n.n, n.m))[self.side]
         if not isinstance(vectors, int):
             raise LoweringError(f"a matrix times {vectors} vectors")
         self.vectors = vectors
-        self.line, self.vector = ((self.products.i, self.products.j), (self.products.j, self.products.i))[self.side]
+        self.line, self.vector = ((self.matmuls.i, self.matmuls.j), (self.matmuls.j, self.matmuls.i))[self.side]
         self.blocks = ceildiv(self.lines, s.lines)
         self.pid = symbol("pid", 0, last(self.blocks))
         self.part = symbol("part", 0, s.split - 1)
@@ -59,81 +59,81 @@ class _Gemv:
         self.rows = Iter(self.li, s.lines, None if self.lines % s.lines == 0 else sub(self.lines, self.line0))
 
     def lower(self) -> LoweredGroup:
-        s, products = self.schedule, self.products
-        sums = [[self._sums(p, v) for v in range(self.vectors)] for p in range(len(products.ops))]
+        s, matmuls = self.schedule, self.matmuls
+        sums = [[self._sums(p, v) for v in range(self.vectors)] for p in range(len(matmuls.ops))]
         block = (Iter(self.li, s.lines), Iter(self.ki, s.depth))
-        zero = Const(0.0 if products.dtype.is_float else 0, products.dtype)
+        zero = Const(0.0 if matmuls.dtype.is_float else 0, matmuls.dtype)
         code: list[Statement] = []
-        for x in (x for of_product in sums for x in of_product):
+        for x in (x for of_matmul in sums for x in of_matmul):
             code += [Alloc(x.buffer), Map(block, x.buffer, (self.li, self.ki), zero)]
         code += self._statistics()
-        self.matrices = [self._matrix(op, code) for op in products.ops]
-        start, stop = products.part_of_depth(self.part, self.part_length, s.split)
+        self.matrices = [self._matrix(op, code) for op in matmuls.ops]
+        start, stop = matmuls.part_of_depth(self.part, self.part_length, s.split)
         inside = [
             self._multiply(x, p, v, u) for u in range(s.unroll) for p, of in enumerate(sums) for v, x in enumerate(of)
         ]
         code.append(Loop(self.k0, start, stop, s.depth * s.unroll, tuple(inside)))
-        partials = products.partials(s.split) if s.split > 1 else None
+        partials = matmuls.partials(s.split) if s.split > 1 else None
         for v in range(self.vectors):
             totals: list[Load] = []
-            for x in (of_product[v] for of_product in sums):
-                total = Buffer(self.context.unique("total"), products.dtype, (s.lines,), (1,), "tile")
+            for x in (of_matmul[v] for of_matmul in sums):
+                total = Buffer(self.context.unique("total"), matmuls.dtype, (s.lines,), (1,), "tile")
                 code += [Alloc(total), Reduce(block, total, (self.li,), "sum", x)]
                 totals.append(Load(total, (self.li,)))
             shift = self._point(v)
             if partials is None:
-                code += products.stores(shift, (self.rows,), totals)
+                code += matmuls.stores(shift, (self.rows,), totals)
             else:
                 stores = (
-                    products.part_store(partials, p, self.part, shift, (self.rows,), t) for p, t in enumerate(totals)
+                    matmuls.part_store(partials, p, self.part, shift, (self.rows,), t) for p, t in enumerate(totals)
                 )
                 code += stores
         if partials is None:
-            grid = Grid((Iter.over(self.pid, self.blocks), products.batch), tuple(code))
+            grid = Grid((Iter.over(self.pid, self.blocks), matmuls.batch), tuple(code))
             return self.context.finish("gemm", (grid,), s.describe(), GEMM_BLOCKS)
-        iters = (Iter.over(self.pid, self.blocks), Iter(self.part, s.split), products.batch)
+        iters = (Iter.over(self.pid, self.blocks), Iter(self.part, s.split), matmuls.batch)
         grid = Grid(iters, tuple(code))
-        return products.finish(grid, partials, s.split, s.describe())
+        return matmuls.finish(grid, partials, s.split, s.describe())
 
     def _statistics(self) -> list[Statement]:
         """Every block reduces the vector for itself: it is in cache, and another kernel would be more to wait for."""
-        axes = self.products.axes
+        axes = self.matmuls.axes
         block = pow2(axes.k)
-        if self.products.statistics and block > ROW_OF_A_WARP * self.schedule.launch.warps:
+        if self.matmuls.statistics and block > ROW_OF_A_WARP * self.schedule.launch.warps:
             raise LoweringError(f"a row of {axes.k} elements in {self.schedule.launch.warps} warps")
         at = symbol("at", 0, block - 1)
         code: list[Statement] = []
-        for op, found in self.products.statistics.items():
-            element = reindex(self.products.row_of(op, 1 - self.side), {self.products.k: at})
+        for op, found in self.matmuls.statistics.items():
+            element = reindex(self.matmuls.row_of(op, 1 - self.side), {self.matmuls.k: at})
             domain = (Iter(at, block, None if block == axes.k else axes.k),)
             code += [Alloc(found.buffer), Reduce(domain, found.buffer, (), op.definition.reduction.name, element)]
         return code
 
     def _matrix(self, op: Op, code: list[Statement]) -> ScalarExpr:
         """An element of the matrix, at depth k; what is the same along K is computed by ``code``."""
-        element = reindex(self.products.element(op, self.side), {self.line: add(self.line0, self.li)})
+        element = reindex(self.matmuls.element(op, self.side), {self.line: add(self.line0, self.li)})
         if isinstance(element, Load):
             return element
-        element, before = hoist(self.context, element, self.rows, self.products.k)
+        element, before = hoist(self.context, element, self.rows, self.matmuls.k)
         code += before
         return element
 
-    def _sums(self, product: int, vector: int) -> Load:
+    def _sums(self, number: int, vector: int) -> Load:
         shape = (self.schedule.lines, self.schedule.depth)
-        buffer = Buffer(self.context.unique("sums"), self.products.dtype, shape, (shape[1], 1), "tile")
+        buffer = Buffer(self.context.unique("sums"), self.matmuls.dtype, shape, (shape[1], 1), "tile")
         return Load(buffer, (self.li, self.ki))
 
     def _point(self, vector: int) -> dict[Symbol, Index]:
         return {self.line: add(self.line0, self.li), self.vector: vector}
 
-    def _multiply(self, sums: Load, product: int, vector: int, step: int) -> Map:
+    def _multiply(self, sums: Load, number: int, vector: int, step: int) -> Map:
         """One step of depth for one product and one vector."""
-        depth, s = self.products.extents.k, self.schedule
+        depth, s = self.matmuls.extents.k, self.schedule
         k0 = add(self.k0, step * s.depth)
         limit = None if depth % (s.depth * s.unroll) == 0 else sub(depth, k0)
-        shift = {**self._point(vector), self.products.k: add(k0, self.ki)}
-        kind = self.products.dtype
-        elements = [self.matrices[product], self.products.element(self.products.ops[product], 1 - self.side)]
+        shift = {**self._point(vector), self.matmuls.k: add(k0, self.ki)}
+        kind = self.matmuls.dtype
+        elements = [self.matrices[number], self.matmuls.element(self.matmuls.ops[number], 1 - self.side)]
         a, b = (_in(reindex(e, shift), kind) for e in (elements if self.side == 0 else elements[::-1]))
         term: ScalarExpr = Apply("mul", (a, b), kind)
         if limit is not None:

@@ -10,7 +10,7 @@ from fusec.ir.indexing import ceildiv, last, most
 from fusec.ir.nodes import Op
 from fusec.ir.types import bool_
 from fusec.passes.families.gemm.hoist import hoist
-from fusec.passes.families.gemm.product import Products
+from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.families.gemm.schedule.gpu import GpuGemmSchedule
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
@@ -29,10 +29,10 @@ def lower_gemm(context: LoweringContext, schedule: GpuGemmSchedule) -> LoweredGr
 class _Gemm:
     def __init__(self, context: LoweringContext, schedule: GpuGemmSchedule) -> None:
         self.context, self.schedule = context, schedule
-        self.products = Products(context)
-        if self.products.statistics:
-            raise LoweringError("a product of blocks reduces no rows of its operands")
-        n, s = self.products.extents, schedule
+        self.matmuls = Matmuls(context)
+        if self.matmuls.statistics:
+            raise LoweringError("a matmul of blocks reduces no rows of its operands")
+        n, s = self.matmuls.extents, schedule
         self.row_blocks, self.column_blocks = ceildiv(n.m, s.m), ceildiv(n.n, s.n)
         self.tiles = mul(self.row_blocks, self.column_blocks)
         self.pid = symbol("pid", 0, last(self.tiles))
@@ -43,9 +43,9 @@ class _Gemm:
         mo, no = self._tile()
         self.row0, self.column0 = mul(mo, s.m), mul(no, s.n)
         self.shift: dict[Symbol, Index] = {
-            self.products.i: add(self.row0, self.mi),
-            self.products.j: add(self.column0, self.ni),
-            self.products.k: add(self.k0, self.ki),
+            self.matmuls.i: add(self.row0, self.mi),
+            self.matmuls.j: add(self.column0, self.ni),
+            self.matmuls.k: add(self.k0, self.ki),
         }
         self.m = Iter(self.mi, s.m, None if n.m % s.m == 0 else sub(n.m, self.row0))
         self.n = Iter(self.ni, s.n, None if n.n % s.n == 0 else sub(n.n, self.column0))
@@ -65,41 +65,41 @@ class _Gemm:
         return add(first, mod(inside, rows)), floordiv(inside, rows)
 
     def lower(self) -> LoweredGroup:
-        s, products = self.schedule, self.products
+        s, matmuls = self.schedule, self.matmuls
         totals, before, loop = self._multiply()
         tiles = self.tiles
         if s.split > 1:
-            partials = products.partials(s.split)
+            partials = matmuls.partials(s.split)
             parts = [
-                products.part_store(partials, p, self.part, self.shift, self._side(self.m, self.n), x)
+                matmuls.part_store(partials, p, self.part, self.shift, self._side(self.m, self.n), x)
                 for p, x in enumerate(totals)
             ]
-            iters = (Iter.over(self.pid, tiles), Iter(self.part, s.split), products.batch)
+            iters = (Iter.over(self.pid, tiles), Iter(self.part, s.split), matmuls.batch)
             grid = Grid(iters, (*before, loop, *parts))
-            return products.finish(grid, partials, s.split, s.describe())
+            return matmuls.finish(grid, partials, s.split, s.describe())
         body = (*before, loop, *self._stores(totals))
         if s.persistent and s.persistent < most(tiles):
             cta = symbol("cta", 0, s.persistent - 1)
             tiles_of_cta = Loop(self.pid, cta, tiles, s.persistent, body)
-            grid = Grid((Iter(cta, s.persistent), products.batch), (tiles_of_cta,))
+            grid = Grid((Iter(cta, s.persistent), matmuls.batch), (tiles_of_cta,))
             return self.context.finish("gemm", (grid,), s.describe(), GEMM_BLOCKS)
-        grid = Grid((Iter.over(self.pid, tiles), products.batch), body)
+        grid = Grid((Iter.over(self.pid, tiles), matmuls.batch), body)
         return self.context.finish("gemm", (grid,), s.describe(), GEMM_BLOCKS)
 
     def _multiply(self) -> tuple[list[Load], list[Statement], Loop]:
         """The accumulators, what sets them up, and the loop over the block's share of K."""
-        s, products = self.schedule, self.products
-        left = self._operand(products.ops[0], 0)
+        s, matmuls = self.schedule, self.matmuls
+        left = self._operand(matmuls.ops[0], 0)
         totals: list[Load] = []
         before: list[Statement] = [*left.before]
         inside: list[Statement] = [*left.step]
         rows, columns = self._side(self.m, self.n)
-        for op in products.ops:
-            name = "acc" if len(products.ops) == 1 else f"acc_{op.result.name}"
+        for op in matmuls.ops:
+            name = "acc" if len(matmuls.ops) == 1 else f"acc_{op.result.name}"
             shape = (rows.extent, columns.extent)
-            acc = Buffer(self.context.unique(name), products.dtype, shape, (shape[1], 1), "tile")
+            acc = Buffer(self.context.unique(name), matmuls.dtype, shape, (shape[1], 1), "tile")
             index = (rows.var, columns.var)
-            zero = Const(0.0 if products.dtype.is_float else 0, products.dtype)
+            zero = Const(0.0 if matmuls.dtype.is_float else 0, matmuls.dtype)
             before += [Alloc(acc), Map((Iter(rows.var, shape[0]), Iter(columns.var, shape[1])), acc, index, zero)]
             right = self._operand(op, 1)
             before += right.before
@@ -107,9 +107,9 @@ class _Gemm:
             a, b = (right.block, left.block) if s.transposed else (left.block, right.block)
             inside += [
                 *right.step,
-                Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, products.tf32),
+                Dot(rows, columns, self.depth, totals[-1], a, b, False, _NO_REGISTERS, matmuls.tf32),
             ]
-        start, stop = products.part_of_depth(self.part, self.part_length, s.split)
+        start, stop = matmuls.part_of_depth(self.part, self.part_length, s.split)
         return totals, before, Loop(self.k0, start, stop, s.k, tuple(inside))
 
     def _side(self, row: Iter, column: Iter) -> tuple[Iter, Iter]:
@@ -120,18 +120,18 @@ class _Gemm:
         """The epilogue, a slice of the block's columns after another: a slice takes less memory on its way out."""
         s = self.schedule
         if s.slices == 1:
-            return self.products.stores(self.shift, self._side(self.m, self.n), totals)
+            return self.matmuls.stores(self.shift, self._side(self.m, self.n), totals)
         width = s.n // s.slices
         stores: list[Store] = []
         for part in range(s.slices):
-            if (bounds(self.column0)[0] or 0) + part * width >= self.products.axes.n:
+            if (bounds(self.column0)[0] or 0) + part * width >= self.matmuls.axes.n:
                 break
             ni = symbol("ni", 0, width - 1)
             column = add(ni, part * width)
             limit = None if self.n.limit is None else sub(self.n.limit, part * width)
-            shift = {**self.shift, self.products.j: add(self.column0, column)}
+            shift = {**self.shift, self.matmuls.j: add(self.column0, column)}
             sliced = [Load(x.buffer, (self.mi, column)) for x in totals]
-            stores += self.products.stores(shift, (self.m, Iter(ni, width, limit)), sliced)
+            stores += self.matmuls.stores(shift, (self.m, Iter(ni, width, limit)), sliced)
         return stores
 
     def _operand(self, op: Op, side: int) -> _Operand:
@@ -139,7 +139,7 @@ class _Gemm:
 
         The tile lies as the largest of what it is made from does. Beyond the end of K it is zero.
         """
-        element = self.products.element(op, side)
+        element = self.matmuls.element(op, side)
         if isinstance(element, Load):
             loaded = reindex(element, self.shift)
             assert isinstance(loaded, Load)
@@ -147,7 +147,7 @@ class _Gemm:
         if not loads(element):
             raise LoweringError("an operand that is no memory")
         free, dtype = (self.m, self.n)[side], op.operands[side].type.dtype
-        k = self.products.k
+        k = self.matmuls.k
         block = {s: i for s, i in self.shift.items() if s is not k}
         element, before = hoist(self.context, reindex(element, block), free, k)
         element = reindex(element, {k: self.shift[k]})

@@ -12,8 +12,8 @@ from fusec.passes.families.family import GpuMachine, accepted, foreign
 from fusec.passes.families.gemm.gemv import ROW_OF_A_WARP, lower_gemv, reads_across
 from fusec.passes.families.gemm.gpu import lower_gemm
 from fusec.passes.families.gemm.hopper import check_hopper_gemm, columns_adjoin, lower_hopper_gemm
+from fusec.passes.families.gemm.matmul import copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.mma import check_mma_gemm, lower_mma_gemm
-from fusec.passes.families.gemm.product import copy_width, epilogue_inputs, making_of
 from fusec.passes.families.gemm.schedule.gpu import Computed, GpuGemmSchedule, GpuGemvSchedule, Problem, gemm_candidates
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule, HopperProblem, hopper_candidates
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule, mma_candidates
@@ -33,31 +33,31 @@ def gpu_candidates(context: LoweringContext, machine: GpuMachine) -> list[GpuSch
     """
     op = context.anchors("dot")[0]
     axes, dtype = contraction(op), op.operands[0].type.dtype
-    products = len(context.anchors("dot"))
+    dots = len(context.anchors("dot"))
     if any(o.definition.kind == "reduce" for o in context.body.ops):
-        return _of_one_row(context, machine, axes, products)
+        return _of_one_row(context, machine, axes, dots)
     windows = convolution_of(op, context.producers)
     if machine.calls and windows is not None and windows.groups == 1:
-        return machine.some([*_hopper(context, machine, axes, products)], "convolution")
-    tiled = _tiled(context, machine, axes, products)
-    in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, products), *_mma(context, machine, axes, products)]
+        return machine.some([*_hopper(context, machine, axes, dots)], "convolution")
+    tiled = _tiled(context, machine, axes, dots)
+    in_cuda: list[GpuSchedule] = [*_hopper(context, machine, axes, dots), *_mma(context, machine, axes, dots)]
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
-        return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matrix product of {dtype}")
-    problem = _problem(context, machine, axes, products)
+        return machine.some(sorted((*in_cuda, *tiled), key=by_seconds), f"matmul of {dtype}")
+    problem = _problem(context, machine, axes, dots)
     found = gemm_candidates(problem, machine.target)
     if not (isinstance(axes.extents.m, int) and isinstance(axes.extents.n, int)):
         found = [s for s in found if not isinstance(s, GpuGemvSchedule)]
     if not found:
-        raise LoweringError(f"{products} products side by side do not fit a block")
+        raise LoweringError(f"{dots} matmuls side by side do not fit a block")
     here: list[GpuSchedule] = sorted((*in_cuda, *found), key=by_seconds)
-    if machine.target.has_faster_products and isinstance(here[0], MmaGemmSchedule):
+    if machine.target.has_faster_matmuls and isinstance(here[0], MmaGemmSchedule):
         first = next(s for s in here if not isinstance(s, MmaGemmSchedule))
         here.insert(0, here.pop(here.index(first)))
     apart = isinstance(found[0], GpuGemvSchedule) or found[0].split > 2  # where tiles would be too few
     return [*tiled, *here] if problem.exact and not apart else [*here, *tiled]
 
 
-def _problem(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> Problem:
+def _problem(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> Problem:
     """What Triton's schedules are chosen by."""
     n, dtype = axes.extents, axes.op.operands[0].type.dtype
     read = epilogue_inputs(context)
@@ -67,19 +67,19 @@ def _problem(context: LoweringContext, machine: GpuMachine, axes: Contraction, p
     left, right = (making_of(context, side) for side in (0, 1))
     across, copy = reads_across(context), copy_width(context)
     reads = sum(v.type.most >= axes.op.result.type.most for v in read)
-    problem = Problem(*extents, dtype.bits, products, persistent, exact, across, left, right, copy=copy)
+    problem = Problem(*extents, dtype.bits, dots, persistent, exact, across, left, right, copy=copy)
     return replace(problem, reads=reads, vectors=len(read) - reads)
 
 
-def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[GpuSchedule]:
+def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[GpuSchedule]:
     """Schedules for a matrix times one vector, which each block reduces before it multiplies (a norm's)."""
     dtype = axes.op.operands[0].type.dtype
     if not machine.triton or not dtype.is_float or dtype.bits == 64:
-        raise LoweringError("no kernel here reduces a product's operand")
+        raise LoweringError("no kernel here reduces a matmul's operand")
     exact = dtype.bits == 32 and not allows_tf32(axes.op)
     left, right = (making_of(context, side) for side in (0, 1))
     extents = (axes.batches, axes.m, axes.n, axes.k)
-    problem = Problem(*extents, dtype.bits, products, False, exact, reads_across(context), left, right, True)
+    problem = Problem(*extents, dtype.bits, dots, False, exact, reads_across(context), left, right, True)
     found = gemm_candidates(problem, machine.target)
     fitting = [s for s in found if isinstance(s, GpuGemvSchedule) and axes.k <= ROW_OF_A_WARP * s.launch.warps]
     if not fitting:
@@ -87,12 +87,12 @@ def _of_one_row(context: LoweringContext, machine: GpuMachine, axes: Contraction
     return [*fitting]
 
 
-def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[TiledGemmSchedule]:
+def _tiled(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[TiledGemmSchedule]:
     """Schedules in SIMT arithmetic, for what tensor cores don't multiply exactly."""
     dtype = axes.op.operands[0].type.dtype
     half = dtype.is_float and dtype.bits < 32
     by_tensor_cores = machine.triton and (half or (dtype.bits == 32 and allows_tf32(axes.op)))
-    if not machine.writes_cuda(context) or products > 1 or by_tensor_cores:
+    if not machine.writes_cuda(context) or dots > 1 or by_tensor_cores:
         return []
     extents, bits = (axes.batches, axes.m, axes.n, axes.k), max(dtype.bits, 32)
     return tiled_gemm_candidates(*extents, bits, machine.target, _computed(context))
@@ -102,9 +102,7 @@ def _computed(context: LoweringContext) -> Computed:
     return tuple(making_of(context, side) for side in (0, 1))
 
 
-def _hopper(
-    context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int
-) -> list[HopperGemmSchedule]:
+def _hopper(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[HopperGemmSchedule]:
     """Schedules for the tensor cores' own pipeline, where TMA can fetch the operands."""
     if not machine.writes_cuda(context):
         return []
@@ -118,17 +116,17 @@ def _hopper(
     if windows is not None:
         extents = (axes.batches, axes.m, axes.n, fetched_depth(context, windows))
     read, written = bytes_read(context.body), sum(v.type.most_bytes for v in context.body.outputs)
-    problem = HopperProblem(*extents, products, reads, bits, defers, transposed, windows is not None, read, written)
+    problem = HopperProblem(*extents, dots, reads, bits, defers, transposed, windows is not None, read, written)
     found = hopper_candidates(problem, machine.target)
     return found if accepted(context, found, check_hopper_gemm) else []
 
 
-def _mma(context: LoweringContext, machine: GpuMachine, axes: Contraction, products: int) -> list[MmaGemmSchedule]:
+def _mma(context: LoweringContext, machine: GpuMachine, axes: Contraction, dots: int) -> list[MmaGemmSchedule]:
     """Schedules for warps' tensor core instructions, which take operands as they lie."""
     if not machine.writes_cuda(context):
         return []
     bits = axes.op.operands[0].type.dtype.bits
-    work = products, bits, _computed(context), copy_width(context)
+    work = dots, bits, _computed(context), copy_width(context)
     found = mma_candidates(axes.batches, axes.m, axes.n, axes.k, machine.target, *work)
     return found if accepted(context, found, check_mma_gemm) else []
 

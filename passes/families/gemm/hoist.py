@@ -1,4 +1,4 @@
-"""Parts of a product's operand that stay the same along K (a scale of each row): computed once, before the loop."""
+"""Parts of a matmul's operand that stay the same along K (a scale of each row): computed once, before the loop."""
 
 from __future__ import annotations
 

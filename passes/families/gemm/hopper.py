@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from fusec.errors import LoweringError
 from fusec.ir.nodes import Op
-from fusec.passes.families.gemm.product import Products
+from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.families.gemm.schedule.hopper import HopperGemmSchedule
-from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
+from fusec.passes.families.gemm.tiles import TiledMatmuls, TileSizes
 from fusec.passes.families.gemm.windows import windows_of
 from fusec.passes.lower.context import LoweredGroup, LoweringContext, address_step
 from fusec.tile.expand import in_tile
@@ -21,8 +21,8 @@ from fusec.tile.templates import HopperGemm, TemplateOperand
 
 def check_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> None:
     """LoweringError for products that :func:`lower_hopper_gemm` refuses, of any sizes."""
-    products = _HopperGemm(context.fresh(), schedule)
-    products.nest(products.fetched)
+    matmuls = _HopperGemm(context.fresh(), schedule)
+    matmuls.nest(matmuls.fetched)
 
 
 def lower_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) -> LoweredGroup:
@@ -30,37 +30,37 @@ def lower_hopper_gemm(context: LoweringContext, schedule: HopperGemmSchedule) ->
 
     LoweringError for operands that a TMA copy can't fetch: computed ones, rows that are no multiple of 16 bytes.
     """
-    products = _HopperGemm(context, schedule)
-    template = HopperGemm(products.nest(products.fetched), schedule.pipeline)
-    return products.finish_template(template, schedule.describe())
+    matmuls = _HopperGemm(context, schedule)
+    template = HopperGemm(matmuls.nest(matmuls.fetched), schedule.pipeline)
+    return matmuls.finish_template(template, schedule.describe())
 
 
 def columns_adjoin(context: LoweringContext) -> bool:
     """Whether neighbours in the right operands' memory are of different columns of the result."""
-    products = Products(context)
-    elements = [products.element(op, 1) for op in products.ops]
+    matmuls = Matmuls(context)
+    elements = [matmuls.element(op, 1) for op in matmuls.ops]
     return any(
-        isinstance(e, Load) and address_step(e, products.j) == 1 and address_step(e, products.k) != 1 for e in elements
+        isinstance(e, Load) and address_step(e, matmuls.j) == 1 and address_step(e, matmuls.k) != 1 for e in elements
     )
 
 
-class _HopperGemm(TiledProducts):
+class _HopperGemm(TiledMatmuls):
     def __init__(self, context: LoweringContext, schedule: HopperGemmSchedule) -> None:
         s, self.pipeline = schedule, schedule.pipeline
         super().__init__(context, TileSizes(s.m, s.n, s.k, (s.pipeline.cluster_m, s.pipeline.cluster_n)))
         self.multiplied_type()
 
-    def total(self, op: Op, product: Load) -> ScalarExpr:
+    def total(self, op: Op, accumulator: Load) -> ScalarExpr:
         """A product is rounded as the code says where the rest of its epilogue is put off until the next tile is
         multiplied (``codegen/cuda/deferred.py``): 16 bits of each are kept."""
-        whole = self.pipeline.ping_pong or self.pipeline.split > 1 or op.result.type.dtype is product.dtype
-        return product if whole else Apply("cast", (product,), op.result.type.dtype)
+        whole = self.pipeline.ping_pong or self.pipeline.split > 1 or op.result.type.dtype is accumulator.dtype
+        return accumulator if whole else Apply("cast", (accumulator,), op.result.type.dtype)
 
     def results(self, totals: Sequence[ScalarExpr]) -> list[Store]:
         """LoweringError where what an element is made from depends on other elements."""
         stores = super().results(totals)
         if not all(_is_plain(s.value) for s in stores):
-            raise LoweringError("an epilogue that reads at loaded subscripts, or one of two places")
+            raise LoweringError("an epilogue that reads at loaded subscripts, or one of two positions")
         return stores
 
     def fetched(self, op: Op, side: int) -> TemplateOperand:

@@ -17,8 +17,8 @@ from fusec.ir.ops import OPS
 from fusec.ir.types import contiguous_strides, fixed
 from fusec.passes.lower.context import LoweringContext
 from fusec.passes.lower.pieces import Alternative, Pieces
-from fusec.runtime.calls import PRODUCT
-from fusec.runtime.products import Product, product_to_text
+from fusec.runtime.calls import MATMUL
+from fusec.runtime.matmuls import Matmul, matmul_to_text
 from fusec.tile.views import same_layout, strided_view
 
 _REASON = "the library's kernel was chosen"
@@ -47,17 +47,17 @@ def library_alternatives(context: LoweringContext) -> list[Alternative]:
     if not dots or not sixteen or not all(_is_rounded(context, v) for v in body.outputs):
         return []
     found: list[Alternative] = []
-    plain = [_product(context, dot, None) for dot in dots]
-    biased = [_product(context, dot, _bias_of(context, dot)) for dot in dots]
+    plain = [_matmul(context, dot, None) for dot in dots]
+    biased = [_matmul(context, dot, _bias_of(context, dot)) for dot in dots]
     if all(p is not None for p in plain):
-        found.append(_alternative("library product", [p for p in plain if p is not None]))
+        found.append(_alternative("library matmul", [p for p in plain if p is not None]))
     if all(p is not None for p in biased) and any(p is not None and _has_bias(p) for p in biased):
-        found.append(_alternative("library product with bias", [p for p in biased if p is not None]))
+        found.append(_alternative("library matmul with bias", [p for p in biased if p is not None]))
     if len(dots) == 1 and biased[0] is not None:
         activation = _activation(body, biased[0])
         if activation is not None and _has_bias(biased[0]):
             whole = _with_activation(body, biased[0], activation)
-            found.append(_alternative(f"library product with bias and {activation}", [whole]))
+            found.append(_alternative(f"library matmul with bias and {activation}", [whole]))
     return found
 
 
@@ -70,25 +70,25 @@ def _is_rounded(context: LoweringContext, value: Value) -> bool:
     return value.type.dtype.bits <= 16
 
 
-def _alternative(text: str, products: Sequence[Found]) -> Alternative:
-    return Alternative(text, lambda context: pieces_of(context, products))
+def _alternative(text: str, matmuls: Sequence[Found]) -> Alternative:
+    return Alternative(text, lambda context: pieces_of(context, matmuls))
 
 
-def pieces_of(context: LoweringContext, products: Sequence[Found]) -> Pieces:
+def pieces_of(context: LoweringContext, matmuls: Sequence[Found]) -> Pieces:
     """The calls, and one map for what is left."""
     body = context.body
-    covered = frozenset[Op]().union(*(p.covered for p in products))
-    after = [op for p in products for op in p.after]
-    made = {p.value for p in products}
+    covered = frozenset[Op]().union(*(p.covered for p in matmuls))
+    after = [op for p in matmuls for op in p.after]
+    made = {p.value for p in matmuls}
     rest = [*after, *(op for op in body.ops if op not in covered)]
     wanted = [v for v in body.outputs if v not in made]
     if not wanted:
-        return Pieces(tuple(p.call for p in products))
+        return Pieces(tuple(p.call for p in matmuls))
     live = live_ops(rest, wanted)
     inputs = dict.fromkeys(v for op in live for v in op.operands if v in made or v in body.inputs)
     inner = Graph("rest", tuple(inputs), tuple(wanted), live)
     fused = Op(OPS["fused"], inner.inputs, FusedAttributes("map", inner), inner.outputs, context.op.location)
-    return Pieces((*(p.call for p in products), fused))
+    return Pieces((*(p.call for p in matmuls), fused))
 
 
 # One product
@@ -103,7 +103,7 @@ class _Bias:
     covered: frozenset[Op]
 
 
-def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | None:
+def _matmul(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | None:
     attributes = dot.attributes
     assert isinstance(attributes, DotAttributes)
     operands: list[Value] = []
@@ -121,9 +121,9 @@ def _product(context: LoweringContext, dot: Op, bias: _Bias | None) -> Found | N
     shape = value.type.static_shape
     if not same_layout(shape, context.strides.get(value, contiguous_strides(shape)), contiguous_strides(shape)):
         return None
-    text = product_to_text(Product(lhs, rhs, added, "none", shape))
+    text = matmul_to_text(Matmul(lhs, rhs, added, "none", shape))
     call = Op(
-        OPS["extern"], tuple(operands), ExternAttributes(PRODUCT, text, (value.type,), _REASON), (value,), dot.location
+        OPS["extern"], tuple(operands), ExternAttributes(MATMUL, text, (value.type,), _REASON), (value,), dot.location
     )
     return Found(call, value, after, covered)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.mma import MmaGemmSchedule
-from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
+from fusec.passes.families.gemm.tiles import TiledMatmuls, TileSizes
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.nodes import RegisterTile
 from fusec.tile.templates import MmaGemm, TemplateOperand
@@ -12,7 +12,7 @@ from fusec.tile.templates import MmaGemm, TemplateOperand
 
 def check_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> None:
     """LoweringError for products that :func:`lower_mma_gemm` refuses, of any sizes."""
-    _template(_products(context.fresh(), schedule), schedule)
+    _template(_matmuls(context.fresh(), schedule), schedule)
 
 
 def lower_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> LoweredGroup:
@@ -20,18 +20,18 @@ def lower_mma_gemm(context: LoweringContext, schedule: MmaGemmSchedule) -> Lower
 
     LoweringError for operands that tensor cores don't multiply: not of 16 bits, nor of 32 that may be rounded to TF32.
     """
-    products = _products(context, schedule)
-    return products.finish_template(_template(products, schedule), schedule.describe())
+    matmuls = _matmuls(context, schedule)
+    return matmuls.finish_template(_template(matmuls, schedule), schedule.describe())
 
 
-def _products(context: LoweringContext, s: MmaGemmSchedule) -> TiledProducts:
-    return TiledProducts(context, TileSizes(s.m, s.n, s.k))
+def _matmuls(context: LoweringContext, s: MmaGemmSchedule) -> TiledMatmuls:
+    return TiledMatmuls(context, TileSizes(s.m, s.n, s.k))
 
 
-def _template(products: TiledProducts, s: MmaGemmSchedule) -> MmaGemm:
-    dtype = products.multiplied_type()
+def _template(matmuls: TiledMatmuls, s: MmaGemmSchedule) -> MmaGemm:
+    dtype = matmuls.multiplied_type()
 
     def operand(op: Op, side: int) -> TemplateOperand:
-        return products.loaded_or_computed(op, side, dtype)
+        return matmuls.loaded_or_computed(op, side, dtype)
 
-    return MmaGemm(products.nest(operand), RegisterTile(s.warp_m, s.warp_n))
+    return MmaGemm(matmuls.nest(operand), RegisterTile(s.warp_m, s.warp_n))

@@ -1,4 +1,4 @@
-"""What makes a product's operand on a GPU, computed in the prologue of the matmul where that pays."""
+"""What makes a matmul's operand on a GPU, computed in the prologue of the matmul where that pays."""
 
 from __future__ import annotations
 

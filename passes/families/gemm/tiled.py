@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusec.errors import LoweringError
 from fusec.ir.nodes import Op
 from fusec.passes.families.gemm.schedule.tiled import TiledGemmSchedule
-from fusec.passes.families.gemm.tiles import TiledProducts, TileSizes
+from fusec.passes.families.gemm.tiles import TiledMatmuls, TileSizes
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.templates import SimtGemm, TemplateOperand
 
@@ -13,12 +13,12 @@ from fusec.tile.templates import SimtGemm, TemplateOperand
 def lower_tiled_gemm(context: LoweringContext, schedule: TiledGemmSchedule) -> LoweredGroup:
     """The product's grid in plain order, batch by row tiles by column tiles; the emitter walks it."""
     s = schedule
-    products = TiledProducts(context, TileSizes(s.m, s.n, s.k))
-    if len(products.ops) > 1:
-        raise LoweringError(f"{len(products.ops)} products side by side in plain arithmetic")
-    products.tf32 = False
+    matmuls = TiledMatmuls(context, TileSizes(s.m, s.n, s.k))
+    if len(matmuls.ops) > 1:
+        raise LoweringError(f"{len(matmuls.ops)} matmuls side by side in SIMT arithmetic")
+    matmuls.tf32 = False
 
     def operand(op: Op, side: int) -> TemplateOperand:
-        return products.loaded_or_computed(op, side, products.dtype)
+        return matmuls.loaded_or_computed(op, side, matmuls.dtype)
 
-    return products.finish_template(SimtGemm(products.nest(operand), s.registers), s.describe())
+    return matmuls.finish_template(SimtGemm(matmuls.nest(operand), s.registers), s.describe())

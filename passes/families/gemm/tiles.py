@@ -10,7 +10,7 @@ from fusec.ir.index import Index, Symbol, mul, sub, symbol
 from fusec.ir.nodes import Op
 from fusec.ir.types import DType
 from fusec.passes.contraction import allows_tf32
-from fusec.passes.families.gemm.product import Products
+from fusec.passes.families.gemm.matmul import Matmuls
 from fusec.passes.lower.blocks import GEMM_BLOCKS
 from fusec.passes.lower.context import LoweredGroup, LoweringContext
 from fusec.tile.expand import expand
@@ -32,13 +32,13 @@ class TileSizes:
     cluster: tuple[int, int] = (1, 1)
 
 
-class TiledProducts(Products):
+class TiledMatmuls(Matmuls):
     """The parts of a template's loop nest: the grid is batch by row tiles by column tiles, in plain order."""
 
     def __init__(self, context: LoweringContext, sizes: TileSizes) -> None:
         super().__init__(context)
         if self.statistics:
-            raise LoweringError("a product of tiles reduces no rows of its operands")
+            raise LoweringError("a matmul of tiles reduces no rows of its operands")
         axes, s = self.axes, sizes
         row_tiles, column_tiles = -(-axes.m // s.m), -(-axes.n // s.n)
         mo, no = symbol("mo", 0, row_tiles - 1), symbol("no", 0, column_tiles - 1)
@@ -88,9 +88,9 @@ class TiledProducts(Products):
         """The stores of the group's outputs over the whole rows and columns."""
         return self.stores(self.whole, (self.row.whole, self.column.whole), totals)
 
-    def total(self, op: Op, product: Load) -> ScalarExpr:
+    def total(self, op: Op, accumulator: Load) -> ScalarExpr:
         """What the epilogue reads of a product."""
-        return product
+        return accumulator
 
     def over_whole(self, op: Op, side: int) -> ScalarExpr:
         """An element of an operand, over the whole axes."""

@@ -103,5 +103,5 @@ def test_computed_operands_are_members() -> None:
 
 
 def test_a_product_without_places_for_its_sums_is_refused() -> None:
-    with pytest.raises(LoweringError, match="a product in a kernel of maps"):
+    with pytest.raises(LoweringError, match="a matmul in a kernel of maps"):
         emit_kernel(lower(parse(PRODUCTS["product_f32"]), "cuda:sm_90").program.kernels[0], CARD)

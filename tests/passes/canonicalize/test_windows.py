@@ -131,7 +131,7 @@ def test_an_operand_that_repeats_along_more_than_the_batch_is_left(source: str, 
 DECLINED = [
     (
         "dot(%a, %w) {contract=[0]x[2]} : f32[10, 20, 981]",
-        "the place in the window, axis 2 of %w, is summed over",
+        "the position in the window, axis 2 of %w, is summed over",
     ),
     (
         "dot(%e, %w) {contract=[1]x[1]} : f32[10, 20, 20]",

@@ -22,7 +22,7 @@ def copy(dtype=bf16, *, transposed: bool) -> Map:
 
 
 def pairs(*, rows: bool) -> Map:
-    """Pairs of a product's operand: of two neighbours in a row of the source, or of two rows."""
+    """Pairs of a matmul's operand: of two neighbours in a row of the source, or of two rows."""
     target = buffer("target", bf16, (32, 64, 2))
     source = buffer("source", bf16, (64, 64))
     value = load(source, Q * 2 + U, R) if rows else load(source, R, Q * 2 + U)

@@ -128,7 +128,7 @@ def _predict(size: AttentionSize, s: GpuAttentionSchedule, target: GpuTarget) ->
     deep, wide = (max(16, pow2(n)) for n in (size.depth, size.values))
     rate = rates.tensor if size.bits == 16 else rates.simt
     products, softmax = size.products(deep, wide, rate), size.softmax(target)
-    if target.has_faster_products:
+    if target.has_faster_matmuls:
         share = _NARROW_SHARE if max(size.depth, size.values) <= 64 else _SHARE
         point = overlapped(products, softmax) / share
     else:

@@ -104,8 +104,8 @@ def seconds_along(p: AlongProblem, s: GemmSchedule, target: CpuTarget, threads: 
 
 def _issued(r: RegisterTile) -> float:
     """Share of the multiplication rate: two loads start in a cycle, and as many multiplications."""
-    products = r.rows * r.columns
-    return min(1.0, products / LATENCY, products / (1.2 * (r.rows + r.columns)))
+    multiplies = r.rows * r.columns
+    return min(1.0, multiplies / LATENCY, multiplies / (1.2 * (r.rows + r.columns)))
 
 
 def packing_seconds(p: AlongProblem, target: CpuTarget, threads: int) -> float:

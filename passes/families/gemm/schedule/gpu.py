@@ -114,7 +114,7 @@ class Problem:
     n: int
     k: int
     bits: int
-    products: int = 1
+    dots: int = 1
     persistent: bool = True
     exact: bool = False
     across: bool = False
@@ -132,16 +132,16 @@ class Problem:
     def read(self, left: float, right: float) -> float:
         """Bytes of memory for so many elements of the left operand, and of each right one."""
         of_left, of_right = (self.item if m is None else m.bytes for m in (self.left, self.right))
-        return left * of_left + right * of_right * self.products
+        return left * of_left + right * of_right * self.dots
 
     def made(self, left: float, right: float, besides: int) -> float:
         """Operations that compute so many elements of the left operand and of each right one, ``besides`` their own."""
         of_left, of_right = (0 if m is None else m.flops + besides for m in (self.left, self.right))
-        return left * of_left + right * of_right * self.products
+        return left * of_left + right * of_right * self.dots
 
     def shared_bytes(self, m: int, n: int, k: int, stages: int) -> float:
         """Bytes of shared memory for a block's operands: of computed ones a tile of their own, too."""
-        made = sum(size for size, x in ((m, self.left), (n * self.products, self.right)) if x is not None)
+        made = sum(size for size, x in ((m, self.left), (n * self.dots, self.right)) if x is not None)
         return k * (self.read(m, n) * stages + made * self.item)
 
 
@@ -327,7 +327,7 @@ def _fitted(p: Problem, b: _Block, target: GpuTarget) -> GpuGemmSchedule | None:
     m, n, k, stages = b.m, b.n, b.k, b.stages
     if (m > 16 and m >= 2 * pow2(p.m)) or (n > 32 and n >= 2 * pow2(p.n)):
         return None
-    if m * n * p.products > MAX_ACCUMULATORS * b.warps // 8:
+    if m * n * p.dots > MAX_ACCUMULATORS * b.warps // 8:
         return None
     first, rows = (p.right, n) if b.transposed else (p.left, m)
     if first is not None and rows >= _GROUP_ROWS and target.has_tma and not p.exact:
@@ -352,7 +352,7 @@ def _gemvs(p: Problem) -> Iterator[GpuGemvSchedule]:
         while unroll > 1 and depth * unroll >= 2 * pow2(p.k):
             unroll //= 2
         block, depth = min(block, pow2(lines)), min(depth, max(16, pow2(p.k)))
-        if block * depth * vectors * p.products > 64 * 32 * warps:
+        if block * depth * vectors * p.dots > 64 * 32 * warps:
             continue
         for split in _SPLITS:
             if split == 1 or (p.batches * lines // block * split <= 1024 and p.k // split >= 2 * depth * unroll):
@@ -363,7 +363,7 @@ def _resident(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> int:
     """Blocks that an SM holds at once."""
     threads = 32 * s.launch.warps
     memory = int(p.shared_bytes(s.m, s.n, s.k, s.launch.stages)) + _RESERVED
-    registers = min(255, s.m * s.n * p.products // threads + 48) * threads
+    registers = min(255, s.m * s.n * p.dots // threads + 48) * threads
     return max(1, min(target.shared_memory // memory, _REGISTERS // registers, _THREADS // threads))
 
 
@@ -399,7 +399,7 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
     beside = min(share, resident)
     peak = (target.rates.simt if p.exact else _tensor_rate(s, target) * 2 / p.item) / target.sms
     peak *= _rate(p, s) * (1.0 if p.exact else _COPIES[p.copy]) * (1.0 if beside > 1 or s.launch.warps > 4 else _SOLO)
-    compute = share * max(2.0 * s.m * s.n * p.products * depth / peak, steps * _STEP / beside) + idle
+    compute = share * max(2.0 * s.m * s.n * p.dots * depth / peak, steps * _STEP / beside) + idle
     compute = _beside(compute, share * depth * _making(p, s, beside, target), beside)
     loaded = tiles * depth * p.read(s.m, s.n)
     moved = p.batches * (p.read(p.m * p.k, p.n * p.k) + p.m * p.n * p.item * (1 + p.reads))
@@ -414,7 +414,7 @@ def _predict_gemm(p: Problem, s: GpuGemmSchedule, target: GpuTarget) -> float:
 def _tensor_rate(s: GpuGemmSchedule, target: GpuTarget) -> float:
     """Of the instructions that Triton's compiler takes for such a block, were its share 1. Few rows wait for what feeds
     the units, whichever those are."""
-    by_warps = target.backend == "cuda" and not target.has_faster_products and min(s.m, s.n) >= _GROUP_ROWS
+    by_warps = target.backend == "cuda" and not target.has_faster_matmuls and min(s.m, s.n) >= _GROUP_ROWS
     return target.rates.tensor * (_BY_WARPS if by_warps else 1.0)
 
 
@@ -439,10 +439,10 @@ def _predict_gemv(p: Problem, s: GpuGemvSchedule, target: GpuTarget) -> float:
     resident = max(1, min(_THREADS // (32 * s.launch.warps), 16))
     supply = min(1.0, sqrt(min(blocks, resident * target.sms) * in_flight / _IN_FLIGHT))
     traffic = moved / target.rates.read / supply * (1.0 + 0.1 * max(0.0, 1.0 - in_flight / 8192))
-    elements = p.batches * p.products * lines * p.k
+    elements = p.batches * p.dots * lines * p.k
     making = p.made(*matrix, _MAKING_ALONG_VECTORS) + p.made(*vector, _MAKING_ALONG_VECTORS) * vectors / s.lines
     rate = target.rates.simt / max(1.0, target.sms / blocks)
-    arithmetic = 2.0 * elements / p.products * (p.products * (vectors + 1) + making) / rate
+    arithmetic = 2.0 * elements / p.dots * (p.dots * (vectors + 1) + making) / rate
     alone = _ELEMENT * s.lines * ceil(p.k / s.split) / (32 * s.launch.warps)
     return target.rates.launch + max(traffic, arithmetic, alone) + _finish(p, s.split, target)
 
@@ -451,5 +451,5 @@ def _finish(p: Problem, split: int, target: GpuTarget) -> float:
     """The second kernel of a sum in parts."""
     if split == 1:
         return 0.0
-    parts = 4.0 * p.batches * p.m * p.n * p.products * (split + 1)
+    parts = 4.0 * p.batches * p.m * p.n * p.dots * (split + 1)
     return target.rates.follow + _JOIN + _PARTS * parts / target.rates.copy

@@ -112,7 +112,7 @@ class HopperProblem:
     m: int
     n: int
     k: int
-    products: int = 1
+    dots: int = 1
     reads: int = 0
     bits: int = 16
     defers: bool = False
@@ -127,7 +127,7 @@ class HopperProblem:
 
 def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSchedule]:
     """Schedules, best predicted first. None on other GPUs, or for too little work."""
-    if target.backend != "cuda" or target.arch != 90 or p.products > 2 or not p.k:
+    if target.backend != "cuda" or target.arch != 90 or p.dots > 2 or not p.k:
         return []
     if min(p.m, p.n) <= 64 and not (p.windows and min(p.m, p.n) >= _FEWEST):
         return []
@@ -144,18 +144,18 @@ def hopper_candidates(p: HopperProblem, target: GpuTarget) -> list[HopperGemmSch
 def _tiles(p: HopperProblem, target: GpuTarget) -> Iterator[_Tile]:
     """The widest first; consumers with a tile each have registers for 128 columns."""
     for n in _widths(p):
-        stage = (_ROWS + n * p.products) * _ROW_BYTES
+        stage = (_ROWS + n * p.dots) * _ROW_BYTES
         stages = min(_MOST_STAGES, (target.shared_memory - _BESIDE) // stage)
-        if n * p.products <= _ROWS:
+        if n * p.dots <= _ROWS:
             yield _Tile(_ROWS, n, stages, True)
         yield _Tile(_ROWS, n, stages, False)
 
 
 def _widths(p: HopperProblem) -> list[int]:
     """Columns of a tile: of any results, and those that cut this one's columns in equal parts."""
-    widest = _WIDEST // p.products
+    widest = _WIDEST // p.dots
     found = {n for n in _WIDTHS if n <= widest}
-    if p.products == 1 and not p.transposed:
+    if p.dots == 1 and not p.transposed:
         parts = range(ceil(p.n / widest), max(1, p.n // _WIDTHS[-1]) + 1)
         found |= {p.n // count for count in parts if p.n % (count * _UNIT) == 0}
         if p.n <= widest:
@@ -189,11 +189,11 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
     area = tile.m * tile.n / (128 * (128 if tile.ping_pong else 256))
     depth = _ROW_BYTES * 8 // p.bits
     k = round_up(p.k, depth) * p.bits // 16 / split
-    multiply = 2.0 * tile.m * tile.n * p.products * k * target.sms / (target.rates.tensor * _rate(p, tile, waves))
-    fetched = (tile.m / cluster[1] + tile.n * p.products / cluster[0]) * p.k * p.bits / 8 / split
+    multiply = 2.0 * tile.m * tile.n * p.dots * k * target.sms / (target.rates.tensor * _rate(p, tile, waves))
+    fetched = (tile.m / cluster[1] + tile.n * p.dots / cluster[0]) * p.k * p.bits / 8 / split
     multiply = max(multiply, fetched * min(tiles * split, target.sms) / (target.rates.l2 * _L2))
     epilogue = (_EPILOGUE + p.reads * _READ) * area
-    operands = p.batches * (p.m * p.k + p.k * p.n * p.products) * p.bits // 8
+    operands = p.batches * (p.m * p.k + p.k * p.n * p.dots) * p.bits // 8
     reading = (p.read or operands) / target.rates.read
     if split > 1:
         return _together(multiply, reading) + epilogue / split + _ADD_UP
@@ -207,8 +207,8 @@ def _predict(p: HopperProblem, tile: _Tile, cluster: tuple[int, int], split: int
 
 def _rate(p: HopperProblem, tile: _Tile, waves: int) -> float:
     """The share of the GPU's rate of products that such tiles reach."""
-    columns = tile.n * p.products
-    rates = _RATES if p.products == 1 else _PAIRED_RATES
+    columns = tile.n * p.dots
+    rates = _RATES if p.dots == 1 else _PAIRED_RATES
     if waves == 1:
         rates = tuple((n, _IN_ONE_WAVE if n == 64 else rate) for n, rate in rates)
     number = next(k for k, (n, _) in enumerate(rates) if n < columns)

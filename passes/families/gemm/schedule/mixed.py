@@ -172,7 +172,7 @@ def predict_mixed(p: MixedProblem, s: MixedGemmSchedule, target: CpuTarget, thre
     item, r = p.dtype.itemsize, s.registers
     rows, columns = round_up(min(s.tile_m, p.m), r.rows), round_up(min(s.block_n, p.n), r.columns)
     parts = ceil(p.k / s.tile_k)
-    multiply = 2.0 * rows * columns * p.k / (target.product_flops(p.dtype, 1) * _efficiency(s, target))
+    multiply = 2.0 * rows * columns * p.k / (target.matmul_flops(p.dtype, 1) * _efficiency(s, target))
     cycles = _operand_cycles(p, s, target, rows, columns)
     if s.pack_left:
         cycles += rows * p.k * item * 0.03
@@ -205,6 +205,6 @@ def _efficiency(s: MixedGemmSchedule, target: CpuTarget) -> float:
     if s.registers.tiles:
         return 1.0 if s.registers.rows == 32 else 0.5
     vectors = s.registers.columns // target.lanes(32)
-    products = s.registers.rows * vectors
-    issue = min(1.0, products / (1.25 * (vectors + s.registers.rows)))
-    return 0.95 * min(1.0, products / 10) * issue
+    multiplies = s.registers.rows * vectors
+    issue = min(1.0, multiplies / (1.25 * (vectors + s.registers.rows)))
+    return 0.95 * min(1.0, multiplies / 10) * issue

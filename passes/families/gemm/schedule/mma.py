@@ -81,7 +81,7 @@ def mma_candidates(
     n: int,
     k: int,
     target: GpuTarget,
-    products: int = 1,
+    dots: int = 1,
     bits: int = 16,
     computed: Computed = (),
     copy: int = 16,
@@ -98,28 +98,28 @@ def mma_candidates(
         return []
     found: list[MmaGemmSchedule] = []
     for rows, columns, step, stages, warp_m, warp_n, share in _TILES:
-        if warp_m * warp_n * products > _MOST_RESULTS or (rows > 32 and rows >= 2 * max(m, 32)):
+        if warp_m * warp_n * dots > _MOST_RESULTS or (rows > 32 and rows >= 2 * max(m, 32)):
             continue
         item = bits // 8
-        step_bytes = (rows + products * columns) * step
+        step_bytes = (rows + dots * columns) * step
         fitting = min(stages, target.shared_memory // step_bytes)
         if fitting < 2:
             continue
         share *= (1.0 if fitting == stages else _SHALLOW) * _COPIES[copy]
         s = MmaGemmSchedule(rows, columns, step // item, fitting, warp_m, warp_n)
-        seconds = _predict(batches, m, n, k, s, products, item, share, target)
+        seconds = _predict(batches, m, n, k, s, dots, item, share, target)
         tiles = batches * ceil(m / rows) * ceil(n / columns)
-        seconds += tiles * k * made_by_element(rows, products * columns, computed) / target.rates.issue
+        seconds += tiles * k * made_by_element(rows, dots * columns, computed) / target.rates.issue
         found.append(replace(s, seconds=seconds))
     return sorted(found, key=by_seconds)
 
 
 def _predict(
-    batches: int, m: int, n: int, k: int, s: MmaGemmSchedule, products: int, item: int, share: float, target: GpuTarget
+    batches: int, m: int, n: int, k: int, s: MmaGemmSchedule, dots: int, item: int, share: float, target: GpuTarget
 ) -> float:
     """Seconds: each SM works through its tiles, as many at a time as its registers and shared memory hold."""
     tiles = batches * ceil(m / s.m) * ceil(n / s.n)
-    shared = s.stages * (s.m + products * s.n) * s.k * item
+    shared = s.stages * (s.m + dots * s.n) * s.k * item
     resident = max(1, min(target.shared_memory // shared, _WARPS // s.launch.warps))
     each = ceil(tiles / target.sms)
     beside = min(each, resident)
@@ -129,8 +129,8 @@ def _predict(
     if beside == 1 and s.launch.warps < _WARPS:
         rate *= _SOLO
     rounds, steps = ceil(each / resident), ceil(k / s.k)
-    multiply = each * 2.0 * s.m * s.n * products * steps * s.k / rate
+    multiply = each * 2.0 * s.m * s.n * dots * steps * s.k / rate
     arrive = rounds * steps * _AWAY / (s.stages - 1)
-    near, far = tiles * (s.m + products * s.n) * k, batches * ((m + products * n) * k + m * n)
+    near, far = tiles * (s.m + dots * s.n) * k, batches * ((m + dots * n) * k + m * n)
     traffic = max(arrive, item * near / target.rates.l2, item * far / target.rates.read)
     return target.rates.launch + (rounds - 1) * _TILE + max(multiply, traffic) + 0.1 * min(multiply, traffic)

@@ -21,7 +21,7 @@ from fusec.passes.lower.context import LoweringContext  # noqa: E402
 from fusec.passes.lower.pieces import Pieces  # noqa: E402
 from fusec.passes.pipeline import lower  # noqa: E402
 from fusec.runtime.attentions import attention_from_text  # noqa: E402
-from fusec.runtime.products import see  # noqa: E402
+from fusec.runtime.matmuls import see  # noqa: E402
 
 
 def scores(q: Any, k: Any) -> Any:

@@ -287,7 +287,7 @@ def test_the_second_product_contracts_the_queries() -> None:
         %o = dot(%p, %v) {contract=[0]x[0]} : f32[11, 5]
         return %o
     }"""
-    declined(text, "the product does not contract the softmax's axis")
+    declined(text, "the dot does not contract the softmax's axis")
 
 
 def test_scores_that_read_the_product_at_two_places() -> None:
@@ -299,7 +299,7 @@ def test_scores_that_read_the_product_at_two_places() -> None:
         %o = dot(%p, %v) {contract=[1]x[0]} : f32[9, 5]
         return %o
     }"""
-    declined(text, "the scores read the first product at more than one place")
+    declined(text, "the scores read the first dot at more than one position")
 
 
 def test_a_maximum_of_the_wrong_row_is_no_softmax() -> None:

@@ -11,7 +11,7 @@ from fusec.ir.graph import FusedAttributes
 from fusec.ir.parse import parse
 from fusec.ir.types import contiguous_strides
 from fusec.passes.families.gemm.cpu import SHORTEST_RUN, in_runs
-from fusec.passes.families.gemm.cpu_candidates import product_schedules, shows_windows
+from fusec.passes.families.gemm.cpu_candidates import gemm_schedules, shows_windows
 from fusec.passes.families.gemm.schedule.cpu import GemmSchedule
 from fusec.passes.lower.context import LoweringContext, address_step
 from fusec.passes.pipeline import lower
@@ -133,7 +133,7 @@ def test_what_shows_windows() -> None:
 
 
 def test_windows_are_not_read_along_k() -> None:
-    found = product_schedules(context_of(convolution((4, 28, 28, 64), 64, (3, 3))), HOST, 2)
+    found = gemm_schedules(context_of(convolution((4, 28, 28, 64), 64, (3, 3))), HOST, 2)
     assert not any(s.registers.along for s in found)
 
 
@@ -205,7 +205,7 @@ def test_few_rows_of_many_weights_are_staged() -> None:
     """Unless a panel of them does not fit into a core's cache, or packing is little beside multiplying."""
 
     def first(image: tuple[int, ...], columns: int) -> bool:
-        return product_schedules(context_of(convolution(image, columns, (3, 3), last=False)), HOST, 2)[0].staged
+        return gemm_schedules(context_of(convolution(image, columns, (3, 3), last=False)), HOST, 2)[0].staged
 
     assert first((1, 9, 9, 256), 256)
     assert not first((16, 58, 58, 32), 32)

@@ -63,7 +63,7 @@ def frame_of(text: str) -> LoweringContext:
 
 
 def names(text: str) -> list[str]:
-    return [a.text.removeprefix("library product").strip() for a in library_alternatives(frame_of(text))]
+    return [a.text.removeprefix("library matmul").strip() for a in library_alternatives(frame_of(text))]
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_integers_without_a_kernel_run_in_the_interpreter() -> None:
     run = check(text)
     assert run.calls == ["fusec.interpret"]
     assert run.kernels == ["map"]
-    assert "no matrix product of i64 on this target" in reasons(run.lowered)
+    assert "no matmul of i64 on this target" in reasons(run.lowered)
 
 
 def test_a_norm_squares_what_a_gpu_product_stored() -> None:

@@ -34,7 +34,7 @@ def through(text: str, dtype: DType, k: int, amx: CpuTarget, columns: int = 3, p
     schedule = MixedGemmSchedule(64, 32 * columns, depth // parts, RegisterTile(32, 32, tiles=True), True, k != depth)
     before = executed()
     run = check(text, selector=Fixed(amx, 2, {}, schedule), slack=2, atol=1e-5)
-    assert executed() > before or "amx_bf16" in amx.products
+    assert executed() > before or "amx_bf16" in amx.matmul_features
     dots = [s for kernel in run.lowered.program.kernels for s in statements(kernel.body) if isinstance(s, Dot)]
     assert any(dot.beside for dot in dots)
 
@@ -53,7 +53,7 @@ def test_few_rows_have_tiles_of_as_many(size: tuple[int, int, int], amx_everywhe
     for text, dtype in ((layer(m, n, k), bf16), (int8_product(m, n, k), i8)):
         before = executed()
         run = check(text, selector=Selector(amx_everywhere, 2), slack=2, atol=1e-5)
-        assert executed() > before or "amx_bf16" in amx_everywhere.products
+        assert executed() > before or "amx_bf16" in amx_everywhere.matmul_features
         dots = [s for kernel in run.lowered.program.kernels for s in statements(kernel.body) if isinstance(s, Dot)]
         assert [dot.registers.rows for dot in dots] == [m]
         assert (dots[0].a.buffer.space == "tile") == (k % depth_step(dtype, tiles=True) != 0)

@@ -1,4 +1,4 @@
-"""What makes a product's operand on a GPU joins it where that costs less than memory, and else says why not."""
+"""What makes a matmul's operand on a GPU joins it where that costs less than memory, and else says why not."""
 
 from __future__ import annotations
 

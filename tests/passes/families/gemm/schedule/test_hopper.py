@@ -102,7 +102,7 @@ def test_blocks_share_operands_where_tiles_pair_up() -> None:
 
 def test_everything_fits_shared_memory_and_registers() -> None:
     for products in (1, 2):
-        for s in found(4096, 4096, 4096, products=products):
+        for s in found(4096, 4096, 4096, dots=products):
             assert (s.m + s.n * products) * 128 * s.stages + 4 * 8192 + 2048 <= SM_90.shared_memory
             rows = s.m if s.pipeline.ping_pong else s.m // 2
             assert rows * s.n * products <= 128 * 128
@@ -110,7 +110,7 @@ def test_everything_fits_shared_memory_and_registers() -> None:
 
 def test_left_to_others() -> None:
     assert not found(64, 4096, 4096)
-    assert not found(4096, 4096, 4096, products=3)
+    assert not found(4096, 4096, 4096, dots=3)
     assert not hopper_candidates(HopperProblem(1, 4096, 4096, 4096), gpu_target("cuda:sm_80"))
     assert not found(4096, 4096, 4096, batches=0)
 

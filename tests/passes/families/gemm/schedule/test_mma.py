@@ -41,7 +41,7 @@ def test_everything_fits_shared_memory_and_registers(target: str, products: int,
 def test_left_to_others() -> None:
     assert not mma_candidates(1, 4096, 4096, 4096, gpu_target("hip:gfx942"))
     assert not mma_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"), bits=64)
-    assert not mma_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"), products=9)
+    assert not mma_candidates(1, 4096, 4096, 4096, gpu_target("cuda:sm_80"), dots=9)
     assert not mma_candidates(0, 4096, 4096, 4096, gpu_target("cuda:sm_80"))
 
 

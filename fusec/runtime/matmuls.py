@@ -14,7 +14,7 @@ ACTIVATIONS = ("none", "relu", "gelu")
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """``activation(lhs @ rhs + bias)`` in the shape ``shape``; two or, with a batch, three axes an operand."""
 
     lhs: Matrix
@@ -30,34 +30,34 @@ def see(m: Matrix, operands: Sequence[Any]) -> Any:
     return base.as_strided(m.sizes, m.strides, base.storage_offset() + m.offset)
 
 
-def product_to_text(product: Product) -> str:
+def matmul_to_text(matmul: Matmul) -> str:
     """One line of JSON."""
 
-    p = product
+    p = matmul
     record = {"lhs": matrix_to_json(p.lhs), "rhs": matrix_to_json(p.rhs), "bias": p.bias and matrix_to_json(p.bias)}
     return json.dumps({**record, "activation": p.activation, "shape": list(p.shape)})
 
 
-def product_from_text(text: str) -> Product:
+def matmul_from_text(text: str) -> Matmul:
     """FusecError for anything else than :func:`product_to_text` writes."""
 
     try:
         r = json.loads(text)
         bias = None if r["bias"] is None else matrix_from_json(r["bias"])
         lhs, rhs, shape = matrix_from_json(r["lhs"]), matrix_from_json(r["rhs"]), tuple(map(int, r["shape"]))
-        made = Product(lhs, rhs, bias, str(r["activation"]), shape)
+        made = Matmul(lhs, rhs, bias, str(r["activation"]), shape)
     except (ValueError, KeyError, TypeError) as error:
-        raise FusecError(f"a library product can't be read: {error}") from None
+        raise FusecError(f"a library matmul can't be read: {error}") from None
     if made.activation not in ACTIVATIONS or (made.bias is None and made.activation != "none"):
         raise FusecError(f"the library adds no activation {made.activation!r}")
     return made
 
 
-def bind_product(text: str) -> Callable[..., Sequence[Any]]:
+def bind_matmul(text: str) -> Callable[..., Sequence[Any]]:
     """The function from operand tensors to the matmul, in a list. It reads and writes only their memory."""
     import torch
 
-    p = product_from_text(text)
+    p = matmul_from_text(text)
 
     def run(*operands: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():

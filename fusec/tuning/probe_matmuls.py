@@ -67,11 +67,11 @@ def probes(target: CpuTarget, threads: int) -> Iterator[Probe]:
             yield from _unit(f"{dtype.name} tiles", dtype, total, tiles, threads)
 
 
-def found_in(products: Sequence[Probe], per_second: Mapping[str, float]) -> Found:
+def found_in(matmuls: Sequence[Probe], per_second: Mapping[str, float]) -> Found:
     """``per_second``: repetitions of each kernel, by name."""
     found = Found({}, {})
-    seconds = {(p.unit, p.shallow): 1 / per_second[p.kernel.name] for p in products}
-    for p in products:
+    seconds = {(p.unit, p.shallow): 1 / per_second[p.kernel.name] for p in matmuls}
+    for p in matmuls:
         if p.shallow:
             continue
         whole = seconds[p.unit, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.target.cpu import cpu_target
-from fusec.tuning.probe_products import found_in, probes
+from fusec.tuning.probe_matmuls import found_in, probes
 
 
 @pytest.mark.parametrize("name", ["sapphirerapids", "znver5", "x86-64-v3"])

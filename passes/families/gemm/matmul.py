@@ -47,8 +47,8 @@ WIDEST_COPY = 16
 
 def copy_width(context: LoweringContext) -> int:
     """Bytes that a thread can copy at once of each operand that is in memory, by where its rows start."""
-    products = Products(context)
-    elements = (products.element(op, side) for op in products.ops for side in (0, 1))
+    matmuls = Matmuls(context)
+    elements = (matmuls.element(op, side) for op in matmuls.ops for side in (0, 1))
     buffers = [e.buffer for e in elements if isinstance(e, Load)]
     rows = [s * b.dtype.itemsize for b in buffers for s, n in zip(b.strides, b.shape) if s != 1 and n != 1]
     return gcd(WIDEST_COPY, *(row for row in rows if isinstance(row, int)))
@@ -56,14 +56,14 @@ def copy_width(context: LoweringContext) -> int:
 
 def making_of(context: LoweringContext, side: int) -> Making | None:
     """What it takes to have an element of an operand of the group's products; None where it is in memory."""
-    products = Products(context)
-    dot = products.ops[0]
-    element = products.element(dot, side)
+    matmuls = Matmuls(context)
+    dot = matmuls.ops[0]
+    element = matmuls.element(dot, side)
     if isinstance(element, Load):
         return None
     size = max(dot.operands[side].type.most, 1)
     read = sum(min(1.0, x.buffer.most / size) * x.dtype.itemsize for x in loads(element))
-    rows = (products.row_of(op, side) for op in products.statistics)
+    rows = (matmuls.row_of(op, side) for op in matmuls.statistics)
     return Making(read, sum(_operations(e) for e in (element, *rows)))
 
 
@@ -71,7 +71,7 @@ def _operations(element: ScalarExpr) -> int:
     return 1 + sum(max(1, OPS[e.op].flops) for e in walk(element) if isinstance(e, Apply))
 
 
-class Products:
+class Matmuls:
     """The dots of a group, which share their left operand, at batch ``b``, row ``i``, column ``j`` and depth ``k``."""
 
     def __init__(self, context: LoweringContext) -> None:
@@ -127,16 +127,16 @@ class Products:
         return start, minimum(add(start, length), stop)
 
     def partials(self, parts: int) -> Buffer:
-        """Memory for the parts' sums of every product."""
+        """Memory for the parts' sums of every matmul."""
         shape = (len(self.ops), parts, self.extents.batches, self.extents.m, self.extents.n)
         return Buffer(self.context.unique("partials"), self.dtype, shape, contiguous_strides(shape))
 
     def part_store(
-        self, partials: Buffer, product: int, part: Index, shift: dict[Symbol, Index], domain: tuple[Iter, ...], x: Load
+        self, partials: Buffer, number: int, part: Index, shift: dict[Symbol, Index], domain: tuple[Iter, ...], x: Load
     ) -> Store:
-        """The store of one product's part."""
+        """The store of one matmul's part."""
         index = tuple(substitute(s, shift) for s in (self.b, self.i, self.j))
-        return Store(domain, partials, (product, part, *index), x)
+        return Store(domain, partials, (number, part, *index), x)
 
     def finish(
         self, grid: Grid, partials: Buffer, parts: int, schedule: tuple[tuple[str, int | str], ...]
@@ -156,9 +156,9 @@ class Products:
         traits = GEMM_BLOCKS, GEMM_BLOCKS
         return self.context.finish_in_two("gemm", (grid,), [partials], "gemm", (combined,), schedule, traits=traits)
 
-    def _total(self, partials: Buffer, product: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
+    def _total(self, partials: Buffer, number: int, parts: int, shift: dict[Symbol, Index]) -> ScalarExpr:
         index = tuple(shift[s] for s in (self.b, self.i, self.j))
-        total: ScalarExpr = Load(partials, (product, 0, *index))
+        total: ScalarExpr = Load(partials, (number, 0, *index))
         for part in range(1, parts):
-            total = Apply("add", (total, Load(partials, (product, part, *index))), self.dtype)
+            total = Apply("add", (total, Load(partials, (number, part, *index))), self.dtype)
         return total
